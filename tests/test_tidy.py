@@ -1,0 +1,100 @@
+"""What no linter checks: the files of the repository as files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = ("chaos", "cluster", "qq", "tests", "requirements", "deploy", ".ci")
+TEXT = {
+    ".c",
+    ".cfg",
+    ".css",
+    ".html",
+    ".js",
+    ".md",
+    ".py",
+    ".sh",
+    ".svg",
+    ".toml",
+    ".txt",
+    ".yaml",
+    ".yml",
+    "",
+}
+LOCK_FILES = ("uv.lock", "poetry.lock", "Pipfile.lock", "pdm.lock", "package-lock.json", "yarn.lock")
+
+# Directories of one machine: a home, a checkout, a place for local packages.
+HOST_PATH = re.compile(r"(?<![\w.}])/(?:home|root|work|Users|opt)/\w")
+# In a requirement file, anything but names, versions, hashes and comments.
+REQUIREMENT = re.compile(
+    r"(?:[\w.-]+==[\w.+!-]+(?: ; [^\\]*)? \\|    --hash=sha256:[0-9a-f]{64}(?: \\)?|\s*#.*)?"
+)
+
+
+def _text_files() -> list[Path]:
+    below = [
+        file for name in OURS for file in sorted((ROOT / name).rglob("*")) if "__pycache__" not in file.parts
+    ]
+    files = [*sorted(ROOT.iterdir()), *below]
+    return [file for file in files if file.is_file() and file.suffix in TEXT and file.name != ".git"]
+
+
+FILES = _text_files()
+MODULES = [file for file in FILES if file.suffix == ".py" and file.relative_to(ROOT).parts[0] != "tests"]
+REQUIREMENTS = sorted((ROOT / "requirements").glob("*.txt"))
+
+
+def _name(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def _lines_with(pattern: re.Pattern[str], file: Path) -> list[str]:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [f"{_name(file)}:{number}: {line}" for number, line in enumerate(lines, 1) if pattern.search(line)]
+
+
+@pytest.mark.parametrize("file", FILES, ids=_name)
+def test_a_file_is_text_without_tabs_and_trailing_blanks_and_ends_with_its_last_line(file: Path) -> None:
+    text = file.read_bytes().decode("utf-8")
+    if file.name != "Makefile":
+        assert _lines_with(re.compile(r"\t"), file) == []
+    assert _lines_with(re.compile(r"[ \t\r]+$"), file) == []
+    assert text == "" or (text.endswith("\n") and not text.endswith("\n\n"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=_name)
+def test_a_file_names_no_directory_of_one_machine(file: Path) -> None:
+    assert _lines_with(HOST_PATH, file) == []
+
+
+@pytest.mark.parametrize("file", MODULES, ids=_name)
+def test_a_module_says_what_lives_in_it(file: Path) -> None:
+    assert ast.get_docstring(ast.parse(file.read_bytes())), _name(file)
+
+
+@pytest.mark.parametrize("file", REQUIREMENTS, ids=_name)
+def test_requirements_are_versions_and_hashes_and_name_no_host(file: Path) -> None:
+    assert [line for line in file.read_text().splitlines() if not REQUIREMENT.fullmatch(line)] == []
+    assert "://" not in file.read_text()
+
+
+def test_both_requirement_files_pin_the_same_versions() -> None:
+    run, dev = (
+        set(re.findall(r"^[\w.-]+==\S+", file.read_text(), re.MULTILINE))
+        for file in sorted(REQUIREMENTS)[::-1]
+    )
+    assert run
+    assert run <= dev
+
+
+def test_no_lock_file_that_records_download_addresses_is_here() -> None:
+    assert [name for name in LOCK_FILES if (ROOT / name).exists()] == []
+
+
+def test_continuous_integration_can_be_run() -> None:
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
