@@ -1,0 +1,1 @@
+"""The harness that hurts a cluster and decides whether a promise was broken."""

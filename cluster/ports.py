@@ -1,0 +1,160 @@
+"""What the cluster needs from the outside world: time, randomness, a disk and links to the peers.
+
+Lives here: the protocols only. `realworld.py` and `links.py` implement them on asyncio and the operating system;
+the simulator (`chaos/sim`) implements them under a seed.
+
+Law: everything in `cluster` that touches the world goes through these protocols, so a simulation of the ports is a
+simulation of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, Protocol, TypeVar, cast
+
+import msgpack
+
+Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+
+class Timer(Protocol):
+    """A pending call of `Runtime.call_later`."""
+
+    def cancel(self) -> None:
+        """Forget the call; harmless when it has already happened."""
+        ...
+
+
+class Runtime(Protocol):
+    """Clock, scheduler and randomness of one node. All callbacks run on the node's one thread, in order."""
+
+    random: Random
+    """The only source of randomness of the node."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes backwards."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch; may jump."""
+        ...
+
+    def call_soon(self, callback: Callable[[], None]) -> None: ...
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer: ...
+
+    def fail(self, error: BaseException) -> None:
+        """Stop the node: an invariant is broken or its disk cannot be trusted. Nothing more is sent after this."""
+        ...
+
+
+class File(Protocol):
+    """One open append-only file."""
+
+    @property
+    def size(self) -> int:
+        """Length in bytes, including what is not yet on stable storage."""
+        ...
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        """Write all buffers at the end, in order; raises OSError (the file may then hold a part of them)."""
+        ...
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from `offset`; fewer only at the end of the file."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None:
+        """fdatasync: everything appended and truncated so far is on stable storage when this returns."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """The files of one node. Paths are relative to the node's data directory, with ``/`` between parts."""
+
+    def make_directory(self, path: str) -> None:
+        """Create the directory and its parents, durably; fine if it exists."""
+        ...
+
+    def list_directory(self, path: str) -> list[str]:
+        """Names in the directory, sorted."""
+        ...
+
+    def read_file(self, path: str) -> bytes:
+        """Whole content; raises FileNotFoundError."""
+        ...
+
+    def replace_file(self, path: str, data: bytes) -> None:
+        """Write a small file atomically and durably: temporary file, fsync, rename, fsync of the directory."""
+        ...
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and appending; `create` makes a new empty file (not durable before `sync_directory`)."""
+        ...
+
+    def remove(self, path: str) -> None: ...
+
+    def sync_directory(self, path: str) -> None:
+        """Make creations, renames and removals in the directory durable."""
+        ...
+
+    def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
+        """Run `job` off the loop on the one writer thread, in order of submission.
+
+        Then `done(result, error)` on the loop.
+        """
+        ...
+
+    def submit_read(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
+        """Like `submit`, on a second thread, so that reads do not wait behind an fsync."""
+        ...
+
+
+class LinkEvents(Protocol):
+    """What a group hears from its links; all calls are on the loop."""
+
+    def peer_connected(self, peer: str) -> None:
+        """A new epoch begins: nothing of an earlier connection will arrive any more."""
+        ...
+
+    def peer_lost(self, peer: str, *, dead: bool) -> None:
+        """The epoch has ended. `dead`: the peer's host answered that no such process listens any more.
+
+        Called again with ``dead=True`` if that is learnt only after the connection was lost.
+        """
+        ...
+
+    def peer_drained(self, peer: str) -> None:
+        """A congested link has room again."""
+        ...
+
+    def frame_received(self, peer: str, frame: bytes) -> None: ...
+
+
+class Links(Protocol):
+    """One authenticated FIFO stream per peer."""
+
+    def register(self, group_id: int, events: LinkEvents) -> None:
+        """Deliver frames of this group, and connection events, to `events`."""
+        ...
+
+    def send(self, peer: str, group_id: int, buffers: Sequence[Buffer]) -> None:
+        """Queue one frame on the peer's current epoch; dropped if there is none."""
+        ...
+
+    def connected(self, peer: str) -> bool: ...
+
+    def congested(self, peer: str) -> bool:
+        """More is queued than the link's limit: hold back until `peer_drained`."""
+        ...
+
+
+def pack(value: Any) -> bytes:
+    """Msgpack. The package's own type says that it may return None, which it never does."""
+    return cast("bytes", msgpack.packb(value))

@@ -1,0 +1,229 @@
+"""The ports on asyncio and the operating system.
+
+Lives here: the real disk with its two threads, the real clock and scheduler. Peer links are in `links.py`.
+
+Law: only this module and `links.py` touch the operating system, and nothing here knows what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cluster.ports import Buffer, T, Timer
+
+_BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
+_LOCK_NAME = "lock"
+_TEMPORARY = ".tmp"
+
+
+class DirectoryInUse(Exception):
+    """Another process works with this data directory."""
+
+
+class RealFile:
+    """An append-only file of the operating system."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._size = os.fstat(descriptor).st_size
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        try:
+            for start in range(0, len(buffers), _BUFFERS_MAX):
+                self._write(buffers[start : start + _BUFFERS_MAX])
+        finally:
+            self._size = os.fstat(self._descriptor).st_size
+
+    def _write(self, buffers: Sequence[Buffer]) -> None:
+        wanted = sum(map(len, buffers))
+        written = os.writev(self._descriptor, buffers)
+        if written < wanted:
+            # Rare (a signal, a full disk, 2 GiB at once), so the rest may be copied.
+            rest = memoryview(b"".join(buffers))[written:]
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+
+    def pread(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._descriptor, length, offset)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        while data:
+            offset += len(data)
+            length -= len(data)
+            data = os.pread(self._descriptor, length, offset)
+            parts.append(data)
+        return b"".join(parts)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+        self._size = size
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class RealDisk:
+    """The data directory `root`, locked for this process; raises DirectoryInUse if another one has it."""
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root)
+        _make_directory(self._root)
+        self._lock = _lock_directory(self._root)
+        self._writer = _Worker("disk-writer")
+        self._reader = _Worker("disk-reader")
+
+    def make_directory(self, path: str) -> None:
+        _make_directory(self._root / path)
+
+    def list_directory(self, path: str) -> list[str]:
+        return sorted(entry.name for entry in (self._root / path).iterdir())
+
+    def read_file(self, path: str) -> bytes:
+        return (self._root / path).read_bytes()
+
+    def replace_file(self, path: str, data: bytes) -> None:
+        target = self._root / path
+        temporary = target.with_name(target.name + _TEMPORARY)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        _sync_directory(target.parent)
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT | os.O_EXCL
+        return RealFile(os.open(self._root / path, flags, 0o600))
+
+    def remove(self, path: str) -> None:
+        (self._root / path).unlink()
+
+    def sync_directory(self, path: str) -> None:
+        _sync_directory(self._root / path)
+
+    def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
+        self._writer.submit(job, done)
+
+    def submit_read(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
+        self._reader.submit(job, done)
+
+    def close(self) -> None:
+        """Finish the jobs already submitted and give the directory free."""
+        self._writer.close()
+        self._reader.close()
+        os.close(self._lock)
+
+
+def _make_directory(path: Path) -> None:
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock_directory(root: Path) -> int:
+    """Open a descriptor that holds the lock until it is closed or the process ends, in whatever way."""
+    descriptor = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise DirectoryInUse(f"{root}: in use by another process (pid {holder or 'unknown'})") from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+class _Worker:
+    """One thread that runs jobs in order and answers on the loop that submitted them."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # A daemon: a disk that hangs must not keep a failed node from exiting.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            try:
+                result = job()
+            except Exception as error:  # noqa: BLE001 - it is the submitter's to judge
+                _answer(loop, done, None, error)
+            else:
+                _answer(loop, done, result, None)
+
+        self._jobs.put(work)
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._jobs.get()) is not None:
+            work()
+
+
+def _answer(loop: asyncio.AbstractEventLoop, done: Callable[..., None], *outcome: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(done, *outcome)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        # The node has stopped: nobody waits for the answer.
+
+
+class AsyncioRuntime:
+    """Clock, scheduler and randomness of a real node."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], None]) -> None:
+        self.random = Random()  # noqa: S311 - election jitter, no secrets
+        self._loop = loop
+        self._on_failure = on_failure
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        return self._loop.call_later(delay_s, callback)
+
+    def fail(self, error: BaseException) -> None:
+        self._on_failure(error)
