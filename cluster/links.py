@@ -1,0 +1,679 @@
+"""Peer links on asyncio: one authenticated FIFO TCP connection per pair of nodes.
+
+Lives here: dialling, accepting, framing, epochs, congestion, and finding out that a lost peer is dead.
+Not here: who somebody is (handshake.py), what a frame means (envelope.py), heartbeats (the group sends them).
+
+Of two nodes the one with the smaller name dials. Each authenticated connection is a new epoch: `_links` holds
+the connection of the current one, and whatever another connection object still has to say is not heard.
+
+A frame is ``<IH``, the length of the body and the group id, then the body.
+
+Law: a stranger costs bounded memory, time and log lines, and no peer waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import secrets
+import socket
+from contextlib import suppress
+from functools import cache
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from cluster.handshake import (
+    MESSAGE_BYTES_MAX,
+    NONCE_BYTES,
+    AcceptorHandshake,
+    DiallerHandshake,
+    Handshake,
+    HandshakeError,
+    Identity,
+)
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Coroutine, Mapping, Sequence
+
+    from cluster.ports import Buffer, LinkEvents
+
+log = logging.getLogger(__name__)
+
+Address = tuple[str, int]
+Frame = tuple[int, bytes]
+"""Group id and body."""
+
+_HEADER = Struct("<IH")
+
+# Holds a whole append of the usual ~1 MiB, so that it is read in few calls; small frames share one read.
+_RECEIVE_BYTES = 2 << 20
+# A partial frame below this is moved to the front of the buffer, so that the next read is a large one.
+_MOVED_BYTES_MAX = 64 << 10
+
+_SOCKET_BUFFER_BYTES = 4 << 20
+# With unanswered data a connection is given up after this. Otherwise, when a partition heals, TCP might wait
+# for minutes before it tries again.
+_UNANSWERED_MS_MAX = 5_000
+_BACKLOG = 128
+_ACCEPT_PAUSE_S = 0.2
+_FLUSH_ON_STOP_S = 1.0
+_TLS_GOODBYE_S = 1.0
+
+# A killed process may lose its connections a moment before its listener: ask again for about a second.
+_PROBE_DELAYS_S = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.4)
+_PROBE_TIMEOUT_S = 1.0
+
+_COMPLAINT_INTERVAL_S = 1.0
+
+
+class Limits(NamedTuple):
+    frame_bytes_max: int = 80 << 20
+    """Of one body; above the largest entry that a group may send."""
+    queued_bytes_max: int = 96 << 20
+    """A peer that lets more than this pile up is disconnected."""
+    high_water_bytes: int = 8 << 20
+    """With more than this queued a link is congested ..."""
+    low_water_bytes: int = 2 << 20
+    """... until less than this is left."""
+    retry_first_s: float = 0.1
+    retry_max_s: float = 1.0
+    handshake_timeout_s: float = 5.0
+    """From the connection attempt to the last proof, TLS included."""
+    stranger_bytes_max: int = 4096
+    """Read at once from an unauthenticated connection; must hold a handshake message."""
+    strangers_max: int = 64
+    """Unauthenticated connections at a time; one more pushes out the oldest, which had its chance."""
+
+
+class Tls(NamedTuple):
+    """Contexts for accepted and dialled connections; both should demand a certificate of the cluster's CA."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+class FrameTooLargeError(Exception):
+    """An authenticated peer announces a frame above the limit: it is broken, or configured otherwise."""
+
+
+class TooManyStrangersError(Exception):
+    """More unauthenticated connections than are kept at a time."""
+
+
+class PeerLinks:
+    """The `Links` port on real sockets. All calls and callbacks are on the loop that `start` ran on."""
+
+    def __init__(
+        self,
+        node: str,
+        cluster: str,
+        secret: bytes,
+        peers: Mapping[str, Address],
+        bind: Address,
+        *,
+        tls: Tls | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """`peers` are the other nodes and where they listen, `bind` is where this one does."""
+        if node in peers:
+            raise ValueError(f"node {node!r} is listed as its own peer")
+        self._identity = Identity(cluster, node, secret)
+        self._peers = dict(peers)
+        self._bind = bind
+        self._tls = tls
+        self._limits = limits or Limits()
+        if self._limits.stranger_bytes_max < MESSAGE_BYTES_MAX:
+            raise ValueError(
+                f"stranger_bytes_max is at least {MESSAGE_BYTES_MAX}, the longest handshake message"
+            )
+        self._groups: dict[int, LinkEvents] = {}
+        self._links: dict[str, _Connection] = {}
+        """The connections of the current epochs."""
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        """Accepted, not yet authenticated; oldest first."""
+        self._missing: set[str] = set()
+        """Lost and neither back nor known to be dead."""
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._accepting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._complaints = _Complaints()
+
+    async def start(self) -> None:
+        """Listen, then dial. Raises OSError when the address cannot be bound."""
+        # First the listener: a dying process closes its files in the order of their numbers, so the listener
+        # refuses by the time the peers see their connections break.
+        listener = await _listen(self._bind)
+        self._accepting = self._spawn(self._accept(listener))
+        self._accepting.add_done_callback(lambda _: listener.close())
+        for peer in sorted(self._peers):
+            if self._identity.node < peer:
+                self._spawn(self._keep_dialled(peer))
+
+    async def stop(self) -> None:
+        """Close everything, after sending what is queued if that goes quickly. No more events."""
+        self._groups.clear()
+        connections = self._take_links()
+        # First alone: what it has accepted must be begun, or nobody closes those sockets.
+        if self._accepting is not None:
+            await _cancel({self._accepting})
+        while self._tasks:
+            await _cancel(self._tasks)
+        connections += self._take_links()
+        for connection in connections:
+            connection.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_ON_STOP_S):
+                for connection in connections:
+                    await connection.gone.wait()
+        for connection in connections:
+            connection.abort()
+
+    def _take_links(self) -> list[_Connection]:
+        connections = list(self._links.values())
+        self._links.clear()
+        return connections
+
+    # The port.
+
+    def register(self, group_id: int, events: LinkEvents) -> None:
+        """Deliver frames of this group, and connection events from now on, to `events`."""
+        if group_id in self._groups:
+            raise ValueError(f"group {group_id} is registered already")
+        self._groups[group_id] = events
+
+    def send(self, peer: str, group_id: int, buffers: Sequence[Buffer]) -> None:
+        """Queue one frame on the peer's current epoch; dropped if there is none.
+
+        The buffers are not copied: they must not change afterwards.
+        """
+        connection = self._links.get(peer)
+        if connection is None:
+            return
+        length = sum(map(len, buffers))
+        if length > self._limits.frame_bytes_max:
+            raise ValueError(
+                f"a frame of {length} bytes is above the limit of {self._limits.frame_bytes_max}"
+            )
+        connection.write([_HEADER.pack(length, group_id), *buffers])
+
+    def connected(self, peer: str) -> bool:
+        return peer in self._links
+
+    def congested(self, peer: str) -> bool:
+        connection = self._links.get(peer)
+        return connection is not None and connection.congested
+
+    # Epochs: what the connections report.
+
+    def _begin_epoch(self, connection: _Connection) -> None:
+        """Make a connection that has just authenticated the peer's only one."""
+        peer = connection.peer
+        old = self._links.pop(peer, None)
+        if old is not None:
+            log.info("peer %s connects anew: its old connection is dropped", peer)
+            old.abort()
+            self._report_lost(peer, dead=False)
+        self._missing.discard(peer)
+        if (probe := self._probes.pop(peer, None)) is not None:
+            probe.cancel()
+        self._links[peer] = connection
+        log.info("peer %s is connected", peer)
+        for events in list(self._groups.values()):
+            events.peer_connected(peer)
+
+    def _end_epoch(self, connection: _Connection, error: Exception | None) -> None:
+        """Note that a connection is gone; only the end of the current one is an event."""
+        peer = connection.peer
+        if self._links.get(peer) is not connection:
+            return
+        del self._links[peer]
+        log.info("the connection to peer %s is lost: %s", peer, error or "closed")
+        self._missing.add(peer)
+        self._probes[peer] = self._spawn(self._probe(peer))
+        self._report_lost(peer, dead=False)
+
+    def _deliver(self, connection: _Connection, frames: list[Frame]) -> None:
+        peer = connection.peer
+        for group_id, body in frames:
+            # Asked for each frame, because the one before may have ended the epoch.
+            if self._links.get(peer) is not connection:
+                return
+            events = self._groups.get(group_id)
+            if events is not None:
+                events.frame_received(peer, body)
+
+    def _drained(self, connection: _Connection) -> None:
+        if self._links.get(connection.peer) is connection:
+            for events in list(self._groups.values()):
+                events.peer_drained(connection.peer)
+
+    def _report_lost(self, peer: str, *, dead: bool) -> None:
+        for events in list(self._groups.values()):
+            events.peer_lost(peer, dead=dead)
+
+    def _refused(self, peer: str) -> None:
+        """Take note that nobody listens at the peer's address: news if it was connected before."""
+        if peer in self._missing:
+            self._missing.discard(peer)
+            log.info("peer %s is dead: its address refuses connections", peer)
+            self._report_lost(peer, dead=True)
+
+    async def _probe(self, peer: str) -> None:
+        """Find out whether a lost peer is dead. The accepting side has no other way: it never dials."""
+        for delay_s in _PROBE_DELAYS_S:
+            await asyncio.sleep(delay_s)
+            try:
+                async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                    sock = await _connect(*self._peers[peer])
+            except ConnectionRefusedError:
+                self._refused(peer)
+                return
+            except OSError:
+                continue
+            sock.close()
+
+    # The dialling side.
+
+    async def _keep_dialled(self, peer: str) -> None:
+        retry_s = self._limits.retry_first_s
+        logged = ""
+        while True:
+            try:
+                connection = await self._dial(peer)
+            except (OSError, HandshakeError) as error:
+                if isinstance(error, ConnectionRefusedError):
+                    self._refused(peer)
+                if (reason := _reason(error)) != logged:
+                    self._log_not_dialled(peer, error)
+                    logged = reason
+            else:
+                await connection.gone.wait()
+                retry_s = self._limits.retry_first_s
+                logged = ""
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, self._limits.retry_max_s)
+
+    def _log_not_dialled(self, peer: str, error: Exception) -> None:
+        # That a peer is not there is nothing wrong with this node, and may last for days.
+        level = logging.INFO if isinstance(error, ConnectionRefusedError) else logging.WARNING
+        log.log(level, "cannot connect to peer %s at %s:%d: %s", peer, *self._peers[peer], _reason(error))
+
+    async def _dial(self, peer: str) -> _Connection:
+        """Return an authenticated connection; raises OSError (also for time and TLS) or HandshakeError."""
+        host, port = self._peers[peer]
+        handshake = DiallerHandshake(self._identity, peer, secrets.token_bytes(NONCE_BYTES))
+        connection = _Connection(self, handshake, self._limits)
+        try:
+            async with asyncio.timeout(self._limits.handshake_timeout_s):
+                sock = await _connect(host, port)
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection,
+                    sock=sock,
+                    ssl=self._tls.client if self._tls else None,
+                    server_hostname=host if self._tls else None,
+                    ssl_shutdown_timeout=_TLS_GOODBYE_S if self._tls else None,
+                )
+                await connection.wait_authenticated()
+        finally:
+            connection.abandon()
+        return connection
+
+    # The accepting side.
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listener)
+            except OSError as error:
+                # Out of file descriptors, or the stranger has left the queue already.
+                self._complaints.about(error, f"cannot accept a peer connection: {error}")
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+            else:
+                self._admit_or_push_out(sock, address[0])
+                # An accept may succeed without a wait: a flood of strangers must not hold up the loop.
+                await asyncio.sleep(0)
+
+    def _admit_or_push_out(self, sock: socket.socket, host: str) -> None:
+        task = self._spawn(self._admit(sock, host))
+        self._strangers[task] = None
+        task.add_done_callback(lambda _: self._strangers.pop(task, None))
+        if len(self._strangers) > self._limits.strangers_max:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
+            error = TooManyStrangersError(f"{self._limits.strangers_max} others wait for authentication")
+            self._complaints.about(error, f"dropped the oldest unauthenticated connection: {error}")
+
+    async def _admit(self, sock: socket.socket, host: str) -> None:
+        callers = [peer for peer in self._peers if peer < self._identity.node]
+        handshake = AcceptorHandshake(self._identity, callers, secrets.token_bytes(NONCE_BYTES))
+        connection = _Connection(self, handshake, self._limits)
+        try:
+            async with asyncio.timeout(self._limits.handshake_timeout_s):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: connection,
+                    sock,
+                    ssl=self._tls.server if self._tls else None,
+                    ssl_shutdown_timeout=_TLS_GOODBYE_S if self._tls else None,
+                )
+                await connection.wait_authenticated()
+        except ConnectionError:
+            # Left by itself: a peer's probe, or a health check.
+            log.debug("%s left during the handshake", host)
+        except (OSError, HandshakeError) as error:
+            self._complaints.about(error, f"dropped a connection from {host}: {_reason(error)}")
+        finally:
+            connection.abandon()
+
+    # Tasks.
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Operating errors are handled where they occur: this one is a bug, and the loop's owner decides.
+            context = {"message": "the peer links are broken", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(context)
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One TCP connection: first the handshake, then frames. Never used for a second one."""
+
+    def __init__(self, links: PeerLinks, handshake: Handshake, limits: Limits) -> None:
+        self.congested = False
+        self.gone = asyncio.Event()
+        self._links = links
+        self._handshake = handshake
+        self._limits = limits
+        self._transport: asyncio.Transport | None = None
+        self._verdict: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._stranger_bytes = memoryview(bytearray(limits.stranger_bytes_max))
+        self._frames: _FrameBuffer | None = None
+        self._closing = False
+
+    @property
+    def peer(self) -> str:
+        return self._handshake.peer
+
+    async def wait_authenticated(self) -> None:
+        """Return once the epoch has begun; raises HandshakeError or OSError if it never does."""
+        error = await self._verdict
+        if error is not None:
+            raise error
+
+    def write(self, buffers: list[Buffer]) -> None:
+        transport = self._transport
+        if transport is None or self._closing:
+            return
+        if self.congested and transport.get_write_buffer_size() > self._limits.queued_bytes_max:
+            # The group holds back on a congested link, so this peer has not read for a very long time.
+            log.warning("peer %s does not read: its connection is dropped", self.peer)
+            self.abort()
+            return
+        transport.writelines(buffers)
+
+    def close(self) -> None:
+        """Close after what is queued has been sent; nothing is read any more."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def abandon(self) -> None:
+        """Close at once what has not become a link, unless it is closing with a last word."""
+        if not self._handshake.authenticated and not self._closing:
+            self.abort()
+
+    # What the transport reports.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if self._closing:
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(self._limits.high_water_bytes, self._limits.low_water_bytes)
+        if opening := self._handshake.opening():
+            self._transport.write(opening)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._stranger_bytes if self._frames is None else self._frames.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._closing:
+            return
+        if self._frames is None:
+            self._receive_handshake(bytes(self._stranger_bytes[:nbytes]))
+        else:
+            self._receive_frames(self._frames, nbytes)
+
+    def _receive_handshake(self, data: bytes) -> None:
+        try:
+            answer = self._handshake.receive(data)
+        except HandshakeError as error:
+            self._decide(error)
+            self._reject(error.reply)
+            return
+        self._send(answer)
+        if self._handshake.authenticated:
+            self._frames = _FrameBuffer(self._limits.frame_bytes_max)
+            self._decide(None)
+            self._links._begin_epoch(self)
+            rest = self._handshake.rest
+            self._frames.space()[: len(rest)] = rest
+            self._receive_frames(self._frames, len(rest))
+
+    def _receive_frames(self, buffer: _FrameBuffer, nbytes: int) -> None:
+        try:
+            frames = buffer.advance(nbytes)
+        except FrameTooLargeError as error:
+            self._links._complaints.about(error, f"dropped the connection of peer {self.peer}: {error}")
+            self.abort()
+            return
+        self._links._deliver(self, frames)
+
+    def pause_writing(self) -> None:
+        self.congested = True
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        self._links._drained(self)
+
+    def eof_received(self) -> None:
+        # A peer never closes one direction only: what is still queued has no reader.
+        self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._transport = None
+        self._decide(exc or ConnectionResetError("the other side closed the connection during the handshake"))
+        self.gone.set()
+        self._links._end_epoch(self, exc)
+
+    def _reject(self, reply: bytes) -> None:
+        if reply:
+            self._send(reply)
+            self.close()
+        else:
+            self.abort()
+
+    def _send(self, data: bytes) -> None:
+        if data and self._transport is not None:
+            self._transport.write(data)
+
+    def _decide(self, error: Exception | None) -> None:
+        if not self._verdict.done():
+            self._verdict.set_result(error)
+
+
+class _FrameBuffer:
+    """Cuts a stream into frames. The socket reads straight into it; each body is copied once, out of it."""
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._bytes = bytearray(_RECEIVE_BYTES)
+        self._view = memoryview(self._bytes)
+        self._start = 0
+        self._end = 0
+
+    def space(self) -> memoryview:
+        """Where the next bytes of the stream go; never empty."""
+        return self._view[self._end :]
+
+    def advance(self, count: int) -> list[Frame]:
+        """Return the frames that are complete with `count` more bytes in `space`."""
+        frames: list[Frame] = []
+        start = self._start
+        end = self._end + count
+        needed = _HEADER.size
+        while end - start >= _HEADER.size:
+            length, group_id = _HEADER.unpack_from(self._bytes, start)
+            if length > self._frame_bytes_max:
+                raise FrameTooLargeError(f"a frame of {length} bytes, the limit is {self._frame_bytes_max}")
+            body = start + _HEADER.size
+            if end < body + length:
+                needed = _HEADER.size + length
+                break
+            start = body + length
+            frames.append((group_id, bytes(self._view[body:start])))
+        self._start = start
+        self._end = end
+        self._make_room(needed)
+        return frames
+
+    def _make_room(self, needed: int) -> None:
+        """See to it that a frame of `needed` bytes fits, of which a part is there.
+
+        Each byte of a frame is moved at most twice: as a short beginning, and into a place that holds it all.
+        """
+        start, end = self._start, self._end
+        if needed > len(self._bytes):
+            self._move_to(bytearray(needed))
+        elif len(self._bytes) > max(needed, _RECEIVE_BYTES):
+            self._move_to(bytearray(_RECEIVE_BYTES))
+        elif start and (end - start <= _MOVED_BYTES_MAX or start + needed > len(self._bytes)):
+            self._move_to(self._bytes)
+
+    def _move_to(self, target: bytearray) -> None:
+        length = self._end - self._start
+        view = memoryview(target)
+        view[:length] = self._view[self._start : self._end]
+        self._bytes, self._view = target, view
+        self._start, self._end = 0, length
+
+
+class _Complaints:
+    """Logs what strangers do: for each kind of error one line a second at most, with the number left out."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[type[Exception], tuple[float, int]] = {}
+
+    def about(self, error: Exception, text: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        quiet_until_s, left_out = self._kinds.get(type(error), (now_s, 0))
+        if now_s < quiet_until_s:
+            self._kinds[type(error)] = (quiet_until_s, left_out + 1)
+            return
+        self._kinds[type(error)] = (now_s + _COMPLAINT_INTERVAL_S, 0)
+        log.warning("%s (%d more since the last such line)", text, left_out)
+
+
+async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or "no answer in time"
+
+
+async def _listen(bind: Address) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    host, port = bind
+    candidates = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = candidates[0]
+    listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+    listener.setblocking(False)
+    _tune(listener)
+    return listener
+
+
+async def _connect(host: str, port: int) -> socket.socket:
+    """Open a connection to the first address of the host that takes it.
+
+    Raises ConnectionRefusedError only if every address refuses, OSError otherwise.
+    """
+    problem: OSError = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+    for family, address in await _resolve(host, port):
+        try:
+            return await _connect_to(family, address)
+        except ConnectionRefusedError:
+            continue
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
+    try:
+        # A literal address needs no thread, which might be busy when a dead peer is to be found out.
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, address) for family, _, _, _, address in found]
+
+
+async def _connect_to(family: socket.AddressFamily, address: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        _tune(sock)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+        _check_not_self(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _check_not_self(sock: socket.socket) -> None:
+    # TCP lets a socket connect to itself when its own random port is the very one that nobody listens on.
+    if sock.getsockname() == sock.getpeername():
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS_MAX)
+    for option in _granted_buffers():
+        sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+
+
+@cache
+def _granted_buffers() -> list[int]:
+    """Return the buffer options worth setting.
+
+    A fixed size switches off the kernel's own growth to several MiB, which is better where less is granted.
+    """
+    with socket.socket() as sock:
+        granted: list[int] = []
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+            if sock.getsockopt(socket.SOL_SOCKET, option) >= _SOCKET_BUFFER_BYTES:
+                granted.append(option)
+    return granted

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.handshake import (
+    MAGIC,
+    MESSAGE_BYTES_MAX,
+    AcceptorHandshake,
+    DiallerHandshake,
+    GarbageError,
+    Handshake,
+    HandshakeError,
+    Identity,
+    RejectedError,
+    UnknownNodeError,
+    VersionMismatchError,
+    WrongClusterError,
+    WrongSecretError,
+)
+
+SECRET = b"the secret of the cluster"
+NONCE_1 = bytes(range(32))
+NONCE_2 = bytes(range(32, 64))
+NONCE_3 = bytes(range(64, 96))
+
+
+def dialler(
+    node: str = "n1",
+    expected: str = "n2",
+    cluster: str = "c",
+    secret: bytes = SECRET,
+    nonce: bytes = NONCE_1,
+) -> DiallerHandshake:
+    return DiallerHandshake(Identity(cluster, node, secret), expected, nonce)
+
+
+def acceptor(
+    node: str = "n2",
+    callers: tuple[str, ...] = ("n1",),
+    cluster: str = "c",
+    secret: bytes = SECRET,
+    nonce: bytes = NONCE_2,
+) -> AcceptorHandshake:
+    return AcceptorHandshake(Identity(cluster, node, secret), callers, nonce)
+
+
+def converse(one: DiallerHandshake, other: AcceptorHandshake) -> list[bytes]:
+    hello = one.opening()
+    challenge = other.receive(hello)
+    proof = one.receive(challenge)
+    welcome = other.receive(proof)
+    assert one.receive(welcome) == b""
+    return [hello, challenge, proof, welcome]
+
+
+def error_of(side: Handshake, data: bytes) -> HandshakeError:
+    with pytest.raises(HandshakeError) as caught:
+        side.receive(data)
+    assert not side.authenticated
+    return caught.value
+
+
+def test_both_sides_agree_on_each_other() -> None:
+    one, other = dialler(), acceptor()
+    messages = converse(one, other)
+    assert (one.authenticated, one.peer) == (True, "n2")
+    assert (other.authenticated, other.peer) == (True, "n1")
+    assert max(map(len, messages)) <= MESSAGE_BYTES_MAX
+
+
+def test_messages_may_arrive_byte_by_byte() -> None:
+    one, other = dialler(), acceptor()
+    to_other, to_one = one.opening(), b""
+    while to_other or to_one:
+        to_one += b"".join(other.receive(bytes([byte])) for byte in to_other)
+        to_other = b"".join(one.receive(bytes([byte])) for byte in to_one)
+        to_one = b""
+    assert one.authenticated
+    assert other.authenticated
+
+
+def test_neither_side_believes_before_the_last_proof() -> None:
+    one, other = dialler(), acceptor()
+    challenge = other.receive(one.opening())
+    proof = one.receive(challenge)
+    assert not one.authenticated
+    assert not other.authenticated
+    other.receive(proof)
+    assert not one.authenticated
+
+
+def test_the_first_frames_may_follow_the_welcome_at_once() -> None:
+    one, other = dialler(), acceptor()
+    proof = one.receive(other.receive(one.opening()))
+    one.receive(other.receive(proof) + b"frames")
+    assert one.rest == b"frames"
+
+
+def test_nothing_may_follow_any_other_message() -> None:
+    one, other = dialler(), acceptor()
+    assert isinstance(error_of(acceptor(), one.opening() + b"x"), GarbageError)
+    challenge = other.receive(one.opening())
+    assert isinstance(error_of(dialler(), challenge + b"x"), GarbageError)
+    assert isinstance(error_of(other, one.receive(challenge) + b"x"), GarbageError)
+
+
+def test_the_acceptor_notices_a_wrong_secret_and_the_dialler_is_told() -> None:
+    one, other = dialler(secret=b"another"), acceptor()
+    error = error_of(other, one.receive(other.receive(one.opening())))
+    assert isinstance(error, WrongSecretError)
+    assert str(error) == "node 'n1' does not know the secret of this cluster"
+    told = error_of(one, error.reply)
+    assert isinstance(told, RejectedError)
+    assert told.cause is WrongSecretError
+    assert "secret differs" in str(told)
+
+
+def test_the_dialler_notices_an_acceptor_without_the_secret() -> None:
+    one = dialler()
+    one.receive(acceptor().receive(one.opening()))
+    welcome_of_another_secret = converse(dialler(secret=b"another"), acceptor(secret=b"another"))[3]
+    assert isinstance(error_of(one, welcome_of_another_secret), WrongSecretError)
+
+
+def test_a_reflected_proof_is_refused() -> None:
+    one, other = dialler(), acceptor()
+    proof = one.receive(other.receive(one.opening()))
+    as_welcome = proof.replace(proof[:7], converse(dialler(), acceptor())[3][:7])
+    assert isinstance(error_of(one, as_welcome), WrongSecretError)
+
+
+def test_a_recorded_dialler_is_refused_by_a_fresh_challenge() -> None:
+    hello, _, proof, _ = converse(dialler(), acceptor())
+    other = acceptor(nonce=NONCE_3)
+    other.receive(hello)
+    assert isinstance(error_of(other, proof), WrongSecretError)
+
+
+def test_a_recorded_acceptor_is_refused_by_a_fresh_hello() -> None:
+    _, challenge, _, welcome = converse(dialler(), acceptor())
+    one = dialler(nonce=NONCE_3)
+    one.opening()
+    one.receive(challenge)
+    assert isinstance(error_of(one, welcome), WrongSecretError)
+
+
+def test_a_proof_for_one_node_is_refused_by_another() -> None:
+    # The attacker between them lets n1 prove itself to "n2" and shows the proof to n3.
+    one, third = dialler(), acceptor(node="n3", nonce=NONCE_2)
+    challenge_of_second = acceptor().receive(one.opening())
+    proof = one.receive(challenge_of_second)
+    third.receive(dialler(expected="n3").opening())
+    assert isinstance(error_of(third, proof), WrongSecretError)
+
+
+@pytest.mark.parametrize("message", range(4))
+def test_a_tampered_byte_anywhere_is_noticed_by_one_of_the_two(message: int) -> None:
+    for position in range(len(converse(dialler(), acceptor())[message])):
+        for flip in (0x01, 0x80):
+            assert not tampered_conversation(message, position, flip)
+
+
+def tampered_conversation(message: int, position: int, flip: int) -> bool:
+    """Return whether the receiver of the tampered message ends up believing the other side."""
+
+    def wire(number: int, data: bytes) -> bytes:
+        if number != message:
+            return data
+        return data[:position] + bytes([data[position] ^ flip]) + data[position + 1 :]
+
+    one, other = dialler(), acceptor()
+    try:
+        challenge = wire(1, other.receive(wire(0, one.opening())))
+        welcome = wire(3, other.receive(wire(2, one.receive(challenge))))
+        one.receive(welcome)
+    except HandshakeError:
+        pass
+    return one.authenticated if message == 3 else other.authenticated
+
+
+@pytest.mark.parametrize("message", range(4))
+def test_a_truncated_message_proves_nothing(message: int) -> None:
+    one, other = dialler(), acceptor()
+    sides: list[Handshake] = [other, one, other, one]
+    data = one.opening()
+    for number in range(message):
+        data = sides[number].receive(data)
+    assert sides[message].receive(data[:-1]) == b""
+    assert not sides[message].authenticated
+
+
+def test_another_cluster_is_told_so() -> None:
+    one = dialler(cluster="red")
+    error = error_of(acceptor(cluster="blue"), one.opening())
+    assert isinstance(error, WrongClusterError)
+    assert str(error) == "the peer belongs to cluster 'red', this node to 'blue'"
+    told = error_of(one, error.reply)
+    assert isinstance(told, RejectedError)
+    assert told.cause is WrongClusterError
+
+
+def test_swapped_names_are_refused() -> None:
+    # n2 must not dial n1: of two nodes the smaller one dials.
+    error = error_of(acceptor(node="n1", callers=()), dialler(node="n2", expected="n1").opening())
+    assert isinstance(error, UnknownNodeError)
+    assert str(error) == "node 'n2' is no peer that dials 'n1'"
+
+
+def test_an_unknown_caller_is_refused() -> None:
+    error = error_of(acceptor(), dialler(node="stranger").opening())
+    assert isinstance(error, UnknownNodeError)
+    assert error.reply
+
+
+def test_a_dialler_that_looks_for_another_node_is_refused() -> None:
+    error = error_of(acceptor(node="n3"), dialler(expected="n2").opening())
+    assert isinstance(error, UnknownNodeError)
+    assert str(error) == "node 'n1' looks for 'n2' at 'n3'"
+
+
+def test_a_dialler_refuses_an_answer_from_another_node() -> None:
+    one = dialler(expected="n2")
+    one.opening()
+    challenge_of_third = acceptor(node="n3").receive(dialler(expected="n3").opening())
+    error = error_of(one, challenge_of_third)
+    assert isinstance(error, UnknownNodeError)
+    assert str(error) == "node 'n3' answers where 'n2' is expected"
+
+
+def test_another_version_is_told_so_in_a_form_that_every_version_reads() -> None:
+    one = dialler()
+    hello = one.opening()
+    newer = hello[:4] + b"\x02\x00" + hello[6:] + b"more of whatever version 2 has"
+    error = error_of(acceptor(), newer)
+    assert isinstance(error, VersionMismatchError)
+    assert str(error) == "the peer speaks version 2 of the protocol, this node 1"
+    reply_of_newer = error.reply[:4] + b"\x02\x00" + error.reply[6:]
+    told = error_of(one, reply_of_newer)
+    assert isinstance(told, RejectedError)
+    assert told.cause is VersionMismatchError
+    assert "(2, this node 1)" in str(told)
+
+
+def test_garbage_is_noticed_at_its_first_byte_and_not_answered() -> None:
+    for side in (dialler(), acceptor()):
+        error = error_of(side, b"G")
+        assert isinstance(error, GarbageError)
+        assert error.reply == b""
+
+
+def test_a_message_out_of_turn_is_garbage() -> None:
+    hello, challenge, proof, welcome = converse(dialler(), acceptor())
+    for wrong in (challenge, proof, welcome):
+        assert isinstance(error_of(acceptor(), wrong), GarbageError)
+    for wrong in (hello, proof, welcome):
+        assert isinstance(error_of(dialler(), wrong), GarbageError)
+
+
+def test_a_rejection_for_a_reason_not_known_here_is_garbage() -> None:
+    assert isinstance(error_of(dialler(), MAGIC + b"\x01\x00\x05\xff"), GarbageError)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "ü" * 33, "a\0b"])
+def test_a_name_that_does_not_fit_a_message_is_refused_at_home(name: str) -> None:
+    with pytest.raises(ValueError, match="1 to 64 bytes"):
+        dialler(node=name)
+
+
+def test_an_empty_secret_and_a_short_nonce_are_refused_at_home() -> None:
+    with pytest.raises(ValueError, match="secret is empty"):
+        dialler(secret=b"")
+    with pytest.raises(ValueError, match="32 bytes, not 5"):
+        acceptor(nonce=b"short")
+
+
+def pieces() -> st.SearchStrategy[list[bytes]]:
+    """Random bytes and recorded messages, whole or cut."""
+    real = converse(dialler(), acceptor())
+    beginnings = st.tuples(st.sampled_from(real), st.integers(0, 231)).map(lambda cut: cut[0][: cut[1]])
+    return st.lists(
+        st.one_of(st.binary(max_size=300), st.just(MAGIC), st.sampled_from(real), beginnings), max_size=6
+    )
+
+
+@given(pieces(), st.booleans())
+def test_garbage_never_authenticates_and_never_raises_anything_untyped(
+    data: list[bytes], dials: bool
+) -> None:
+    side: Handshake = dialler(nonce=NONCE_3) if dials else acceptor(nonce=NONCE_3)
+    side.opening()
+    try:
+        for piece in data:
+            side.receive(piece)
+            assert len(side._inbox) <= MESSAGE_BYTES_MAX
+    except HandshakeError:
+        pass
+    assert not side.authenticated

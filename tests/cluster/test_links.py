@@ -1,0 +1,653 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from struct import pack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster import links as links_module
+from cluster.handshake import DiallerHandshake, Identity
+from cluster.links import FrameTooLargeError, Limits, PeerLinks, Tls, _FrameBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable
+    from pathlib import Path
+
+SECRET = b"the secret of the cluster"
+GROUP = 7
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def run_on_loop(story: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(asyncio.wait_for(story, 20))
+
+    return run_on_loop
+
+
+class Recorder:
+    """What a group hears, in order."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+
+    def peer_connected(self, peer: str) -> None:
+        self.heard.append(("connected", peer))
+
+    def peer_lost(self, peer: str, *, dead: bool) -> None:
+        self.heard.append(("lost", peer, dead))
+
+    def peer_drained(self, peer: str) -> None:
+        self.heard.append(("drained", peer))
+
+    def frame_received(self, peer: str, frame: bytes) -> None:
+        self.heard.append(("frame", peer, frame))
+
+    def frames(self, peer: str) -> list[bytes]:
+        return [what[2] for what in self.heard if what[:2] == ("frame", peer)]
+
+    def events(self) -> list[tuple[Any, ...]]:
+        return [what for what in self.heard if what[0] != "frame"]
+
+
+class Node:
+    def __init__(self, links: PeerLinks) -> None:
+        self.links = links
+        self.recorder = Recorder()
+        links.register(GROUP, self.recorder)
+
+    def cut(self, peer: str) -> None:
+        self.links._links[peer].abort()
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def make_nodes(
+    count: int,
+    *,
+    limits: Limits | None = None,
+    tls: Tls | None = None,
+    secrets: dict[str, bytes] | None = None,
+) -> dict[str, Node]:
+    names = [f"n{number}" for number in range(1, count + 1)]
+    addresses = {name: ("127.0.0.1", port) for name, port in zip(names, free_ports(count), strict=True)}
+    return {
+        name: Node(
+            PeerLinks(
+                name,
+                "c",
+                (secrets or {}).get(name, SECRET),
+                {peer: address for peer, address in addresses.items() if peer != name},
+                addresses[name],
+                tls=tls,
+                limits=limits,
+            )
+        )
+        for name in names
+    }
+
+
+@asynccontextmanager
+async def started(nodes: dict[str, Node]) -> AsyncGenerator[None]:
+    for node in nodes.values():
+        await node.links.start()
+    try:
+        yield
+    finally:
+        for node in nodes.values():
+            await node.links.stop()
+
+
+@asynccontextmanager
+async def cluster(count: int, **options: Any) -> AsyncGenerator[dict[str, Node]]:
+    nodes = make_nodes(count, **options)
+    async with started(nodes):
+        await until(lambda: all(meshed(node, nodes) for node in nodes.values()))
+        yield nodes
+
+
+def meshed(node: Node, nodes: dict[str, Node]) -> bool:
+    return all(node.links.connected(peer) for peer in nodes if nodes[peer] is not node)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (many conditions, one of them a log)
+            await asyncio.sleep(0.002)
+
+
+def address(node: Node) -> tuple[str, int]:
+    return node.links._bind
+
+
+class Impersonator:
+    """A peer made by hand, that may say what a real one never would."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def left_alone(self) -> bytes:
+        """Return what it still gets until the other side hangs up."""
+        try:
+            return await self.reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            self.writer.close()
+
+
+async def stranger(node: Node) -> Impersonator:
+    return Impersonator(*await asyncio.open_connection(*address(node)))
+
+
+async def impersonate(name: str, node: Node, secret: bytes = SECRET) -> Impersonator:
+    one = await stranger(node)
+    handshake = DiallerHandshake(Identity("c", name, secret), node.links._identity.node, random.randbytes(32))
+    one.send(handshake.opening())
+    while not handshake.authenticated:
+        data = await one.reader.read(1000)
+        assert data
+        one.send(handshake.receive(data))
+    return one
+
+
+def framed(body: bytes, group_id: int = GROUP) -> bytes:
+    return pack("<IH", len(body), group_id) + body
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# Frames.
+
+
+def random_frames(seed: int) -> list[bytes]:
+    rng = random.Random(seed)
+    sizes = [rng.choice([0, 1, 5, 100, 1000, 70_000, 500_000]) + rng.randrange(3) for _ in range(120)]
+    sizes[50] = 5 << 20
+    return [rng.randbytes(size) for size in sizes]
+
+
+def test_frames_of_any_size_arrive_in_order_both_ways(run: Run) -> None:
+    async def story() -> None:
+        async with cluster(2) as nodes:
+            one, two = nodes["n1"], nodes["n2"]
+            there, back = random_frames(1), random_frames(2)
+            for number, (to_two, to_one) in enumerate(zip(there, back, strict=True)):
+                one.links.send("n2", GROUP, [to_two[:10], memoryview(to_two)[10:]])
+                two.links.send("n1", GROUP, [bytearray(to_one)])
+                if number % 20 == 0:
+                    await asyncio.sleep(0)
+            await until(lambda: len(two.recorder.frames("n1")) == len(there))
+            await until(lambda: len(one.recorder.frames("n2")) == len(back))
+            assert two.recorder.frames("n1") == there
+            assert one.recorder.frames("n2") == back
+            assert all(type(frame) is bytes for frame in two.recorder.frames("n1"))
+
+    run(story())
+
+
+def test_frames_go_to_their_group_and_frames_of_no_group_are_dropped(run: Run) -> None:
+    async def story() -> None:
+        async with cluster(2) as nodes:
+            other_group = Recorder()
+            nodes["n2"].links.register(8, other_group)
+            for group_id in (9, 8, GROUP):
+                nodes["n1"].links.send("n2", group_id, [b"to %d" % group_id])
+            await until(lambda: nodes["n2"].recorder.frames("n1") == [b"to 7"])
+            assert other_group.frames("n1") == [b"to 8"]
+
+    run(story())
+
+
+def test_a_frame_above_the_limit_is_refused_at_home(run: Run) -> None:
+    async def story() -> None:
+        async with cluster(2, limits=Limits(frame_bytes_max=1000)) as nodes:
+            with pytest.raises(ValueError, match="1001 bytes is above the limit of 1000"):
+                nodes["n1"].links.send("n2", GROUP, [b"x" * 1000, b"x"])
+
+    run(story())
+
+
+def test_a_frame_to_nobody_is_dropped(run: Run) -> None:
+    async def story() -> None:
+        nodes = make_nodes(2)
+        async with started({"n1": nodes["n1"]}):
+            nodes["n1"].links.send("n2", GROUP, [b"x"])
+            assert not nodes["n1"].links.connected("n2")
+            assert not nodes["n1"].links.congested("n2")
+
+    run(story())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 65535), st.binary(max_size=200)), max_size=30),
+    st.lists(st.integers(1, 150), min_size=1),
+)
+def test_any_cut_of_the_stream_gives_the_same_frames(
+    frames: list[tuple[int, bytes]], reads: list[int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(links_module, "_RECEIVE_BYTES", 64)
+        patch.setattr(links_module, "_MOVED_BYTES_MAX", 16)
+        buffer = _FrameBuffer(200)
+        stream = b"".join(framed(body, group_id) for group_id, body in frames)
+        received: list[tuple[int, bytes]] = []
+        turn = 0
+        while stream:
+            space = buffer.space()
+            assert len(space) > 0
+            count = min(reads[turn % len(reads)], len(space), len(stream))
+            space[:count] = stream[:count]
+            stream = stream[count:]
+            received += buffer.advance(count)
+            turn += 1
+        assert received == frames
+        assert len(buffer.space()) == 64
+
+
+def test_a_frame_above_the_limit_is_noticed_by_its_header() -> None:
+    buffer = _FrameBuffer(200)
+    buffer.space()[:6] = pack("<IH", 201, GROUP)
+    with pytest.raises(FrameTooLargeError):
+        buffer.advance(6)
+
+
+# Epochs.
+
+
+def test_a_reconnect_is_a_new_epoch_without_frames_of_the_old_one(run: Run) -> None:
+    async def story() -> None:
+        async with cluster(2) as nodes:
+            one, two = nodes["n1"], nodes["n2"]
+            for epoch in range(4):
+                await until(lambda: one.links.connected("n2") and two.links.connected("n1"))
+                for number in range(50):
+                    one.links.send("n2", GROUP, [b"%d %d " % (epoch, number), bytes(100_000)])
+                await asyncio.sleep(0.01)
+                begun = len([what for what in two.recorder.events() if what[0] == "connected"])
+                assert begun == epoch + 1
+                (one if epoch % 2 else two).cut("n1" if epoch % 2 == 0 else "n2")
+                await until(lambda: not one.links.connected("n2") and not two.links.connected("n1"))
+            heard_epoch = -1
+            expected = 0
+            for what in two.recorder.heard:
+                if what[0] == "connected":
+                    heard_epoch += 1
+                    expected = 0
+                elif what[0] == "frame":
+                    assert [int(part) for part in what[2].split()[:2]] == [heard_epoch, expected]
+                    expected += 1
+            assert two.recorder.events()[:2] == [("connected", "n1"), ("lost", "n1", False)]
+
+    run(story())
+
+
+def test_a_new_connection_of_a_peer_replaces_the_old_one(run: Run) -> None:
+    async def story() -> None:
+        node = make_nodes(2)["n2"]
+        async with started({"n2": node}):
+            old = await impersonate("n1", node)
+            old.send(framed(b"old 1"))
+            await until(lambda: node.recorder.frames("n1") == [b"old 1"])
+            old.send(pack("<IH", 5, GROUP) + b"old")
+            new = await impersonate("n1", node)
+            old.send(b" 2" + framed(b"old 3"))
+            new.send(framed(b"new 1"))
+            assert await old.left_alone() == b""
+            await until(lambda: node.recorder.frames("n1") == [b"old 1", b"new 1"])
+            assert node.links.connected("n1")
+            node.links.send("n1", GROUP, [b"answer"])
+            assert await new.reader.readexactly(12) == framed(b"answer")
+            assert node.recorder.heard == [
+                ("connected", "n1"),
+                ("frame", "n1", b"old 1"),
+                ("lost", "n1", False),
+                ("connected", "n1"),
+                ("frame", "n1", b"new 1"),
+            ]
+            new.writer.close()
+
+    run(story())
+
+
+def test_nothing_more_is_delivered_when_a_frame_made_the_receiver_hang_up(run: Run) -> None:
+    async def story() -> None:
+        node = make_nodes(2)["n2"]
+
+        class HangsUp(Recorder):
+            def frame_received(self, peer: str, frame: bytes) -> None:
+                super().frame_received(peer, frame)
+                node.links._begin_epoch(successor)
+
+        async with started({"n2": node}):
+            recorder = HangsUp()
+            node.links.register(8, recorder)
+            first = await impersonate("n1", node)
+            successor = node.links._links["n1"]
+            second = await impersonate("n1", node)
+            second.send(framed(b"1", 8) + framed(b"2", 8))
+            await second.left_alone()
+            assert recorder.frames("n1") == [b"1"]
+            await first.left_alone()
+
+    run(story())
+
+
+# Death.
+
+
+@pytest.mark.parametrize(("dying", "survivor"), [("n1", "n2"), ("n2", "n1")])
+def test_a_peer_that_no_longer_listens_is_reported_dead(run: Run, dying: str, survivor: str) -> None:
+    async def story() -> None:
+        async with cluster(2) as nodes:
+            await nodes[dying].links.stop()
+            recorder = nodes[survivor].recorder
+            await until(lambda: len(recorder.events()) == 3, timeout_s=1)
+            assert recorder.events() == [
+                ("connected", dying),
+                ("lost", dying, False),
+                ("lost", dying, True),
+            ]
+
+    run(story())
+
+
+def test_a_peer_that_still_listens_is_lost_but_not_dead(run: Run) -> None:
+    async def story() -> None:
+        async with cluster(2) as nodes:
+            nodes["n1"].cut("n2")
+            for name, peer in (("n1", "n2"), ("n2", "n1")):
+                recorder = nodes[name].recorder
+                await until(lambda recorder=recorder: len(recorder.events()) == 3)
+                assert recorder.events() == [("connected", peer), ("lost", peer, False), ("connected", peer)]
+
+    run(story())
+
+
+def test_the_accepting_side_asks_again_when_the_listener_dies_after_the_connection(run: Run) -> None:
+    async def story() -> None:
+        nodes = make_nodes(2)
+        node = nodes["n2"]
+        async with started({"n2": node}):
+            listener = socket.create_server(address(nodes["n1"]))
+            dialler = await impersonate("n1", node)
+            await until(lambda: node.links.connected("n1"))
+            dialler.writer.close()
+            listener.setblocking(False)
+            probe, _ = await asyncio.get_running_loop().sock_accept(listener)
+            assert node.recorder.events()[-1] == ("lost", "n1", False)
+            probe.close()
+            listener.close()
+            await until(lambda: node.recorder.events()[-1] == ("lost", "n1", True), timeout_s=2)
+
+    run(story())
+
+
+def test_a_peer_that_was_never_there_is_not_reported(run: Run) -> None:
+    async def story() -> None:
+        nodes = make_nodes(2, limits=Limits(retry_first_s=0.005, retry_max_s=0.01))
+        async with started({"n1": nodes["n1"]}):
+            await asyncio.sleep(0.05)
+            assert nodes["n1"].recorder.heard == []
+            await nodes["n2"].links.start()
+            await until(lambda: nodes["n1"].recorder.heard == [("connected", "n2")])
+            await nodes["n2"].links.stop()
+
+    run(story())
+
+
+# Strangers.
+
+
+def talk(nodes: dict[str, Node], text: bytes) -> Awaitable[None]:
+    nodes["n1"].links.send("n2", GROUP, [text])
+    nodes["n2"].links.send("n1", GROUP, [text])
+    return until(
+        lambda: (
+            nodes["n1"].recorder.frames("n2")[-1:] == [text]
+            and nodes["n2"].recorder.frames("n1")[-1:] == [text]
+        )
+    )
+
+
+def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with cluster(2, limits=Limits(handshake_timeout_s=0.3)) as nodes:
+            target = nodes["n2"]
+            silent = await stranger(target)
+            for number in range(40):
+                rude = await stranger(target)
+                rude.send(random.Random(number).randbytes(20_000))
+                assert await rude.left_alone() == b""
+                await talk(nodes, b"still here %d" % number)
+            assert await silent.left_alone() == b""
+            left = await stranger(target)
+            left.writer.close()
+            wrong = await stranger(target)
+            handshake = DiallerHandshake(Identity("c", "n1", b"guess"), "n2", bytes(32))
+            wrong.send(handshake.opening())
+            wrong.send(handshake.receive(await wrong.reader.readexactly(167)))
+            assert len(await wrong.left_alone()) == 8
+            await talk(nodes, b"and still")
+            for node in nodes.values():
+                assert [what[0] for what in node.recorder.events()] == ["connected"]
+
+    run(story())
+    lines = warnings_in(caplog)
+    assert len([line for line in lines if "this is not a qq peer" in line]) in (1, 2)
+    assert len([line for line in lines if "no answer in time" in line]) == 1
+    assert len([line for line in lines if "node 'n1' does not know the secret" in line]) == 1
+    assert len(lines) <= 4
+
+
+def test_a_peer_that_announces_too_large_a_frame_is_dropped_and_others_go_on(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        nodes = make_nodes(3)
+        del nodes["n1"]
+        async with started(nodes):
+            await until(lambda: nodes["n2"].links.connected("n3"))
+            broken = await impersonate("n1", nodes["n2"])
+            broken.send(framed(b"good") + pack("<IH", 0xFFFFFFFF, GROUP))
+            assert await broken.left_alone() == b""
+            await until(lambda: not nodes["n2"].links.connected("n1"))
+            nodes["n3"].links.send("n2", GROUP, [b"fine"])
+            await until(lambda: nodes["n2"].recorder.frames("n3") == [b"fine"])
+
+    run(story())
+    assert any("peer n1: a frame of 4294967295 bytes" in line for line in warnings_in(caplog))
+
+
+def test_idle_strangers_are_few_and_do_not_keep_a_peer_out(run: Run) -> None:
+    async def story() -> None:
+        node = make_nodes(2, limits=Limits(strangers_max=4))["n2"]
+        async with started({"n2": node}):
+            idle = [await stranger(node) for _ in range(12)]
+            peer = await impersonate("n1", node)
+            await until(lambda: node.links.connected("n1"))
+            for pushed_out in idle[:8]:
+                assert await pushed_out.left_alone() == b""
+            assert len(node.links._strangers) <= 4
+            for one in [*idle[8:], peer]:
+                one.writer.close()
+
+    run(story())
+
+
+def test_a_node_with_another_secret_is_named_in_both_logs(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        nodes = make_nodes(2, secrets={"n2": b"another"})
+        async with started(nodes):
+            await until(lambda: len(warnings_in(caplog)) >= 2)
+            await asyncio.sleep(0.3)
+            assert nodes["n1"].recorder.heard == nodes["n2"].recorder.heard == []
+
+    run(story())
+    lines = warnings_in(caplog)
+    assert len([line for line in lines if "node 'n1' does not know the secret of this cluster" in line]) == 1
+    dialler_lines = [line for line in lines if line.startswith("cannot connect to peer n2")]
+    assert len(dialler_lines) == 1
+    assert dialler_lines[0].endswith("the peer rejects this node: its cluster secret differs")
+
+
+# Congestion.
+
+SMALL_BUFFERS = Limits(high_water_bytes=4 << 20, low_water_bytes=1 << 20, queued_bytes_max=12 << 20)
+
+
+def test_a_congested_link_reports_when_it_has_room_again(run: Run) -> None:
+    async def story() -> None:
+        node = make_nodes(2, limits=SMALL_BUFFERS)["n2"]
+        async with started({"n2": node}):
+            slow = await impersonate("n1", node)
+            await until(lambda: node.links.connected("n1"))
+            sent = 0
+            while not node.links.congested("n1"):
+                node.links.send("n1", GROUP, [bytes(1 << 20)])
+                sent += 1
+                await asyncio.sleep(0)
+            assert sent < 64
+            assert node.recorder.events() == [("connected", "n1")]
+            await slow.reader.readexactly(sent * (6 + (1 << 20)))
+            await until(lambda: node.recorder.events()[1:] == [("drained", "n1")])
+            assert not node.links.congested("n1")
+            slow.writer.close()
+
+    run(story())
+
+
+def test_a_peer_that_never_reads_is_dropped_at_the_limit(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        node = make_nodes(2, limits=SMALL_BUFFERS)["n2"]
+        async with started({"n2": node}):
+            stuck = await impersonate("n1", node)
+            await until(lambda: node.links.connected("n1"))
+            for _ in range(64):
+                node.links.send("n1", GROUP, [bytes(1 << 20)])
+                await asyncio.sleep(0)
+            await until(lambda: ("lost", "n1", False) in node.recorder.events())
+            assert not node.links.congested("n1")
+            stuck.writer.close()
+
+    run(story())
+    assert "peer n1 does not read: its connection is dropped" in warnings_in(caplog)
+
+
+# Start, stop, configuration.
+
+
+def test_a_stopped_node_sends_what_is_queued_and_reports_nothing(run: Run) -> None:
+    async def story() -> None:
+        async with cluster(2) as nodes:
+            one, two = nodes["n1"], nodes["n2"]
+            for _ in range(20):
+                one.links.send("n2", GROUP, [bytes(1 << 20)])
+            await one.links.stop()
+            await until(lambda: len(two.recorder.frames("n1")) == 20)
+            assert one.recorder.events() == [("connected", "n2")]
+            assert not one.links.connected("n2")
+            assert not one.links._tasks
+
+    run(story())
+
+
+def test_a_port_in_use_is_an_error_of_start(run: Run) -> None:
+    async def story() -> None:
+        node = make_nodes(1)["n1"]
+        with socket.create_server(address(node)), pytest.raises(OSError, match="in use"):
+            await node.links.start()
+
+    run(story())
+
+
+def test_impossible_configurations_are_refused() -> None:
+    here = ("127.0.0.1", 1)
+    with pytest.raises(ValueError, match="its own peer"):
+        PeerLinks("n1", "c", SECRET, {"n1": here}, here)
+    with pytest.raises(ValueError, match="at least 231"):
+        PeerLinks("n1", "c", SECRET, {}, here, limits=Limits(stranger_bytes_max=100))
+    links = PeerLinks("n1", "c", SECRET, {}, here)
+    links.register(GROUP, Recorder())
+    with pytest.raises(ValueError, match="group 7 is registered already"):
+        links.register(GROUP, Recorder())
+
+
+# TLS.
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    directory: Path = tmp_path_factory.mktemp("tls")
+    certificate, key = directory / "certificate.pem", directory / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=qq"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificate))
+    server.verify_mode = ssl.CERT_REQUIRED
+    client = ssl.create_default_context(cafile=str(certificate))
+    for context in (server, client):
+        context.load_cert_chain(certificate, key)
+    return Tls(server, client)
+
+
+def test_links_work_over_tls(run: Run, tls: Tls) -> None:
+    async def story() -> None:
+        async with cluster(3, tls=tls) as nodes:
+            frames = random_frames(3)
+            for frame in frames:
+                nodes["n3"].links.send("n1", GROUP, [frame])
+            await until(lambda: len(nodes["n1"].recorder.frames("n3")) == len(frames))
+            assert nodes["n1"].recorder.frames("n3") == frames
+            nodes["n1"].cut("n3")
+            await until(lambda: nodes["n3"].recorder.events()[-1] == ("connected", "n1"))
+            await nodes["n2"].links.stop()
+            await until(lambda: ("lost", "n2", True) in nodes["n1"].recorder.events())
+            await until(lambda: ("lost", "n2", True) in nodes["n3"].recorder.events())
+
+    run(story())
+
+
+def test_a_stranger_without_tls_is_dropped(run: Run, tls: Tls, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with cluster(2, tls=tls) as nodes:
+            rude = await stranger(nodes["n2"])
+            rude.send(b"GET / HTTP/1.1\r\n\r\n")
+            await rude.left_alone()
+            silent = [await stranger(nodes["n2"]) for _ in range(3)]
+            for one in silent:
+                one.writer.close()
+            await talk(nodes, b"still here")
+
+    run(story())
+    assert len(warnings_in(caplog)) <= 1
