@@ -1,0 +1,97 @@
+"""Errors that more than one part of the broker knows.
+
+Law: an operating error (a port in use, a damaged file) carries one line for the operator; a broken invariant
+is not one of these and stops the node with its traceback; an AMQP error is an answer to one client.
+"""
+
+from enum import IntEnum
+
+
+class OperatingError(Exception):
+    """Something outside the program is wrong; the text is one line for the operator."""
+
+
+class StartError(OperatingError):
+    """The node cannot start or cannot go on."""
+
+
+class CommandError(OperatingError):
+    """A command of `qq` cannot be carried out."""
+
+
+class Reply(IntEnum):
+    """The AMQP reply codes; a member's name begins the text that goes with it on the wire."""
+
+    CONTENT_TOO_LARGE = 311
+    NO_ROUTE = 312
+    NO_CONSUMERS = 313
+    CONNECTION_FORCED = 320
+    INVALID_PATH = 402
+    ACCESS_REFUSED = 403
+    NOT_FOUND = 404
+    RESOURCE_LOCKED = 405
+    PRECONDITION_FAILED = 406
+    FRAME_ERROR = 501
+    SYNTAX_ERROR = 502
+    COMMAND_INVALID = 503
+    CHANNEL_ERROR = 504
+    UNEXPECTED_FRAME = 505
+    RESOURCE_ERROR = 506
+    NOT_ALLOWED = 530
+    NOT_IMPLEMENTED = 540
+    INTERNAL_ERROR = 541
+
+
+CHANNEL_REPLIES = frozenset(
+    {
+        Reply.CONTENT_TOO_LARGE,
+        Reply.NO_ROUTE,
+        Reply.NO_CONSUMERS,
+        Reply.ACCESS_REFUSED,
+        Reply.NOT_FOUND,
+        Reply.RESOURCE_LOCKED,
+        Reply.PRECONDITION_FAILED,
+    }
+)
+"""The codes that close a channel. All others close the connection."""
+
+REPLY_TEXT_BYTES_MAX = 255
+"""The reply text is an AMQP short string."""
+
+
+class AmqpError(Exception):
+    """What a client is told in channel.close or connection.close, and which of its methods was to blame."""
+
+    def __init__(self, code: Reply, explanation: str, class_id: int = 0, method_id: int = 0) -> None:
+        self.code = code
+        self.text = reply_text(code, explanation)
+        self.class_id = class_id
+        self.method_id = method_id
+        super().__init__(self.text)
+
+
+class ChannelError(AmqpError):
+    """Closes the channel; the connection goes on."""
+
+
+class ConnectionFault(AmqpError):
+    """Closes the connection."""
+
+
+def amqp_error(
+    code: int, explanation: str, class_id: int = 0, method_id: int = 0
+) -> ChannelError | ConnectionFault:
+    """Build the error for a reply code: of the channel, or of the connection if the code is a hard one."""
+    reply = Reply(code)
+    kind = ChannelError if reply in CHANNEL_REPLIES else ConnectionFault
+    return kind(reply, explanation, class_id, method_id)
+
+
+def reply_text(code: int, explanation: str) -> str:
+    """``NOT_FOUND - no queue 'q' in vhost '/'``, cut as RabbitMQ cuts it; a name that is there is kept."""
+    prefix = f"{Reply(code).name} - "
+    text = explanation if explanation.startswith(prefix) else prefix + explanation
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= REPLY_TEXT_BYTES_MAX:
+        return text
+    return encoded[: REPLY_TEXT_BYTES_MAX - 3].decode("utf-8", "ignore") + "..."

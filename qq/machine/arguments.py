@@ -1,0 +1,267 @@
+"""The optional arguments of declarations and consumers: which are known, what they may be, when two are the same.
+
+Lives here: RabbitMQ's rules and texts for field tables. Not here: what an argument does.
+
+Law: an argument that is accepted is stored as it came; an unknown one is accepted and ignored, as AMQP wants it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from typing import Any
+
+from qq.machine.commands import Table
+from qq.machine.errors import precondition_failed, the_queue
+
+CLASSIC = "classic"
+QUORUM = "quorum"
+
+MODULES = {CLASSIC: "rabbit_classic_queue", QUORUM: "rabbit_quorum_queue"}
+"""How RabbitMQ's texts call the queue types."""
+
+Check = Callable[[Any, Table], str | None]
+"""Given the value and its table, what is wrong with it, as RabbitMQ prints it (an Erlang term)."""
+
+_TYPE_NAMES: tuple[tuple[type, str], ...] = (
+    (bool, "bool"),
+    (str, "longstr"),
+    (bytes, "binary"),
+    (float, "double"),
+    (Decimal, "decimal"),
+    (dt.datetime, "timestamp"),
+    (dict, "table"),
+    (list, "array"),
+)
+_SIGNED_INT = range(-(2**31), 2**31)
+_INTEGERS = ("signedint", "long")
+_PRIORITY_MAX = 255
+
+
+def queue_kind(name: str, arguments: Table) -> str:
+    """Classic or quorum; raises Refused for any other type."""
+    if "x-queue-type" not in arguments:
+        return CLASSIC
+    wrong = _queue_type(arguments["x-queue-type"], arguments)
+    if wrong is not None:
+        raise _invalid("x-queue-type", name, wrong)
+    return arguments["x-queue-type"]
+
+
+def check_queue_arguments(name: str, kind: str, arguments: Table) -> None:
+    """Raise Refused for an argument with an impossible value, or one that only other queue types know."""
+    _check(name, kind, arguments, _QUEUE_ARGUMENTS, _KNOWN[kind])
+
+
+def check_consumer_arguments(name: str, kind: str, arguments: Table) -> None:
+    _check(name, kind, arguments, _CONSUMER_ARGUMENTS, _CONSUMER_KNOWN)
+
+
+def check_equivalent_queue_arguments(name: str, kind: str, current: Table, received: Table) -> None:
+    """Raise Refused unless a declaration repeats the arguments that matter to a queue of this kind."""
+    known = [key for key in _QUEUE_ARGUMENTS if key in _KNOWN[kind]]
+    check_equivalent_arguments(the_queue(name), known, current, received)
+
+
+def check_equivalent_arguments(thing: str, keys: Iterable[str], current: Table, received: Table) -> None:
+    for key in keys:
+        if key in current and key in received and _same(current[key], received[key]):
+            continue
+        if key in current or key in received:
+            raise _inequivalent(key, thing, _described(received, key), _described(current, key))
+
+
+def check_equivalent_field(thing: str, field: str, current: bool | str, received: bool | str) -> None:
+    if received != current:
+        raise _inequivalent(field, thing, f"'{_printed(received)}'", f"'{_printed(current)}'")
+
+
+def type_name(value: object) -> str:
+    """AMQP's name of a value's type. A number has no width of its own here, so the smallest usual one is named."""
+    if value is None:
+        return "void"
+    for kind, name in _TYPE_NAMES:
+        if isinstance(value, kind):
+            return name
+    return "signedint" if value in _SIGNED_INT else "long"
+
+
+def _check(name: str, kind: str, arguments: Table, checks: dict[str, Check], known: frozenset[str]) -> None:
+    for key, check in checks.items():
+        if key in arguments and key in known:
+            wrong = check(arguments[key], arguments)
+            if wrong is not None:
+                raise _invalid(key, name, wrong)
+    for key in arguments:
+        if key in checks and key not in known:
+            raise precondition_failed(
+                f"invalid arg '{key}' for {the_queue(name)} of queue type {MODULES[kind]}"
+            )
+
+
+def _invalid(key: str, queue: str, wrong: str) -> Exception:
+    return precondition_failed(f"invalid arg '{key}' for {the_queue(queue)}: {wrong}")
+
+
+def _inequivalent(key: str, thing: str, received: str, current: str) -> Exception:
+    return precondition_failed(
+        f"inequivalent arg '{key}' for {thing}: received {received} but current is {current}"
+    )
+
+
+def _same(one: object, other: object) -> bool:
+    """Equal values of one type; integers of different widths are of one type here."""
+    return type(one) is type(other) and one == other
+
+
+def _described(table: Table, key: str) -> str:
+    if key not in table:
+        return "none"
+    return f"the value '{_printed(table[key])}' of type '{type_name(table[key])}'"
+
+
+def _printed(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _text(value: object, _: Table) -> str | None:
+    return None if isinstance(value, str) else f"{{unacceptable_type,{type_name(value)}}}"
+
+
+def _boolean(value: object, _: Table) -> str | None:
+    return None if isinstance(value, bool) else f"{{unacceptable_type,{type_name(value)}}}"
+
+
+def _integer(value: object, _: Table) -> str | None:
+    return None if type_name(value) in _INTEGERS else f'"expected integer, got {type_name(value)}"'
+
+
+def _not_negative(value: Any, table: Table) -> str | None:
+    wrong = _integer(value, table)
+    if wrong is None and value < 0:
+        wrong = f"{{value_negative,{value}}}"
+    return wrong
+
+
+def _positive(value: Any, table: Table) -> str | None:
+    wrong = _not_negative(value, table)
+    if wrong is None and value == 0:
+        wrong = "{value_zero,0}"
+    return wrong
+
+
+def _priorities(value: Any, table: Table) -> str | None:
+    wrong = _not_negative(value, table)
+    if wrong is None and value > _PRIORITY_MAX:
+        wrong = f"{{max_value_exceeded,{value}}}"
+    return wrong
+
+
+def _one_of(choices: tuple[str, ...], complaint: str) -> Check:
+    def check(value: object, table: Table) -> str | None:
+        wrong = _text(value, table)
+        if wrong is None and value not in choices:
+            wrong = complaint.format(value)
+        return wrong
+
+    return check
+
+
+def _dead_letter_key(value: object, table: Table) -> str | None:
+    wrong = _text(value, table)
+    if wrong is None and "x-dead-letter-exchange" not in table:
+        wrong = "routing_key_but_no_dlx_defined"
+    return wrong
+
+
+def _queue_version(value: Any, table: Table) -> str | None:
+    wrong = _not_negative(value, table)
+    if wrong is None and value not in (1, 2):
+        wrong = f"\"unsupported queue version '{value}'\""
+    return wrong
+
+
+def _anything(_value: object, _table: Table) -> str | None:
+    return None
+
+
+_queue_type = _one_of((CLASSIC, QUORUM), "\"unsupported queue type '{}'\"")
+_overflow = _one_of(("drop-head", "reject-publish", "reject-publish-dlx"), "invalid_overflow")
+_strategy = _one_of(("at-most-once", "at-least-once"), "invalid_dlx_strategy")
+_locator = _one_of(("client-local", "balanced"), "invalid_queue_locator_arg")
+_queue_mode = _one_of(("default", "lazy"), "\"unsupported queue mode '{}'\"")
+_retry_type = _one_of(("disabled", "all", "failed", "returned"), "invalid_delayed_retry_type")
+
+_QUEUE_ARGUMENTS: dict[str, Check] = {
+    "x-expires": _positive,
+    "x-message-ttl": _not_negative,
+    "x-dead-letter-exchange": _text,
+    "x-dead-letter-routing-key": _dead_letter_key,
+    "x-dead-letter-strategy": _strategy,
+    "x-max-length": _not_negative,
+    "x-max-length-bytes": _not_negative,
+    "x-max-in-memory-length": _not_negative,
+    "x-max-in-memory-bytes": _not_negative,
+    "x-max-priority": _priorities,
+    "x-overflow": _overflow,
+    "x-queue-mode": _queue_mode,
+    "x-queue-version": _queue_version,
+    "x-single-active-consumer": _boolean,
+    "x-queue-type": _queue_type,
+    "x-quorum-initial-group-size": _positive,
+    "x-quorum-target-group-size": _positive,
+    "x-delivery-limit": _anything,
+    "x-queue-leader-locator": _locator,
+    "x-consumer-timeout": _not_negative,
+    "x-consumer-disconnected-timeout": _not_negative,
+    "x-delayed-retry-type": _retry_type,
+    "x-delayed-retry-min": _positive,
+    "x-delayed-retry-max": _positive,
+    "x-max-age": _anything,
+    "x-stream-max-segment-size-bytes": _not_negative,
+    "x-stream-filter-size-bytes": _not_negative,
+    "x-initial-cluster-size": _positive,
+    "x-queue-master-locator": _anything,
+}
+"""Every queue argument that some queue type of RabbitMQ knows."""
+
+_BOTH = frozenset(
+    {
+        "x-expires",
+        "x-message-ttl",
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-max-length",
+        "x-max-length-bytes",
+        "x-overflow",
+        "x-single-active-consumer",
+        "x-queue-type",
+        "x-queue-leader-locator",
+    }
+)
+_KNOWN: dict[str, frozenset[str]] = {
+    CLASSIC: _BOTH | {"x-max-priority", "x-queue-mode", "x-queue-version", "x-queue-master-locator"},
+    QUORUM: _BOTH
+    | {
+        "x-dead-letter-strategy",
+        "x-max-in-memory-length",
+        "x-max-in-memory-bytes",
+        "x-quorum-initial-group-size",
+        "x-quorum-target-group-size",
+        "x-delivery-limit",
+        "x-consumer-timeout",
+        "x-consumer-disconnected-timeout",
+        "x-delayed-retry-type",
+        "x-delayed-retry-min",
+        "x-delayed-retry-max",
+    },
+}
+
+_CONSUMER_ARGUMENTS: dict[str, Check] = {
+    "x-priority": _integer,
+    "x-cancel-on-ha-failover": _boolean,
+    "x-consumer-timeout": _not_negative,
+    "x-stream-offset": _anything,
+}
+_CONSUMER_KNOWN = frozenset(_CONSUMER_ARGUMENTS) - {"x-stream-offset"}

@@ -1,0 +1,360 @@
+"""What is declared: queues by name, exchanges, bindings, users, and who owns which queue.
+
+Lives here: the rules of declaration and deletion, and everything that goes when something goes. Not here: messages and
+consumers (queue.py, machine.py), what an exchange matches (qq/routing).
+
+Law: every check comes before the first change. `routes` is forgotten at each change that could alter it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from qq.machine import arguments as args
+from qq.machine.codec import pack
+from qq.machine.errors import (
+    access_refused,
+    locked,
+    not_found,
+    precondition_failed,
+    the_exchange,
+    the_queue,
+)
+from qq.machine.queue import Queue
+from qq.routing.exchanges import (
+    DEFAULT_EXCHANGE,
+    EXCHANGE_TYPES,
+    Binding,
+    Destination,
+    DestinationKind,
+    RoutingTable,
+)
+
+if TYPE_CHECKING:
+    from qq.machine.commands import DeclareExchange, DeclareQueue, Table
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+ROUTES_MAX = 10_000
+"""Cached routes; beyond it the cache starts again, so that a publisher of ever new keys cannot fill the memory."""
+
+HEADERS = "headers"
+"""A type that is predeclared and has no router: its exchanges match nothing, and no others are made."""
+
+RESERVED = "amq."
+
+Owner = tuple[str, int]
+"""Node and connection."""
+
+
+class Exchange(NamedTuple):
+    name: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    arguments: Table
+
+
+class User(NamedTuple):
+    name: str
+    salt: bytes
+    hash: bytes
+    tags: list[str]
+
+
+_PREDECLARED = (
+    Exchange(DEFAULT_EXCHANGE, "direct", True, False, False, {}),
+    Exchange("amq.direct", "direct", True, False, False, {}),
+    Exchange("amq.fanout", "fanout", True, False, False, {}),
+    Exchange("amq.topic", "topic", True, False, False, {}),
+    Exchange("amq.headers", HEADERS, True, False, False, {}),
+    Exchange("amq.match", HEADERS, True, False, False, {}),
+    Exchange("amq.rabbitmq.trace", "topic", True, False, True, {}),
+)
+
+
+class Catalog:
+    """Everything that has a name. Readers may look at the public maps; only the methods change them."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, Queue] = {}
+        self.exchanges: dict[str, Exchange] = {exchange.name: exchange for exchange in _PREDECLARED}
+        self.bindings: dict[Binding, None] = {}
+        self.users: dict[str, User] = {}
+        self._bindings_of: dict[Destination, dict[Binding, None]] = {}
+        self._owned: dict[Owner, dict[str, None]] = {}
+        self._bindings_from: dict[str, dict[Binding, None]] = {}
+        self._table = RoutingTable()
+        self._routes: dict[tuple[str, str], tuple[Queue, ...]] = {}
+        for exchange in _PREDECLARED[1:]:
+            self._open(exchange)
+
+    # Routing
+
+    def route(self, exchange: str, routing_key: str) -> tuple[Queue, ...]:
+        """The queues that a publish reaches; raises Refused if nobody may publish to that exchange."""
+        route = self._routes.get((exchange, routing_key))
+        if route is None:
+            declared = self.exchanges.get(exchange)
+            if declared is None:
+                raise not_found(the_exchange(exchange))
+            if declared.internal:
+                raise access_refused(f"cannot publish to internal {the_exchange(exchange)}")
+            route = tuple(self.queues[name] for name in self._table.route(exchange, routing_key))
+            if len(self._routes) >= ROUTES_MAX:
+                self._routes.clear()
+            self._routes[exchange, routing_key] = route
+        return route
+
+    # Queues
+
+    def queue(self, name: str, user: Owner | None) -> Queue:
+        """The queue, if it is there and this connection may use it; else raises Refused."""
+        queue = self.queues.get(name)
+        if queue is None:
+            raise not_found(the_queue(name))
+        if queue.owner is not None and queue.owner != user:
+            raise locked(name)
+        return queue
+
+    def declare_queue(self, command: DeclareQueue, name: str, owner: Owner, generated: str) -> Queue:
+        """Find an equivalent queue or make one; an empty `name` is replaced by `generated`. Raises Refused."""
+        arguments = dict(command.arguments)
+        arguments.setdefault("x-queue-type", args.CLASSIC)
+        if name in self.queues:
+            return self._equivalent_queue(command, self.queues[name], owner, arguments)
+        kind = args.queue_kind(name, arguments)
+        if not name:
+            if kind == args.QUORUM:
+                raise precondition_failed(
+                    f"Cannot declare a server-named queue for type {args.MODULES[kind]}"
+                )
+            name = generated
+        elif name.startswith(RESERVED):
+            raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+        args.check_queue_arguments(name, kind, arguments)
+        if kind == args.QUORUM:
+            _check_quorum_properties(name, command)
+        # An exclusive queue does not outlive its connection, so it is not durable, whatever was asked.
+        durable = command.durable and not command.exclusive
+        queue = Queue(
+            name, kind, durable, owner if command.exclusive else None, command.auto_delete, arguments
+        )
+        self.restore_queue(queue)
+        return queue
+
+    def restore_queue(self, queue: Queue) -> None:
+        """Enter a queue whose name is free."""
+        self.queues[queue.name] = queue
+        if queue.owner is not None:
+            self._owned.setdefault(queue.owner, {})[queue.name] = None
+        self._table.add_queue(queue.name)
+        self._routes.clear()
+
+    def delete_queue(self, queue: Queue) -> None:
+        """Remove a queue that is there, with its bindings."""
+        for exchange in self._unbind_all(Destination(DestinationKind.QUEUE, queue.name)):
+            self._close(exchange)
+        del self.queues[queue.name]
+        if queue.owner is not None:
+            _remove_from(self._owned, queue.owner, queue.name)
+        self._table.remove_queue(queue.name)
+        self._routes.clear()
+
+    def owned_queues(self, owner: Owner) -> list[Queue]:
+        """The exclusive queues of a connection."""
+        return [self.queues[name] for name in self._owned.get(owner, ())]
+
+    def owned_queues_of_node(self, node: str) -> list[Queue]:
+        return [queue for queue in self.queues.values() if queue.owner is not None and queue.owner[0] == node]
+
+    # Exchanges
+
+    def declare_exchange(self, command: DeclareExchange, name: str) -> None:
+        """Find an equivalent exchange or make one. Raises Refused."""
+        if not command.passive and command.type not in EXCHANGE_TYPES and command.type != HEADERS:
+            raise precondition_failed(f"unknown exchange type '{command.type}'")
+        _check_not_default(name)
+        exchange = self.exchanges.get(name)
+        if command.passive:
+            if exchange is None:
+                raise not_found(the_exchange(name))
+        elif exchange is not None:
+            _check_equivalent_exchange(exchange, command)
+        else:
+            self._make_exchange(command, name)
+
+    def restore_exchange(self, exchange: Exchange) -> None:
+        """Enter an exchange whose name is free."""
+        self.exchanges[exchange.name] = exchange
+        self._open(exchange)
+
+    def delete_exchange(self, name: str, *, if_unused: bool) -> None:
+        """Remove an exchange with its bindings; one that is not there is gone already. Raises Refused."""
+        _check_not_default(name)
+        if name.startswith(RESERVED):
+            raise access_refused(f"deletion of system {the_exchange(name)} not allowed")
+        if name not in self.exchanges:
+            return
+        if if_unused and name in self._bindings_from:
+            raise precondition_failed(f"{the_exchange(name)} in use")
+        for binding in list(self._bindings_from.get(name, ())):
+            self._remove(binding)
+        self._close(name)
+
+    # Bindings
+
+    def bind(
+        self, source: str, destination: Destination, routing_key: str, arguments: Table, user: Owner | None
+    ) -> None:
+        """Add a binding; one that is there already stays as it is. Raises Refused."""
+        self._check_ends(source, destination, user)
+        if self.exchanges[source].type not in EXCHANGE_TYPES:
+            raise precondition_failed(
+                f"{the_exchange(source)} cannot be bound: type '{HEADERS}' is not supported"
+            )
+        self.restore_binding(_binding(source, destination, routing_key, arguments))
+
+    def restore_binding(self, binding: Binding) -> None:
+        """Enter a binding between things that are there."""
+        if binding in self.bindings:
+            return
+        self.bindings[binding] = None
+        self._bindings_of.setdefault(binding.destination, {})[binding] = None
+        self._bindings_from.setdefault(binding.source, {})[binding] = None
+        self._table.bind(binding)
+        self._routes.clear()
+
+    def unbind(
+        self, source: str, destination: Destination, routing_key: str, arguments: Table, user: Owner | None
+    ) -> None:
+        """Remove a binding; one that is not there is gone already. Raises Refused."""
+        self._check_ends(source, destination, user)
+        binding = _binding(source, destination, routing_key, arguments)
+        if binding in self.bindings:
+            self._remove(binding)
+            if self._lapsed(source):
+                self._close(source)
+
+    # Users
+
+    def put_user(self, user: User) -> None:
+        self.users[user.name] = user
+
+    def delete_user(self, name: str) -> None:
+        self.users.pop(name, None)
+
+    # What the above is made of
+
+    def _equivalent_queue(self, command: DeclareQueue, queue: Queue, owner: Owner, arguments: Table) -> Queue:
+        if queue.owner != (owner if command.exclusive else None):
+            raise locked(queue.name)
+        thing = the_queue(queue.name)
+        durable = command.durable and not command.exclusive
+        args.check_equivalent_field(thing, "durable", queue.durable, durable)
+        args.check_equivalent_field(thing, "auto_delete", queue.auto_delete, command.auto_delete)
+        args.check_equivalent_queue_arguments(queue.name, queue.kind, queue.arguments, arguments)
+        return queue
+
+    def _make_exchange(self, command: DeclareExchange, name: str) -> None:
+        if name.startswith(RESERVED):
+            raise access_refused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        if command.type not in EXCHANGE_TYPES:
+            raise precondition_failed(f"invalid exchange type '{command.type}'")
+        alternate = command.arguments.get("alternate-exchange", "")
+        if not isinstance(alternate, str):
+            kind = args.type_name(alternate)
+            raise precondition_failed(
+                f"invalid type '{kind}' for arg 'alternate-exchange' in {the_exchange(name)}"
+            )
+        _, _, kind, _, durable, auto_delete, internal, table = command
+        self.restore_exchange(Exchange(name, kind, durable, auto_delete, internal, table))
+
+    def _open(self, exchange: Exchange) -> None:
+        if exchange.type in EXCHANGE_TYPES:
+            self._table.add_exchange(exchange.name, exchange.type)
+        self._routes.clear()
+
+    def _close(self, name: str) -> None:
+        """Remove an exchange from which nothing leads any more, and those that only led to it."""
+        # A client can make such a chain of any length, so this is a loop and not a recursion.
+        pending = [name]
+        while pending:
+            name = pending.pop()
+            if name in self.exchanges:
+                del self.exchanges[name]
+                pending.extend(self._unbind_all(Destination(DestinationKind.EXCHANGE, name)))
+                self._table.remove_exchange(name)
+        self._routes.clear()
+
+    def _check_ends(self, source: str, destination: Destination, user: Owner | None) -> None:
+        _check_not_default(source)
+        if destination.kind is DestinationKind.EXCHANGE:
+            _check_not_default(destination.name)
+        if source not in self.exchanges:
+            raise not_found(the_exchange(source))
+        if destination.kind is DestinationKind.QUEUE:
+            self.queue(destination.name, user)
+        elif destination.name not in self.exchanges:
+            raise not_found(the_exchange(destination.name))
+
+    def _unbind_all(self, destination: Destination) -> list[str]:
+        """Remove the bindings to something that goes. Returns the exchanges that lapse with them."""
+        bindings = list(self._bindings_of.get(destination, ()))
+        for binding in bindings:
+            self._remove(binding)
+        return [
+            source for source in dict.fromkeys(binding.source for binding in bindings) if self._lapsed(source)
+        ]
+
+    def _remove(self, binding: Binding) -> None:
+        del self.bindings[binding]
+        _remove_from(self._bindings_of, binding.destination, binding)
+        _remove_from(self._bindings_from, binding.source, binding)
+        self._table.unbind(binding)
+        self._routes.clear()
+
+    def _lapsed(self, exchange: str) -> bool:
+        """An auto-delete exchange goes with its last binding."""
+        declared = self.exchanges.get(exchange)
+        return declared is not None and declared.auto_delete and exchange not in self._bindings_from
+
+
+def _check_quorum_properties(name: str, command: DeclareQueue) -> None:
+    for broken, what in (
+        (command.auto_delete, "auto-delete"),
+        (command.exclusive, "exclusive-owner"),
+        (not command.durable, "non-durable"),
+    ):
+        if broken:
+            raise precondition_failed(f"invalid property '{what}' for {the_queue(name)}")
+
+
+def _check_equivalent_exchange(exchange: Exchange, command: DeclareExchange) -> None:
+    thing = the_exchange(exchange.name)
+    args.check_equivalent_field(thing, "type", exchange.type, command.type)
+    args.check_equivalent_field(thing, "durable", exchange.durable, command.durable)
+    args.check_equivalent_field(thing, "auto_delete", exchange.auto_delete, command.auto_delete)
+    args.check_equivalent_field(thing, "internal", exchange.internal, command.internal)
+    args.check_equivalent_arguments(thing, ("alternate-exchange",), exchange.arguments, command.arguments)
+
+
+def _remove_from(groups: dict[K, dict[V, None]], key: K, item: V) -> None:
+    """Take the item out of its group; an empty group goes."""
+    group = groups[key]
+    del group[item]
+    if not group:
+        del groups[key]
+
+
+def _check_not_default(exchange: str) -> None:
+    if exchange == DEFAULT_EXCHANGE:
+        raise access_refused("operation not permitted on the default exchange")
+
+
+def _binding(source: str, destination: Destination, routing_key: str, arguments: Table) -> Binding:
+    return Binding(
+        source, destination, routing_key, pack(dict(sorted(arguments.items()))) if arguments else b""
+    )

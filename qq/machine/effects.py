@@ -1,0 +1,128 @@
+"""What follows from the commands. Every replica computes every effect; `node` is the one that carries it out.
+
+Law: an effect is a value. It holds no reference into the machine's state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from qq.ranges import Range
+
+
+class Deliver(NamedTuple):
+    """Send messages to a consumer; their message ids are `first_id` and on, in the order of the ranges."""
+
+    node: str
+    session: int
+    consumer: int
+    first_id: int
+    ranges: list[Range]
+
+
+class QueueDeclared(NamedTuple):
+    name: str
+    messages: int
+    consumers: int
+
+
+class QueueDeleted(NamedTuple):
+    messages: int
+
+
+class QueuePurged(NamedTuple):
+    messages: int
+
+
+class Done(NamedTuple):
+    """A declaration or binding that has nothing to tell."""
+
+
+class Consuming(NamedTuple):
+    consumer: int
+
+
+class ConsumerCancelled(NamedTuple):
+    consumer: int
+
+
+class GetOk(NamedTuple):
+    consumer: int
+    range: Range
+    remaining: int
+
+
+class GetEmpty(NamedTuple):
+    pass
+
+
+class Recovered(NamedTuple):
+    pass
+
+
+Result = (
+    QueueDeclared
+    | QueueDeleted
+    | QueuePurged
+    | Done
+    | Consuming
+    | ConsumerCancelled
+    | GetOk
+    | GetEmpty
+    | Recovered
+)
+
+
+class Reply(NamedTuple):
+    """Answer a command of the session; answers come in the order of the commands."""
+
+    node: str
+    session: int
+    result: Result
+
+
+class Failed(NamedTuple):
+    """Close the channel with an AMQP error or, if the code is a hard one, the connection.
+
+    The machine carries out nothing more for the session until it is told `SessionDown`.
+    """
+
+    node: str
+    session: int
+    code: int
+    text: str
+    class_id: int
+    method_id: int
+
+
+class Returned(NamedTuple):
+    """Give mandatory messages that reached no queue back to the publisher."""
+
+    node: str
+    session: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
+    first_slot: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    exchange: str
+    routing_key: str
+    frames_channel: int
+    code: int
+    text: str
+
+
+class ConsumerGone(NamedTuple):
+    """The consumer's queue is gone: notify the client."""
+
+    node: str
+    session: int
+    consumer: int
+
+
+class OriginExpelled(NamedTuple):
+    """The others stopped waiting for the node: all its sessions are gone."""
+
+    node: str
+
+
+Effect = Deliver | Reply | Failed | Returned | ConsumerGone | OriginExpelled

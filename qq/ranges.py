@@ -1,0 +1,162 @@
+"""Ranges: how consecutive messages and consecutive ids are kept without an object per message.
+
+Lives here: `Range`, a reference to consecutive messages of the log, and `RangeMap`, an ordered map from consecutive
+ids to whatever they stand for. Not here: queues (machine/queue.py), delivery tags (broker).
+
+Law: the cost of every operation is counted in ranges touched, never in messages.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Generic, NamedTuple, TypeVar
+
+V = TypeVar("V")
+
+MESSAGE_BITS = 24
+"""A slot is (batch ordinal in the entry) << MESSAGE_BITS | (message ordinal in the batch)."""
+MESSAGE_MASK = (1 << MESSAGE_BITS) - 1
+MESSAGES_MAX = MESSAGE_MASK
+"""Messages in one batch: a greater ordinal would run into the next batch's slots."""
+
+
+class Range(NamedTuple):
+    """`count` consecutive messages of one Enqueue command: same entry, consecutive slots."""
+
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
+    """Raft index of the entry that holds the messages."""
+    slot: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    deliveries: int
+    """How often the messages were returned before; more than 0 means redelivered."""
+
+    def part(self, offset: int, count: int) -> Range:
+        """`count` messages from the `offset`-th on."""
+        if count == self.count:
+            return self
+        return Range(self.index, self.slot + offset, count, self.deliveries)
+
+    def returned(self) -> Range:
+        """Give the same messages after one more unsuccessful delivery."""
+        return Range(self.index, self.slot, self.count, self.deliveries + 1)
+
+
+class Piece(NamedTuple, Generic[V]):
+    """Consecutive ids that stand for `count` consecutive items of `value`, beginning with its `offset`-th."""
+
+    first: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    value: V
+    offset: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+
+class RangeMap(Generic[V]):
+    """An ordered map from ids to items, appended at the end and taken from anywhere, mostly from the front.
+
+    Taking from the front is O(1) amortised per piece; taking from the middle costs a bisection and a move of the
+    pointers behind it.
+    """
+
+    __slots__ = ("_head", "_len", "_pieces")
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece[V]] = []
+        self._head = 0
+        self._len = 0
+
+    def append(self, first: int, count: int, value: V) -> None:
+        """Let the ids `first`, `first` + 1 ... stand for the `count` items of `value`; ids only grow."""
+        pieces = self._pieces
+        if count < 1 or (len(pieces) > self._head and first <= pieces[-1].last):
+            raise ValueError(f"ids {first}..{first + count - 1} do not follow the ids that are there")
+        pieces.append(Piece(first, count, value, 0))
+        self._len += count
+
+    def take(self, first: int, last: int) -> list[Piece[V]]:
+        """Remove the ids `first` to `last`, both included, and return them in order; unknown ids are ignored."""
+        taken: list[Piece[V]] = []
+        if first > last:
+            return taken
+        pieces, head = self._pieces, self._head
+        start = self._find(first)
+        position = start
+        while position < len(pieces) and pieces[position].first <= last:
+            taken.append(pieces[position])
+            position += 1
+        if not taken:
+            return taken
+        kept = _cut(taken, first, last)
+        if start == head and (not kept or kept[0].first > last):
+            # The prefix goes: at most one rest stays, in the place of the last piece that was touched.
+            if kept:
+                position -= 1
+                pieces[position] = kept[0]
+            self._head = position
+            self._compact()
+        else:
+            pieces[start:position] = kept
+        self._len -= sum(piece.count for piece in taken)
+        return taken
+
+    def take_through(self, last: int) -> list[Piece[V]]:
+        """Remove every id up to and including `last`."""
+        return self.take(0, last)
+
+    def take_all(self) -> list[Piece[V]]:
+        taken = self._pieces[self._head :]
+        self._pieces, self._head, self._len = [], 0, 0
+        return taken
+
+    def pieces(self) -> list[Piece[V]]:
+        """Return what is there, in order, as a copy."""
+        return self._pieces[self._head :]
+
+    def first(self) -> int | None:
+        """Return the smallest id."""
+        return self._pieces[self._head].first if self._len else None
+
+    def __contains__(self, key: int) -> bool:
+        position = self._find(key)
+        return position < len(self._pieces) and self._pieces[position].first <= key
+
+    def __len__(self) -> int:
+        """Count ids, not pieces."""
+        return self._len
+
+    def _find(self, key: int) -> int:
+        """Position of the first piece that ends at or after `key`."""
+        pieces, head = self._pieces, self._head
+        if head == len(pieces) or key <= pieces[head].first:
+            return head
+        position = bisect_right(pieces, key, lo=head, key=_first)
+        return position - 1 if pieces[position - 1].last >= key else position
+
+    def _compact(self) -> None:
+        """Drop the emptied places once they are the greater half, so that each is moved O(1) times."""
+        if self._head * 2 >= len(self._pieces):
+            del self._pieces[: self._head]
+            self._head = 0
+
+
+def _first(piece: Piece[V]) -> int:
+    return piece.first
+
+
+def _cut(taken: list[Piece[V]], first: int, last: int) -> list[Piece[V]]:
+    """Shorten the outer pieces of `taken` to `first`..`last`, in place; return what was cut off, in order."""
+    kept: list[Piece[V]] = []
+    low = taken[0]
+    if low.first < first:
+        rest = first - low.first
+        kept.append(Piece(low.first, rest, low.value, low.offset))
+        taken[0] = Piece(first, low.count - rest, low.value, low.offset + rest)
+    high = taken[-1]
+    if high.last > last:
+        part = last - high.first + 1
+        kept.append(Piece(last + 1, high.count - part, high.value, high.offset + part))
+        taken[-1] = Piece(high.first, part, high.value, high.offset)
+    return kept

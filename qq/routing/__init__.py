@@ -1,0 +1,1 @@
+"""Exchanges: which queues a message goes to. Pure; knows names, not queues."""

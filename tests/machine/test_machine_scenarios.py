@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scenario_format import rerun
+
+SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_the_machine_still_answers_as_written(path: Path, rewrite: bool) -> None:
+    written = path.read_text(encoding="utf-8")
+    answered = rerun(written)
+    if rewrite:
+        path.write_text(answered, encoding="utf-8")
+    assert rewrite or answered == written
