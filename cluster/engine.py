@@ -1,0 +1,662 @@
+"""pysyncobj, driven through its seams: the only file that knows its private names.
+
+pysyncobj 0.3.17 is the consensus algorithm (elections, log matching, commit). Everything around it that a message
+broker cannot live with is closed here; the hazards are numbered as in ARCHITECTURE.md:
+
+H1  acknowledgements leave only when the journal has synced what they vouch for (`Outgoing.barrier`); the leader's own
+    tail counts only as far as it is synced (`_count_acknowledgement` clamps every peer's match index to it).
+H2  a repeated or overlapping append never deletes entries that match (`_without_known_prefix`).
+H3  the commit index never goes beyond what the message vouches for (`_vouched_commit`).
+H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.
+H5  a start from a checkpoint sets the applied index and leaves the journal alone (`applied_index`).
+H6, H7  entries never take the pickle path, slices are lazy and bounded (`cluster/journal.py`).
+H9  a pre-vote round precedes every election; a leader without a majority steps down soon.
+H10 an exception in apply stops the node.
+H11 nothing is ever unpickled: `pysyncobj.syncobj.pickle` is replaced.
+
+Law: no file outside this one names an attribute of SyncObj that starts with an underscore.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+import pysyncobj.syncobj as stock
+from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj.node import Node
+from pysyncobj.serializer import SERIALIZER_STATE
+from pysyncobj.transport import Transport
+
+from cluster.entry import REGULAR
+from cluster.envelope import (
+    Append,
+    Appended,
+    HigherTerm,
+    LogEntry,
+    Message,
+    PreVote,
+    PreVoteRequest,
+    TimeoutNow,
+    Vote,
+    VoteRequest,
+)
+
+if TYPE_CHECKING:
+    from cluster.journal import SegmentedJournal
+    from cluster.ports import Runtime
+
+PINNED_VERSION = "0.3.17"
+APPLY_BUDGET_S = 0.005
+"""A turn applies entries for at most this long, so that a replay after a start does not silence the node."""
+
+APPEND_BURST_BYTES = 4 * 1024 * 1024
+"""A turn sends one lagging peer at most about this much, so that reading old entries does not stall the loop."""
+
+
+class Role(IntEnum):
+    """pysyncobj's numbers for the Raft states."""
+
+    FOLLOWER = 0
+    CANDIDATE = 1
+    LEADER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Raft timing in seconds. Elections are rare: a killed process is noticed by its closed connection, at once."""
+
+    election_min_s: float = 1.0
+    election_max_s: float = 2.0
+    heartbeat_s: float = 0.1
+    campaign_jitter_s: float = 0.03
+    """Spread of the first campaign after the leader's connection broke: short, the pre-vote settles ties."""
+    campaign_retry_s: float = 0.15
+    """At least this long between two campaigns of one node."""
+
+
+class Outgoing(NamedTuple):
+    """A message that may leave once the journal has synced `barrier` of its changes."""
+
+    barrier: int
+    peer: str
+    message: Message
+
+
+class _Ambient:
+    """Stands in for pysyncobj's module globals `monotonicTime` and `random`, which know no instance.
+
+    The engine that is about to call into pysyncobj puts its runtime here first; there is one thread.
+    """
+
+    runtime: Runtime
+
+    def monotonic(self) -> float:
+        return self.runtime.monotonic()
+
+    def random(self) -> float:
+        return self.runtime.random.random()
+
+
+class _NoPickle:
+    """Hazard H11: whatever pysyncobj would pickle or unpickle is a broken invariant here."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"pysyncobj tried to use pickle.{name}")
+
+
+class _NoSnapshots:
+    """In place of pysyncobj's Serializer: never idle, so that it never dumps or truncates on its own."""
+
+    def checkSerializing(self) -> tuple[int, None]:  # noqa: N802
+        return SERIALIZER_STATE.SERIALIZING, None
+
+    def getTransmissionData(self, _node: Node) -> None:  # noqa: N802
+        return None
+
+    def setTransmissionData(self, _data: Any) -> bool:  # noqa: N802
+        return False
+
+    def cancelTransmisstion(self, _node: Node) -> None:  # noqa: N802
+        """pysyncobj's spelling."""
+
+
+class _NoPoller:
+    """pysyncobj polls its own sockets at the end of each tick; it has none."""
+
+    def poll(self, _timeout: float) -> None:
+        """Nothing to wait for."""
+
+
+_ambient = _Ambient()
+
+
+def _given_journal(journal: SegmentedJournal) -> SegmentedJournal:
+    """pysyncobj's factory knows paths only; ours is given to it as the "path"."""
+    return journal
+
+
+def _instrument() -> None:
+    if stock.VERSION != PINNED_VERSION:
+        raise RuntimeError(
+            f"pysyncobj {stock.VERSION} is installed; this engine is written for {PINNED_VERSION}"
+        )
+    stock.monotonicTime = _ambient.monotonic
+    stock.random = _ambient
+    stock.pickle = _NoPickle()
+    stock.createJournal = _given_journal
+    stock.PIPE_NOTIFIER_ENABLED = False
+
+
+_instrument()
+
+
+class _Member(Node):
+    """A node with the same hash in every process: pysyncobj iterates over sets of nodes, and a seed must replay."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._hash = crc32(name.encode())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class _Outbox(Transport):
+    """pysyncobj's transport: hands each message to the engine."""
+
+    def __init__(self, engine: Engine, self_node: Node, other_nodes: Any) -> None:
+        super().__init__(engine, self_node, other_nodes)
+        self._engine = engine
+
+    @property
+    def ready(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return True
+
+    def send(self, node: Node, message: dict[str, Any]) -> bool:
+        self._engine.stock_sends(node, message)
+        return True
+
+
+class Engine(SyncObj):
+    """One member's consensus state.
+
+    The group calls `receive`, `turn`, `propose`, `synced`, `peer_connected` and `peer_lost`, and takes `outbox` away
+    after each. `apply(index, term, payload)` is called for every committed entry in order, no-ops included.
+    """
+
+    # pysyncobj's private state, as far as it is touched here.
+    _SyncObj__raftState: int
+    _SyncObj__raftCurrentTerm: int
+    _SyncObj__raftLeader: Node | None
+    _SyncObj__raftElectionDeadline: float
+    _SyncObj__raftCommitIndex: int
+    _SyncObj__raftLastApplied: int
+    _SyncObj__raftNextIndex: dict[Node, int]
+    _SyncObj__raftMatchIndex: dict[Node, int]
+    _SyncObj__lastResponseTime: dict[Node, float]
+    _SyncObj__connectedNodes: set[Node]
+    _SyncObj__transferInProgress: bool
+    _SyncObj__setCurrentTerm: Callable[[int, str | None], None]
+    _SyncObj__setState: Callable[[int], None]
+
+    def __init__(
+        self,
+        name: str,
+        peers: Sequence[str],
+        journal: SegmentedJournal,
+        timing: Timing,
+        runtime: Runtime,
+        apply: Callable[[int, int, bytes], None],
+        applied_index: int = 1,
+    ) -> None:
+        self.journal = journal
+        self.outbox: list[Outgoing] = []
+        self.behind = False
+        """Committed entries are waiting: call `turn` again soon."""
+        self._timing = timing
+        self._runtime = runtime
+        self._apply_entry = apply
+        self._nodes = {peer: _Member(peer) for peer in peers}
+        self._acknowledged: dict[str, int] = {}
+        self._append_due = False
+        self._heard_leader_s = -1.0e9
+        self._name = name
+        self._pre_vote_round = 0
+        self._campaigning = False
+        self._pre_votes: set[str] = set()
+        self._campaign_granted = False
+        self._sent_bytes: dict[str, int] = {}
+        _ambient.runtime = runtime
+        conf = SyncObjConf(
+            autoTick=False,
+            appendEntriesUseBatch=False,
+            appendEntriesPeriod=timing.heartbeat_s,
+            appendEntriesBatchSizeBytes=sys.maxsize,
+            raftMinTimeout=timing.election_min_s,
+            raftMaxTimeout=timing.election_max_s,
+            connectionTimeout=timing.election_max_s,
+            leaderFallbackTimeout=timing.election_max_s,
+            commandsWaitLeader=False,
+            journalFile=journal,
+            dynamicMembershipChange=False,
+        )
+        super().__init__(_Member(name), list(self._nodes.values()), conf, transportClass=_Outbox)  # pyright: ignore[reportArgumentType]
+        self._SyncObj__serializer = _NoSnapshots()
+        self._poller = _NoPoller()
+        self._SyncObj__raftLastApplied = applied_index
+        self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, applied_index)
+
+    # What the group reads
+
+    @property
+    def role(self) -> Role:
+        return Role(self._SyncObj__raftState)
+
+    @property
+    def is_leader(self) -> bool:
+        return self._SyncObj__raftState == Role.LEADER
+
+    @property
+    def leader(self) -> str | None:
+        node: Node | None = self._SyncObj__raftLeader
+        return None if node is None else node.id
+
+    @property
+    def term(self) -> int:
+        return self._SyncObj__raftCurrentTerm
+
+    @property
+    def commit_index(self) -> int:
+        return self._SyncObj__raftCommitIndex
+
+    @property
+    def applied_index(self) -> int:
+        return self._SyncObj__raftLastApplied
+
+    def acknowledged_index(self, peer: str) -> int:
+        """The last entry that `peer` has told this leader to hold, 0 if none."""
+        return self._acknowledged.get(peer, 0)
+
+    # What happens to the engine
+
+    def peer_connected(self, peer: str) -> None:
+        """A new epoch.
+
+        What was in flight on the old one is lost, so sending starts again after the last known match.
+        """
+        self._enter()
+        node = self._nodes[peer]
+        self._SyncObj__connectedNodes.add(node)
+        if self.is_leader:
+            self._SyncObj__raftNextIndex[node] = max(self._acknowledged.get(peer, 0), 1) + 1
+            self._append_due = True
+
+    def peer_lost(self, peer: str) -> None:
+        """The epoch is over. If it was the leader's, campaign at once: a broken connection beats any timeout."""
+        self._enter()
+        self._SyncObj__connectedNodes.discard(self._nodes[peer])
+        if self.leader == peer:
+            self._heard_leader_s = -1.0e9
+            jitter_s = self._timing.campaign_jitter_s * self._runtime.random.random()
+            self._SyncObj__raftElectionDeadline = self._runtime.monotonic() + jitter_s
+
+    def hold_back(self, peer: str) -> None:
+        """The link to `peer` is congested: send it nothing more until `peer_resumed`. What is queued stays valid."""
+        self._SyncObj__connectedNodes.discard(self._nodes[peer])
+
+    def peer_resumed(self, peer: str) -> None:
+        self._SyncObj__connectedNodes.add(self._nodes[peer])
+        self._append_due = True
+
+    def election_deadline_s(self) -> float | None:
+        """When `turn` must be called at the latest for the sake of an election; None for a leader."""
+        return None if self.is_leader else self._SyncObj__raftElectionDeadline
+
+    def synced(self) -> None:
+        """The journal has synced more: the leader's own tail, and what waited for it, count now (hazard H1)."""
+        if self.is_leader:
+            for peer in self._nodes:
+                self._count_acknowledgement(peer)
+
+    def propose(self, payload: bytes) -> int:
+        """Append an entry to the leader's log and return its index. Only a leader may be asked."""
+        self._enter()
+        if not self.is_leader:
+            raise RuntimeError("only a leader proposes")
+        index = self.journal.last_index + 1
+        self.journal.add(payload, index, self.term)
+        self._append_due = True
+        return index
+
+    def transfer_leadership(self) -> bool:
+        """Ask the most caught-up peer to take over (Raft thesis 3.10). True if one was asked."""
+        self._enter()
+        last = self.journal.last_index
+        for peer, node in sorted(self._nodes.items()):
+            if (
+                node in self._SyncObj__connectedNodes
+                and self._acknowledged.get(peer, 0) == last
+                and self.is_leader
+            ):
+                self._emit(peer, TimeoutNow(self.term))
+                return True
+        return False
+
+    def turn(self, compose: Callable[[], None]) -> None:
+        """One tick: elections, commit, apply; then `compose` may propose; then the appends leave, once."""
+        self._enter()
+        self.behind = False
+        self._hold_pre_vote()
+        was_candidate_in = self.term if self.role is Role.CANDIDATE else -1
+        self._onTick(0.0)
+        if self.role is Role.CANDIDATE and self.term != was_candidate_in:
+            self._expect_result_soon()
+        if self.is_leader:
+            compose()
+            if self._append_due:
+                self._send_appends()
+
+    def receive(self, peer: str, message: Message) -> None:
+        """Take in one message of the peer's current epoch."""
+        self._enter()
+        node = self._nodes[peer]
+        match message:
+            case Append():
+                self._receive_append(node, message)
+            case Appended():
+                self._receive_appended(node, message)
+            case PreVoteRequest():
+                self._receive_pre_vote_request(node, message)
+            case PreVote():
+                self._receive_pre_vote(node, message)
+            case HigherTerm():
+                self._adopt_term(message.term)
+            case VoteRequest():
+                self._receive_stock(
+                    node,
+                    type="request_vote",
+                    term=message.term,
+                    last_log_index=message.last_index,
+                    last_log_term=message.last_term,
+                )
+            case Vote():
+                self._receive_stock(node, type="response_vote", term=message.term)
+            case TimeoutNow():
+                self._receive_stock(node, type="timeout_now", term=message.term)
+            case _:
+                raise RuntimeError(f"not a consensus message: {type(message).__name__}")
+
+    # Sending
+
+    def _send_appends(self) -> None:
+        """Send each peer what it lacks, at most `APPEND_BURST_BYTES` of it in one turn."""
+        self._append_due = False
+        self._sent_bytes.clear()
+        SyncObj._SyncObj__sendAppendEntries(self)  # pyright: ignore[reportAttributeAccessIssue]
+        for peer, sent_bytes in self._sent_bytes.items():
+            if sent_bytes > APPEND_BURST_BYTES:
+                self._SyncObj__connectedNodes.add(self._nodes[peer])
+                self._append_due = self.behind = True
+
+    def stock_sends(self, node: Node, message: dict[str, Any]) -> None:
+        """Translate what pysyncobj wants to send."""
+        kind = message["type"]
+        if kind == "append_entries":
+            if "prevLogIdx" in message:
+                self._send_append(node, message)
+        elif kind == "next_node_idx":
+            self._emit(
+                node.id,
+                Appended(self.term, message["next_node_idx"], message["success"], message["reset"]),
+                barrier=self._acknowledgement_barrier(),
+            )
+        elif kind == "request_vote":
+            self._emit(
+                node.id, VoteRequest(message["term"], message["last_log_index"], message["last_log_term"])
+            )
+        elif kind == "response_vote":
+            self._emit(node.id, Vote(message["term"]))
+        else:
+            raise RuntimeError(f"pysyncobj wants to send {kind!r}")
+
+    def _send_append(self, node: Node, message: dict[str, Any]) -> None:
+        entries = [LogEntry(entry[0], entry[1], entry[2]) for entry in message["entries"]]
+        self._emit(
+            node.id,
+            Append(
+                message["term"],
+                message["commit_index"],
+                message["prevLogIdx"],
+                message["prevLogTerm"],
+                entries,
+            ),
+        )
+        sent_bytes = self._sent_bytes.get(node.id, 0) + sum(len(entry.payload) for entry in entries)
+        self._sent_bytes[node.id] = sent_bytes
+        if sent_bytes > APPEND_BURST_BYTES:
+            # pysyncobj goes on sending as long as there are entries and the node counts as connected.
+            self._SyncObj__connectedNodes.discard(node)
+
+    def _emit(self, peer: str, message: Message, barrier: int = 0) -> None:
+        self.outbox.append(Outgoing(barrier, peer, message))
+
+    def _acknowledgement_barrier(self) -> int:
+        """H1: an acknowledgement vouches for all that the journal was told so far."""
+        return self.journal.written
+
+    # Appends at a follower
+
+    def _receive_append(self, node: Node, message: Append) -> None:
+        if message.term < self.term:
+            self._emit(node.id, HigherTerm(self.term))
+            return
+        self._heard_leader_s = self._runtime.monotonic()
+        self._receive_stock(
+            node,
+            type="append_entries",
+            term=message.term,
+            commit_index=message.commit_index,
+            entries=message.entries,
+            prevLogIdx=message.prev_index,
+            prevLogTerm=message.prev_term,
+        )
+
+    def _receive_stock(self, node: Node, **message: Any) -> None:
+        self._SyncObj__onMessageReceived(node, message)
+
+    def _SyncObj__onMessageReceived(self, node: Node, message: dict[str, Any]) -> None:  # noqa: N802
+        if message["type"] == "append_entries" and message["term"] >= self.term:
+            message = self._vouched_commit(message)
+            message = self._without_known_prefix(message)
+            self.journal.keep_tail = "prevLogIdx" in message and not message["entries"]
+        try:
+            SyncObj._SyncObj__onMessageReceived(self, node, message)  # pyright: ignore[reportAttributeAccessIssue]
+        finally:
+            self.journal.keep_tail = False
+
+    def _vouched_commit(self, message: dict[str, Any]) -> dict[str, Any]:
+        """H2, H3: commit no further than the last entry that this very message shows to match."""
+        vouched = (
+            message["prevLogIdx"] + len(message["entries"]) if "prevLogIdx" in message else self.commit_index
+        )
+        return {**message, "commit_index": min(message["commit_index"], vouched)}
+
+    def _without_known_prefix(self, message: dict[str, Any]) -> dict[str, Any]:
+        """H2: skip what the log already holds (same index and term), as in figure 2 of the Raft paper.
+
+        pysyncobj deletes everything behind prevLogIdx, so prevLogIdx must point at the last entry that matches. If
+        nothing is left over, nothing conflicts, and the journal keeps its tail.
+        """
+        if "prevLogIdx" not in message:
+            return message
+        journal = self.journal
+        entries: Sequence[LogEntry] = message["entries"]
+        prev_index, prev_term = message["prevLogIdx"], message["prevLogTerm"]
+        if (
+            not journal.first_index <= prev_index <= journal.last_index
+            or journal.term_at(prev_index) != prev_term
+        ):
+            return message
+        last_index = journal.last_index
+        known = 0
+        for _, index, term in entries:
+            if index > last_index or journal.term_at(index) != term:
+                break
+            known += 1
+            prev_index, prev_term = index, term
+        return {**message, "entries": entries[known:], "prevLogIdx": prev_index, "prevLogTerm": prev_term}
+
+    # Acknowledgements at the leader
+
+    def _receive_appended(self, node: Node, message: Appended) -> None:
+        """In place of pysyncobj's handling, which rewinds the next index on each success and so sends twice."""
+        if not self._is_current_acknowledgement(message):
+            return
+        peer = node.id
+        next_indexes: dict[Node, int] = self._SyncObj__raftNextIndex
+        if message.success and message.next_index - 1 > self._acknowledged.get(peer, 0):
+            self._acknowledged[peer] = message.next_index - 1
+            next_indexes[node] = max(next_indexes[node], message.next_index)
+            self._count_acknowledgement(peer)
+        elif message.reset:
+            next_indexes[node] = max(
+                min(message.next_index, self.journal.last_index + 1), self.journal.first_index + 1
+            )
+            self._append_due = True
+        self._SyncObj__lastResponseTime[node] = self._runtime.monotonic()
+
+    def _is_current_acknowledgement(self, message: Appended) -> bool:
+        """H4: an acknowledgement of an earlier reign says nothing about this one's log."""
+        if message.term > self.term:
+            self._adopt_term(message.term)
+        return self.is_leader and message.term == self.term
+
+    def _count_acknowledgement(self, peer: str) -> None:
+        """H1.
+
+        Pysyncobj counts the leader's own tail as stored, so no match index may run ahead of the leader's disk.
+        """
+        matched = min(self._acknowledged.get(peer, 0), self.journal.synced_index)
+        self._SyncObj__raftMatchIndex[self._nodes[peer]] = matched
+
+    def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
+        self._acknowledged.clear()
+        SyncObj._SyncObj__onBecomeLeader(self)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
+        """pysyncobj asks for this several times a tick; `turn` does it once."""
+        self._append_due = True
+
+    def _checkCommandsToApply(self) -> None:  # noqa: N802
+        """Commands come through `propose`."""
+
+    # Applying
+
+    def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
+        """Apply what is committed, within the budget. True if the followers should learn the commit index now."""
+        commit_index, index = self.commit_index, self.applied_index
+        if index >= commit_index:
+            return False
+        stop_s = self._runtime.monotonic() + APPLY_BUDGET_S
+        while index < commit_index:
+            index += 1
+            self._apply_entry(index, self.journal.term_at(index), self.journal.read(index))
+            self._SyncObj__raftLastApplied = index
+            if index < commit_index and self._runtime.monotonic() > stop_s:
+                self.behind = True
+                break
+        return True
+
+    # Elections
+
+    def _hold_pre_vote(self) -> None:
+        """H9: when the election deadline has passed, ask first whether anybody would vote for us."""
+        now_s = self._runtime.monotonic()
+        if self.is_leader or self._SyncObj__raftElectionDeadline >= now_s:
+            return
+        if self._SyncObj__transferInProgress or self._campaign_granted:
+            self._campaign_granted = False
+            return
+        self._pre_vote_round += 1
+        self._pre_votes.clear()
+        self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
+        if self._has_majority(1):
+            self._SyncObj__raftElectionDeadline = -1.0
+            return
+        self._campaigning = True
+        last_term, last_index = self._last_term_and_index()
+        request = PreVoteRequest(self.term + 1, last_index, last_term, self._pre_vote_round)
+        for peer in self._nodes:
+            self._emit(peer, request)
+
+    def _retry_s(self) -> float:
+        return self._timing.campaign_retry_s * (1 + self._runtime.random.random())
+
+    def _expect_result_soon(self) -> None:
+        """pysyncobj waits a whole election timeout for votes.
+
+        With a granted pre-vote they come at once or not at all.
+        """
+        self._SyncObj__raftElectionDeadline = self._runtime.monotonic() + self._retry_s()
+
+    def _has_majority(self, votes: int) -> bool:
+        return votes * 2 > len(self._nodes) + 1
+
+    def _receive_pre_vote_request(self, node: Node, message: PreVoteRequest) -> None:
+        """Grant it to a log at least as complete as ours.
+
+        Of two equals that ask at once the smaller name goes first.
+        """
+        theirs, ours = (message.last_term, message.last_index), self._last_term_and_index()
+        first = theirs > ours or (theirs == ours and not (self._campaigning and self._name < node.id))
+        granted = first and message.term > self.term and not self._has_live_leader()
+        self._emit(node.id, PreVote(self.term, message.round, granted))
+        if granted:
+            # Let the other campaign: two elections at once split the votes.
+            self._end_pre_vote()
+            patience_s = self._runtime.monotonic() + self._retry_s()
+            self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, patience_s)
+
+    def _last_term_and_index(self) -> tuple[int, int]:
+        last_index = self.journal.last_index
+        return self.journal.term_at(last_index), last_index
+
+    def _end_pre_vote(self) -> None:
+        """Votes for the round that was under way do not count any more."""
+        self._pre_vote_round += 1
+        self._campaigning = False
+
+    def _has_live_leader(self) -> bool:
+        if self.is_leader:
+            return True
+        heard_ago_s = self._runtime.monotonic() - self._heard_leader_s
+        return self.leader is not None and heard_ago_s < self._timing.election_min_s
+
+    def _receive_pre_vote(self, node: Node, message: PreVote) -> None:
+        if message.term > self.term:
+            self._adopt_term(message.term)
+        elif message.granted and message.round == self._pre_vote_round and not self.is_leader:
+            self._pre_votes.add(node.id)
+            if self._has_majority(1 + len(self._pre_votes)):
+                self._end_pre_vote()
+                self._campaign_granted = True
+                self._SyncObj__raftElectionDeadline = -1.0
+
+    def _adopt_term(self, term: int) -> None:
+        if term > self.term:
+            self._SyncObj__setCurrentTerm(term, None)
+            self._SyncObj__setState(Role.FOLLOWER)
+            self._SyncObj__raftLeader = None
+
+    def _enter(self) -> None:
+        _ambient.runtime = self._runtime
+
+
+def is_regular(payload: bytes) -> bool:
+    """Whether an entry holds a proposal; the others are pysyncobj's own no-ops."""
+    return payload[0] == REGULAR

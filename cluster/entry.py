@@ -1,0 +1,108 @@
+"""What a log entry holds: the leader's time and the batches that nodes submitted.
+
+Lives here: the format, and nothing else; sans-IO.
+
+    entry  = type u8 (0: pysyncobj's REGULAR) | version u8 | time_ms u64 | count u16 | batch...
+    batch  = kind u8 | name length u8 | incarnation u64 | sequence u64 | payload length u32 | name | payload
+
+All integers are little endian. A batch travels unchanged from the node that submits it, over the forward to the leader,
+into the entry and onto every disk.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cluster.ports import Buffer
+
+REGULAR = 0
+VERSION = 1
+BATCHES_MAX = 255
+"""Batches in an entry: the ordinal of a batch fits in one byte of a message reference."""
+
+KIND_SUBMITTED = 0
+KIND_EXPEL = 1
+
+_ENTRY = struct.Struct("<BBQH")
+_BATCH = struct.Struct("<BBQQI")
+
+
+class Batch(NamedTuple):
+    """One submission of one node, in its wire form."""
+
+    sequence: int
+    size: int
+    buffers: Sequence[Buffer]
+
+
+class BatchView(NamedTuple):
+    """A batch inside an entry or a forward; `start` and `end` delimit its payload."""
+
+    kind: int
+    origin: str
+    incarnation: int
+    sequence: int
+    start: int
+    end: int
+
+
+class MalformedEntry(ValueError):
+    """The bytes are not an entry or a batch of this format."""
+
+
+def make_batch(
+    origin: str, incarnation: int, sequence: int, payload: Sequence[Buffer], kind: int = KIND_SUBMITTED
+) -> Batch:
+    name = origin.encode()
+    length = sum(map(len, payload))
+    head = _BATCH.pack(kind, len(name), incarnation, sequence, length) + name
+    return Batch(sequence, len(head) + length, [head, *payload])
+
+
+def make_entry(time_ms: int, batches: Sequence[Batch]) -> bytes:
+    buffers: list[Buffer] = [_ENTRY.pack(REGULAR, VERSION, time_ms, len(batches))]
+    for batch in batches:
+        buffers.extend(batch.buffers)
+    return b"".join(buffers)
+
+
+def entry_time_ms(entry: bytes) -> int:
+    return _ENTRY.unpack_from(entry)[2]
+
+
+def batches_of(entry: bytes) -> list[BatchView]:
+    """The batches of an entry, in order. Raises `MalformedEntry`."""
+    try:
+        kind, version, _, count = _ENTRY.unpack_from(entry)
+    except struct.error as error:
+        raise MalformedEntry("entry header cut short") from error
+    if kind != REGULAR or version != VERSION:
+        raise MalformedEntry(f"entry of type {kind}, version {version}")
+    batches = list(read_batches(entry, _ENTRY.size))
+    if len(batches) != count:
+        raise MalformedEntry(f"entry announces {count} batches and holds {len(batches)}")
+    return batches
+
+
+def read_batches(data: bytes, position: int) -> Iterator[BatchView]:
+    """Batches one behind the other from `position` to the end. Raises `MalformedEntry`."""
+    end = len(data)
+    while position < end:
+        try:
+            kind, name_length, incarnation, sequence, length = _BATCH.unpack_from(data, position)
+            name = data[position + _BATCH.size : position + _BATCH.size + name_length].decode()
+        except (struct.error, UnicodeDecodeError) as error:
+            raise MalformedEntry("batch header cut short or garbled") from error
+        start = position + _BATCH.size + name_length
+        position = start + length
+        if position > end:
+            raise MalformedEntry("batch payload cut short")
+        yield BatchView(kind, name, incarnation, sequence, start, position)
+
+
+def batch_at(data: bytes, view: BatchView) -> Batch:
+    """The batch in its wire form again, out of the bytes that `view` was read from."""
+    whole = data[view.start - _BATCH.size - len(view.origin.encode()) : view.end]
+    return Batch(view.sequence, len(whole), [whole])

@@ -1,0 +1,191 @@
+"""The messages between peers of one group, and their wire format. Sans-IO.
+
+A frame is a kind byte and a body. The hot one, `Append`, is laid out by hand so that payloads are copied once on
+receipt and never on sending; the others are msgpack arrays of the fields.
+
+    append = 1 | term u64 | commit u64 | prev index u64 | prev term u64 | count u32 | table | payload...
+    table  = (term u64, length u32)...
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from cluster.ports import Buffer, pack
+
+
+class LogEntry(NamedTuple):
+    """pysyncobj's form of an entry: the order of its fields is fixed by it."""
+
+    payload: bytes
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
+    term: int
+
+
+class Append(NamedTuple):
+    """Raft AppendEntries: `entries` follow `prev_index` without a gap."""
+
+    term: int
+    commit_index: int
+    prev_index: int
+    prev_term: int
+    entries: Sequence[LogEntry]
+
+
+class Appended(NamedTuple):
+    """Answer to `Append` of `term`. success: the log matches up to `next_index` - 1. reset: send from `next_index`."""
+
+    term: int
+    next_index: int
+    success: bool
+    reset: bool
+
+
+class VoteRequest(NamedTuple):
+    term: int
+    last_index: int
+    last_term: int
+
+
+class Vote(NamedTuple):
+    """Granted; a refusal is silence."""
+
+    term: int
+
+
+class PreVoteRequest(NamedTuple):
+    """Raft thesis 9.6: would you vote for me in `term`? Changes nothing at the receiver."""
+
+    term: int
+    last_index: int
+    last_term: int
+    round: int
+
+
+class PreVote(NamedTuple):
+    """Answer to round `round`; `term` is the answering node's current term."""
+
+    term: int
+    round: int
+    granted: bool
+
+
+class HigherTerm(NamedTuple):
+    """Answer to a message of an old term.
+
+    Without it a pre-vote cluster could never take in a node whose term is ahead.
+    """
+
+    term: int
+
+
+class TimeoutNow(NamedTuple):
+    """Raft thesis 3.10: leadership transfer."""
+
+    term: int
+
+
+class Forward(NamedTuple):
+    """Batches for the leader of `term`, in their wire form one behind the other."""
+
+    term: int
+    batches: Sequence[Buffer]
+
+
+class Status(NamedTuple):
+    """What a node says of itself once a second, for operators."""
+
+    state: int
+    term: int
+    last_index: int
+    commit_index: int
+    applied_index: int
+
+
+Message = (
+    Append
+    | Appended
+    | VoteRequest
+    | Vote
+    | PreVoteRequest
+    | PreVote
+    | HigherTerm
+    | TimeoutNow
+    | Forward
+    | Status
+)
+
+
+class MalformedFrame(ValueError):
+    """An authenticated peer sent something that is not a frame of this protocol."""
+
+
+_KIND_APPEND = 1
+_KIND_FORWARD = 2
+_SMALL: dict[int, type[Any]] = {
+    3: Appended,
+    4: VoteRequest,
+    5: Vote,
+    6: PreVoteRequest,
+    7: PreVote,
+    8: HigherTerm,
+    9: TimeoutNow,
+    10: Status,
+}
+_SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
+_APPEND = struct.Struct("<BQQQQI")
+_FORWARD = struct.Struct("<BQ")
+_ENTRY_FORMAT = "QI"
+
+
+def encode(message: Message) -> list[Buffer]:
+    """The frame as buffers to be written one behind the other."""
+    if isinstance(message, Append):
+        entries = message.entries
+        table = [number for entry in entries for number in (entry[2], len(entry[0]))]
+        head = _APPEND.pack(_KIND_APPEND, *message[:4], len(entries))
+        return [
+            head + struct.pack("<" + _ENTRY_FORMAT * len(entries), *table),
+            *(entry[0] for entry in entries),
+        ]
+    if isinstance(message, Forward):
+        return [_FORWARD.pack(_KIND_FORWARD, message.term), *message.batches]
+    return [_SMALL_KINDS[type(message)], pack(message)]
+
+
+def decode(frame: bytes) -> Message:
+    """The message in a frame. Raises `MalformedFrame`."""
+    kind = frame[0] if frame else 0
+    try:
+        if kind == _KIND_APPEND:
+            return _decode_append(frame)
+        if kind == _KIND_FORWARD:
+            return Forward(_FORWARD.unpack_from(frame)[1], [frame[_FORWARD.size :]])
+        return _decode_small(_SMALL[kind], msgpack.unpackb(frame[1:], use_list=False))
+    except (struct.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedFrame(f"frame of kind {kind}, {len(frame)} bytes: {error}") from error
+
+
+def _decode_small(message_type: type[Any], fields: Any) -> Any:
+    if not isinstance(fields, tuple) or not all(isinstance(field, int) and field >= 0 for field in fields):  # pyright: ignore[reportUnknownVariableType]
+        raise MalformedFrame(f"{message_type.__name__} with other fields than numbers")
+    return message_type(*fields)
+
+
+def _decode_append(frame: bytes) -> Append:
+    _, term, commit_index, prev_index, prev_term, count = _APPEND.unpack_from(frame)
+    table = struct.unpack_from("<" + _ENTRY_FORMAT * count, frame, _APPEND.size)
+    position = _APPEND.size + 12 * count
+    index = prev_index
+    entries: list[LogEntry] = []
+    for entry_term, length in zip(table[::2], table[1::2], strict=True):
+        index += 1
+        entries.append(LogEntry(frame[position : position + length], index, entry_term))
+        position += length
+    if position != len(frame):
+        raise MalformedFrame("append whose payloads do not fill the frame")
+    return Append(term, commit_index, prev_index, prev_term, entries)

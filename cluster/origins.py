@@ -1,0 +1,66 @@
+"""Exactly-once, in-order submission: which batch of which node was applied last. Part of the replicated state.
+
+A node numbers its batches 1, 2, 3 ... under an *incarnation* (a number that grows with every start) and sends those
+that it has not seen applied again to each new leader. So a batch may be in the log twice, never out of order; the
+second is dropped here, on every replica alike (design invariant 3).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Origin(NamedTuple):
+    incarnation: int
+    sequence: int
+    expelled: bool
+
+
+class Admission(Enum):
+    """What to do with a batch."""
+
+    APPLY = "apply"
+    APPLY_AFTER_RESTART = "apply after restart"
+    """The first batch of a new incarnation: whatever the old one held is to be given up first."""
+    DROP = "drop"
+
+
+class Origins:
+    """The last applied sequence of each node's incarnation."""
+
+    def __init__(self) -> None:
+        self._origins: dict[str, Origin] = {}
+
+    def admit(self, name: str, incarnation: int, sequence: int) -> Admission:
+        """Decide on a batch and, unless it is dropped, count it as applied."""
+        known = self._origins.get(name)
+        if known is not None and incarnation == known.incarnation:
+            if known.expelled or sequence != known.sequence + 1:
+                return Admission.DROP
+            self._origins[name] = Origin(incarnation, sequence, expelled=False)
+            return Admission.APPLY
+        if (known is not None and incarnation < known.incarnation) or sequence != 1:
+            return Admission.DROP
+        self._origins[name] = Origin(incarnation, sequence, expelled=False)
+        return Admission.APPLY if known is None else Admission.APPLY_AFTER_RESTART
+
+    def expel(self, name: str, incarnation: int) -> bool:
+        """Take nothing more from this incarnation; False if it is not the current one."""
+        known = self._origins.get(name)
+        if known is None or known.incarnation != incarnation or known.expelled:
+            return False
+        self._origins[name] = known._replace(expelled=True)
+        return True
+
+    def get(self, name: str) -> Origin | None:
+        return self._origins.get(name)
+
+    def dump(self) -> list[tuple[str, int, int, bool]]:
+        rows = sorted(self._origins.items())
+        return [(name, origin.incarnation, origin.sequence, origin.expelled) for name, origin in rows]
+
+    def load(self, rows: list[tuple[str, int, int, bool]]) -> None:
+        self._origins = {
+            name: Origin(incarnation, sequence, expelled) for name, incarnation, sequence, expelled in rows
+        }
