@@ -1,0 +1,90 @@
+"""The command `qq`.
+
+Lives here: the subcommands and their options. A command is a module with one function, which returns
+the exit status.
+
+Law: an operating error is one line on standard error and exit status 1, never a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qq.cli.layout import BASE_PORT_MAX
+from qq.cli.serve import serve
+from qq.cli.status import status
+from qq.cli.up import up
+from qq.errors import OperatingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name and return its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except OperatingError as error:
+        print(f"qq {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # before the command had its own signal handlers
+        return 130
+
+
+def _run(options: argparse.Namespace) -> int:
+    match options.command:
+        case "up":
+            return up(
+                data_dir=options.data_dir,
+                node_count=options.nodes,
+                base_port=options.base_port,
+                fresh=options.fresh,
+                restart=options.restart,
+            )
+        case "serve":
+            return serve(options.config)
+        case "status":
+            return status(options.http, options.user, options.password, as_json=options.json)
+        case command:
+            raise AssertionError(command)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="qq", description="A message broker with replicated queues.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    up_command = commands.add_parser("up", help="run a local cluster until Ctrl-C")
+    up_command.add_argument("--nodes", type=int, choices=(1, 3, 5), default=3)
+    up_command.add_argument(
+        "--data-dir", type=Path, default=Path("var"), metavar="DIR", help="kept between runs (default: ./var)"
+    )
+    up_command.add_argument(
+        "--base-port",
+        type=_base_port,
+        default=5672,
+        metavar="PORT",
+        help="node i: AMQP on PORT+i-1, HTTP on that +10000, peers on that +20000 (default: 5672)",
+    )
+    up_command.add_argument("--fresh", action="store_true", help="delete the cluster in the directory first")
+    up_command.add_argument("--restart", action="store_true", help="start a node that died again")
+
+    serve_command = commands.add_parser("serve", help="run one node until SIGTERM")
+    serve_command.add_argument("--config", type=Path, required=True, metavar="FILE")
+
+    status_command = commands.add_parser("status", help="show the cluster as one of its nodes sees it")
+    status_command.add_argument("--http", default="http://127.0.0.1:15672", metavar="URL")
+    status_command.add_argument("--user", default="guest")
+    status_command.add_argument("--password", default="guest")
+    status_command.add_argument("--json", action="store_true", help="print what the node answered")
+    return parser
+
+
+def _base_port(text: str) -> int:
+    port = int(text)
+    if not 1 <= port <= BASE_PORT_MAX:
+        raise argparse.ArgumentTypeError(f"must be 1 to {BASE_PORT_MAX}")
+    return port

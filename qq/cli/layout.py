@@ -1,0 +1,191 @@
+"""The files of a local cluster, as `qq up` keeps them in its directory.
+
+    DIR/lock            held while a `qq up` runs on the directory
+    DIR/secret          the cluster's secret, kept between runs
+    DIR/cluster.json    written when the cluster serves: nodes, processes, ports
+    DIR/<node>/node.toml, log, data/
+
+Lives here: names, ports, and making and reading these files. Not here: processes (up.py).
+
+Law: only what is listed above is ever written or deleted; the directory may hold other files of the user.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import tomllib
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from qq.config import NodeAddress
+from qq.errors import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+    from pathlib import Path
+
+HOST = "127.0.0.1"
+USER = "guest"
+PASSWORD = "guest"  # noqa: S105 -- the default that every AMQP client knows, good from loopback only
+HTTP_PORT_OFFSET = 10_000
+PEER_PORT_OFFSET = 20_000
+NODE_COUNT_MAX = 5
+BASE_PORT_MAX = 65_535 - PEER_PORT_OFFSET - (NODE_COUNT_MAX - 1)
+_NODE_NAMES = tuple(f"n{number}" for number in range(1, NODE_COUNT_MAX + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """One node of the local cluster and its files."""
+
+    address: NodeAddress
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        return self.address.name
+
+    @property
+    def data_dir(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def config(self) -> Path:
+        return self.directory / "node.toml"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "log"
+
+
+def local_nodes(data_dir: Path, node_count: int, base_port: int) -> tuple[LocalNode, ...]:
+    return tuple(
+        LocalNode(
+            NodeAddress(
+                name=name,
+                host=HOST,
+                peer_port=base_port + PEER_PORT_OFFSET + number,
+                amqp_port=base_port + number,
+                http_port=base_port + HTTP_PORT_OFFSET + number,
+            ),
+            data_dir / name,
+        )
+        for number, name in enumerate(_NODE_NAMES[:node_count])
+    )
+
+
+@contextmanager
+def locked(data_dir: Path) -> Generator[None]:
+    """Hold the directory, made if it is missing, against every other `qq up`."""
+    with _explained(data_dir):
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = (data_dir / "lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandError(f"{data_dir} is in use by another `qq up`") from None
+        yield
+
+
+def prepare(data_dir: Path, nodes: Sequence[LocalNode], *, fresh: bool) -> None:
+    """Write the nodes' configurations and the secret; what an earlier run stored stays, unless `fresh`."""
+    with _explained(data_dir):
+        if fresh:
+            _delete(data_dir)
+        _refuse_other_size(data_dir, len(nodes))
+        # It belongs to processes that are gone: nobody must take it for ours.
+        (data_dir / "cluster.json").unlink(missing_ok=True)
+        if not (data_dir / "secret").exists():
+            _replace(data_dir / "secret", secrets.token_hex(32) + "\n")
+        for node in nodes:
+            node.data_dir.mkdir(parents=True, exist_ok=True)
+            _replace(node.config, _configuration(node, nodes))
+            node.log.open("ab").close()
+
+
+def write_cluster_file(data_dir: Path, nodes: Sequence[LocalNode], pids: Mapping[str, int]) -> None:
+    described = [
+        {
+            "name": node.name,
+            "pid": pids[node.name],
+            "amqp_port": node.address.amqp_port,
+            "http_port": node.address.http_port,
+            "peer_port": node.address.peer_port,
+            "data_dir": str(node.data_dir),
+            "config": str(node.config),
+        }
+        for node in nodes
+    ]
+    document = {"nodes": described, "user": USER, "password": PASSWORD}
+    with _explained(data_dir):
+        _replace(data_dir / "cluster.json", json.dumps(document, indent=2) + "\n")
+
+
+def _configuration(node: LocalNode, nodes: Sequence[LocalNode]) -> str:
+    """Text of node.toml. JSON strings are TOML strings."""
+    lines = [
+        "# Written by `qq up` at every start: changes here are lost. It shows what a node needs.",
+        "[node]",
+        f"name = {json.dumps(node.name)}",
+        'data_dir = "data"',
+        "",
+        "[cluster]",
+        'secret_file = "../secret"',
+        "",
+        "[users]",
+        f"default_user = {json.dumps(USER)}",
+        f"default_password = {json.dumps(PASSWORD)}",
+    ]
+    for member in nodes:
+        lines += ["", "[[nodes]]"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in asdict(member.address).items()]
+    return "\n".join(lines) + "\n"
+
+
+def _refuse_other_size(data_dir: Path, node_count: int) -> None:
+    """Raise if the directory holds a cluster of another size: they would not agree on what a majority is."""
+    for name in _NODE_NAMES:
+        config = data_dir / name / "node.toml"
+        if not config.exists():
+            continue
+        try:
+            found = len(tomllib.loads(config.read_text())["nodes"])
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError):
+            raise CommandError(f"{config} is damaged; --fresh deletes the cluster in {data_dir}") from None
+        if found != node_count:
+            raise CommandError(
+                f"{data_dir} holds a cluster of {found} nodes, not {node_count}; --fresh deletes it"
+            )
+
+
+def _delete(data_dir: Path) -> None:
+    for name in _NODE_NAMES:
+        # Without our file in it, a directory of that name is the user's.
+        if (data_dir / name / "node.toml").exists():
+            shutil.rmtree(data_dir / name)
+    for name in ("cluster.json", "secret"):
+        (data_dir / name).unlink(missing_ok=True)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write the whole file or nothing, readable by the owner only: secret and password are in these files."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+@contextmanager
+def _explained(data_dir: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or data_dir
+        raise CommandError(f"cannot use the directory {data_dir}: {where}: {error.strerror}") from None

@@ -1,0 +1,76 @@
+"""What `qq up` shows: its own lines and what the nodes add to their logs.
+
+Law: no caller here ever waits for the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOG_READ_BYTES = 65_536
+_LINES_WAITING_MAX = 10_000  # lines that nobody reads are dropped from the screen; they are in the log
+_LAST_LINES_TIMEOUT_S = 1.0
+_STANDARD_OUTPUT = 1
+
+
+class LogReader:
+    """Prints what is added to a node's log from now on, with the name of the node before each line."""
+
+    def __init__(self, name: str, path: Path, screen: Screen) -> None:
+        self._name = name
+        self._screen = screen
+        self._file = path.open("a+b")
+        self._file.seek(0, os.SEEK_END)
+        self._unfinished = b""
+
+    def print_new(self) -> None:
+        while data := self._file.read(_LOG_READ_BYTES):
+            *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+            if len(self._unfinished) > _LOG_READ_BYTES:
+                lines.append(self._unfinished)
+                self._unfinished = b""
+            for line in lines:
+                self._say(line)
+
+    def close(self) -> None:
+        self.print_new()
+        if self._unfinished:
+            self._say(self._unfinished)
+        self._file.close()
+
+    def _say(self, line: bytes) -> None:
+        self._screen.say(f"{self._name} | {line.decode(errors='replace')}")
+
+
+class Screen:
+    """Standard output, written by a thread of its own, because a write may block for as long as it likes."""
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[str | None] = queue.Queue(_LINES_WAITING_MAX)
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
+
+    def say(self, line: str) -> None:
+        with suppress(queue.Full):
+            self._lines.put_nowait(line)
+
+    def close(self) -> None:
+        """Give the last lines a moment to get out."""
+        with suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._writer.join(_LAST_LINES_TIMEOUT_S)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            # Not print(): a thread stuck inside sys.stdout would make the interpreter abort at its end.
+            data = line.encode(errors="replace") + b"\n"
+            with suppress(OSError):  # the reader of our output is gone: the cluster goes on
+                while data:
+                    data = data[os.write(_STANDARD_OUTPUT, data) :]

@@ -1,0 +1,61 @@
+"""`qq serve`: one node in the foreground.
+
+Lives here: what belongs to the process: its event loop, signals, log format and exit status.
+Not here: what a node is made of (qq/node.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from qq import config, node
+from qq.errors import StartError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from qq.config import NodeConfig
+
+PARENT_VARIABLE = "QQ_PARENT_PID"
+"""Set by `qq up`: this process dies with that one, even if that one is killed with SIGKILL."""
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def serve(config_file: Path) -> int:
+    """Run the node until SIGTERM or SIGINT; raises OperatingError."""
+    _die_with_parent()
+    settings = config.load(config_file, os.environ)
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    uvloop.run(_serve_until_stopped(settings))
+    return 0
+
+
+async def _serve_until_stopped(settings: NodeConfig) -> None:
+    loop = asyncio.get_running_loop()
+    serving = loop.create_task(node.run(settings))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.cancel)
+    await asyncio.wait([serving])
+    if not serving.cancelled():
+        serving.result()
+
+
+def _die_with_parent() -> None:
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if str(os.getppid()) != parent:  # it died before the call above could take effect
+        raise StartError("the `qq up` that started this node is gone")

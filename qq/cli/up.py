@@ -1,0 +1,249 @@
+"""`qq up`: a local cluster, one process for each node, until Ctrl-C.
+
+Lives here: starting, watching and stopping the processes, and telling the user what happens.
+Not here: the files of the cluster (layout.py), what a node does (serve.py).
+
+Law: nothing that `qq up` prints can hold up a node. A node writes to its own log file, which `qq up` reads
+and prints: a stopped terminal or a pipe that nobody reads costs lines on the screen and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, STDOUT, Process
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from qq.cli.layout import HOST, PASSWORD, USER, LocalNode, local_nodes, locked, prepare, write_cluster_file
+from qq.cli.screen import LogReader, Screen
+from qq.cli.serve import PARENT_VARIABLE
+from qq.errors import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SERVE_COMMAND = (sys.executable, "-m", "qq", "serve")
+
+_POLL_S = 0.1  # how soon a ready node or a new line in a log is noticed
+_ANSWER_TIMEOUT_S = 2.0
+_WAITING_NOTICE_S = 10.0  # a long replay is normal; silence is not
+_STOP_TIMEOUT_S = 10.0
+_RESTART_DELAY_S = 1.0  # a node that cannot start must not keep the processor busy
+
+
+def up(
+    *,
+    data_dir: Path,
+    node_count: int,
+    base_port: int,
+    fresh: bool,
+    restart: bool,
+    serve_command: Sequence[str] = SERVE_COMMAND,
+) -> int:
+    """Run the cluster until SIGINT, SIGTERM or SIGHUP; raises CommandError."""
+    data_dir = data_dir.absolute()
+    nodes = local_nodes(data_dir, node_count, base_port)
+    with locked(data_dir):
+        _refuse_used_ports(nodes)
+        prepare(data_dir, nodes, fresh=fresh)
+        screen = Screen()
+        try:
+            asyncio.run(_Cluster(data_dir, nodes, serve_command, screen, restart=restart).run())
+        finally:
+            screen.close()
+    return 0
+
+
+def _refuse_used_ports(nodes: Sequence[LocalNode]) -> None:
+    for node in nodes:
+        address = node.address
+        for what, port in (
+            ("AMQP", address.amqp_port),
+            ("HTTP", address.http_port),
+            ("peers", address.peer_port),
+        ):
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((HOST, port))
+                except OSError as error:
+                    reason = (
+                        "is in use"
+                        if error.errno == errno.EADDRINUSE
+                        else f"cannot be used: {error.strerror}"
+                    )
+                    raise CommandError(f"port {port} ({what} of {node.name}) {reason}") from None
+
+
+class _Cluster:
+    """The processes of the cluster; one task watches each of them."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        nodes: Sequence[LocalNode],
+        serve_command: Sequence[str],
+        screen: Screen,
+        *,
+        restart: bool,
+    ) -> None:
+        self._data_dir = data_dir
+        self._nodes = nodes
+        self._serve_command = serve_command
+        self._screen = screen
+        self._restart = restart
+        self._running: dict[str, Process] = {}
+        self._pids: dict[str, int] = {}
+        self._serves = False
+
+    async def run(self) -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        logs = [LogReader(node.name, node.log, self._screen) for node in self._nodes]
+        printing = asyncio.create_task(_print_logs(logs))
+        try:
+            await self._serve_until(stop)
+        finally:
+            await self._stop_all()
+            printing.cancel()
+            for log in logs:
+                log.close()
+
+    async def _serve_until(self, stop: asyncio.Event) -> None:
+        """Return when told to stop; raises CommandError when a node cannot start."""
+        stopping = asyncio.create_task(stop.wait())
+        for node in self._nodes:
+            await self._start(node)
+        tasks: list[asyncio.Task[Any]] = [
+            stopping,
+            asyncio.create_task(self._announce()),
+            *map(self._watcher, self._nodes),
+        ]
+        try:
+            while not stopping.done():
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    tasks.remove(task)
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- processes
+
+    async def _start(self, node: LocalNode) -> None:
+        try:
+            with node.log.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *self._serve_command,
+                    "--config",
+                    str(node.config),
+                    stdin=DEVNULL,
+                    stdout=log,
+                    stderr=STDOUT,
+                    env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
+                    start_new_session=True,  # Ctrl-C is for us: we stop the nodes
+                )
+        except OSError as error:
+            raise CommandError(f"{node.name} cannot be started: {error}") from None
+        self._running[node.name] = process
+        self._pids[node.name] = process.pid
+        if self._serves:
+            write_cluster_file(self._data_dir, self._nodes, self._pids)
+
+    def _watcher(self, node: LocalNode) -> asyncio.Task[None]:
+        return asyncio.create_task(self._watch(node))
+
+    async def _watch(self, node: LocalNode) -> None:
+        """Report when the process ends and, if asked for, start it again."""
+        while True:
+            process = self._running[node.name]
+            status = await process.wait()
+            del self._running[node.name]
+            death = f"{node.name} (pid {process.pid}) {_death(status)}"
+            if not self._serves:
+                raise CommandError(f"{death} before the cluster was ready; see {node.log}")
+            self._screen.say(death)
+            if not self._restart:
+                return
+            await asyncio.sleep(_RESTART_DELAY_S)
+            await self._start(node)
+            self._screen.say(f"{node.name} started again (pid {self._pids[node.name]})")
+
+    async def _stop_all(self) -> None:
+        processes = list(self._running.values())
+        for process in processes:
+            with suppress(ProcessLookupError):
+                process.terminate()
+        waiting = [asyncio.create_task(process.wait()) for process in processes]
+        if not waiting:
+            return
+        await asyncio.wait(waiting, timeout=_STOP_TIMEOUT_S)
+        for name, process in self._running.items():
+            if process.returncode is None:
+                self._screen.say(f"{name} (pid {process.pid}) did not stop in {_STOP_TIMEOUT_S:g} s: killed")
+                with suppress(ProcessLookupError):
+                    process.kill()
+        await asyncio.wait(waiting)
+
+    # --- becoming ready
+
+    async def _announce(self) -> None:
+        """Wait for every node to serve, then tell the user and the programs that wait for it."""
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            await asyncio.gather(*(self._until_ready(node, session) for node in self._nodes))
+        write_cluster_file(self._data_dir, self._nodes, self._pids)
+        self._serves = True
+        self._screen.say(
+            f"{len(self._nodes)} nodes, data in {self._data_dir}, user {USER}, password {PASSWORD}"
+        )
+        for node in self._nodes:
+            amqp = f"amqp://{USER}:{PASSWORD}@{HOST}:{node.address.amqp_port}/"
+            self._screen.say(f"  {node.name}  {amqp}  http://{HOST}:{node.address.http_port}/")
+        self._screen.say("cluster ready")
+
+    async def _until_ready(self, node: LocalNode, session: aiohttp.ClientSession) -> None:
+        clock = asyncio.get_running_loop()
+        notice_at = clock.time() + _WAITING_NOTICE_S
+        while (reason := await _not_ready(node, session)) is not None:
+            if clock.time() >= notice_at:
+                self._screen.say(f"waiting for {node.name}: {reason}")
+                notice_at += _WAITING_NOTICE_S
+            await asyncio.sleep(_POLL_S)
+
+
+async def _not_ready(node: LocalNode, session: aiohttp.ClientSession) -> str | None:
+    """Why the node does not serve yet, or None."""
+    try:
+        async with session.get(f"http://{HOST}:{node.address.http_port}/healthz") as answer:
+            health = await answer.json()
+            return None if answer.ok else str(health["reason"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+        return "no answer over HTTP"
+
+
+def _death(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # real-time signals have no names
+        return f"was killed by signal {-status}"
+
+
+async def _print_logs(logs: Sequence[LogReader]) -> None:
+    while True:
+        for log in logs:
+            log.print_new()
+        await asyncio.sleep(_POLL_S)

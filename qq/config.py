@@ -1,0 +1,348 @@
+"""The configuration of one node.
+
+Lives here: what can be set, the defaults, the named limits, and reading it from TOML and the environment.
+Not here: what `qq up` writes (cli/layout.py), and the cluster's own view of its settings (cluster).
+
+Law: a configuration that loads is complete and consistent; one that does not gives one line that names the
+file (or the environment variable), the key and what is wrong. An unknown key is an error, never ignored.
+
+A key is `[section] key` in the file and `QQ_<SECTION>_<KEY>` in the environment, which wins. The list of
+nodes is only in the file. Relative paths are relative to the directory of the file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from qq.errors import OperatingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+NODES_MAX = 7  # every entry goes to every node: more members cost speed and add no safety
+SECRET_LENGTH_MIN = 16  # the only thing between a peer port and the log
+_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")  # a name is part of file names, metrics and wire messages
+_ENVIRONMENT_PREFIX = "QQ_"
+
+
+class ConfigError(OperatingError):
+    """The configuration cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """Where one node of the cluster is found."""
+
+    name: str
+    host: str
+    peer_port: int
+    amqp_port: int
+    http_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Certificate, private key and the authority that signs the other side's certificate (PEM files)."""
+
+    cert: Path
+    key: Path
+    ca: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Upper bounds, each to be set as `[limits] name`; all are above zero."""
+
+    channel_max: int = 2047
+    """Channels of a connection. RabbitMQ's value: clients have it compiled in."""
+    frame_max: int = 131_072
+    """Bytes. RabbitMQ's value; an unfinished frame is held in memory, once for each connection."""
+    message_bytes: int = 16 * 1024 * 1024
+    """RabbitMQ's value: a message is a part of one log entry, in memory while it is replicated."""
+    write_buffer_bytes: int = 1024 * 1024
+    """For each connection: deliveries pause above it; a slow consumer's backlog stays in the log."""
+    uncommitted_bytes: int = 8 * 1024 * 1024
+    """For each connection: published and not yet in the log; above it the node stops reading."""
+    node_uncommitted_bytes: int = 128 * 1024 * 1024
+    """The same over all connections: what a node without a majority may hold in memory."""
+    cache_bytes: int = 32 * 1024 * 1024
+    """Recent entries kept in memory; older ones are read back from the disk."""
+    segment_bytes: int = 64 * 1024 * 1024
+    """A segment file is closed here: the unit in which disk space is given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Everything that one node is told from outside. Durations are in seconds."""
+
+    name: str
+    data_dir: Path
+    nodes: tuple[NodeAddress, ...]
+    secret: str = field(repr=False)
+    cluster_name: str = "qq"
+    log_level: str = "info"
+
+    amqp_host: str = "127.0.0.1"
+    """Addresses to listen on; a deployment over several machines sets them."""
+    http_host: str = "127.0.0.1"
+    peer_host: str = "127.0.0.1"
+
+    default_user: str = "guest"
+    """Created, with the tag administrator, when the catalog of users is empty."""
+    default_password: str = field(default="guest", repr=False)
+    loopback_users: tuple[str, ...] = ("guest",)
+    """Users who may log in from this machine only: the default password is public knowledge."""
+
+    election_timeout_min_s: float = 1.0
+    election_timeout_max_s: float = 2.0
+    heartbeat_s: float = 0.1
+
+    limits: Limits = Limits()
+    amqp_tls: TlsFiles | None = None
+    peer_tls: TlsFiles | None = None
+
+    product: str = "RabbitMQ"
+    """Sent to AMQP clients: several (kombu among them) choose their behaviour by product and version."""
+    version: str = "4.0.0"
+
+    @property
+    def address(self) -> NodeAddress:
+        """The entry of `nodes` that is this node."""
+        return next(node for node in self.nodes if node.name == self.name)
+
+
+def load(path: Path, environ: Mapping[str, str]) -> NodeConfig:
+    """Read and check the file at `path`, with overrides from `environ`; raises ConfigError."""
+    reader = _Reader(path, _parse(path), environ)
+    config = _read(reader)
+    reader.refuse_unknown()
+    _check(config, path)
+    return config
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+
+
+def _read(reader: _Reader) -> NodeConfig:
+    default = NodeConfig("", Path(), (), "")
+    seconds, text = reader.seconds, reader.text
+    return NodeConfig(
+        name=text("node", "name"),
+        data_dir=reader.path("node", "data_dir"),
+        log_level=text("node", "log_level", default.log_level),
+        nodes=reader.nodes(),
+        cluster_name=text("cluster", "name", default.cluster_name),
+        secret=reader.secret("cluster", "secret"),
+        election_timeout_min_s=seconds("cluster", "election_timeout_min_s", default.election_timeout_min_s),
+        election_timeout_max_s=seconds("cluster", "election_timeout_max_s", default.election_timeout_max_s),
+        heartbeat_s=seconds("cluster", "heartbeat_s", default.heartbeat_s),
+        amqp_host=text("listen", "amqp_host", default.amqp_host),
+        http_host=text("listen", "http_host", default.http_host),
+        peer_host=text("listen", "peer_host", default.peer_host),
+        default_user=text("users", "default_user", default.default_user),
+        default_password=text("users", "default_password", default.default_password),
+        loopback_users=reader.texts("users", "loopback_users", default.loopback_users),
+        limits=reader.limits(),
+        amqp_tls=reader.tls("amqp_tls"),
+        peer_tls=reader.tls("peer_tls"),
+        product=text("product", "name", default.product),
+        version=text("product", "version", default.version),
+    )
+
+
+def _check(config: NodeConfig, path: Path) -> None:
+    """Raise for what one key alone cannot tell."""
+    for key, name in (("[node] name", config.name), ("[cluster] name", config.cluster_name)):
+        if _NAME.fullmatch(name) is None:
+            raise ConfigError(f"{path}: {key}: {name!r} must be 1 to 64 of A-Z a-z 0-9 _ . @ -")
+    if config.name not in [node.name for node in config.nodes]:
+        raise ConfigError(f"{path}: [node] name: {config.name!r} is not the name of one of the [[nodes]]")
+    if config.log_level not in LOG_LEVELS:
+        raise ConfigError(f"{path}: [node] log_level: must be one of {', '.join(LOG_LEVELS)}")
+    if len(config.secret) < SECRET_LENGTH_MIN:
+        raise ConfigError(f"{path}: [cluster] secret: must have at least {SECRET_LENGTH_MIN} characters")
+    if config.election_timeout_min_s >= config.election_timeout_max_s:
+        # Nodes that time out at the same moment split the vote again and again.
+        raise ConfigError(f"{path}: [cluster] election_timeout_max_s: must be above election_timeout_min_s")
+    if config.heartbeat_s * 2 > config.election_timeout_min_s:
+        # One lost heartbeat must not depose a leader.
+        raise ConfigError(f"{path}: [cluster] heartbeat_s: must be at most half of election_timeout_min_s")
+
+
+class _Reader:
+    """One look-up for each key, environment first; remembers what was asked for, to refuse the rest."""
+
+    def __init__(self, path: Path, document: dict[str, Any], environ: Mapping[str, str]) -> None:
+        self._path = path
+        self._document = document
+        self._environ = environ
+        self._known: dict[str, set[str]] = {}
+
+    # --- values
+
+    def text(self, section: str, key: str, default: str | None = None) -> str:
+        value = self._required(section, key, default)
+        if not isinstance(value, str) or not value:
+            raise self._error(section, key, "must be a non-empty string")
+        return value
+
+    def texts(self, section: str, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        """Read a list of strings; in the environment separated by commas."""
+        value = self._find(section, key)
+        if value is None:
+            return default
+        if self._in_environment(section, key):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        if not _is_text_list(value):
+            raise self._error(section, key, "must be a list of non-empty strings")
+        return tuple(value)
+
+    def seconds(self, section: str, key: str, default: float) -> float:
+        value = self._number(section, key, default)
+        if not math.isfinite(value) or value <= 0:
+            raise self._error(section, key, "must be a number of seconds above zero")
+        return float(value)
+
+    def size(self, section: str, key: str, default: int) -> int:
+        value = self._number(section, key, default)
+        if not isinstance(value, int) or value <= 0:
+            raise self._error(section, key, "must be a whole number above zero")
+        return value
+
+    def limits(self) -> Limits:
+        defaults = Limits()
+        names = [limit.name for limit in fields(Limits)]
+        return Limits(**{name: self.size("limits", name, getattr(defaults, name)) for name in names})
+
+    def path(self, section: str, key: str) -> Path:
+        return self._path.parent / self.text(section, key)
+
+    def secret(self, section: str, key: str) -> str:
+        """Read the secret, or the file that holds it (so that the configuration can be shown around)."""
+        key_file = f"{key}_file"
+        if self._find(section, key_file) is None:
+            return self.text(section, key)
+        if self._find(section, key) is not None:
+            raise self._error(section, key, f"give either {key} or {key_file}")
+        path = self.path(section, key_file)
+        try:
+            return path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            raise self._error(section, key_file, f"{path} is not a readable text file") from None
+
+    def tls(self, section: str) -> TlsFiles | None:
+        keys = [key for key in ("cert", "key", "ca") if self._find(section, key) is not None]
+        if not keys and section not in self._document:
+            return None
+        return TlsFiles(*(self._existing_file(section, key) for key in ("cert", "key", "ca")))
+
+    def nodes(self) -> tuple[NodeAddress, ...]:
+        tables: Any = self._document.get("nodes", [])
+        if not isinstance(tables, list) or not 1 <= len(tables) <= NODES_MAX:
+            raise ConfigError(f"{self._path}: [[nodes]]: must be given 1 to {NODES_MAX} times")
+        nodes = tuple(self._node(table, position) for position, table in enumerate(tables, 1))
+        for what in ("name", "peer_port", "amqp_port", "http_port"):
+            values = [node.name if what == "name" else (node.host, getattr(node, what)) for node in nodes]
+            if len(set(values)) < len(values):
+                raise ConfigError(f"{self._path}: [[nodes]] {what}: two nodes have the same")
+        return nodes
+
+    def _node(self, table: Any, position: int) -> NodeAddress:
+        where = f"{self._path}: [[nodes]] number {position}"
+        expected = [known.name for known in fields(NodeAddress)]
+        if not isinstance(table, dict) or sorted(table) != sorted(expected):
+            raise ConfigError(f"{where}: must have exactly the keys {', '.join(expected)}")
+        for key in ("name", "host"):
+            if not isinstance(table[key], str) or not table[key]:
+                raise ConfigError(f"{where}: {key}: must be a non-empty string")
+        for key in ("peer_port", "amqp_port", "http_port"):
+            if type(table[key]) is not int or not 0 < table[key] <= 65535:
+                raise ConfigError(f"{where}: {key}: must be a port number, 1 to 65535")
+        return NodeAddress(**table)
+
+    def _existing_file(self, section: str, key: str) -> Path:
+        path = self.path(section, key)
+        if not path.is_file():
+            raise self._error(section, key, f"{path} is not a file")
+        return path
+
+    # --- where values come from
+
+    def refuse_unknown(self) -> None:
+        """Raise for the first key in the file or the environment that nothing has asked for."""
+        for section, table in self._document.items():
+            if section == "nodes":
+                continue
+            if section not in self._known:
+                raise ConfigError(f"{self._path}: [{section}]: there is no such section")
+            for key in table:
+                if key not in self._known[section]:
+                    raise self._error(section, key, "there is no such key")
+        known = {_variable(section, key) for section, keys in self._known.items() for key in keys}
+        # Others use the prefix too (Kubernetes sets QQ_SERVICE_HOST for a service "qq"): our sections only.
+        ours = tuple(_variable(section, "") for section in self._known)
+        for variable in sorted(self._environ):
+            if variable.startswith(ours) and variable not in known:
+                raise ConfigError(f"environment: {variable}: there is no such key")
+
+    def _find(self, section: str, key: str) -> Any:
+        self._known.setdefault(section, set()).add(key)
+        table = self._document.get(section, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{self._path}: [{section}]: must be a section")
+        return self._environ.get(_variable(section, key), table.get(key))
+
+    def _required(self, section: str, key: str, default: Any) -> Any:
+        value = self._find(section, key)
+        if value is None:
+            value = default
+        if value is None:
+            raise self._error(section, key, "is missing")
+        return value
+
+    def _number(self, section: str, key: str, default: float) -> int | float:
+        value = self._required(section, key, default)
+        if self._in_environment(section, key):
+            value = _number_in(value)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._error(section, key, "must be a number")
+        return value
+
+    def _in_environment(self, section: str, key: str) -> bool:
+        return _variable(section, key) in self._environ
+
+    def _error(self, section: str, key: str, what: str) -> ConfigError:
+        if self._in_environment(section, key):
+            return ConfigError(f"environment: {_variable(section, key)}: {what}")
+        return ConfigError(f"{self._path}: [{section}] {key}: {what}")
+
+
+def _variable(section: str, key: str) -> str:
+    return f"{_ENVIRONMENT_PREFIX}{section}_{key}".upper()
+
+
+def _number_in(text: str) -> float | None:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _is_text_list(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(item, str) and item for item in value)

@@ -1,0 +1,54 @@
+// Shows /api/cluster and /api/queues, and asks again every two seconds. The browser asks for user and password.
+"use strict";
+
+const REFRESH_MS = 2000;
+const QUEUES_SHOWN_MAX = 500; // a browser is slow with more rows, and nobody reads them
+
+function row(cells, className) {
+  const tr = document.createElement("tr");
+  tr.className = className || "";
+  for (const cell of cells) {
+    const td = document.createElement("td");
+    td.textContent = cell === null || cell === undefined ? "–" : cell; // text, never markup: names come from users
+    if (typeof cell !== "string") td.className = "number";
+    tr.append(td);
+  }
+  return tr;
+}
+
+async function read(path) {
+  const answer = await fetch(path, { headers: { Accept: "application/json" } });
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.reason);
+  return body;
+}
+
+function showCluster(cluster) {
+  document.getElementById("cluster").textContent = `cluster ${cluster.cluster}, seen from ${cluster.node}`;
+  document.getElementById("nodes").replaceChildren(...cluster.nodes.map((node) => row(
+    [node.name, node.state, node.term, node.last_index, node.commit_index, node.applied_index], node.state)));
+}
+
+function showQueues(queues) {
+  const shown = queues.slice(0, QUEUES_SHOWN_MAX);
+  document.getElementById("queue-count").textContent =
+    shown.length < queues.length ? `${shown.length} of ${queues.length}` : `${queues.length}`;
+  document.getElementById("queues").replaceChildren(...shown.map((queue) => row(
+    [queue.name, queue.type, queue.messages_ready, queue.messages_unacknowledged, queue.consumers])));
+}
+
+async function refresh() {
+  const problem = document.getElementById("problem");
+  try {
+    showCluster(await read("/api/cluster"));
+    showQueues(await read("/api/queues"));
+    problem.hidden = true;
+  } catch (error) {
+    problem.textContent = `The node does not answer: ${error.message}`;
+    problem.hidden = false;
+  }
+  document.body.classList.toggle("stale", !problem.hidden);
+  setTimeout(refresh, REFRESH_MS);
+}
+
+refresh();

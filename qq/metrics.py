@@ -1,0 +1,178 @@
+"""What a node counts, and how Prometheus reads it.
+
+Lives here: the counters, the names under which they are shown (RabbitMQ's: its dashboards work), and the
+collector. Not here: HTTP.
+
+Law: the hot path adds to plain integers and knows nothing of Prometheus; a scrape makes names and labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client import Metric
+
+_NO_LABELS: dict[str, str] = {}
+_PROTOCOL = {"protocol": "amqp091"}
+_QUEUE_TYPE = _PROTOCOL | {"queue_type": "rabbit_quorum_queue"}
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened on this node since it started. Each only grows."""
+
+    connections_opened: int = 0
+    connections_closed: int = 0
+    channels_opened: int = 0
+    channels_closed: int = 0
+    logins_succeeded: int = 0
+    logins_failed: int = 0
+    messages_received: int = 0
+    messages_received_confirm: int = 0
+    """Those of `messages_received` that came on a channel in confirm mode."""
+    messages_confirmed: int = 0
+    messages_unroutable_returned: int = 0
+    messages_delivered_manual_ack: int = 0
+    messages_delivered_auto_ack: int = 0
+    messages_got_manual_ack: int = 0
+    messages_got_auto_ack: int = 0
+    get_empty: int = 0
+    messages_redelivered: int = 0
+    """Those of the deliveries and gets above that had been delivered before."""
+    messages_acknowledged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RaftMetrics:
+    """The node's place in the log."""
+
+    term: int
+    is_leader: bool
+    last_index: int
+    commit_index: int
+    applied_index: int
+    elections: int
+    """Changes of leader that this node has seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSnapshot:
+    """Everything that one scrape shows."""
+
+    node: str
+    cluster: str
+    version: str
+    counters: Counters
+    raft: RaftMetrics
+    queues: int
+    messages_ready: int
+    messages_unacked: int
+    consumers: int
+    """Of the whole cluster, like the three above: every node knows them."""
+
+
+def node_registry(snapshot: Callable[[], MetricsSnapshot]) -> CollectorRegistry:
+    """Make the registry behind /metrics; `snapshot` is called at every scrape."""
+    registry = CollectorRegistry()
+    ProcessCollector(namespace="rabbitmq", registry=registry)
+    registry.register(_NodeCollector(snapshot))
+    return registry
+
+
+class _NodeCollector(Collector):
+    def __init__(self, snapshot: Callable[[], MetricsSnapshot]) -> None:
+        self._snapshot = snapshot
+
+    def describe(self) -> Iterator[Metric]:
+        """Tell nothing at registration, when the node may not be there yet."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        snapshot = self._snapshot()
+        yield from _infos(snapshot)
+        yield from _gauges(snapshot)
+        yield from _raft(snapshot.raft)
+        yield from _connections(snapshot.counters)
+        yield from _messages(snapshot.counters)
+
+
+def _gauge(name: str, text: str, value: int, labels: dict[str, str] = _NO_LABELS) -> Metric:
+    family = GaugeMetricFamily(f"rabbitmq_{name}", text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _counter(name: str, text: str, value: int, labels: dict[str, str] = _NO_LABELS) -> Metric:
+    family = CounterMetricFamily(f"rabbitmq_{name}", text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _infos(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    identity = {"rabbitmq_node": snapshot.node, "rabbitmq_cluster": snapshot.cluster}
+    yield _gauge("identity_info", "This node and its cluster", 1, identity)
+    yield _gauge("build_info", "What runs here", 1, {"rabbitmq_version": snapshot.version})
+
+
+def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    counters, ready, unacked = snapshot.counters, snapshot.messages_ready, snapshot.messages_unacked
+    connections = counters.connections_opened - counters.connections_closed
+    yield _gauge("connections", "Client connections of this node", connections)
+    yield _gauge("channels", "Channels of this node", counters.channels_opened - counters.channels_closed)
+    yield _gauge("queues", "Queues of the cluster", snapshot.queues)
+    yield _gauge("consumers", "Consumers of the cluster", snapshot.consumers)
+    yield _gauge("queue_messages_ready", "Messages that wait for a consumer", ready)
+    yield _gauge("queue_messages_unacked", "Messages delivered and not acknowledged", unacked)
+    yield _gauge("queue_messages", "Ready and unacked messages", ready + unacked)
+
+
+def _raft(raft: RaftMetrics) -> Iterator[Metric]:
+    yield _gauge("raft_term", "Term of this node", raft.term)
+    yield _gauge("raft_leader", "1 if this node is the leader", int(raft.is_leader))
+    yield _gauge("raft_last_index", "Last entry in this node's log", raft.last_index)
+    yield _gauge("raft_commit_index", "Last entry that this node knows to be committed", raft.commit_index)
+    yield _gauge("raft_last_applied", "Last entry applied to this node's state", raft.applied_index)
+    yield _counter("raft_elections", "Changes of leader that this node has seen", raft.elections)
+
+
+def _connections(counters: Counters) -> Iterator[Metric]:
+    succeeded, failed = counters.logins_succeeded, counters.logins_failed
+    yield _counter("connections_opened", "Client connections opened", counters.connections_opened)
+    yield _counter("connections_closed", "Client connections closed", counters.connections_closed)
+    yield _counter("channels_opened", "Channels opened", counters.channels_opened)
+    yield _counter("channels_closed", "Channels closed", counters.channels_closed)
+    yield _counter("auth_attempts", "Logins", succeeded + failed)
+    yield _counter("auth_attempts_succeeded", "Logins that succeeded", succeeded)
+    yield _counter("auth_attempts_failed", "Logins that failed", failed)
+
+
+def _messages(counters: Counters) -> Iterator[Metric]:
+    def published(name: str, text: str, value: int) -> Metric:
+        return _counter(f"global_messages_{name}", text, value, _PROTOCOL)
+
+    def consumed(name: str, text: str, value: int) -> Metric:
+        return _counter(f"global_messages_{name}", text, value, _QUEUE_TYPE)
+
+    yield published("received", "Received from publishers", counters.messages_received)
+    yield published("received_confirm", "Received in confirm mode", counters.messages_received_confirm)
+    yield published("confirmed", "Confirmed to publishers", counters.messages_confirmed)
+    yield published("unroutable_returned", "Returned as unroutable", counters.messages_unroutable_returned)
+
+    manual, auto = counters.messages_delivered_manual_ack, counters.messages_delivered_auto_ack
+    got_manual, got_auto = counters.messages_got_manual_ack, counters.messages_got_auto_ack
+    yield consumed("delivered", "Delivered and fetched", manual + auto + got_manual + got_auto)
+    yield consumed("delivered_consume_manual_ack", "Delivered, to be acknowledged", manual)
+    yield consumed("delivered_consume_auto_ack", "Delivered without acknowledgement", auto)
+    yield consumed("delivered_get_manual_ack", "Fetched, to be acknowledged", got_manual)
+    yield consumed("delivered_get_auto_ack", "Fetched without acknowledgement", got_auto)
+    yield consumed("get_empty", "Fetches that found the queue empty", counters.get_empty)
+    yield consumed("redelivered", "Delivered again", counters.messages_redelivered)
+    yield consumed("acknowledged", "Acknowledged", counters.messages_acknowledged)

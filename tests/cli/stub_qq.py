@@ -1,0 +1,78 @@
+"""The command `qq` with a node that only listens on its ports, so that the commands are tested by themselves.
+
+`up`, `serve` and `status` are the real ones. The environment says how the node misbehaves:
+STUB_REFUSES=n2 (cannot start), STUB_STUBBORN=n2 (does not stop), STUB_CHATTY=n2 (fills its log).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import types
+from functools import partial
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+
+from qq.errors import StartError
+from qq.http.app import build_app, listen
+from qq.http.view import ClusterStatus, NodeState, NodeStatus, QueueStatus
+
+if TYPE_CHECKING:
+    from qq.config import NodeConfig
+
+STOP_TIMEOUT_S = 1.0
+
+
+class View:
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+
+    def cluster_status(self) -> ClusterStatus:
+        nodes = [NodeStatus(node.name, NodeState.DOWN) for node in self._config.nodes]
+        nodes[0] = NodeStatus(self._config.nodes[0].name, NodeState.LEADER, 3, 120, 119, 118)
+        return ClusterStatus(self._config.cluster_name, self._config.name, nodes[0].name, nodes)
+
+    def queues(self) -> list[QueueStatus]:
+        return []
+
+    def ready(self) -> str | None:
+        return None
+
+    async def authenticate(self, user: str, password: str) -> bool:
+        return (user, password) == (self._config.default_user, self._config.default_password)
+
+
+async def run(config: NodeConfig) -> None:
+    if os.environ.get("STUB_REFUSES") == config.name:
+        raise StartError(f"{config.data_dir}: belongs to another node")
+    with socket.create_server(("127.0.0.1", config.address.amqp_port)):
+        http = await listen(
+            build_app(View(config), CollectorRegistry()), config.http_host, config.address.http_port
+        )
+        print(f"{config.name} serves", flush=True)
+        if os.environ.get("STUB_CHATTY") == config.name:
+            sys.stderr.write("chatter\n" * 1_000_000)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if os.environ.get("STUB_STUBBORN") == config.name:
+                await asyncio.sleep(60)
+            await http.cleanup()
+
+
+def main() -> int:
+    node = types.ModuleType("qq.node")
+    node.run = run  # pyright: ignore[reportAttributeAccessIssue]
+    sys.modules["qq.node"] = node
+    import qq.cli  # noqa: PLC0415 -- only now, with the stub in place
+
+    sys.modules["qq.cli.up"]._STOP_TIMEOUT_S = STOP_TIMEOUT_S  # pyright: ignore[reportAttributeAccessIssue]
+    qq.cli.up = partial(qq.cli.up, serve_command=(sys.executable, __file__, "serve"))
+    return qq.cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

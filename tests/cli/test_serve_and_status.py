@@ -1,0 +1,125 @@
+"""`qq serve` and `qq status`, as real processes around a stub node."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socketserver
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import started
+
+from qq.cli.layout import local_nodes, prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+@pytest.fixture
+def config(tmp_path: Path, base_port: int) -> Path:
+    nodes = local_nodes(tmp_path, 3, base_port)
+    prepare(tmp_path, nodes, fresh=False)
+    return nodes[0].config
+
+
+@contextmanager
+def answering(answer: bytes) -> Generator[str]:
+    """Give the URL of a server that says the same to everyone."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_stops_with_status_0(tmp_path: Path, config: Path, number: signal.Signals) -> None:
+    with started(tmp_path, "serve", "--config", str(config)) as qq:
+        qq.until_line("n1 serves")
+        qq.process.send_signal(number)
+        assert qq.exit_status() == 0
+        assert qq.errors == ""
+
+
+def test_serve_says_in_one_line_why_the_node_cannot_start(tmp_path: Path, config: Path) -> None:
+    with started(tmp_path, "serve", "--config", str(config), STUB_REFUSES="n1") as qq:
+        assert qq.exit_status() == 1
+        assert qq.errors == f"qq serve: {config.parent / 'data'}: belongs to another node\n"
+
+
+def test_serve_says_in_one_line_what_is_wrong_with_the_configuration(tmp_path: Path, config: Path) -> None:
+    with started(tmp_path, "serve", "--config", str(config), QQ_NODE_NAME="n9") as qq:
+        assert qq.exit_status() == 1
+        assert qq.errors == f"qq serve: {config}: [node] name: 'n9' is not the name of one of the [[nodes]]\n"
+
+
+def test_serve_does_not_start_for_a_parent_that_is_gone(tmp_path: Path, config: Path) -> None:
+    with started(tmp_path, "serve", "--config", str(config), QQ_PARENT_PID="1") as qq:
+        assert qq.exit_status() == 1
+        assert qq.errors == "qq serve: the `qq up` that started this node is gone\n"
+
+
+def test_status_is_a_table_or_the_answer_itself(tmp_path: Path, config: Path, base_port: int) -> None:
+    url = f"http://127.0.0.1:{base_port + 10000}/"
+    with started(tmp_path, "serve", "--config", str(config)) as node:
+        node.until_line("n1 serves")
+        with started(tmp_path, "status", "--http", url) as qq:
+            assert qq.exit_status() == 0
+            assert qq.output.splitlines() == [
+                "cluster qq, as n1 sees it",
+                "name  state   term  last  commit  applied  snapshot  checkpoint",
+                "n1    leader  3     120   119     118      -         -",
+                "n2    down    -     -     -       -        -         -",
+                "n3    down    -     -     -       -        -         -",
+            ]
+        with started(tmp_path, "status", "--http", url, "--json") as qq:
+            assert qq.exit_status() == 0
+            assert json.loads(qq.output)["nodes"][0]["commit_index"] == 119
+        with started(tmp_path, "status", "--http", url, "--password", "wrong") as qq:
+            assert qq.exit_status() == 1
+            assert qq.errors == f"qq status: {url}api/cluster: login of 'guest' was refused\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]",
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 2\r\n\r\nhi",
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
+        b"AMQP\x00\x00\x09\x01",
+        b"",
+    ],
+)
+def test_status_says_in_one_line_that_the_answer_is_none(tmp_path: Path, answer: bytes) -> None:
+    with answering(answer) as url, started(tmp_path, "status", "--http", url) as qq:
+        assert qq.exit_status() == 1
+        assert qq.errors.startswith(f"qq status: {url}")
+        assert qq.errors.count("\n") == 1
+
+
+def test_status_says_in_one_line_that_nothing_listens(tmp_path: Path, base_port: int) -> None:
+    url = f"http://127.0.0.1:{base_port}"
+    with started(tmp_path, "status", "--http", url) as qq:
+        assert qq.exit_status() == 1
+        assert qq.errors.startswith(f"qq status: {url}/api/cluster: Cannot connect")
+        assert qq.errors.count("\n") == 1
+
+
+def test_status_says_in_one_line_that_the_address_is_no_url(tmp_path: Path) -> None:
+    with started(tmp_path, "status", "--http", "nonsense") as qq:
+        assert qq.exit_status() == 1
+        assert qq.errors == "qq status: nonsense/api/cluster: is not a URL\n"

@@ -1,0 +1,262 @@
+"""`qq up`, as real processes around a stub node."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import is_alive, nodes_of, started, wait_until
+
+from qq.config import load
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from conftest import Qq
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "var"
+
+
+def up(data_dir: Path, base_port: int, *options: str, **environ: str) -> AbstractContextManager[Qq]:
+    if "--nodes" not in options:
+        options = ("--nodes", "1", *options)
+    arguments = ("up", "--data-dir", str(data_dir), "--base-port", str(base_port), *options)
+    return started(data_dir.parent, *arguments, **environ)
+
+
+def refusal(data_dir: Path, base_port: int, *options: str, **environ: str) -> str:
+    """Give what it says on standard error, which is one line, when it does not start."""
+    with up(data_dir, base_port, *options, **environ) as qq:
+        assert qq.exit_status() == 1
+        assert qq.errors.count("\n") == 1
+        return qq.errors
+
+
+def run_once(data_dir: Path, base_port: int, *options: str) -> None:
+    with up(data_dir, base_port, *options) as qq:
+        qq.until_line("cluster ready")
+
+
+def test_three_nodes_are_described_before_the_cluster_is_called_ready(data_dir: Path, base_port: int) -> None:
+    with up(data_dir, base_port, "--nodes", "3") as qq:
+        qq.until_line("cluster ready")
+        cluster = json.loads((data_dir / "cluster.json").read_text())
+        assert (cluster["user"], cluster["password"]) == ("guest", "guest")
+        assert sorted(cluster) == ["nodes", "password", "user"]
+        for number, node in enumerate(cluster["nodes"]):
+            assert is_alive(node.pop("pid"))
+            assert node == {
+                "name": f"n{number + 1}",
+                "amqp_port": base_port + number,
+                "http_port": base_port + 10000 + number,
+                "peer_port": base_port + 20000 + number,
+                "data_dir": str(data_dir / f"n{number + 1}" / "data"),
+                "config": str(data_dir / f"n{number + 1}" / "node.toml"),
+            }
+            assert f"amqp://guest:guest@127.0.0.1:{base_port + number}/" in qq.output
+            assert f"http://127.0.0.1:{base_port + 10000 + number}/" in qq.output
+            with urllib.request.urlopen(f"http://127.0.0.1:{node['http_port']}/healthz") as answer:
+                assert answer.status == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_nodes_and_the_exit_status_is_0(
+    data_dir: Path, base_port: int, number: signal.Signals
+) -> None:
+    with up(data_dir, base_port) as qq:
+        qq.until_line("cluster ready")
+        pids = [node["pid"] for node in nodes_of(data_dir)]
+        qq.process.send_signal(number)
+        assert qq.exit_status() == 0
+        assert qq.errors == ""
+        assert not any(map(is_alive, pids))
+
+
+def test_the_configurations_are_complete_and_only_the_owner_can_read_the_secret(
+    data_dir: Path, base_port: int
+) -> None:
+    run_once(data_dir, base_port, "--nodes", "3")
+    first, second = (load(data_dir / name / "node.toml", {}) for name in ("n1", "n2"))
+    assert first.secret == second.secret
+    assert first.nodes == second.nodes
+    assert first.data_dir.is_dir()
+    for file in ("secret", "cluster.json", "n1/node.toml"):
+        assert stat.S_IMODE((data_dir / file).stat().st_mode) == 0o600
+
+
+def test_data_and_secret_are_kept_between_runs_and_gone_with_fresh(data_dir: Path, base_port: int) -> None:
+    run_once(data_dir, base_port)
+    secret = (data_dir / "secret").read_text()
+    stored, own = data_dir / "n1" / "data" / "journal", data_dir / "notes.txt"
+    stored.touch()
+    own.touch()
+    run_once(data_dir, base_port)
+    assert stored.exists()
+    assert (data_dir / "secret").read_text() == secret
+    run_once(data_dir, base_port, "--fresh")
+    assert not stored.exists()
+    assert (data_dir / "secret").read_text() != secret
+    assert own.exists()
+
+
+def test_the_output_of_a_node_is_shown_with_its_name_and_kept_in_its_log(
+    data_dir: Path, base_port: int
+) -> None:
+    with up(data_dir, base_port) as qq:
+        qq.until_line("n1 | n1 serves")
+        assert "n1 serves\n" in (data_dir / "n1" / "log").read_text()
+
+
+def test_a_node_that_is_killed_is_reported_and_not_started_again(data_dir: Path, base_port: int) -> None:
+    with up(data_dir, base_port, "--nodes", "3") as qq:
+        qq.until_line("cluster ready")
+        before = nodes_of(data_dir)
+        os.kill(before[1]["pid"], signal.SIGKILL)
+        qq.until_line(f"n2 (pid {before[1]['pid']}) was killed by SIGKILL")
+        assert is_alive(before[0]["pid"])
+        assert nodes_of(data_dir) == before
+        qq.process.terminate()
+        assert qq.exit_status() == 0
+
+
+def test_a_killed_node_can_be_started_by_hand_with_its_configuration(data_dir: Path, base_port: int) -> None:
+    with up(data_dir, base_port) as qq:
+        qq.until_line("cluster ready")
+        [node] = nodes_of(data_dir)
+        os.kill(node["pid"], signal.SIGKILL)
+        qq.until_output("was killed by SIGKILL")
+        with started(data_dir.parent, "serve", "--config", node["config"]) as by_hand:
+            by_hand.until_line("n1 serves")
+
+
+def test_with_restart_a_node_that_dies_is_started_again(data_dir: Path, base_port: int) -> None:
+    with up(data_dir, base_port, "--restart") as qq:
+        qq.until_line("cluster ready")
+        [before] = nodes_of(data_dir)
+        os.kill(before["pid"], signal.SIGTERM)
+        qq.until_line(f"n1 (pid {before['pid']}) exited with status 0")
+        qq.until_output("n1 started again")
+        [after] = nodes_of(data_dir)
+        assert after["pid"] != before["pid"]
+        assert is_alive(after["pid"])
+
+
+def test_a_node_that_cannot_start_stops_the_command(data_dir: Path, base_port: int) -> None:
+    with up(data_dir, base_port, "--nodes", "3", STUB_REFUSES="n2") as qq:
+        assert qq.exit_status() == 1
+        assert "n2 | qq serve: " in qq.output
+        assert "belongs to another node" in qq.output
+        assert "Traceback" not in qq.output
+        assert qq.errors.startswith("qq up: n2 (pid ")
+        assert "exited with status 1 before the cluster was ready; see " in qq.errors
+        assert not (data_dir / "cluster.json").exists()
+
+
+def test_a_node_that_does_not_stop_is_killed(data_dir: Path, base_port: int) -> None:
+    with up(data_dir, base_port, STUB_STUBBORN="n1") as qq:
+        qq.until_line("cluster ready")
+        [node] = nodes_of(data_dir)
+        qq.process.terminate()
+        assert qq.exit_status() == 0
+        assert f"n1 (pid {node['pid']}) did not stop" in qq.output
+        assert not is_alive(node["pid"])
+
+
+def test_no_node_outlives_a_command_that_is_killed(data_dir: Path, base_port: int) -> None:
+    with up(data_dir, base_port, "--nodes", "3") as qq:
+        qq.until_line("cluster ready")
+        pids = [node["pid"] for node in nodes_of(data_dir)]
+        qq.process.kill()
+        wait_until(lambda: not any(map(is_alive, pids)), "a node is still alive")
+
+
+def test_an_output_that_nobody_reads_holds_up_neither_the_nodes_nor_the_stop(
+    data_dir: Path, base_port: int
+) -> None:
+    arguments = ("up", "--data-dir", str(data_dir), "--base-port", str(base_port), "--nodes", "1")
+    with started(data_dir.parent, *arguments, stdout=subprocess.PIPE, STUB_CHATTY="n1") as qq:
+        assert qq.process.stdout is not None
+        with qq.process.stdout:
+            wait_until((data_dir / "cluster.json").exists, "the cluster is not ready")
+            qq.process.terminate()
+            assert qq.exit_status() == 0
+        assert (data_dir / "n1" / "log").read_text().count("chatter\n") == 1_000_000
+
+
+@pytest.mark.parametrize(("offset", "what"), [(1, "AMQP"), (10001, "HTTP"), (20001, "peers")])
+def test_a_port_in_use_is_one_line(data_dir: Path, base_port: int, offset: int, what: str) -> None:
+    with socket.create_server(("127.0.0.1", base_port + offset)):
+        line = refusal(data_dir, base_port, "--nodes", "3")
+    assert line == f"qq up: port {base_port + offset} ({what} of n2) is in use\n"
+
+
+def test_a_second_command_on_the_directory_is_one_line(data_dir: Path, base_port: int) -> None:
+    with up(data_dir, base_port) as qq:
+        qq.until_line("cluster ready")
+        before = nodes_of(data_dir)
+        line = refusal(data_dir, base_port + 5, "--fresh")
+        assert line == f"qq up: {data_dir} is in use by another `qq up`\n"
+        assert nodes_of(data_dir) == before
+
+
+def test_another_number_of_nodes_is_one_line_until_fresh(data_dir: Path, base_port: int) -> None:
+    run_once(data_dir, base_port)
+    line = refusal(data_dir, base_port, "--nodes", "3")
+    assert line == f"qq up: {data_dir} holds a cluster of 1 nodes, not 3; --fresh deletes it\n"
+    run_once(data_dir, base_port, "--nodes", "3", "--fresh")
+
+
+def test_a_damaged_configuration_is_one_line_until_fresh(data_dir: Path, base_port: int) -> None:
+    run_once(data_dir, base_port)
+    (data_dir / "n1" / "node.toml").write_bytes(b"\xff\x00nodes")
+    assert "node.toml is damaged; --fresh deletes the cluster" in refusal(data_dir, base_port)
+    run_once(data_dir, base_port, "--fresh")
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(data_dir: Path, base_port: int) -> None:
+    data_dir.touch()
+    assert (
+        refusal(data_dir, base_port)
+        == f"qq up: cannot use the directory {data_dir}: {data_dir}: File exists\n"
+    )
+
+
+def test_a_log_that_cannot_be_written_is_one_line(data_dir: Path, base_port: int) -> None:
+    (data_dir / "n1" / "log").mkdir(parents=True)
+    line = refusal(data_dir, base_port)
+    assert line == f"qq up: cannot use the directory {data_dir}: {data_dir}/n1/log: Is a directory\n"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_cannot_be_written_is_one_line(data_dir: Path, base_port: int) -> None:
+    data_dir.mkdir(mode=0o500)
+    assert refusal(data_dir, base_port).endswith(": Permission denied\n")
+
+
+def test_a_directory_of_the_user_with_the_name_of_a_node_survives_fresh(
+    data_dir: Path, base_port: int
+) -> None:
+    letters = data_dir / "n2" / "letters.txt"
+    letters.parent.mkdir(parents=True)
+    letters.touch()
+    run_once(data_dir, base_port, "--fresh")
+    assert letters.exists()
+
+
+@pytest.mark.parametrize("options", [["--nodes", "2"], ["--base-port", "60000"], ["--base-port", "x"]])
+def test_options_that_cannot_work_are_refused(data_dir: Path, base_port: int, options: list[str]) -> None:
+    with up(data_dir, base_port, *options) as qq:
+        assert qq.exit_status() == 2
+        assert "Traceback" not in qq.errors
+    assert not data_dir.exists()

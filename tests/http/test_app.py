@@ -1,0 +1,229 @@
+"""The HTTP interface, through a real server and a real client, with a view that the test sets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from aiohttp import encode_basic_auth, web
+from aiohttp.test_utils import TestClient, TestServer
+from fakes import FakeView
+from prometheus_client import CollectorRegistry, Gauge
+
+from qq.errors import StartError
+from qq.http.app import build_app, listen
+
+if TYPE_CHECKING:
+    from multidict import CIMultiDictProxy
+
+GUEST = {"Authorization": encode_basic_auth("guest", "gu:éest", "utf-8")}
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: CIMultiDictProxy[str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        assert self.headers["Content-Type"].startswith("application/json")
+        return json.loads(self.text)
+
+
+class Node:
+    def __init__(self) -> None:
+        self.view = FakeView()
+        self.registry = CollectorRegistry()
+
+    def ask(self, path: str, method: str = "GET", **options: Any) -> Answer:
+        async def ask() -> Answer:
+            app = build_app(self.view, self.registry)
+            async with (
+                TestClient(TestServer(app)) as client,
+                client.request(method, path, **options) as response,
+            ):
+                return Answer(response.status, response.headers, await response.text())
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_a_serving_node_is_healthy_without_a_login(node: Node) -> None:
+    answer = node.ask("/healthz")
+    assert (answer.status, answer.json) == (200, {"status": "ok"})
+
+
+def test_a_node_that_does_not_serve_says_why(node: Node) -> None:
+    node.view.reason = "no leader is known"
+    answer = node.ask("/healthz")
+    assert (answer.status, answer.json) == (503, {"status": "failed", "reason": "no leader is known"})
+
+
+def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node) -> None:
+    answer = node.ask("/api/cluster", headers=GUEST)
+    assert answer.status == 200
+    assert answer.json == {
+        "cluster": "qq",
+        "node": "n1",
+        "leader": "n1",
+        "nodes": [
+            {
+                "name": "n1",
+                "state": "leader",
+                "term": 3,
+                "last_index": 12,
+                "commit_index": 11,
+                "applied_index": 10,
+                "snapshot_index": 5,
+                "checkpoint_index": 9,
+            },
+            {
+                "name": "n2",
+                "state": "down",
+                "term": None,
+                "last_index": None,
+                "commit_index": None,
+                "applied_index": None,
+                "snapshot_index": None,
+                "checkpoint_index": None,
+            },
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("address", "status"), [("127.0.0.1", 200), ("::1", 200), ("192.0.2.7", 401), (None, 401)]
+)
+def test_guest_may_log_in_from_this_machine_only(
+    node: Node, monkeypatch: pytest.MonkeyPatch, address: str | None, status: int
+) -> None:
+    monkeypatch.setattr(web.BaseRequest, "remote", address)
+    assert node.ask("/api/cluster", headers=GUEST).status == status
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "",
+        "Basic",
+        "Basic ***",
+        "Basic Z3Vlc3Q=",  # no colon
+        "Basic /////w==",  # no UTF-8
+        "Bearer Z3Vlc3Q6Z3Vlc3Q=",
+        encode_basic_auth("guest", "wrong"),
+        encode_basic_auth("nobody", "gu:éest", "utf-8"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/cluster", "/api/queues", "/api/nothing", "/api", "/%61pi/cluster"])
+def test_nothing_below_api_answers_without_the_right_password(
+    node: Node, path: str, authorization: str | None
+) -> None:
+    answer = node.ask(path, headers={} if authorization is None else {"Authorization": authorization})
+    assert answer.status == 401
+    assert answer.headers["WWW-Authenticate"] == 'Basic realm="qq", charset="UTF-8"'
+    assert answer.json["error"] == "unauthorized"
+
+
+@pytest.mark.parametrize("count", [0, 1, 199, 200, 201, 401])
+def test_any_number_of_queues_is_one_list(node: Node, count: int) -> None:
+    node.view.queue_names = [f'q "{number}" é' for number in range(count)]
+    answer = node.ask("/api/queues", headers=GUEST)
+    assert [queue["name"] for queue in answer.json] == node.view.queue_names
+
+
+def test_a_queue_has_the_fields_that_tools_read(node: Node) -> None:
+    assert node.ask("/api/queues", headers=GUEST).json == [
+        {
+            "name": "orders",
+            "vhost": "/",
+            "type": "quorum",
+            "durable": True,
+            "exclusive": False,
+            "auto_delete": False,
+            "messages_ready": 4,
+            "messages_unacknowledged": 2,
+            "consumers": 1,
+            "messages": 6,
+        }
+    ]
+
+
+def test_metrics_are_prometheus_text_without_a_login(node: Node) -> None:
+    Gauge("rabbitmq_raft_term", "Term", registry=node.registry).set(3)
+    answer = node.ask("/metrics")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    assert "rabbitmq_raft_term 3.0\n" in answer.text
+
+
+def test_an_unknown_path_is_404_in_json(node: Node) -> None:
+    answer = node.ask("/nothing")
+    assert (answer.status, answer.json["error"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/metrics", "/api/cluster", "/api/queues", "/"])
+def test_a_method_that_a_path_does_not_have_is_405_in_json(node: Node, path: str) -> None:
+    answer = node.ask(path, "POST", headers=GUEST, data=b"x")
+    assert (answer.status, answer.json["error"]) == (405, "method_not_allowed")
+    assert "GET" in answer.headers["Allow"]
+
+
+def test_an_error_of_ours_is_500_in_json_and_shows_nothing_of_the_inside(node: Node) -> None:
+    node.view.broken = True
+    answer = node.ask("/api/cluster", headers=GUEST)
+    assert answer.status == 500
+    assert "invariant" not in answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_a_path_cannot_leave_the_static_files(node: Node) -> None:
+    assert node.ask("/static/%2e%2e/app.py").status == 404
+    assert node.ask("/static/").status in (403, 404)
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_all_it_names_is_there(node: Node) -> None:
+    page = node.ask("/")
+    assert page.status == 200
+    assert page.headers["Content-Security-Policy"] == "default-src 'self'"
+    named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert named
+    for path in named:
+        assert path.startswith("/static/")
+        assert node.ask(path).status == 200
+
+
+def test_the_script_finds_every_element_it_asks_for(node: Node) -> None:
+    page = node.ask("/").text
+    for name in re.findall(r'getElementById\("([^"]+)"\)', node.ask("/static/page.js").text):
+        assert f'id="{name}"' in page
+
+
+def test_garbage_instead_of_http_is_answered_with_400() -> None:
+    async def send() -> bytes:
+        async with TestServer(build_app(FakeView(), CollectorRegistry())) as server:
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            writer.write(b"\x00\xff AMQP\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    answer = asyncio.run(send())
+    assert b" 400 Bad Request" in answer
+    assert b"Traceback" not in answer
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    async def listen_twice() -> None:
+        async with TestServer(build_app(FakeView(), CollectorRegistry())) as server:
+            await listen(build_app(FakeView(), CollectorRegistry()), "127.0.0.1", server.port or 0)
+
+    with pytest.raises(StartError, match=r"^HTTP cannot listen on 127\.0\.0\.1:\d+: "):
+        asyncio.run(listen_twice())

@@ -1,0 +1,222 @@
+"""The configuration of a node: what loads, and the one line that says why something does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qq.config import ConfigError, Limits, NodeAddress, NodeConfig, load
+
+SECRET = "0123456789abcdef"
+
+NODE = """
+[node]
+name = "n1"
+data_dir = "data"
+"""
+CLUSTER = f"""
+[cluster]
+secret = "{SECRET}"
+"""
+NODES = """
+[[nodes]]
+name = "n1"
+host = "127.0.0.1"
+peer_port = 25672
+amqp_port = 5672
+http_port = 15672
+"""
+GOOD = NODE + CLUSTER + NODES
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "node.toml"
+
+
+def loaded(file: Path, text: str, **environ: str) -> NodeConfig:
+    file.write_text(text)
+    return load(file, environ)
+
+
+def refusal(file: Path, text: str, **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        loaded(file, text, **environ)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line.removeprefix(f"{file}: ")
+
+
+def test_a_short_file_is_completed_with_the_defaults(file: Path) -> None:
+    config = loaded(file, GOOD)
+    assert config.address == NodeAddress("n1", "127.0.0.1", 25672, 5672, 15672)
+    assert config.secret == SECRET
+    assert (config.default_user, config.default_password, config.loopback_users) == (
+        "guest",
+        "guest",
+        ("guest",),
+    )
+    assert (config.election_timeout_min_s, config.election_timeout_max_s, config.heartbeat_s) == (
+        1.0,
+        2.0,
+        0.1,
+    )
+    assert config.limits == Limits()
+    assert config.peer_tls is None
+    assert config.amqp_host == "127.0.0.1"
+
+
+def test_paths_are_relative_to_the_file(file: Path) -> None:
+    assert loaded(file, GOOD).data_dir == file.parent / "data"
+
+
+def test_the_environment_overrides_the_file(file: Path) -> None:
+    config = loaded(
+        file,
+        GOOD,
+        QQ_NODE_DATA_DIR="/elsewhere",
+        QQ_CLUSTER_HEARTBEAT_S="0.25",
+        QQ_LIMITS_CHANNEL_MAX="12",
+        QQ_USERS_LOOPBACK_USERS="guest, admin",
+    )
+    assert config.data_dir == Path("/elsewhere")
+    assert config.heartbeat_s == 0.25
+    assert config.limits.channel_max == 12
+    assert config.loopback_users == ("guest", "admin")
+
+
+def test_no_user_is_bound_to_loopback_when_the_environment_says_so(file: Path) -> None:
+    assert loaded(file, GOOD, QQ_USERS_LOOPBACK_USERS="").loopback_users == ()
+
+
+def test_the_secret_can_be_in_a_file_of_its_own(file: Path) -> None:
+    (file.parent / "secret").write_text(SECRET + "\n")
+    assert loaded(file, NODE + '[cluster]\nsecret_file = "secret"\n' + NODES).secret == SECRET
+
+
+def test_the_peer_tls_files_are_read_together(file: Path) -> None:
+    for name in ("cert", "key", "ca"):
+        (file.parent / name).touch()
+    config = loaded(file, GOOD + '[peer_tls]\ncert = "cert"\nkey = "key"\nca = "ca"\n')
+    assert config.peer_tls is not None
+    assert config.peer_tls.key == file.parent / "key"
+
+
+def test_no_secret_is_in_the_representation(file: Path) -> None:
+    config = loaded(file, GOOD + '[users]\ndefault_password = "hidden-password"\n')
+    assert SECRET not in repr(config)
+    assert "hidden-password" not in repr(config)
+
+
+def test_variables_of_others_with_our_prefix_are_left_alone(file: Path) -> None:
+    assert loaded(file, GOOD, QQ_SERVICE_HOST="10.0.0.1", QQ_PORT="tcp://10.0.0.1:5672").name == "n1"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[node", "is not valid TOML: "),
+        (CLUSTER + NODES, "[node] name: is missing"),
+        (GOOD.replace('"data"', '""'), "[node] data_dir: must be a non-empty string"),
+        (GOOD.replace('"n1"', '"n 1"'), "[node] name: 'n 1' must be 1 to 64 of A-Z a-z 0-9 _ . @ -"),
+        (GOOD.replace('"n1"', '"n2"', 1), "[node] name: 'n2' is not the name of one of the [[nodes]]"),
+        (
+            GOOD.replace("data_dir", 'log_level = "loud"\ndata_dir'),
+            "[node] log_level: must be one of debug, ",
+        ),
+        (GOOD.replace("data_dir", "colour = 1\ndata_dir"), "[node] colour: there is no such key"),
+        (GOOD + "[tuning]\n", "[tuning]: there is no such section"),
+        ("limits = 3\n" + GOOD, "[limits]: must be a section"),
+        ("stray = 3\n" + GOOD, "[stray]: there is no such section"),
+        (NODE + NODES, "[cluster] secret: is missing"),
+        (GOOD.replace(SECRET, "short"), "[cluster] secret: must have at least 16 characters"),
+        (
+            GOOD.replace("[cluster]", '[cluster]\nsecret_file = "x"'),
+            "[cluster] secret: give either secret or secret_file",
+        ),
+        (NODE + '[cluster]\nsecret_file = "x"\n' + NODES, "[cluster] secret_file: "),
+        (
+            GOOD.replace("[cluster]", '[cluster]\nheartbeat_s = "1"'),
+            "[cluster] heartbeat_s: must be a number",
+        ),
+        (
+            GOOD.replace("[cluster]", "[cluster]\nheartbeat_s = true"),
+            "[cluster] heartbeat_s: must be a number",
+        ),
+        (
+            GOOD.replace("[cluster]", "[cluster]\nheartbeat_s = nan"),
+            "[cluster] heartbeat_s: must be a number of seconds",
+        ),
+        (
+            GOOD.replace("[cluster]", "[cluster]\nheartbeat_s = 0"),
+            "[cluster] heartbeat_s: must be a number of seconds",
+        ),
+        (
+            GOOD.replace("[cluster]", "[cluster]\nheartbeat_s = 0.6"),
+            "[cluster] heartbeat_s: must be at most half of",
+        ),
+        (
+            GOOD.replace("[cluster]", "[cluster]\nelection_timeout_min_s = 2"),
+            "[cluster] election_timeout_max_s: must be above election_timeout_min_s",
+        ),
+        (GOOD + "[limits]\nframe_max = 0\n", "[limits] frame_max: must be a whole number above zero"),
+        (GOOD + "[limits]\nframe_max = 1.5\n", "[limits] frame_max: must be a whole number above zero"),
+        (
+            GOOD + "[users]\nloopback_users = [1]\n",
+            "[users] loopback_users: must be a list of non-empty strings",
+        ),
+        (
+            GOOD + '[users]\nloopback_users = "guest"\n',
+            "[users] loopback_users: must be a list of non-empty strings",
+        ),
+        (GOOD + "[peer_tls]\n", "[peer_tls] cert: is missing"),
+        (GOOD + '[peer_tls]\ncert = "none.pem"\n', "[peer_tls] cert: "),
+        (NODE + CLUSTER, "[[nodes]]: must be given 1 to 7 times"),
+        ("nodes = 3\n" + NODE + CLUSTER, "[[nodes]]: must be given 1 to 7 times"),
+        (
+            "nodes = [3]\n" + NODE + CLUSTER,
+            "[[nodes]] number 1: must have exactly the keys name, host, peer_port, ",
+        ),
+        (
+            GOOD.replace("host", "hosts"),
+            "[[nodes]] number 1: must have exactly the keys name, host, peer_port, ",
+        ),
+        (
+            GOOD.replace("5672\nhttp", "0\nhttp"),
+            "[[nodes]] number 1: amqp_port: must be a port number, 1 to 65535",
+        ),
+        (GOOD.replace("5672\nhttp", "true\nhttp"), "[[nodes]] number 1: amqp_port: must be a port number"),
+        (GOOD.replace('"127.0.0.1"', "127"), "[[nodes]] number 1: host: must be a non-empty string"),
+        (GOOD + NODES, "[[nodes]] name: two nodes have the same"),
+        (GOOD + NODES.replace("n1", "n2"), "[[nodes]] peer_port: two nodes have the same"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_said_in_one_line(file: Path, text: str, line: str) -> None:
+    assert refusal(file, text).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "line"),
+    [
+        ("QQ_CLUSTER_HEARTBEAT_S", "soon", "environment: QQ_CLUSTER_HEARTBEAT_S: must be a number"),
+        ("QQ_LIMITS_FRAME_MAX", "1e3", "environment: QQ_LIMITS_FRAME_MAX: must be a whole number above zero"),
+        ("QQ_NODE_NAME", "", "environment: QQ_NODE_NAME: must be a non-empty string"),
+        ("QQ_NODE_COLOUR", "red", "environment: QQ_NODE_COLOUR: there is no such key"),
+    ],
+)
+def test_what_is_wrong_in_the_environment_is_said_in_one_line(
+    file: Path, variable: str, value: str, line: str
+) -> None:
+    assert refusal(file, GOOD, **{variable: value}) == line
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"node\.toml: cannot be read: No such file or directory$"):
+        load(tmp_path / "node.toml", {})
+
+
+def test_a_file_that_is_no_text_is_one_line(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"is not UTF-8 text$"):
+        load(file, {})
