@@ -1,0 +1,5 @@
+"""AMQP 0-9-1, the server's side, without I/O: bytes in, events out, and back.
+
+framing: frames and the hot methods; fields: field tables, properties and methods; encoding: what the server
+sends; connection: handshake, channel numbers, closing.
+"""

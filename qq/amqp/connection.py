@@ -1,0 +1,610 @@
+"""The server's side of a connection: handshake, channel numbers, closing.
+
+Lives here: what may be sent when, and by whom. Not here: frames (framing.py), what methods do to queues
+(broker), passwords, sockets, time (the shell asks `heartbeat_s` and `phase`).
+
+Law: bytes go in by `receive`, bytes come out by `data_to_send`; what the shell has to decide comes as an
+event and is answered by the method named in it. A channel number is in use from channel.open until the last
+close-ok.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple
+
+from pamqp import commands
+
+from qq.amqp.encoding import encode
+from qq.amqp.fields import FieldError, StructError, decode_table
+from qq.amqp.framing import (
+    FRAME_MAX_MIN,
+    MESSAGE_BYTES_MAX,
+    Acks,
+    ChannelFault,
+    Fault,
+    FrameReader,
+    Heartbeat,
+    Method,
+    Publishes,
+)
+from qq.amqp.framing import Event as FrameEvent
+from qq.errors import AmqpError, ConnectionFault, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pamqp import base, common
+
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+MECHANISMS = "AMQPLAIN PLAIN"
+LOCALES = "en_US"
+CHANNEL_MAX_MIN = 1
+AHEAD_BYTES_MAX = 64 * 1024
+"""What a client may send before the shell has answered its login or its vhost."""
+_CLASS_CONNECTION = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a server tells its clients and how much it takes from them."""
+
+    product: str = "RabbitMQ"
+    version: str = "4.0.0"
+    platform: str = "Python"
+    cluster_name: str = "qq"
+    information: str = "AMQP 0-9-1"
+    channel_max: int = 2047
+    frame_max: int = 131_072
+    """At least FRAME_MAX_MIN; there is no "unlimited"."""
+    heartbeat_s: int = 60
+    message_bytes_max: int = MESSAGE_BYTES_MAX
+
+
+class Capabilities(NamedTuple):
+    """What the client has said it can do."""
+
+    authentication_failure_close: bool = False
+    basic_nack: bool = False
+    connection_blocked: bool = False
+    consumer_cancel_notify: bool = False
+    exchange_exchange_bindings: bool = False
+    publisher_confirms: bool = False
+
+
+class Phase(Enum):
+    """How far a connection is."""
+
+    HEADER = auto()
+    START = auto()
+    LOGIN = auto()
+    """The shell has to answer a LoginAttempt."""
+    TUNE = auto()
+    OPEN_VHOST = auto()
+    VHOST = auto()
+    """The shell has to answer a VhostRequested."""
+    OPEN = auto()
+    CLOSE_REQUESTED = auto()
+    """The shell has to answer a CloseRequested."""
+    CLOSING = auto()
+    """connection.close was sent; close-ok is due."""
+    CLOSED = auto()
+    """The socket is to be closed once everything is sent."""
+
+
+class LoginAttempt(NamedTuple):
+    """Answer with `accept_login` or `refuse_login`."""
+
+    user: str
+    password: bytes
+    mechanism: str
+
+
+class VhostRequested(NamedTuple):
+    """Answer with `accept_vhost` or `refuse_vhost`."""
+
+    vhost: str
+
+
+class SecretUpdated(NamedTuple):
+    """Answer with `accept_secret` or `fail`."""
+
+    secret: bytes
+    reason: str
+
+
+class ChannelOpened(NamedTuple):
+    """open-ok has been sent."""
+
+    channel: int
+
+
+class ChannelCloseRequested(NamedTuple):
+    """Answer with `channel_closed` when what the channel was doing has ended."""
+
+    channel: int
+    code: int
+    text: str
+
+
+class CloseRequested(NamedTuple):
+    """Answer with `closed` when what the connection was doing has ended."""
+
+    code: int
+    text: str
+
+
+Event = (
+    Publishes
+    | Acks
+    | Method
+    | ChannelOpened
+    | ChannelCloseRequested
+    | ChannelFault
+    | LoginAttempt
+    | VhostRequested
+    | SecretUpdated
+    | CloseRequested
+    | Fault
+)
+"""ChannelFault is answered with `fail_channel`, Fault (always the last) with `fail`."""
+
+
+class _Channel(Enum):
+    OPEN = auto()
+    CLOSING = auto()
+    """channel.close was sent; close-ok is due."""
+    CLOSE_REQUESTED = auto()
+    """The shell has to answer a ChannelCloseRequested."""
+
+
+class ServerConnection:
+    """One connection of one client."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.phase = Phase.HEADER
+        self.client_properties: common.FieldTable = {}
+        self.capabilities = Capabilities()
+        self.mechanism = ""
+        self.channel_max = settings.channel_max
+        self.frame_max = FRAME_MAX_MIN
+        self.heartbeat_s = 0
+        """The interval agreed on; 0 = no heartbeats."""
+        self.out: list[bytes] = []
+        """What is to be sent, in order; the hot paths append to it."""
+        self._settings = settings
+        self._reader = FrameReader(FRAME_MAX_MIN, settings.message_bytes_max)
+        self._reader.stepwise = True
+        self._header = b""
+        self._channels: dict[int, _Channel] = {}
+
+    # --- bytes
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take bytes from the socket. Never raises on bad input."""
+        if self.phase is Phase.OPEN:
+            return self._frames(self._reader.feed(data))
+        if self.phase is Phase.CLOSING:
+            return self._closing(self._reader.feed(data))
+        if self.phase in (Phase.CLOSED, Phase.CLOSE_REQUESTED):
+            return []
+        return self._handshake(data)
+
+    def data_to_send(self) -> bytes:
+        """Return what is to be written to the socket now."""
+        data = b"".join(self.out)
+        self.out.clear()
+        return data
+
+    def send(self, channel: int, frame: base.Frame) -> None:
+        """Send a method on an open channel; dropped if the channel is not open any more."""
+        if self._may_send(channel):
+            self.out.append(encode(channel, frame))
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory held for frames and messages that are not complete."""
+        return self._reader.held_bytes
+
+    @property
+    def broken(self) -> bool:
+        """The client's close-ok cannot be read: close the socket soon after the last byte was sent."""
+        return self._reader.broken
+
+    @property
+    def channels(self) -> list[int]:
+        """Channel numbers in use."""
+        return list(self._channels)
+
+    def is_open(self, channel: int) -> bool:
+        return self._channels.get(channel) is _Channel.OPEN
+
+    # --- answers of the shell
+
+    def accept_login(self) -> list[Event]:
+        """Go on to tuning; returns what the client has sent ahead."""
+        self._expect(Phase.LOGIN)
+        self.phase = Phase.TUNE
+        settings = self._settings
+        tune = commands.Connection.Tune(settings.channel_max, settings.frame_max, settings.heartbeat_s)
+        self.out.append(encode(0, tune))
+        return self._handshake(b"")
+
+    def refuse_login(self) -> None:
+        """Close with 403 if the client understands it.
+
+        If not, nothing is sent and `phase` is CLOSED: let some seconds pass before the socket is closed,
+        against guessing.
+        """
+        self._expect(Phase.LOGIN)
+        if not self.capabilities.authentication_failure_close:
+            self.phase = Phase.CLOSED
+            return
+        text = f"Login was refused using authentication mechanism {self.mechanism}."
+        self.fail(ConnectionFault(Reply.ACCESS_REFUSED, f"{text} For details see the broker logfile."))
+
+    def accept_vhost(self) -> list[Event]:
+        """Open the connection; returns what the client has sent ahead."""
+        self._expect(Phase.VHOST)
+        self.phase = Phase.OPEN
+        self.out.append(encode(0, commands.Connection.OpenOk()))
+        self._reader.stepwise = False
+        return self._frames(self._reader.feed(b""))
+
+    def refuse_vhost(self, error: AmqpError) -> None:
+        self._expect(Phase.VHOST)
+        self.fail(error)
+
+    def accept_secret(self) -> None:
+        if self.phase is Phase.OPEN:
+            self.out.append(encode(0, commands.Connection.UpdateSecretOk()))
+
+    def closed(self) -> None:
+        """Answer the client's connection.close."""
+        self._expect(Phase.CLOSE_REQUESTED)
+        self.phase = Phase.CLOSED
+        self.out.append(encode(0, commands.Connection.CloseOk()))
+
+    def channel_closed(self, channel: int) -> None:
+        """Answer the client's channel.close; the number is free again. Without such a request nothing happens."""
+        if self._channels.get(channel) is _Channel.CLOSE_REQUESTED:
+            self._release(channel)
+            self.out.append(encode(channel, commands.Channel.CloseOk()))
+
+    # --- what the server starts
+
+    def fail_channel(self, channel: int, error: AmqpError) -> None:
+        """Close a channel; its frames are dropped until close-ok. No effect if it is closing already."""
+        if self.phase is not Phase.OPEN or self._channels.get(channel) is not _Channel.OPEN:
+            return
+        self._channels[channel] = _Channel.CLOSING
+        self._reader.drop(channel)
+        close = commands.Channel.Close(error.code, error.text, error.class_id, error.method_id)
+        self.out.append(encode(channel, close))
+
+    def fail(self, error: AmqpError) -> None:
+        """Close the connection; all but close-ok is ignored from now on. No effect if it is closing already."""
+        if self.phase in (Phase.HEADER, Phase.CLOSE_REQUESTED, Phase.CLOSING, Phase.CLOSED):
+            return
+        self.phase = Phase.CLOSING
+        self._reader.stop()
+        self._channels.clear()
+        close = commands.Connection.Close(error.code, error.text, error.class_id, error.method_id)
+        self.out.append(encode(0, close))
+
+    def block(self, reason: str) -> None:
+        """Tell a client that can be told that its publishes are not read for now."""
+        if self.phase is Phase.OPEN and self.capabilities.connection_blocked:
+            self.out.append(encode(0, commands.Connection.Blocked(reason)))
+
+    def unblock(self) -> None:
+        if self.phase is Phase.OPEN and self.capabilities.connection_blocked:
+            self.out.append(encode(0, commands.Connection.Unblocked()))
+
+    # --- handshake
+
+    def _handshake(self, data: bytes) -> list[Event]:
+        """Take frames one by one, as long as it is the client's turn."""
+        if self.phase is Phase.HEADER:
+            data = self._protocol_header(data)
+        self._reader.hold(data)
+        events: list[Event] = []
+        while self.phase in (Phase.START, Phase.TUNE, Phase.OPEN_VHOST) and not events:
+            frames = self._reader.feed(b"")
+            if not frames:
+                return events
+            try:
+                self._handshake_frame(frames[0], events)
+            except ConnectionFault as fault:
+                events.append(self._fault(fault))
+        if self.phase in (Phase.LOGIN, Phase.VHOST) and self._reader.held_bytes > AHEAD_BYTES_MAX:
+            text = f"more than {AHEAD_BYTES_MAX} octets sent before the connection was open"
+            events = [self._fault(ConnectionFault(Reply.RESOURCE_ERROR, text))]
+        return events
+
+    def _protocol_header(self, data: bytes) -> bytes:
+        """Wait for the client's protocol header and return what comes behind it."""
+        header = self._header + data
+        if header[: len(PROTOCOL_HEADER)] != PROTOCOL_HEADER[: len(header)]:
+            # AMQP 0-9-1 4.2.2: answer another protocol with the header of ours and close.
+            self.phase = Phase.CLOSED
+            self.out.append(PROTOCOL_HEADER)
+            return b""
+        if len(header) < len(PROTOCOL_HEADER):
+            self._header = header
+            return b""
+        self.phase = Phase.START
+        start = commands.Connection.Start(0, 9, _server_properties(self._settings), MECHANISMS, LOCALES)
+        self.out.append(encode(0, start))
+        return header[len(PROTOCOL_HEADER) :]
+
+    def _handshake_frame(self, event: FrameEvent, events: list[Event]) -> None:
+        match event:
+            case Heartbeat():
+                pass
+            case Fault():
+                events.append(event)
+            case Method(0, commands.Connection.Close() as close):
+                self._close_requested(close, events)
+            case Method(0, commands.Connection.StartOk() as start_ok) if self.phase is Phase.START:
+                self._start_ok(start_ok, events)
+            case Method(0, commands.Connection.TuneOk() as tune_ok) if self.phase is Phase.TUNE:
+                self._tune_ok(tune_ok)
+            case Method(0, commands.Connection.Open() as vhost) if self.phase is Phase.OPEN_VHOST:
+                self.phase = Phase.VHOST
+                events.append(VhostRequested(vhost.virtual_host))
+            case Method(0, method):
+                raise self._unexpected_method(method)
+            case _:
+                text = f"unexpected frame on channel {event.channel} in connection state {self._state_name()}"
+                raise ConnectionFault(Reply.UNEXPECTED_FRAME, text)
+
+    def _start_ok(self, start_ok: commands.Connection.StartOk, events: list[Event]) -> None:
+        self.client_properties = start_ok.client_properties
+        self.capabilities = _capabilities(start_ok.client_properties)
+        self.mechanism = start_ok.mechanism
+        decode = _LOGINS.get(start_ok.mechanism)
+        if decode is None:
+            text = f"unknown authentication mechanism '{start_ok.mechanism}'"
+            raise ConnectionFault(Reply.COMMAND_INVALID, text, _CLASS_CONNECTION, 11)
+        user, password = decode(_octets(start_ok.response))
+        self.phase = Phase.LOGIN
+        events.append(LoginAttempt(user, password, start_ok.mechanism))
+
+    def _tune_ok(self, tune_ok: commands.Connection.TuneOk) -> None:
+        _check_tuning("frame_max", FRAME_MAX_MIN, self._settings.frame_max, tune_ok.frame_max)
+        _check_tuning("channel_max", CHANNEL_MAX_MIN, self._settings.channel_max, tune_ok.channel_max)
+        self.frame_max = self._reader.frame_max = tune_ok.frame_max
+        self.channel_max = tune_ok.channel_max
+        self.heartbeat_s = tune_ok.heartbeat
+        self.phase = Phase.OPEN_VHOST
+
+    # --- the open connection
+
+    def _frames(self, frames: list[FrameEvent]) -> list[Event]:
+        """Pass on what belongs to open channels; act on what opens and closes them."""
+        events: list[Event] = []
+        channels = self._channels
+        for frame in frames:
+            if isinstance(frame, Method):
+                try:
+                    self._method(frame, events)
+                except ConnectionFault as fault:
+                    events.append(self._fault(fault))
+                    break
+                if self.phase is not Phase.OPEN:
+                    break
+            elif isinstance(frame, Fault):
+                events.append(frame)
+            elif not isinstance(frame, Heartbeat):
+                state = channels.get(frame.channel)
+                if state is _Channel.OPEN:
+                    events.append(frame)
+                elif state is None:
+                    method_id = 80 if isinstance(frame, Acks) else 40
+                    events.append(self._fault(_not_open(frame.channel, 60, method_id)))
+                    break
+        return events
+
+    def _method(self, event: Method, events: list[Event]) -> None:
+        channel, method = event
+        if channel == 0:
+            self._connection_method(method, events)
+            return
+        class_id, method_id = method.index >> 16, method.index & 0xFFFF
+        if class_id == _CLASS_CONNECTION:
+            text = f"{method.name.lower()} on channel {channel}"
+            raise ConnectionFault(Reply.COMMAND_INVALID, text, class_id, method_id)
+        state = self._channels.get(channel)
+        if isinstance(method, commands.Channel.Open):
+            self._open_channel(channel, state, events)
+        elif state is None:
+            raise _not_open(channel, class_id, method_id)
+        elif isinstance(method, commands.Channel.Close):
+            self._channel_close(channel, state, method, events)
+        elif isinstance(method, commands.Channel.CloseOk):
+            self._channel_close_ok(channel, state)
+        # Some clients answer a basic.cancel of ours although it does not ask for an answer.
+        elif state is _Channel.OPEN and not isinstance(method, commands.Basic.CancelOk):
+            events.append(event)
+
+    def _connection_method(self, method: base.Frame, events: list[Event]) -> None:
+        match method:
+            case commands.Connection.Close():
+                self._close_requested(method, events)
+            case commands.Connection.UpdateSecret():
+                events.append(SecretUpdated(_octets(method.new_secret), method.reason or ""))
+            case _:
+                raise self._unexpected_method(method)
+
+    def _open_channel(self, channel: int, state: _Channel | None, events: list[Event]) -> None:
+        if state is _Channel.CLOSING:
+            return
+        if state is not None:
+            raise ConnectionFault(Reply.CHANNEL_ERROR, "second 'channel.open' seen", 20, 10)
+        if channel > self.channel_max:
+            limit = self.channel_max
+            text = f"number of channels opened ({limit}) has reached the negotiated channel_max ({limit})"
+            raise ConnectionFault(Reply.NOT_ALLOWED, text, 20, 10)
+        self._channels[channel] = _Channel.OPEN
+        self.out.append(encode(channel, commands.Channel.OpenOk()))
+        events.append(ChannelOpened(channel))
+
+    def _channel_close(
+        self, channel: int, state: _Channel, close: commands.Channel.Close, events: list[Event]
+    ) -> None:
+        if state is _Channel.OPEN:
+            self._channels[channel] = _Channel.CLOSE_REQUESTED
+            self._reader.drop(channel)
+            events.append(ChannelCloseRequested(channel, close.reply_code or 0, close.reply_text))
+        elif state is _Channel.CLOSING:
+            # Both sides close at once: each answers the other, and the number is free after the client's
+            # close-ok.
+            self.out.append(encode(channel, commands.Channel.CloseOk()))
+
+    def _channel_close_ok(self, channel: int, state: _Channel) -> None:
+        if state is _Channel.OPEN:
+            raise ConnectionFault(Reply.COMMAND_INVALID, "unexpected channel.close-ok", 20, 41)
+        if state is _Channel.CLOSING:
+            self._release(channel)
+
+    def _release(self, channel: int) -> None:
+        del self._channels[channel]
+        self._reader.keep(channel)
+
+    # --- closing
+
+    def _closing(self, frames: list[FrameEvent]) -> list[Event]:
+        for frame in frames:
+            if isinstance(frame, Method) and isinstance(frame.frame, commands.Connection.CloseOk):
+                self.phase = Phase.CLOSED
+            elif isinstance(frame, Method):
+                self.out.append(encode(0, commands.Connection.CloseOk()))
+        return []
+
+    def _close_requested(self, close: commands.Connection.Close, events: list[Event]) -> None:
+        self.phase = Phase.CLOSE_REQUESTED
+        self._reader.stop()
+        self._channels.clear()
+        events.append(CloseRequested(close.reply_code or 0, close.reply_text))
+
+    def _fault(self, fault: ConnectionFault) -> Fault:
+        self._reader.stop()
+        return Fault(fault)
+
+    def _unexpected_method(self, method: base.Frame) -> ConnectionFault:
+        text = f"unexpected method in connection state {self._state_name()}"
+        return ConnectionFault(Reply.CHANNEL_ERROR, text, method.index >> 16, method.index & 0xFFFF)
+
+    def _state_name(self) -> str:
+        return _STATE_NAMES.get(self.phase, "closing")
+
+    def _may_send(self, channel: int) -> bool:
+        state = self._channels.get(channel)
+        return self.phase is Phase.OPEN and (state is _Channel.OPEN or state is _Channel.CLOSE_REQUESTED)
+
+    def _expect(self, phase: Phase) -> None:
+        """Refuse an answer of the shell to a question that was not asked."""
+        if self.phase is not phase:
+            raise ValueError(f"the connection is in phase {self.phase.name}, not {phase.name}")
+
+
+_STATE_NAMES = {
+    Phase.START: "starting",
+    Phase.TUNE: "tuning",
+    Phase.OPEN_VHOST: "opening",
+    Phase.OPEN: "running",
+}
+"""RabbitMQ's words."""
+
+
+def _server_properties(settings: Settings) -> common.FieldTable:
+    return {
+        "capabilities": {
+            "publisher_confirms": True,
+            "exchange_exchange_bindings": True,
+            "basic.nack": True,
+            "consumer_cancel_notify": True,
+            "connection.blocked": True,
+            "consumer_priorities": True,
+            "authentication_failure_close": True,
+            "per_consumer_qos": True,
+            "direct_reply_to": True,
+        },
+        "cluster_name": settings.cluster_name,
+        "information": settings.information,
+        "platform": settings.platform,
+        "product": settings.product,
+        "version": settings.version,
+    }
+
+
+def _capabilities(client_properties: Mapping[str, object]) -> Capabilities:
+    told = client_properties.get("capabilities")
+    if not isinstance(told, dict):
+        return Capabilities()
+    return Capabilities(
+        authentication_failure_close=told.get("authentication_failure_close") is True,
+        basic_nack=told.get("basic.nack") is True,
+        connection_blocked=told.get("connection.blocked") is True,
+        consumer_cancel_notify=told.get("consumer_cancel_notify") is True,
+        exchange_exchange_bindings=told.get("exchange_exchange_bindings") is True,
+        publisher_confirms=told.get("publisher_confirms") is True,
+    )
+
+
+def _plain(response: bytes) -> tuple[str, bytes]:
+    """RFC 4616, without an authorization identity."""
+    parts = response.split(b"\x00")
+    if len(parts) != 3 or parts[0]:
+        raise _bad_login("response invalid")
+    return _user(parts[1]), parts[2]
+
+
+def _amqplain(response: bytes) -> tuple[str, bytes]:
+    """Read a field table without its length."""
+    try:
+        table, _ = decode_table(len(response).to_bytes(4, "big") + response, 0, len(response) + 4)
+    except (FieldError, IndexError, StructError, UnicodeDecodeError):
+        raise _bad_login("response invalid") from None
+    user, password = table.get("LOGIN"), table.get("PASSWORD")
+    if not isinstance(user, str | bytes) or not isinstance(password, str | bytes):
+        raise _bad_login("AMQPLAIN auth info is missing LOGIN or PASSWORD field")
+    return _user(_octets(user)), _octets(password)
+
+
+def _user(octets: bytes) -> str:
+    try:
+        return octets.decode()
+    except UnicodeDecodeError:
+        raise _bad_login("the user name is not UTF-8") from None
+
+
+def _bad_login(text: str) -> ConnectionFault:
+    return ConnectionFault(Reply.SYNTAX_ERROR, text, _CLASS_CONNECTION, 11)
+
+
+_LOGINS = {"PLAIN": _plain, "AMQPLAIN": _amqplain}
+
+
+def _octets(text: str | bytes | None) -> bytes:
+    """Give back the octets of a long string, which decoding makes text where it can."""
+    return (text or "").encode() if not isinstance(text, bytes) else text
+
+
+def _check_tuning(name: str, minimum: int, maximum: int, value: int) -> None:
+    if value and value < minimum:
+        text = f"negotiated {name} = {value} is lower than the minimum allowed value ({minimum})"
+    elif value == 0 or value > maximum:
+        unlimited = " (no limit)" if value == 0 else ""
+        text = f"negotiated {name} = {value}{unlimited} is higher than the maximum allowed value ({maximum})"
+    else:
+        return
+    raise ConnectionFault(Reply.NOT_ALLOWED, text, _CLASS_CONNECTION, 30)
+
+
+def _not_open(channel: int, class_id: int, method_id: int) -> ConnectionFault:
+    if channel == 0:
+        return ConnectionFault(Reply.CHANNEL_ERROR, "channel 0 is the connection's", class_id, method_id)
+    return ConnectionFault(Reply.CHANNEL_ERROR, "expected 'channel.open'", class_id, method_id)

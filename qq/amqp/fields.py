@@ -1,0 +1,373 @@
+"""The fields of AMQP methods and properties: how bytes are checked and become values.
+
+Lives here: field tables, content properties, method arguments, the short fields of basic.publish. Not here:
+frames (framing.py), encoding, which is pamqp's (encoding.py).
+
+Law: the input is hostile. Every length is checked, nesting is bounded, and the work is linear in the length
+of the input (pamqp copies the rest of a table for each field, and takes truncated strings for whole ones).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from struct import Struct
+from struct import error as StructError  # noqa: N812  # the name says nothing without its module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pamqp import commands
+
+from qq.errors import ConnectionFault, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pamqp import base, common
+
+TABLE_DEPTH_MAX = 64
+"""Tables and arrays inside each other; headers of real messages have three or four levels."""
+VALID_PROPERTIES_MAX = 4096
+"""Property bytes remembered as valid, for all connections of the process."""
+VALID_PROPERTIES_BYTES_MAX = 512
+"""Longer ones are checked each time, so that the memory has a bound."""
+
+_U16 = Struct(">H")
+_U32 = Struct(">I")
+_U64 = Struct(">Q")
+_DECIMAL = Struct(">Bi")
+
+_SHORTSTR = 0
+_TABLE = -1
+_PROPERTIES = (
+    ("content_type", _SHORTSTR),
+    ("content_encoding", _SHORTSTR),
+    ("headers", _TABLE),
+    ("delivery_mode", 1),
+    ("priority", 1),
+    ("correlation_id", _SHORTSTR),
+    ("reply_to", _SHORTSTR),
+    ("expiration", _SHORTSTR),
+    ("message_id", _SHORTSTR),
+    ("timestamp", 8),
+    ("message_type", _SHORTSTR),
+    ("user_id", _SHORTSTR),
+    ("app_id", _SHORTSTR),
+    ("cluster_id", _SHORTSTR),
+)
+"""In the order of their flags, from bit 15 down to bit 2, with their sizes."""
+
+CLIENT_METHODS: dict[int, type[base.Frame]] = {
+    method.index: method
+    for method in (
+        commands.Connection.StartOk,
+        commands.Connection.SecureOk,
+        commands.Connection.TuneOk,
+        commands.Connection.Open,
+        commands.Connection.Close,
+        commands.Connection.CloseOk,
+        commands.Connection.UpdateSecret,
+        commands.Channel.Open,
+        commands.Channel.Flow,
+        commands.Channel.Close,
+        commands.Channel.CloseOk,
+        commands.Exchange.Declare,
+        commands.Exchange.Delete,
+        commands.Exchange.Bind,
+        commands.Exchange.Unbind,
+        commands.Queue.Declare,
+        commands.Queue.Bind,
+        commands.Queue.Purge,
+        commands.Queue.Delete,
+        commands.Queue.Unbind,
+        commands.Basic.Qos,
+        commands.Basic.Consume,
+        commands.Basic.Cancel,
+        commands.Basic.CancelOk,
+        commands.Basic.Publish,
+        commands.Basic.Get,
+        commands.Basic.Ack,
+        commands.Basic.Reject,
+        commands.Basic.Nack,
+        commands.Basic.Recover,
+        commands.Basic.RecoverAsync,
+        commands.Confirm.Select,
+        commands.Tx.Select,
+        commands.Tx.Commit,
+        commands.Tx.Rollback,
+    )
+}
+"""What a client may send; to anything else a server answers 503."""
+
+
+class FieldError(ValueError):
+    """The bytes are not what the protocol says they are."""
+
+
+class Publish(NamedTuple):
+    """The arguments of basic.publish."""
+
+    exchange: str
+    routing_key: str
+    mandatory: bool
+    immediate: bool
+
+
+# --- methods
+
+
+def decode_method(payload: bytes) -> base.Frame:
+    """Decode the payload of a method frame; raises ConnectionFault (502, 503)."""
+    if len(payload) < 4:
+        raise ConnectionFault(Reply.SYNTAX_ERROR, "a method frame has less than four octets")
+    index = int.from_bytes(payload[:4], "big")
+    cls = CLIENT_METHODS.get(index)
+    if cls is None:
+        # RabbitMQ's answer to a method that a client may not send; it drops the socket for one that does not
+        # exist.
+        raise ConnectionFault(Reply.COMMAND_INVALID, "unimplemented method", index >> 16, index & 0xFFFF)
+    # Not cls(): all fields are set below, and pamqp checks or warns in some constructors.
+    method = cls.__new__(cls)
+    try:
+        _arguments(method, payload)
+    except (FieldError, IndexError, StructError, UnicodeDecodeError) as error:
+        text = f"cannot decode {cls.name.lower()}: {error}"
+        raise ConnectionFault(Reply.SYNTAX_ERROR, text, index >> 16, index & 0xFFFF) from None
+    return method
+
+
+def decode_publish(payload: bytes) -> Publish:
+    """Decode the payload of a basic.publish method frame; raises ConnectionFault (502)."""
+    try:
+        # class (2), method (2), reserved (2), exchange, routing key, bits
+        key_at = 7 + payload[6]
+        bits_at = key_at + 1 + payload[key_at]
+        (bits,) = payload[bits_at:]
+        exchange, key = payload[7:key_at].decode(), payload[key_at + 1 : bits_at].decode()
+    except (IndexError, ValueError) as error:
+        raise ConnectionFault(Reply.SYNTAX_ERROR, f"cannot decode basic.publish: {error}", 60, 40) from None
+    return Publish(exchange, key, bits & 1 != 0, bits & 2 != 0)
+
+
+def _arguments(method: base.Frame, payload: bytes) -> None:
+    at, end, bit = 4, len(payload), 0
+    for name in method.attributes():
+        kind = method.amqp_type(name)
+        if kind == "bit":
+            setattr(method, name, payload[at] >> bit & 1 == 1)
+            bit += 1
+            continue
+        if bit:
+            at, bit = at + 1, 0
+        value, at = _ARGUMENTS[kind](payload, at, end)
+        setattr(method, name, value)
+    if at + (bit > 0) != end:
+        raise FieldError("the arguments do not fill the frame")
+
+
+def _octet(data: bytes, at: int, end: int) -> tuple[int, int]:  # noqa: ARG001  # one shape for all arguments
+    return data[at], at + 1
+
+
+def _short(data: bytes, at: int, end: int) -> tuple[int, int]:  # noqa: ARG001
+    return _U16.unpack_from(data, at)[0], at + 2
+
+
+def _long(data: bytes, at: int, end: int) -> tuple[int, int]:  # noqa: ARG001
+    return _U32.unpack_from(data, at)[0], at + 4
+
+
+def _longlong(data: bytes, at: int, end: int) -> tuple[int, int]:  # noqa: ARG001
+    return _U64.unpack_from(data, at)[0], at + 8
+
+
+def _shortstr(data: bytes, at: int, end: int) -> tuple[str, int]:
+    stop = at + 1 + data[at]
+    if stop > end:
+        raise FieldError("a short string runs over the end")
+    return data[at + 1 : stop].decode(), stop
+
+
+def _longstr(data: bytes, at: int, end: int) -> tuple[str | bytes, int]:
+    raw, stop = _octets(data, at, end)
+    try:
+        return raw.decode(), stop
+    except UnicodeDecodeError:
+        return raw, stop
+
+
+def _octets(data: bytes, at: int, end: int) -> tuple[bytes, int]:
+    stop = at + 4 + _U32.unpack_from(data, at)[0]
+    if stop > end:
+        raise FieldError("a long string runs over the end")
+    return data[at + 4 : stop], stop
+
+
+# --- tables
+
+
+def decode_table(data: bytes, at: int, end: int, depth: int = 0) -> tuple[common.FieldTable, int]:
+    """Decode the table at `at`, which must end at or before `end`, and say where it ended.
+
+    Raises FieldError, IndexError, StructError or UnicodeDecodeError.
+    """
+    table: common.FieldTable = {}
+    at, stop = _container(data, at, end, depth)
+    while at < stop:
+        value_at = at + 1 + data[at]
+        name = data[at + 1 : value_at].decode()
+        table[name], at = _value(data, value_at, stop, depth)
+    if at != stop:
+        raise FieldError("a field runs over the end of its table")
+    return table, stop
+
+
+def _array(data: bytes, at: int, end: int, depth: int) -> tuple[common.FieldArray, int]:
+    array: common.FieldArray = []
+    at, stop = _container(data, at, end, depth)
+    while at < stop:
+        value, at = _value(data, at, stop, depth)
+        array.append(value)
+    if at != stop:
+        raise FieldError("a value runs over the end of its array")
+    return array, stop
+
+
+def _container(data: bytes, at: int, end: int, depth: int) -> tuple[int, int]:
+    stop = at + 4 + _U32.unpack_from(data, at)[0]
+    if stop > end:
+        raise FieldError("a table or array runs over the end")
+    if depth > TABLE_DEPTH_MAX:
+        raise FieldError("tables are nested too deeply")
+    return at + 4, stop
+
+
+def _value(data: bytes, at: int, end: int, depth: int) -> tuple[common.FieldValue, int]:
+    kind = data[at]
+    fixed = _FIXED.get(kind)
+    if fixed is not None:
+        return fixed.unpack_from(data, at + 1)[0], at + 1 + fixed.size
+    if kind == 0x53:  # S
+        return _longstr(data, at + 1, end)
+    if kind == 0x46:  # F
+        return decode_table(data, at + 1, end, depth + 1)
+    if kind == 0x41:  # A
+        return _array(data, at + 1, end, depth + 1)
+    if kind == 0x56:  # V
+        return None, at + 1
+    if kind == 0x54:  # T
+        return _timestamp(_U64.unpack_from(data, at + 1)[0]), at + 9
+    if kind == 0x78:  # x
+        raw, at = _octets(data, at + 1, end)
+        return bytearray(raw), at
+    if kind == 0x44:  # D
+        scale, digits = _DECIMAL.unpack_from(data, at + 1)
+        return Decimal(digits) * (Decimal(10) ** -scale), at + 6
+    raise FieldError(f"unknown field type {kind}")
+
+
+def _timestamp(seconds: int) -> datetime | int:
+    """Read pamqp's way: a value beyond 2106 is in milliseconds. What no calendar has stays a number."""
+    try:
+        return datetime.fromtimestamp(seconds / 1000 if seconds > 0xFFFFFFFF else seconds, tz=UTC)
+    except (ValueError, OverflowError, OSError):
+        return seconds
+
+
+_FIXED = {
+    ord(kind): Struct(layout)
+    for kind, layout in {
+        "t": ">?",
+        "b": ">b",
+        "B": ">B",
+        "s": ">h",
+        "u": ">H",
+        "I": ">i",
+        "i": ">I",
+        "l": ">q",
+        "L": ">q",
+        "f": ">f",
+        "d": ">d",
+    }.items()
+}
+
+_ARGUMENTS: dict[str, Callable[[bytes, int, int], tuple[Any, int]]] = {
+    "octet": _octet,
+    "short": _short,
+    "long": _long,
+    "longlong": _longlong,
+    "shortstr": _shortstr,
+    "longstr": _longstr,
+    "table": decode_table,
+}
+
+
+# --- properties
+
+
+def properties_valid(properties: bytes) -> bool:
+    """Whether these are the flags and values of a basic content header.
+
+    Short strings need not be UTF-8: RabbitMQ passes on binary correlation ids and so do we.
+    """
+    if properties in valid_properties:
+        return True
+    try:
+        at = 2
+        for size in _present(_U16.unpack_from(properties)[0]):
+            if size > 0:
+                at += size
+            elif size == _SHORTSTR:
+                at += 1 + properties[at]
+            else:
+                at = decode_table(properties, at, len(properties))[1]
+    except (FieldError, IndexError, StructError, UnicodeDecodeError):
+        return False
+    if at != len(properties):
+        return False
+    _remember(properties)
+    return True
+
+
+def decode_properties(properties: bytes) -> commands.Basic.Properties:
+    """Decode what `properties_valid` has accepted; octets that are not UTF-8 are replaced."""
+    values: dict[str, Any] = {}
+    flags, at = _U16.unpack_from(properties)[0], 2
+    for bit, (name, size) in enumerate(_PROPERTIES):
+        if not flags & 0x8000 >> bit:
+            continue
+        if size == _SHORTSTR:
+            stop = at + 1 + properties[at]
+            values[name], at = properties[at + 1 : stop].decode("utf-8", "replace"), stop
+        elif size == _TABLE:
+            values[name], at = decode_table(properties, at, len(properties))
+        elif size == 8:
+            values[name], at = _timestamp(_U64.unpack_from(properties, at)[0]), at + 8
+        else:
+            values[name], at = properties[at], at + 1
+    decoded = commands.Basic.Properties()
+    for name, value in values.items():
+        setattr(decoded, name, value)
+    return decoded
+
+
+valid_properties: set[bytes] = set()
+"""Property bytes known to be valid. A memory of a pure function: what is in it changes no answer."""
+_present_by_flags: dict[int, tuple[int, ...]] = {}
+
+
+def _present(flags: int) -> tuple[int, ...]:
+    """Sizes of the properties that the flags announce, in order."""
+    present = _present_by_flags.get(flags)
+    if present is None:
+        if flags & 3:  # 14 properties: bit 1 has no meaning, and no second word of flags follows (bit 0)
+            raise FieldError("unknown property flags")
+        present = tuple(size for bit, (_, size) in enumerate(_PROPERTIES) if flags & 0x8000 >> bit)
+        _present_by_flags[flags] = present
+    return present
+
+
+def _remember(properties: bytes) -> None:
+    if len(properties) <= VALID_PROPERTIES_BYTES_MAX:
+        if len(valid_properties) >= VALID_PROPERTIES_MAX:
+            valid_properties.clear()
+        valid_properties.add(properties)

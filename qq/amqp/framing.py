@@ -1,0 +1,543 @@
+"""AMQP frames: from bytes as they come to events.
+
+Lives here: cutting the stream into frames, gathering messages, the fast paths for basic.publish and
+basic.ack.
+Not here: what methods mean, channel states, the handshake (connection.py).
+
+Law: the fast paths only take what is whole and right, and decline everything else; the slow path alone knows
+the errors. No byte is looked at more than a few times however the stream is cut, and what is held is bounded:
+one unfinished frame and `unfinished_max` bytes of unfinished messages.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from pamqp import commands
+
+from qq.amqp.fields import decode_method, decode_publish, properties_valid, valid_properties
+from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply
+
+if TYPE_CHECKING:
+    from pamqp import base
+
+FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_HEARTBEAT = 1, 2, 3, 8
+FRAME_END = 0xCE
+FRAME_OVERHEAD = 8
+"""Octets of a frame around its payload: type, channel, size, end octet."""
+FRAME_MAX_MIN = 8192
+"""The limit before tuning, and the least that may be negotiated (RabbitMQ's since 4.1)."""
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+UNFINISHED_MESSAGES_MAX = 4
+"""A connection's unfinished messages may take as much as this many of the greatest size,"""
+UNFINISHED_BYTES_MIN = 1024 * 1024
+"""and this much in any case: many channels may each be in the middle of a small one."""
+PUBLISHES_REMEMBERED_MAX = 256
+"""Different basic.publish of a connection that need not be checked again."""
+
+_FRAME = Struct(">BHI")
+_HEADER = Struct(">BHIIQ")
+"""Frame header, class and weight as one number, body size."""
+_HEADER_PAYLOAD_MIN = 14  # class, weight, body size, flags
+_CLASS_BASIC = 60
+_BASIC_WITHOUT_WEIGHT = _CLASS_BASIC << 16
+
+_PUBLISH = b"\x00\x3c\x00\x28"
+_ACK = b"\x00\x3c\x00\x50"
+_ACK_SIZE = 13
+_ACK_FIELDS = Struct(">11xQ?x")
+_ACKS = re.compile(
+    rb"(\x01..\x00\x00\x00\x0d\x00\x3c\x00\x50).{8}[\x00\x01]\xce(?:\1.{8}[\x00\x01]\xce)*+", re.DOTALL
+)
+"""Consecutive basic.ack frames of one channel (possessive: nothing is kept for going back)."""
+
+_CHANNEL_CLOSE_OK = b"\x00\x14\x00\x29"
+_ON_STOPPED_CHANNEL = {b"\x00\x14\x00\x0a", b"\x00\x14\x00\x28", _CHANNEL_CLOSE_OK}  # open, close
+_ON_STOPPED_CONNECTION = {b"\x00\x0a\x00\x32", b"\x00\x0a\x00\x33"}  # close, close-ok
+_SNIPPET_BYTES = 16
+
+
+class Publishes(NamedTuple):
+    """Consecutive messages published on a channel with the same basic.publish, byte for byte.
+
+    A message is its content header frame and body frames as they came, frame envelopes included.
+    """
+
+    channel: int
+    method: bytes
+    """Payload of the method frame; `decode_publish` accepts it."""
+    messages: list[bytes]
+
+
+class Acks(NamedTuple):
+    """Consecutive basic.ack of a channel, each (delivery tag, multiple)."""
+
+    channel: int
+    acks: list[tuple[int, bool]]
+
+
+class Method(NamedTuple):
+    """Any other method."""
+
+    channel: int
+    frame: base.Frame
+
+
+class Heartbeat(NamedTuple):
+    """The peer is alive."""
+
+
+class ChannelFault(NamedTuple):
+    """The channel must be closed; its frames are dropped until close-ok or `FrameReader.keep`."""
+
+    channel: int
+    error: ChannelError
+
+
+class Fault(NamedTuple):
+    """The connection must be closed; always the last event."""
+
+    error: AmqpError
+
+
+Event = Publishes | Acks | Method | Heartbeat | ChannelFault | Fault
+
+
+class _Mode(Enum):
+    RUNNING = auto()
+    STOPPED = auto()
+    """Only connection.close and close-ok are still of interest."""
+    BROKEN = auto()
+    """The stream has no frames any more."""
+
+
+class _Content:
+    """A message of which only a part has come."""
+
+    __slots__ = ("left", "method", "size", "wire")
+
+    def __init__(self, method: bytes, size: int) -> None:
+        self.method = method
+        self.wire = bytearray()
+        self.left = -1
+        """Body octets still to come; -1 before the content header."""
+        self.size = size
+        """Octets that count as unfinished."""
+
+
+class FrameReader:
+    """Turns the bytes of one connection into events.
+
+    `frame_max` may be changed between calls. `stepwise` makes `feed` return after one event and keep the
+    rest, for the handshake, where an event can change how the next bytes are read.
+    """
+
+    def __init__(self, frame_max: int = FRAME_MAX_MIN, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+        self.frame_max = frame_max
+        self.stepwise = False
+        self.unfinished_bytes = 0
+        """Held for messages that are not complete."""
+        self._message_bytes_max = message_bytes_max
+        self._unfinished_max = max(message_bytes_max * UNFINISHED_MESSAGES_MAX, UNFINISHED_BYTES_MIN)
+        self._mode = _Mode.RUNNING
+        self._rest = bytearray()
+        self._need = 0
+        """Octets of `_rest` and more without which nothing can be said; 0 = not known."""
+        self._contents: dict[int, _Content | None] = {}
+        """Channels that the fast path leaves alone: with an unfinished message, or (None) stopped."""
+        self._publishes: set[bytes] = set()
+        """Payloads of basic.publish that were found to be valid."""
+
+    @property
+    def frame_max(self) -> int:
+        """Largest frame accepted, envelope included."""
+        return self._payload_max + FRAME_OVERHEAD
+
+    @frame_max.setter
+    def frame_max(self, frame_max: int) -> None:
+        self._payload_max = frame_max - FRAME_OVERHEAD
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory this reader keeps for its peer."""
+        return len(self._rest) + self.unfinished_bytes
+
+    @property
+    def broken(self) -> bool:
+        """Nothing more can be read, not even the answer to a close."""
+        return self._mode is _Mode.BROKEN
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Take the next bytes of the stream and return what they complete. Never raises on bad input."""
+        rest = self._rest
+        if rest:
+            if len(rest) + len(data) < self._need:
+                rest += data
+                return []
+            data = b"".join((rest, data))
+            rest.clear()
+        self._need = 0
+        events: list[Event] = []
+        read = self._read if self._mode is _Mode.RUNNING else self._read_stopped
+        at = read(data, events)
+        if at < len(data) and self._mode is not _Mode.BROKEN:
+            rest += memoryview(data)[at:]
+        return events
+
+    def hold(self, data: bytes) -> None:
+        """Keep bytes for a later `feed`."""
+        self._rest += data
+        self._need = 0
+
+    def drop(self, channel: int) -> None:
+        """Stop reading a channel: of its frames only channel.open, close and close-ok become events."""
+        self._forget(channel)
+        self._contents[channel] = None
+
+    def keep(self, channel: int) -> None:
+        """Read a channel that was dropped again; so does the client's close-ok."""
+        if self._contents.get(channel) is None:
+            self._contents.pop(channel, None)
+
+    def stop(self) -> None:
+        """Drop everything but connection.close and connection.close-ok from now on."""
+        if self._mode is _Mode.RUNNING:
+            self._mode = _Mode.STOPPED
+            self._contents.clear()
+            self.unfinished_bytes = 0
+
+    # --- frames
+
+    def _read(self, data: bytes, events: list[Event]) -> int:
+        """Turn `data` into events and return where the first incomplete frame begins."""
+        at, end = 0, len(data)
+        contents = self._contents
+        while end - at >= 7 and not (events and self.stepwise):
+            kind, channel, size = _FRAME.unpack_from(data, at)
+            if size > self._payload_max or kind not in _KINDS:
+                self._bad_frame(events, kind, size)
+                return end
+            stop = at + FRAME_OVERHEAD + size
+            if stop > end:
+                self._need = stop - at
+                break
+            if data[stop - 1] != FRAME_END:
+                self._wrong_end(events, kind, data[at + 7 : stop])
+                return end
+            if kind == FRAME_METHOD and channel not in contents:
+                method = data[at + 7 : at + 11]
+                if method == _PUBLISH:
+                    reached = self._read_publishes(data, at, stop, channel, events)
+                    taken, at = reached > at, reached
+                    if self._need:
+                        break
+                    if taken:
+                        continue
+                elif method == _ACK and size == _ACK_SIZE and (acks := _ACKS.match(data, at)):
+                    at = acks.end()
+                    _add_acks(events, channel, list(_ACK_FIELDS.iter_unpack(acks.group())))
+                    continue
+            try:
+                self._read_frame(kind, channel, data, at, stop, events)
+            except ConnectionFault as fault:
+                self.stop()
+                events.append(Fault(fault))
+                return stop
+            at = stop
+        return at
+
+    def _read_stopped(self, data: bytes, events: list[Event]) -> int:
+        at, end = 0, len(data)
+        while end - at >= 7 and self._mode is _Mode.STOPPED:
+            kind, channel, size = _FRAME.unpack_from(data, at)
+            stop = at + FRAME_OVERHEAD + size
+            if size > self._payload_max or kind not in _KINDS:
+                self._mode = _Mode.BROKEN
+            elif stop > end:
+                self._need = stop - at
+                break
+            elif data[stop - 1] != FRAME_END:
+                self._mode = _Mode.BROKEN
+            elif channel == 0 and kind == FRAME_METHOD and data[at + 7 : at + 11] in _ON_STOPPED_CONNECTION:
+                try:
+                    events.append(Method(0, decode_method(data[at + 7 : stop - 1])))
+                except ConnectionFault:
+                    self._mode = _Mode.BROKEN
+            at = stop
+        return at
+
+    # --- the fast path of basic.publish
+
+    def _read_publishes(
+        self, data: bytes, at: int, method_stop: int, channel: int, events: list[Event]
+    ) -> int:
+        """Take the complete messages published with the method frame at `at`, and the same again and again.
+
+        Returns where it stopped. `_need` is set if that is a message which the fast path can take once more
+        of it has come; if not, and nothing was taken, the slow path has to look.
+        """
+        frame = data[at:method_stop]
+        method = frame[7:-1]
+        if method not in self._publishes and not self._learn_publish(method):
+            return at
+        messages: list[bytes] = []
+        append, starts_with = messages.append, data.startswith
+        payload_max, end, method_size = self._payload_max, len(data), method_stop - at
+        while True:
+            header = at + method_size
+            if end - header < FRAME_OVERHEAD + _HEADER_PAYLOAD_MIN:
+                self._await(data, at, header, FRAME_HEADER, channel)
+                break
+            kind, header_channel, size, class_weight, left = _HEADER.unpack_from(data, header)
+            body = header + FRAME_OVERHEAD + size
+            if (
+                kind != FRAME_HEADER
+                or header_channel != channel
+                or class_weight != _BASIC_WITHOUT_WEIGHT
+                or size > payload_max
+                or left > self._message_bytes_max
+            ):
+                break
+            if body > end:
+                self._await(data, at, header, FRAME_HEADER, channel)
+                break
+            properties = data[header + 19 : body - 1]
+            if data[body - 1] != FRAME_END or not (
+                properties in valid_properties or properties_valid(properties)
+            ):
+                break
+            envelope_stop = stop = body
+            if left:
+                if end - body < 7:
+                    self._await(data, at, body, FRAME_BODY, channel)
+                    break
+                kind, body_channel, size = _FRAME.unpack_from(data, body)
+                if size != left:
+                    stop = self._body_stop(data, body, channel, left)
+                    if stop:
+                        append(data[header:stop])
+                        at = stop
+                        if starts_with(frame, at):
+                            continue
+                    break
+                envelope_stop, stop = body + 7, body + FRAME_OVERHEAD + size
+                if kind != FRAME_BODY or body_channel != channel or size > payload_max:
+                    break
+                if stop > end:
+                    self._await(data, at, body, FRAME_BODY, channel)
+                    break
+                if data[stop - 1] != FRAME_END:
+                    break
+            append(data[header:stop])
+            # Most publishers send the same thing again with another body: everything before the body is then
+            # equal, frame by frame, to what has just been checked.
+            envelope = data[at:envelope_stop]
+            size = stop - at
+            at = stop
+            stop += size
+            while stop <= end and data[stop - 1] == FRAME_END and starts_with(envelope, at):
+                append(data[at + method_size : stop])
+                at = stop
+                stop += size
+            if not starts_with(frame, at):
+                break
+        if messages:
+            _add_messages(events, channel, method, messages)
+        return at
+
+    def _learn_publish(self, method: bytes) -> bool:
+        try:
+            decode_publish(method)
+        except ConnectionFault:
+            return False
+        if len(self._publishes) >= PUBLISHES_REMEMBERED_MAX:
+            self._publishes.clear()
+        self._publishes.add(method)
+        return True
+
+    def _await(self, data: bytes, at: int, frame: int, kind: int, channel: int) -> None:
+        """Say how much more is needed, if what has come of the frame at `frame` fits the frame that is due."""
+        if len(data) - frame < 7:
+            self._need = frame + 7 - at
+            return
+        found, found_channel, size = _FRAME.unpack_from(data, frame)
+        stop = frame + FRAME_OVERHEAD + size
+        if found == kind and found_channel == channel and size <= self._payload_max and stop > len(data):
+            self._need = stop - at
+
+    def _body_stop(self, data: bytes, at: int, channel: int, left: int) -> int:
+        """Return the end of a body of several frames; 0 if it is not complete or not right."""
+        end = len(data)
+        while left > 0 and end - at >= FRAME_OVERHEAD:
+            kind, frame_channel, size = _FRAME.unpack_from(data, at)
+            at += FRAME_OVERHEAD + size
+            if kind != FRAME_BODY or frame_channel != channel or not 0 < size <= self._payload_max:
+                return 0
+            if at > end or data[at - 1] != FRAME_END:
+                return 0
+            left -= size
+        return 0 if left else at
+
+    # --- the slow path: one frame at a time
+
+    def _read_frame(
+        self, kind: int, channel: int, data: bytes, at: int, stop: int, events: list[Event]
+    ) -> None:
+        payload = data[at + 7 : stop - 1]
+        if kind == FRAME_HEARTBEAT:
+            events.append(_heartbeat(channel, payload))
+            return
+        content = self._contents.get(channel)
+        if content is None and channel in self._contents:
+            if kind == FRAME_METHOD and payload[:4] in _ON_STOPPED_CHANNEL:
+                events.append(Method(channel, decode_method(payload)))
+                if payload[:4] == _CHANNEL_CLOSE_OK:
+                    # The number is the client's to use again, perhaps in the very next frame.
+                    self.keep(channel)
+            return
+        if kind == FRAME_METHOD:
+            self._read_method(channel, payload, content, events)
+        elif content is None:
+            raise ConnectionFault(
+                Reply.UNEXPECTED_FRAME, "expected method frame, got non method frame instead"
+            )
+        elif kind == FRAME_HEADER:
+            self._read_header(channel, payload, content, data[at:stop], events)
+        else:
+            self._read_body(channel, payload, content, data[at:stop], events)
+
+    def _read_method(
+        self, channel: int, payload: bytes, content: _Content | None, events: list[Event]
+    ) -> None:
+        if content is not None:
+            raise _unexpected(content)
+        if payload[:4] == _PUBLISH:
+            decode_publish(payload)
+            self._contents[channel] = content = _Content(payload, 0)
+            self._count(content, len(payload))
+            return
+        frame = decode_method(payload)
+        if isinstance(frame, commands.Basic.Ack):
+            _add_acks(events, channel, [(frame.delivery_tag, frame.multiple)])
+            return
+        events.append(Method(channel, frame))
+
+    def _read_header(
+        self, channel: int, payload: bytes, content: _Content, frame: bytes, events: list[Event]
+    ) -> None:
+        if content.left >= 0:
+            raise _unexpected(content)
+        if len(payload) < _HEADER_PAYLOAD_MIN:
+            raise ConnectionFault(Reply.SYNTAX_ERROR, "the content header is too short", 60, 40)
+        _, _, _, class_weight, left = _HEADER.unpack_from(frame)
+        if class_weight >> 16 != _CLASS_BASIC:
+            text = f"expected content header for class 60, got one for class {class_weight >> 16} instead"
+            raise ConnectionFault(Reply.UNEXPECTED_FRAME, text, 60, 40)
+        if class_weight & 0xFFFF:
+            raise ConnectionFault(Reply.SYNTAX_ERROR, "the weight of a content header must be 0", 60, 40)
+        if not properties_valid(payload[12:]):
+            raise ConnectionFault(Reply.SYNTAX_ERROR, "cannot decode the properties of the message", 60, 40)
+        if left > self._message_bytes_max:
+            self.drop(channel)
+            text = f"message size {left} is larger than configured max size {self._message_bytes_max}"
+            events.append(ChannelFault(channel, ChannelError(Reply.PRECONDITION_FAILED, text, 60, 40)))
+            return
+        content.left = left
+        self._gather(channel, content, frame, events)
+
+    def _read_body(
+        self, channel: int, payload: bytes, content: _Content, frame: bytes, events: list[Event]
+    ) -> None:
+        if content.left < 0:
+            raise _unexpected(content)
+        if len(payload) > content.left:
+            text = f"the body has {len(payload) - content.left} octets more than its content header says"
+            raise ConnectionFault(Reply.FRAME_ERROR, text, 60, 40)
+        content.left -= len(payload)
+        if (
+            payload
+        ):  # an empty body frame adds nothing, and without it there is no end to what a message may hold
+            self._gather(channel, content, frame, events)
+
+    def _gather(self, channel: int, content: _Content, frame: bytes, events: list[Event]) -> None:
+        """Add a frame to the message and hand it on when it was the last one."""
+        content.wire += frame
+        if content.left:
+            self._count(content, len(frame))
+            return
+        self._forget(channel)
+        _add_messages(events, channel, content.method, [bytes(content.wire)])
+
+    def _count(self, content: _Content, size: int) -> None:
+        content.size += size
+        self.unfinished_bytes += size
+        if self.unfinished_bytes > self._unfinished_max:
+            text = f"unfinished messages take more than {self._unfinished_max} bytes"
+            raise ConnectionFault(Reply.RESOURCE_ERROR, text, 60, 40)
+
+    def _forget(self, channel: int) -> None:
+        content = self._contents.pop(channel, None)
+        if content is not None:
+            self.unfinished_bytes -= content.size
+
+    # --- streams without frames
+
+    def _bad_frame(self, events: list[Event], kind: int, size: int) -> None:
+        """Give up on a frame header, in RabbitMQ's words."""
+        why = (
+            f"{{frame_too_large,{size},{self._payload_max}}}" if size > self._payload_max else "unknown_frame"
+        )
+        self._break(events, f"type {kind}, all octets = <<>>: {why}")
+
+    def _wrong_end(self, events: list[Event], kind: int, payload_and_end: bytes) -> None:
+        payload, marker = payload_and_end[:-1], payload_and_end[-1]
+        self._break(events, f"type {kind}, {_snippet(payload)}: {{invalid_frame_end_marker,{marker}}}")
+
+    def _break(self, events: list[Event], text: str) -> None:
+        self.stop()
+        self._mode = _Mode.BROKEN
+        events.append(Fault(ConnectionFault(Reply.FRAME_ERROR, text)))
+
+
+_KINDS = frozenset((FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_HEARTBEAT))
+
+
+def _add_messages(events: list[Event], channel: int, method: bytes, messages: list[bytes]) -> None:
+    last = events[-1] if events else None
+    if type(last) is Publishes and last.channel == channel and last.method == method:
+        last.messages.extend(messages)
+    else:
+        events.append(Publishes(channel, method, messages))
+
+
+def _add_acks(events: list[Event], channel: int, acks: list[tuple[int, bool]]) -> None:
+    last = events[-1] if events else None
+    if type(last) is Acks and last.channel == channel:
+        last.acks.extend(acks)
+    else:
+        events.append(Acks(channel, acks))
+
+
+def _heartbeat(channel: int, payload: bytes) -> Heartbeat:
+    if payload:
+        raise ConnectionFault(Reply.FRAME_ERROR, f"type 8, {_snippet(payload)}: unknown_frame")
+    if channel:
+        raise ConnectionFault(Reply.UNEXPECTED_FRAME, "type 8, all octets = <<>>")
+    return Heartbeat()
+
+
+def _unexpected(content: _Content) -> ConnectionFault:
+    if content.left < 0:
+        text = "expected content header for class 60, got non content header frame instead"
+    else:
+        text = "expected content body, got non content body frame instead"
+    return ConnectionFault(Reply.UNEXPECTED_FRAME, text, 60, 40)
+
+
+def _snippet(payload: bytes) -> str:
+    """Show the beginning of a payload as RabbitMQ does."""
+    octets = ",".join(str(octet) for octet in payload[:_SNIPPET_BYTES])
+    return f"{'all' if len(payload) <= _SNIPPET_BYTES else f'first {_SNIPPET_BYTES}'} octets = <<{octets}>>"

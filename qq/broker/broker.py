@@ -1,0 +1,186 @@
+"""The broker of one node: its connections and sessions, and the effects that are theirs.
+
+Every node computes the same effects from the same log; each carries out those of its own sessions (design 1).
+
+Law: an effect is dispatched in the order in which the log has it, and never waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cluster.group import Confirmed, Expelled
+from qq.broker.entries import Entries
+from qq.broker.submissions import Submissions
+from qq.machine import commands
+from qq.machine.effects import ConsumerGone, Deliver, Effect, Failed, OriginExpelled, Reply, Returned
+from qq.metrics import Counters
+
+if TYPE_CHECKING:
+    from cluster.group import Group
+    from cluster.ports import Disk, Runtime
+    from qq.amqp.connection import Settings
+    from qq.broker.channel import Channel
+    from qq.broker.listener import ClientConnection
+    from qq.config import Limits
+    from qq.machine.machine import QueueMachine
+
+log = logging.getLogger(__name__)
+
+SALT_BYTES = 4
+
+
+class Broker:
+    """The sessions of this node."""
+
+    def __init__(
+        self,
+        name: str,
+        machine: QueueMachine,
+        runtime: Runtime,
+        settings: Settings,
+        loopback_users: Sequence[str],
+        limits: Limits,
+    ) -> None:
+        self.name = name
+        self.machine = machine
+        self.settings = settings
+        self.limits = limits
+        self.vhost = "/"
+        self.counters = Counters()
+        self.connections: dict[int, ClientConnection] = {}
+        self.elections = 0
+        """Changes of leader that this node has seen."""
+        self.live = False
+        """This incarnation's first batch is applied: the node has caught up and may serve."""
+        self._runtime = runtime
+        self._loopback_users = frozenset(loopback_users)
+        self._sessions: dict[int, Channel] = {}
+        self._last_id = 0
+        self._full: dict[ClientConnection, None] = {}
+        self._leader: str | None = None
+
+    def attach(self, group: Group, disk: Disk) -> None:
+        """Connect to the group; before anything else is called."""
+        self.group = group
+        self.submissions = Submissions(group, self._runtime)
+        self.entries = Entries(group, disk, self._runtime.fail)
+
+    def new_id(self) -> int:
+        """A number for a connection, session or consumer; never used twice while the process lives."""
+        self._last_id += 1
+        return self._last_id
+
+    def server_name(self, prefix: str) -> str:
+        """A name nobody else has: the node draws it, so that the log holds it like any other."""
+        return prefix + self._runtime.random.randbytes(16).hex()
+
+    # Connections and sessions
+
+    def connection_opened(self, connection: ClientConnection) -> None:
+        self.connections[connection.id] = connection
+        self.counters.connections_opened += 1
+
+    def connection_closed(self, connection: ClientConnection) -> None:
+        del self.connections[connection.id]
+        self._full.pop(connection, None)
+        self.counters.connections_closed += 1
+        self.submissions.add(commands.ConnectionDown(connection.id))
+
+    def session_opened(self, channel: Channel) -> None:
+        self._sessions[channel.session] = channel
+        self.counters.channels_opened += 1
+
+    def session_ended(self, channel: Channel) -> None:
+        if self._sessions.pop(channel.session, None) is not None:
+            self.counters.channels_closed += 1
+            self.submissions.add(commands.SessionDown(channel.session))
+
+    def authenticate(self, user: str, password: bytes, peer_host: str) -> bool:
+        """Whether the catalog knows this user with this password, and lets it in from there."""
+        known = self.machine.users.get(user)
+        salt = known.salt if known else bytes(SALT_BYTES)
+        right = hmac.compare_digest(hash_password(salt, password), known.hash if known else b"")
+        admitted = right and (user not in self._loopback_users or is_loopback(peer_host))
+        if admitted:
+            self.counters.logins_succeeded += 1
+        else:
+            self.counters.logins_failed += 1
+        return admitted
+
+    # Back-pressure over all connections
+
+    @property
+    def is_full(self) -> bool:
+        return self.group.pending_bytes > self.limits.node_uncommitted_bytes
+
+    def waits_for_room(self, connection: ClientConnection) -> None:
+        self._full[connection] = None
+
+    # What the log says
+
+    def applied(self, index: int, effects: Sequence[Any]) -> None:  # noqa: ARG002
+        name = self.name
+        for effect in effects:
+            match effect:
+                case Confirmed():
+                    self._confirmed(effect.sequence)
+                case Expelled():
+                    self._expelled()
+                case _:
+                    if effect.node == name:
+                        self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, OriginExpelled):
+            return
+        channel = self._sessions.get(effect.session)
+        if channel is None:
+            return
+        match effect:
+            case Deliver():
+                channel.deliver(effect)
+            case Reply():
+                channel.replied(effect.result)
+            case Failed():
+                channel.failed(effect)
+            case Returned():
+                channel.unroutable(effect)
+            case ConsumerGone():
+                channel.consumer_gone(effect.consumer)
+
+    def _confirmed(self, sequence: int) -> None:
+        self.live = True
+        self.submissions.applied(sequence)
+        if self._full and not self.is_full:
+            waiting, self._full = self._full, {}
+            for connection in waiting:
+                connection.count_uncommitted(0)
+
+    def _expelled(self) -> None:
+        log.error("the cluster gave this node up while it was away; its clients must connect again")
+        self.submissions.give_up()
+        for connection in list(self.connections.values()):
+            connection.close_now()
+
+    def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002
+        if leader is None or leader == self._leader:
+            return
+        is_failover, self._leader = self._leader is not None, leader
+        self.elections += 1
+        if is_failover:
+            for channel in list(self._sessions.values()):
+                channel.leader_changed()
+
+
+def hash_password(salt: bytes, password: bytes) -> bytes:
+    """RabbitMQ's scheme, so that its exported users can be taken over: SHA-256 of salt and password."""
+    return hashlib.sha256(salt + password).digest()
+
+
+def is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")

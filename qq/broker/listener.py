@@ -1,0 +1,312 @@
+"""AMQP connections on sockets: bytes in and out, heartbeats, login, back-pressure.
+
+Lives here: what a socket needs. Not here: the protocol (qq/amqp/connection.py) and the channels (channel.py).
+
+Back-pressure, both ways. In: reading stops while the connection has published more than the log has taken in, while it
+holds back too many methods, or while it does not read the answers to what it asks. Out: deliveries are written only
+while the socket takes them (`has_room`); the rest stays in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pamqp.frame
+
+from qq.amqp.connection import (
+    ChannelOpened,
+    CloseRequested,
+    LoginAttempt,
+    Phase,
+    SecretUpdated,
+    ServerConnection,
+    VhostRequested,
+)
+from qq.amqp.framing import Fault
+from qq.broker.channel import Channel
+from qq.errors import ConnectionFault, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.amqp.connection import Event
+    from qq.broker.broker import Broker
+    from qq.errors import AmqpError
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S = 10.0
+"""RabbitMQ's handshake_timeout: from the accepted socket to connection.open."""
+CLOSE_GRACE_S = 3.0
+"""How long a client may take to answer connection.close before its socket is closed."""
+PUBLISH_CACHE_MAX = 1024
+"""Distinct basic.publish methods (exchange, routing key, flags) remembered in decoded form for one connection."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client's connection."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.id = broker.new_id()
+        self.user = ""
+        self._amqp = ServerConnection(broker.settings)
+        self._channels: dict[int, Channel] = {}
+        self._publish_fields: dict[bytes, tuple[str, str, bool]] = {}
+        self._out_bytes = 0
+        self._flush_asked = False
+        self._writing_paused = False
+        self._pumping: dict[Channel, None] = {}
+        self._uncommitted_bytes = 0
+        self._reasons_to_pause: set[object] = set()
+        self._last_read_s = 0.0
+        self._last_written_s = 0.0
+        self._timers: list[asyncio.TimerHandle] = []
+
+    # Socket
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport: asyncio.Transport = transport
+        self._loop = asyncio.get_running_loop()
+        limits = self.broker.limits
+        transport.set_write_buffer_limits(high=limits.write_buffer_bytes, low=limits.write_buffer_bytes // 4)
+        peer = transport.get_extra_info("peername")
+        self.peer_host: str = peer[0] if peer else ""
+        self._timers.append(self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_too_slow))
+        self.broker.connection_opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._last_read_s = self._loop.time()
+        self._handle_all(self._amqp.receive(data))
+        self._ask_flush()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        log.info("connection %d of %s closed%s", self.id, self.user or "nobody", f": {exc}" if exc else "")
+        self._end()
+        for timer in self._timers:
+            timer.cancel()
+        self.broker.connection_closed(self)
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._resume_pumps()
+        self.resume_for("unread answers")
+
+    # Events
+
+    def _handle_all(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case LoginAttempt():
+                    self._login(event)
+                case VhostRequested():
+                    self._open_vhost(event.vhost)
+                case SecretUpdated():
+                    self._amqp.accept_secret()
+                case CloseRequested():
+                    self._end()
+                    self._amqp.closed()
+                    self._hang_up()
+                case Fault():
+                    self.fail(event.error)
+                case ChannelOpened():
+                    channel = self._channels[event.channel] = Channel(self.broker, self, event.channel)
+                    self.broker.session_opened(channel)
+                case _:
+                    channel = self._channels.get(event.channel)
+                    if channel is not None:  # else: read before the server closed the channel
+                        channel.receive(event)
+
+    def _login(self, attempt: LoginAttempt) -> None:
+        if self.broker.authenticate(attempt.user, attempt.password, self.peer_host):
+            self.user = attempt.user
+            self._handle_all(self._amqp.accept_login())
+        else:
+            log.warning("login of user %r from %s refused", attempt.user, self.peer_host)
+            self._amqp.refuse_login()
+            self._close_later()
+
+    def _open_vhost(self, vhost: str) -> None:
+        if vhost != self.broker.vhost:
+            self._amqp.refuse_vhost(ConnectionFault(Reply.NOT_ALLOWED, f"vhost {vhost} not found", 10, 40))
+            self._close_later()
+            return
+        self._timers.pop(0).cancel()
+        if self._amqp.heartbeat_s:
+            self._last_written_s = self._loop.time()
+            self._check_heartbeat()
+        log.info("connection %d: user %s from %s", self.id, self.user, self.peer_host)
+        self._handle_all(self._amqp.accept_vhost())
+
+    def publish_fields(self, method: bytes) -> tuple[str, str, bool]:
+        """Exchange, routing key and mandatory flag of a raw basic.publish; raises on `immediate`."""
+        fields = self._publish_fields.get(method)
+        if fields is None:
+            if len(self._publish_fields) >= PUBLISH_CACHE_MAX:
+                self._publish_fields.clear()
+            fields = self._publish_fields[method] = _decode_publish(method)
+        return fields
+
+    # Ends
+
+    def fail(self, error: AmqpError) -> None:
+        """Close the connection with an error."""
+        if self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
+            log.warning("connection %d of %s: %s", self.id, self.user or "nobody", error)
+            self._end()
+            self._amqp.fail(error)
+            self._ask_flush()
+            self._close_later()
+
+    def shut_down(self) -> None:
+        """Tell the client that the node stops."""
+        self.fail(
+            ConnectionFault(
+                Reply.CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'"
+            )
+        )
+        self._flush()
+
+    def fail_channel(self, channel: Channel, error: AmqpError) -> None:
+        log.warning("connection %d, channel %d: %s", self.id, channel.number, error)
+        self._forget(channel)
+        self._amqp.fail_channel(channel.number, error)
+        self._ask_flush()
+
+    def channel_closed(self, channel: Channel) -> None:
+        """The client closed the channel, and what it was doing has ended."""
+        self._forget(channel)
+        self._amqp.channel_closed(channel.number)
+        self._ask_flush()
+
+    def _forget(self, channel: Channel) -> None:
+        self._channels.pop(channel.number, None)
+        self._pumping.pop(channel, None)
+
+    def close_now(self) -> None:
+        """Drop the socket."""
+        self._transport.abort()
+
+    def _hang_up(self) -> None:
+        """Close the socket once everything is written."""
+        self._flush()
+        self._transport.close()
+
+    def _end(self) -> None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.end()
+        self._pumping.clear()
+
+    def _close_later(self) -> None:
+        self._timers.append(self._loop.call_later(CLOSE_GRACE_S, self._transport.abort))
+
+    def _handshake_too_slow(self) -> None:
+        log.warning("connection %d from %s: no handshake in time", self.id, self.peer_host)
+        self._transport.abort()
+
+    # Heartbeats
+
+    def _check_heartbeat(self) -> None:
+        """AMQP 0-9-1 4.2.7: send when nothing else was sent; a peer silent for two intervals is gone."""
+        now_s = self._loop.time()
+        interval_s = self._amqp.heartbeat_s
+        if now_s - self._last_read_s > 2 * interval_s and self._transport.is_reading():
+            log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
+            self._transport.abort()
+            return
+        if now_s - self._last_written_s >= interval_s / 2:
+            self.write([HEARTBEAT])
+        self._timers[:] = [self._loop.call_later(interval_s / 2, self._check_heartbeat)]
+
+    # Out
+
+    @property
+    def wants_cancel_notify(self) -> bool:
+        return self._amqp.capabilities.consumer_cancel_notify
+
+    @property
+    def frame_max(self) -> int:
+        return self._amqp.frame_max
+
+    @property
+    def has_room(self) -> bool:
+        return not self._writing_paused and self._out_bytes < self.broker.limits.write_buffer_bytes
+
+    def write(self, buffers: Sequence[bytes]) -> None:
+        """Queue bytes for the socket; they leave together at the end of this pass of the loop."""
+        self._amqp.out += buffers
+        self._out_bytes += sum(map(len, buffers))
+        self._ask_flush()
+
+    def _ask_flush(self) -> None:
+        if not self._flush_asked and self._amqp.out:
+            self._flush_asked = True
+            self._loop.call_soon(self._flush)
+
+    def pump_later(self, channel: Channel) -> None:
+        """Let the channel go on writing when the socket has room."""
+        self._pumping[channel] = None
+
+    def _flush(self) -> None:
+        self._flush_asked = False
+        data = self._amqp.data_to_send()
+        self._out_bytes = 0
+        if not data or self._transport.is_closing():
+            return
+        self._last_written_s = self._loop.time()
+        self._transport.write(data)
+        if self._writing_paused:
+            if self._transport.get_write_buffer_size() > 4 * self.broker.limits.write_buffer_bytes:
+                self.pause_for("unread answers")
+        else:
+            self._resume_pumps()
+
+    def _resume_pumps(self) -> None:
+        waiting, self._pumping = self._pumping, {}
+        for channel in waiting:
+            channel.pump()
+
+    # In
+
+    def count_uncommitted(self, size: int) -> None:
+        """Bytes published on this connection that the log has (size > 0) not taken in, or (size < 0) now has."""
+        self._uncommitted_bytes += size
+        limit = self.broker.limits.uncommitted_bytes
+        if self._uncommitted_bytes > limit or self.broker.is_full:
+            self.pause_for("publishing")
+            self.broker.waits_for_room(self)
+        elif self._uncommitted_bytes <= limit // 2:
+            self.resume_for("publishing")
+
+    def pause_for(self, reason: object) -> None:
+        """Stop reading from the client, for one reason of perhaps several."""
+        if not self._reasons_to_pause and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._reasons_to_pause.add(reason)
+
+    def resume_for(self, reason: object) -> None:
+        if self._reasons_to_pause:
+            self._reasons_to_pause.discard(reason)
+            if not self._reasons_to_pause and not self._transport.is_closing():
+                self._last_read_s = self._loop.time()
+                self._transport.resume_reading()
+
+
+HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
+
+
+def _decode_publish(method: bytes) -> tuple[str, str, bool]:
+    envelope = b"\x01\0\1" + len(method).to_bytes(4, "big") + method + b"\xce"
+    frame: Any = pamqp.frame.unmarshal(envelope)[2]
+    if frame.immediate:
+        raise ConnectionFault(Reply.NOT_IMPLEMENTED, "immediate=true", 60, 40)
+    return frame.exchange, frame.routing_key, frame.mandatory

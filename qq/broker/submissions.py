@@ -1,0 +1,165 @@
+"""What this node's sessions want done, gathered into batches for the log.
+
+Lives here: the open batch, and what to do when a batch has been applied (publisher confirms, back-pressure).
+Not here: exactly-once delivery of batches to the log (cluster/group.py), what commands do (qq/machine).
+
+Law: work per batch. All that one pass of the event loop brings, and all that comes while earlier batches are still
+under way, goes into one batch; the order of a session's commands is the order it gave them in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.machine.codec import encode_batch
+from qq.machine.commands import Command, Credit, Discard, Enqueue, Return, Settle
+
+if TYPE_CHECKING:
+    from cluster.group import Group
+    from cluster.ports import Runtime
+    from qq.broker.channel import Channel
+    from qq.broker.listener import ClientConnection
+
+BATCHES_IN_FLIGHT_MAX = 2
+"""Submitted and not yet applied. While that many are under way the open batch grows, so batches fit the load."""
+BATCH_BYTES_MAX = 1024 * 1024
+"""A batch of this size is submitted at once, whatever is under way."""
+
+
+class OpenEnqueue:
+    """Consecutive publishes of one channel with the same exchange, routing key and flags."""
+
+    __slots__ = ("channel", "exchange", "first_sequence", "mandatory", "messages", "routing_key")
+
+    def __init__(
+        self, channel: Channel, first_sequence: int, exchange: str, routing_key: str, mandatory: bool
+    ) -> None:
+        self.channel = channel
+        self.first_sequence = first_sequence
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.mandatory = mandatory
+        self.messages: list[bytes] = []
+
+
+class _Applied(NamedTuple):
+    """What is to be done when the batch has been applied."""
+
+    sequence: int
+    confirms: dict[Channel, int]
+    published_bytes: dict[ClientConnection, int]
+
+
+class Submissions:
+    """The node's open batch and the batches under way."""
+
+    def __init__(self, group: Group, runtime: Runtime) -> None:
+        self._group = group
+        self._runtime = runtime
+        self._flush_asked = False
+        self._under_way: deque[_Applied] = deque()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._commands: list[Command | OpenEnqueue] = []
+        self._bytes = 0
+        self._confirms: dict[Channel, int] = {}
+        self._published_bytes: dict[ClientConnection, int] = {}
+        self._settles: dict[tuple[type[Settle | Return | Discard], int], int] = {}
+
+    def add(self, command: Command) -> None:
+        """Have a command carried out, after all that its session asked for before."""
+        self._settles.clear()
+        self._commands.append(command)
+        self._ask_flush()
+
+    def publish(self, run: OpenEnqueue, messages: list[bytes], *, is_new: bool) -> None:
+        """Add messages to `run`, which is `is_new` if it is not in the open batch yet."""
+        if is_new:
+            self._commands.append(run)
+        run.messages += messages
+        size = sum(map(len, messages))
+        self._bytes += size
+        channel = run.channel
+        if channel.confirming:
+            self._confirms[channel] = channel.published
+        connection = channel.connection
+        self._published_bytes[connection] = self._published_bytes.get(connection, 0) + size
+        connection.count_uncommitted(size)
+        self._ask_flush()
+
+    def settle(self, kind: type[Settle | Return | Discard], consumer: int, first: int, last: int) -> None:
+        """Settle, return or discard message ids; consecutive ranges of one consumer become one command."""
+        position = self._settles.get((kind, consumer))
+        if position is not None:
+            known = self._commands[position]
+            if isinstance(known, kind) and first == known.last + 1:
+                self._commands[position] = kind(consumer, known.first, last)
+                return
+        self._settles[kind, consumer] = len(self._commands)
+        self._commands.append(kind(consumer, first, last))
+        self._ask_flush()
+
+    def credit(self, consumer: int, count: int) -> None:
+        self._commands.append(Credit(consumer, count))
+        self._ask_flush()
+
+    def holds(self, run: OpenEnqueue) -> bool:
+        """Whether `run` is still in the open batch, so that it can take more."""
+        return bool(run.messages)
+
+    def _ask_flush(self) -> None:
+        if self._bytes >= BATCH_BYTES_MAX:
+            self._submit()
+        elif not self._flush_asked:
+            self._flush_asked = True
+            self._runtime.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_asked = False
+        if self._commands and len(self._under_way) < BATCHES_IN_FLIGHT_MAX:
+            self._submit()
+
+    def _submit(self) -> None:
+        commands: list[Command] = []
+        messages: list[bytes] = []
+        for command in self._commands:
+            if isinstance(command, OpenEnqueue):
+                commands.append(_sealed(command))
+                messages += command.messages
+                command.messages = []
+            else:
+                commands.append(command)
+        sequence = self._group.submit(encode_batch(commands, messages))
+        self._under_way.append(_Applied(sequence, self._confirms, self._published_bytes))
+        self._reset()
+
+    def applied(self, sequence: int) -> None:
+        """Note that the batches up to `sequence` are applied: their publishes are safe."""
+        while self._under_way and self._under_way[0].sequence <= sequence:
+            done = self._under_way.popleft()
+            for channel, published in done.confirms.items():
+                channel.confirm(published)
+            for connection, size in done.published_bytes.items():
+                connection.count_uncommitted(-size)
+        if self._commands and not self._flush_asked:
+            self._flush()
+
+    def give_up(self) -> None:
+        """The cluster expelled this node: whatever was under way has an unknown outcome, and no session is left."""
+        self._under_way.clear()
+        self._reset()
+
+
+def _sealed(run: OpenEnqueue) -> Enqueue:
+    channel = run.channel
+    return Enqueue(
+        channel.session,
+        run.first_sequence,
+        len(run.messages),
+        run.exchange,
+        run.routing_key,
+        run.mandatory,
+        channel.number,
+    )
