@@ -1,0 +1,198 @@
+"""What the AMQP tests share: clients' frames made by pamqp, and a reader that is as dumb as can be."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from pamqp import body, commands, frame, header, heartbeat
+
+from qq.amqp.connection import (
+    ChannelCloseRequested,
+    CloseRequested,
+    Event,
+    LoginAttempt,
+    SecretUpdated,
+    ServerConnection,
+    Settings,
+    VhostRequested,
+)
+from qq.amqp.framing import Acks, ChannelFault, Fault, Method, Publishes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pamqp import base
+
+Basic, Channel, Connection, Queue = commands.Basic, commands.Channel, commands.Connection, commands.Queue
+PROTOCOL_HEADER = b"AMQP\0\0\x09\x01"
+HEARTBEAT = heartbeat.Heartbeat().marshal()
+
+
+def method(channel: int, value: base.Frame) -> bytes:
+    return frame.marshal(value, channel)
+
+
+def raw(kind: int, channel: int, payload: bytes, end: bytes = b"\xce") -> bytes:
+    return struct.pack(">BHI", kind, channel, len(payload)) + payload + end
+
+
+def header_frame(channel: int, size: int, properties: commands.Basic.Properties | None = None) -> bytes:
+    return frame.marshal(header.ContentHeader(0, size, properties or Basic.Properties()), channel)
+
+
+def body_frames(channel: int, data: bytes, part: int = 4000) -> list[bytes]:
+    return [
+        frame.marshal(body.ContentBody(data[at : at + part]), channel) for at in range(0, len(data), part)
+    ]
+
+
+def message(
+    channel: int, data: bytes, properties: commands.Basic.Properties | None = None, part: int = 4000
+) -> bytes:
+    return header_frame(channel, len(data), properties) + b"".join(body_frames(channel, data, part))
+
+
+def publish(channel: int = 1, data: bytes = b"hello", key: str = "q", exchange: str = "") -> bytes:
+    return method(channel, Basic.Publish(exchange=exchange, routing_key=key)) + message(channel, data)
+
+
+def pieces(stream: bytes, cuts: list[int]) -> Iterable[bytes]:
+    at = turn = 0
+    while at < len(stream):
+        size = cuts[turn % len(cuts)] if cuts else len(stream)
+        yield stream[at : at + size]
+        at, turn = at + size, turn + 1
+
+
+def fields(value: base.Frame) -> tuple[Any, ...]:
+    return value.name, *((name, field) for name, field in value)
+
+
+def flat(events: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """One item for each message, ack, method and fault; nothing behind the first fault."""
+    items: list[tuple[Any, ...]] = []
+    for event in events:
+        match event:
+            case Publishes(channel, payload, messages):
+                items += [(channel, "publish", payload, one) for one in messages]
+            case Acks(channel, acks):
+                items += [(channel, "ack", *ack) for ack in acks]
+            case Method(channel, value):
+                items.append((channel, *fields(value)))
+            case ChannelFault(channel, error):
+                items.append((channel, "channel fault", error.text))
+            case Fault(error):
+                items.append((0, "fault", error.text, error.class_id, error.method_id))
+                return items
+            case _:
+                items.append((0, type(event).__name__))
+    return items
+
+
+def dumb_read(stream: bytes) -> list[tuple[Any, ...]]:
+    """What a reader of nothing but pamqp makes of a whole, faultless stream, in the terms of `flat`."""
+    items: list[tuple[Any, ...]] = []
+    unfinished: dict[int, list[Any]] = {}
+    while stream:
+        size, channel, value = frame.unmarshal(stream)
+        wire, stream = stream[:size], stream[size:]
+        match value:
+            case heartbeat.Heartbeat():
+                items.append((0, "Heartbeat"))
+            case commands.Basic.Publish():
+                unfinished[channel] = [wire[7:-1], b"", -1]
+            case commands.Basic.Ack():
+                items.append((channel, "ack", value.delivery_tag, value.multiple))
+            case header.ContentHeader():
+                unfinished[channel][1:] = [wire, value.body_size]
+            case body.ContentBody():
+                unfinished[channel][1] += wire
+                unfinished[channel][2] -= len(value.value)
+            case _:
+                items.append((channel, *fields(value)))
+        if channel in unfinished and unfinished[channel][2] == 0:
+            payload, content, _ = unfinished.pop(channel)
+            items.append((channel, "publish", payload, content))
+    return items
+
+
+class Client:
+    """Drives a `ServerConnection` and stands in for the shell: says yes to everything, fails what is at fault."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.server = ServerConnection(settings or Settings())
+        self.events: list[Event] = []
+
+    def send(self, *data: bytes) -> list[base.Frame]:
+        """Send and return the methods that the server answers with."""
+        self._handle(self.server.receive(b"".join(data)))
+        return self.received()
+
+    def received(self) -> list[base.Frame]:
+        data = self.server.data_to_send()
+        answers: list[base.Frame] = []
+        while data:
+            size, channel, value = frame.unmarshal(data)
+            data = data[size:]
+            value.channel = channel  # type: ignore[attr-defined]
+            answers.append(value)
+        return answers
+
+    def _handle(self, events: list[Event]) -> None:
+        server = self.server
+        for event in events:
+            self.events.append(event)
+            match event:
+                case LoginAttempt():
+                    self._handle(server.accept_login())
+                case VhostRequested():
+                    self._handle(server.accept_vhost())
+                case SecretUpdated():
+                    server.accept_secret()
+                case ChannelCloseRequested(channel):
+                    server.channel_closed(channel)
+                case ChannelFault(channel, error):
+                    server.fail_channel(channel, error)
+                case CloseRequested():
+                    server.closed()
+                case Fault(error):
+                    server.fail(error)
+                case _:
+                    pass
+
+    def take(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+
+def start_ok(capabilities: dict[str, Any] | None = None, response: str = "\0guest\0guest") -> bytes:
+    properties: dict[str, Any] = {"product": "test", "capabilities": capabilities or {}}
+    return method(0, Connection.StartOk(properties, "PLAIN", response))
+
+
+def tune_ok(channel_max: int = 2047, frame_max: int = 131072, heartbeat_s: int = 60) -> bytes:
+    return method(0, Connection.TuneOk(channel_max, frame_max, heartbeat_s))
+
+
+def open_vhost(vhost: str = "/") -> bytes:
+    return method(0, Connection.Open(vhost))
+
+
+def open_channel(channel: int = 1) -> bytes:
+    return method(channel, Channel.Open())
+
+
+def connected(
+    settings: Settings | None = None,
+    *,
+    channels: Iterable[int] = (1,),
+    capabilities: dict[str, Any] | None = None,
+    **tuning: int,
+) -> Client:
+    """A client behind the handshake, with channels open."""
+    client = Client(settings)
+    client.send(PROTOCOL_HEADER, start_ok(capabilities), tune_ok(**tuning), open_vhost())
+    client.send(*(open_channel(channel) for channel in channels))
+    client.take()
+    return client

@@ -1,0 +1,336 @@
+import struct
+
+import pytest
+from amqp_wire import (
+    HEARTBEAT,
+    Basic,
+    Channel,
+    Connection,
+    body_frames,
+    flat,
+    header_frame,
+    message,
+    method,
+    pieces,
+    publish,
+    raw,
+)
+
+from qq.amqp.framing import (
+    FRAME_MAX_MIN,
+    Acks,
+    ChannelFault,
+    Fault,
+    FrameReader,
+    Heartbeat,
+    Method,
+    Publishes,
+    _Content,
+)
+from qq.errors import Reply
+
+
+def publish_payload(key: str = "q") -> bytes:
+    return method(1, Basic.Publish(routing_key=key))[7:-1]
+
+
+def fault_of(*data: bytes) -> tuple[int, str, int, int]:
+    events = [event for one in data for event in FrameReader().feed(one)]
+    assert isinstance(events[-1], Fault)
+    error = events[-1].error
+    return error.code, error.text, error.class_id, error.method_id
+
+
+def test_equal_publishes_become_one_event_and_a_different_one_begins_the_next() -> None:
+    same, other = publish(1, b"a") + publish(1, b"bb") + publish(1, b""), publish(1, b"c", key="other")
+    assert FrameReader().feed(same + other + publish(2, b"d")) == [
+        Publishes(1, publish_payload(), [message(1, b"a"), message(1, b"bb"), message(1, b"")]),
+        Publishes(1, publish_payload("other"), [message(1, b"c")]),
+        Publishes(2, publish_payload(), [message(2, b"d")]),
+    ]
+
+
+def test_consecutive_acks_of_a_channel_become_one_event() -> None:
+    acks = [method(1, Basic.Ack(1)), method(1, Basic.Ack(5, multiple=True)), method(2, Basic.Ack(7))]
+    assert FrameReader().feed(b"".join(acks)) == [Acks(1, [(1, False), (5, True)]), Acks(2, [(7, False)])]
+
+
+def test_the_unused_bits_of_an_ack_mean_nothing() -> None:
+    odd = struct.pack(">BHIHHQBB", 1, 1, 13, 60, 80, 2**64 - 1, 0xFE, 0xCE)
+    assert FrameReader().feed(method(1, Basic.Ack(1)) + odd) == [Acks(1, [(1, False), (2**64 - 1, False)])]
+
+
+def test_a_message_cut_anywhere_arrives_whole() -> None:
+    stream = publish(1, b"x" * 50)
+    for at in range(len(stream)):
+        reader = FrameReader()
+        events = reader.feed(stream[:at]) + reader.feed(stream[at:])
+        assert events == [Publishes(1, publish_payload(), [message(1, b"x" * 50)])]
+        assert reader.held_bytes == 0
+
+
+def test_a_large_message_is_not_read_again_with_every_piece() -> None:
+    reader = FrameReader(131_072)
+    data = bytes(3_000_000)
+    stream = method(1, Basic.Publish(routing_key="q")) + message(1, data, part=131_064)
+    fed = 0
+    for piece in pieces(stream, [65_536]):
+        fed += len(piece)
+        events = reader.feed(piece)
+        if fed < len(stream):
+            assert events == []
+            # What has been understood is not in the rest any more; the rest is less than a frame.
+            assert reader.held_bytes - reader.unfinished_bytes < 131_072
+    assert events == [Publishes(1, publish_payload(), [message(1, data, part=131_064)])]
+    assert reader.held_bytes == 0
+
+
+def test_messages_on_different_channels_may_interleave() -> None:
+    first, second = (method(channel, Basic.Publish(routing_key="q")) for channel in (1, 2))
+    parts = [body_frames(channel, b"abcdef", 3) for channel in (1, 2)]
+    headers = [header_frame(channel, 6) for channel in (1, 2)]
+    stream = [first, second, headers[1], headers[0], parts[0][0], parts[1][0], parts[1][1], parts[0][1]]
+    assert FrameReader().feed(b"".join(stream)) == [
+        Publishes(2, publish_payload(), [message(2, b"abcdef", part=3)]),
+        Publishes(1, publish_payload(), [message(1, b"abcdef", part=3)]),
+    ]
+
+
+def test_a_frame_of_another_channel_behind_a_lone_publish_does_not_wait() -> None:
+    reader = FrameReader()
+    stream = method(1, Basic.Publish(routing_key="q")) + method(2, Channel.Close(200, "bye", 0, 0))
+    assert [type(event) for event in reader.feed(stream)] == [Method]
+    assert reader.feed(header_frame(1, 0))[0].messages == [header_frame(1, 0)]
+
+
+def test_empty_body_frames_are_left_out() -> None:
+    header, body = header_frame(1, 3), body_frames(1, b"abc")[0]
+    stream = [method(1, Basic.Publish()), header, raw(3, 1, b""), raw(3, 1, b""), body]
+    assert FrameReader().feed(b"".join(stream))[0].messages == [header + body]
+
+
+def test_a_heartbeat_is_an_event() -> None:
+    assert FrameReader().feed(HEARTBEAT) == [Heartbeat()]
+
+
+def test_a_message_that_is_too_large_costs_its_channel_and_no_memory() -> None:
+    reader = FrameReader(message_bytes_max=1000)
+    events = reader.feed(publish(1, b"small") + method(1, Basic.Publish()) + header_frame(1, 1001))
+    assert isinstance(events[1], ChannelFault)
+    assert events[1].error.code == Reply.PRECONDITION_FAILED
+    text = "PRECONDITION_FAILED - message size 1001 is larger than configured max size 1000"
+    assert events[1].error.text == text
+    assert reader.feed(b"".join(body_frames(1, bytes(1001), 300)) + publish(1) + publish(2)) == [
+        Publishes(2, publish_payload(), [message(2, b"hello")])
+    ]
+    assert reader.held_bytes == 0
+    assert [type(event) for event in reader.feed(method(1, Channel.CloseOk()))] == [Method]
+    assert reader.feed(publish(1))[0].messages == [message(1, b"hello")]
+
+
+def test_unfinished_messages_of_all_channels_together_have_a_limit() -> None:
+    reader = FrameReader(131_072, message_bytes_max=300_000)
+    begin = [
+        method(channel, Basic.Publish())
+        + header_frame(channel, 300_000)
+        + raw(3, channel, bytes(100_000)) * 2
+        for channel in range(1, 10)
+    ]
+    events = [event for one in begin for event in reader.feed(one)]
+    assert [event.error.code for event in events] == [Reply.RESOURCE_ERROR]
+    assert reader.unfinished_bytes == 0
+
+
+def test_events_before_a_fault_are_delivered() -> None:
+    events = FrameReader().feed(publish() + method(1, Basic.Ack(1)) + b"\x01\0\0\0\0\0\x00X")
+    assert [type(event) for event in events] == [Publishes, Acks, Fault]
+
+
+def test_after_a_fault_only_connection_close_and_close_ok_are_read() -> None:
+    reader = FrameReader()
+    assert [type(event) for event in reader.feed(raw(3, 1, b"?"))] == [Fault]
+    stream = publish() + raw(3, 1, b"?") + method(0, Connection.CloseOk())
+    assert [one for piece in pieces(stream, [5]) for one in flat(reader.feed(piece))] == [
+        (0, "Connection.CloseOk")
+    ]
+
+
+def test_after_the_end_of_framing_nothing_is_read() -> None:
+    reader = FrameReader()
+    assert [type(event) for event in reader.feed(b"GET / HTTP/1.1\r\n")] == [Fault]
+    assert reader.broken
+    assert reader.feed(method(0, Connection.CloseOk())) == []
+
+
+def test_the_frame_limit_can_be_raised() -> None:
+    reader = FrameReader()
+    reader.frame_max = 20_000
+    assert reader.feed(raw(3, 1, bytes(20_000 - 8))[:7]) == []
+    reader = FrameReader()
+    reader.frame_max = 20_000
+    assert [type(event) for event in reader.feed(raw(3, 1, bytes(20_000 - 7))[:7])] == [Fault]
+
+
+def test_stepwise_reading_gives_one_event_at_a_time() -> None:
+    reader = FrameReader()
+    reader.stepwise = True
+    assert [type(event) for event in reader.feed(HEARTBEAT + publish() + method(1, Basic.Ack(1)))] == [
+        Heartbeat
+    ]
+    assert [type(event) for event in reader.feed(b"")] == [Publishes]
+    assert [type(event) for event in reader.feed(b"")] == [Acks]
+    assert reader.feed(b"") == []
+
+
+PUBLISH = method(1, Basic.Publish())
+FAULTS = {
+    "frame too large, known from its header alone": (
+        struct.pack(">BHI", 3, 1, FRAME_MAX_MIN - 7),
+        (501, "FRAME_ERROR - type 3, all octets = <<>>: {frame_too_large,8185,8184}", 0, 0),
+    ),
+    "unknown frame type, known from its header alone": (
+        struct.pack(">BHI", 4, 1, 100),
+        (501, "FRAME_ERROR - type 4, all octets = <<>>: unknown_frame", 0, 0),
+    ),
+    "wrong end octet": (
+        raw(1, 1, b"\0\x3c\0\x50", b"A"),
+        (501, "FRAME_ERROR - type 1, all octets = <<0,60,0,80>>: {invalid_frame_end_marker,65}", 0, 0),
+    ),
+    "wrong end octet of a long frame": (
+        raw(3, 1, b"A" * 20, b"B"),
+        (
+            501,
+            f"FRAME_ERROR - type 3, first 16 octets = <<{','.join(['65'] * 16)}>>: {{invalid_frame_end_marker,66}}",
+            0,
+            0,
+        ),
+    ),
+    "wrong end octet of a body": (
+        PUBLISH + header_frame(1, 1) + raw(3, 1, b"x", b"y"),
+        (501, "FRAME_ERROR - type 3, all octets = <<120>>: {invalid_frame_end_marker,121}", 0, 0),
+    ),
+    "heartbeat with a payload": (
+        raw(8, 0, b"x"),
+        (501, "FRAME_ERROR - type 8, all octets = <<120>>: unknown_frame", 0, 0),
+    ),
+    "heartbeat on a channel": (
+        raw(8, 1, b""),
+        (505, "UNEXPECTED_FRAME - type 8, all octets = <<>>", 0, 0),
+    ),
+    "header without a method": (
+        header_frame(1, 0),
+        (505, "UNEXPECTED_FRAME - expected method frame, got non method frame instead", 0, 0),
+    ),
+    "body without a method": (
+        raw(3, 1, b"x"),
+        (505, "UNEXPECTED_FRAME - expected method frame, got non method frame instead", 0, 0),
+    ),
+    "method instead of a header": (
+        PUBLISH + method(1, Basic.Ack(1)),
+        (
+            505,
+            "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead",
+            60,
+            40,
+        ),
+    ),
+    "body instead of a header": (
+        PUBLISH + raw(3, 1, b"x"),
+        (
+            505,
+            "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead",
+            60,
+            40,
+        ),
+    ),
+    "publish instead of a body": (
+        PUBLISH + header_frame(1, 1) + PUBLISH,
+        (505, "UNEXPECTED_FRAME - expected content body, got non content body frame instead", 60, 40),
+    ),
+    "header instead of a body": (
+        PUBLISH + header_frame(1, 1) + header_frame(1, 1),
+        (505, "UNEXPECTED_FRAME - expected content body, got non content body frame instead", 60, 40),
+    ),
+    "header of another class": (
+        PUBLISH + raw(2, 1, struct.pack(">HHQH", 50, 0, 0, 0)),
+        (
+            505,
+            "UNEXPECTED_FRAME - expected content header for class 60, got one for class 50 instead",
+            60,
+            40,
+        ),
+    ),
+    "header with a weight": (
+        PUBLISH + raw(2, 1, struct.pack(">HHQH", 60, 1, 0, 0)),
+        (502, "SYNTAX_ERROR - the weight of a content header must be 0", 60, 40),
+    ),
+    "header that is too short": (
+        PUBLISH + raw(2, 1, struct.pack(">HHQ", 60, 0, 0)),
+        (502, "SYNTAX_ERROR - the content header is too short", 60, 40),
+    ),
+    "garbage in the properties": (
+        PUBLISH + raw(2, 1, struct.pack(">HHQH", 60, 0, 0, 0x8000)),
+        (502, "SYNTAX_ERROR - cannot decode the properties of the message", 60, 40),
+    ),
+    "more body than announced": (
+        PUBLISH + header_frame(1, 2) + raw(3, 1, b"xyz"),
+        (501, "FRAME_ERROR - the body has 1 octets more than its content header says", 60, 40),
+    ),
+    "method without an index": (
+        raw(1, 1, b"\0\x3c"),
+        (502, "SYNTAX_ERROR - a method frame has less than four octets", 0, 0),
+    ),
+    "arguments that are cut": (
+        raw(1, 1, b"\0\x3c\0\x50\0"),
+        (502, "SYNTAX_ERROR - cannot decode basic.ack: ", 60, 80),
+    ),
+    "publish arguments that are cut": (
+        raw(1, 1, b"\0\x3c\0\x28\0\0\x05"),
+        (502, "SYNTAX_ERROR - cannot decode basic.publish: ", 60, 40),
+    ),
+    "unknown method": (
+        raw(1, 1, struct.pack(">HH", 60, 999)),
+        (503, "COMMAND_INVALID - unimplemented method", 60, 999),
+    ),
+    "method that only a server sends": (
+        method(1, Basic.Deliver("c", 1, False, "", "q")),
+        (503, "COMMAND_INVALID - unimplemented method", 60, 60),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_has_its_code_and_text(name: str) -> None:
+    stream, (code, text, class_id, method_id) = FAULTS[name]
+    fault = fault_of(stream)
+    assert fault[0] == code
+    assert fault[1].startswith(text) if text.endswith(": ") else fault[1] == text
+    assert fault[2:] == (class_id, method_id)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_the_same_behind_good_publishes_and_byte_by_byte(name: str) -> None:
+    stream, _ = FAULTS[name]
+    reader = FrameReader()
+    events = [event for piece in pieces(publish() * 3 + stream, [1]) for event in reader.feed(piece)]
+    assert [type(event) for event in events] == [Publishes] * 3 + [Fault]
+    assert flat(FrameReader().feed(publish() * 3 + stream))[-1] == flat(events)[-1]
+
+
+def test_the_end_octet_of_each_frame_of_a_message_is_checked() -> None:
+    whole = publish(1, b"same")
+    parts = body_frames(1, b"abcdef", 2)
+    parts[1] = parts[1][:-1] + b"X"
+    split = method(1, Basic.Publish(routing_key="q")) + header_frame(1, 6) + b"".join(parts)
+    empty = publish(1, b"")[:-1] + b"X"
+    header = method(1, Basic.Publish(routing_key="q")) + header_frame(1, 4)[:-1] + b"X" + raw(3, 1, b"same")
+    for wrong in (whole[:-1] + b"X", split, empty, header):
+        events = FrameReader().feed(whole * 2 + wrong)
+        assert events[0].messages == [message(1, b"same")] * 2
+        assert isinstance(events[1], Fault)
+        assert "invalid_frame_end_marker" in events[1].error.text
+
+
+def test_what_an_unfinished_message_holds_is_one_buffer() -> None:
+    # Body frames of one octet: a list of frames would take 50 times the size of the body.
+    assert isinstance(_Content(b"", 0).wire, bytearray)
