@@ -223,6 +223,8 @@ class Engine(SyncObj):
         self._apply_entry = apply
         self._nodes = {peer: _Member(peer) for peer in peers}
         self._acknowledged: dict[str, int] = {}
+        self._last_acknowledged: tuple[str, Appended] | None = None
+        self._last_acknowledged_s = 0.0
         self._append_due = False
         self._heard_leader_s = -1.0e9
         self._name = name
@@ -290,6 +292,7 @@ class Engine(SyncObj):
         What was in flight on the old one is lost, so sending starts again after the last known match.
         """
         self._enter()
+        self._last_acknowledged = None
         node = self._nodes[peer]
         self._SyncObj__connectedNodes.add(node)
         if self.is_leader:
@@ -410,11 +413,10 @@ class Engine(SyncObj):
             if "prevLogIdx" in message:
                 self._send_append(node, message)
         elif kind == "next_node_idx":
-            self._emit(
-                node.id,
-                Appended(self.term, message["next_node_idx"], message["success"], message["reset"]),
-                barrier=self._acknowledgement_barrier(),
+            acknowledgement = Appended(
+                self.term, message["next_node_idx"], message["success"], message["reset"]
             )
+            self._acknowledge(node.id, acknowledgement)
         elif kind == "request_vote":
             self._emit(
                 node.id, VoteRequest(message["term"], message["last_log_index"], message["last_log_term"])
@@ -444,6 +446,15 @@ class Engine(SyncObj):
 
     def _emit(self, peer: str, message: Message, barrier: int = 0) -> None:
         self.outbox.append(Outgoing(barrier, peer, message))
+
+    def _acknowledge(self, leader: str, acknowledgement: Appended) -> None:
+        """Answer an append. A mere notice of the commit index has no news to answer with, unless it has been quiet."""
+        now_s = self._runtime.monotonic()
+        repeated = (leader, acknowledgement) == self._last_acknowledged and acknowledgement.success
+        if not repeated or now_s - self._last_acknowledged_s > self._timing.heartbeat_s / 2:
+            self._last_acknowledged = (leader, acknowledgement)
+            self._last_acknowledged_s = now_s
+            self._emit(leader, acknowledgement, barrier=self._acknowledgement_barrier())
 
     def _acknowledgement_barrier(self) -> int:
         """H1: an acknowledgement vouches for all that the journal was told so far."""

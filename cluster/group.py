@@ -299,14 +299,16 @@ class Group:
         self._turn_asked = False
         if not self._running:
             return
+        self._start_sync()  # what was received goes to the disk while the rest of the turn runs
         # A lone member counts itself as the majority, so it must not tick while its tail is not on disk.
         alone_and_unsynced = not self.config.peers and self.journal.synced < self.journal.written
         if not alone_and_unsynced:
-            self.engine.turn(self._compose)
             self._note_leader()
             self._forward()
-        self._start_sync()
+            self.engine.turn(self._compose)
+            self._note_leader()
         self._send()
+        self._start_sync()
         if self.engine.behind:
             self._wake()
 
@@ -321,6 +323,7 @@ class Group:
             self._proposals.clear()
             self._accepted.clear()
             self._expelling.clear()
+        self._wake()  # submissions go to the new leader
         self._events.leader_changed(*leader)
 
     def _start_sync(self) -> None:
@@ -383,7 +386,6 @@ class Group:
         for position in range(unsent, len(self._pending)):
             self._proposals.append(self._pending[position])
         self._sent_sequence = self._pending[-1].sequence
-        self._wake()
 
     def _forward_to(self, leader: str, unsent: int) -> None:
         buffers: list[Buffer] = []

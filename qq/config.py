@@ -104,7 +104,6 @@ class NodeConfig:
     heartbeat_s: float = 0.1
 
     limits: Limits = Limits()
-    amqp_tls: TlsFiles | None = None
     peer_tls: TlsFiles | None = None
 
     product: str = "RabbitMQ"
@@ -157,7 +156,6 @@ def _read(reader: _Reader) -> NodeConfig:
         default_password=text("users", "default_password", default.default_password),
         loopback_users=reader.texts("users", "loopback_users", default.loopback_users),
         limits=reader.limits(),
-        amqp_tls=reader.tls("amqp_tls"),
         peer_tls=reader.tls("peer_tls"),
         product=text("product", "name", default.product),
         version=text("product", "version", default.version),

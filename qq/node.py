@@ -86,7 +86,7 @@ class Node:
         try:
             self.group.start()
         except (JournalError, ForeignDirectory, OSError) as error:
-            raise StartError(str(error)) from error
+            raise StartError(f"{config.data_dir}: {error}") from error
         try:
             await self.links.start()
         except OSError as error:

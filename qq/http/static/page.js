@@ -17,7 +17,8 @@ function row(cells, className) {
 }
 
 async function read(path) {
-  const answer = await fetch(path, { headers: { Accept: "application/json" } });
+  // The origin, because a page opened as http://user:password@host may not fetch relative to its own address.
+  const answer = await fetch(location.origin + path, { headers: { Accept: "application/json" } });
   const body = await answer.json();
   if (!answer.ok) throw new Error(body.reason);
   return body;
