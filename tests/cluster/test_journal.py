@@ -14,15 +14,15 @@ from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.transport import Transport
 
 from chaos.sim.disk import SimulatedDisk
-from cluster.journal import (
+from cluster.journal import JournalMisuseError, SegmentedJournal
+from cluster.segment import (
+    RECORD_HEADER_BYTES,
     CorruptJournal,
     EntryGone,
     ForeignJournal,
-    JournalMisuseError,
-    SegmentedJournal,
     UnknownFormat,
+    segment_name,
 )
-from cluster.segment import RECORD_HEADER_BYTES, segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,120 @@
+"""Entries and runs of entries as pysyncobj is given them: they load payloads from the disk when asked to.
+
+Lives here: `LazyEntry`, which stands for one entry, and `EntrySlice`, which stands for consecutive ones. What they
+show, and where a slice that was left open ends, is decided in `journal.py`.
+
+Law: to make a view costs no read and no copy, however long the log is; to iterate over one keeps at most about
+`slice_bytes` of payloads at a time. A view is for use at once: it does not survive a deletion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+
+from cluster.segment import Record
+
+if TYPE_CHECKING:
+    from cluster.journal import SegmentedJournal
+
+
+class LazyEntry:
+    """An entry whose payload is read from the disk when it is asked for."""
+
+    __slots__ = ("_index", "_journal", "_payload", "_term")
+
+    def __init__(self, journal: SegmentedJournal, index: int, term: int) -> None:
+        self._journal = journal
+        self._index = index
+        self._term = term
+        self._payload: bytes | None = None
+
+    @overload
+    def __getitem__(self, item: Literal[0]) -> bytes: ...
+    @overload
+    def __getitem__(self, item: Literal[1, 2]) -> int: ...
+    def __getitem__(self, item: int) -> bytes | int:
+        if item == 2:
+            return self._term
+        if item == 1:
+            return self._index
+        if item != 0:
+            raise IndexError(item)
+        if self._payload is None:
+            self._payload = self._journal.read(self._index)
+        return self._payload
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[bytes | int]:
+        return iter((self[0], self._index, self._term))
+
+    def __eq__(self, other: object) -> bool:
+        # The numbers first: pysyncobj compares entries, and a different one need not be read.
+        if not isinstance(other, (tuple, list, LazyEntry)) or len(other) != 3:
+            return NotImplemented
+        return (self._index, self._term) == (other[1], other[2]) and self[0] == other[0]
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+Entry = Record | LazyEntry
+
+
+class Window(NamedTuple):
+    """Entries that a slice has loaded."""
+
+    start: int
+    records: list[Record]
+
+
+class EntrySlice(Sequence[Entry]):
+    """A view of consecutive entries; iterating loads at most `slice_bytes` at a time."""
+
+    __slots__ = ("_journal", "_start", "_stop", "_window")
+
+    def __init__(self, journal: SegmentedJournal, start: int, stop: int, window: Window) -> None:
+        self._journal = journal
+        self._start = start
+        self._stop = stop
+        self._window = window
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    @overload
+    def __getitem__(self, item: int) -> Entry: ...
+    @overload
+    def __getitem__(self, item: slice) -> EntrySlice: ...
+    def __getitem__(self, item: int | slice) -> Entry | EntrySlice:
+        if isinstance(item, slice):
+            start, stop, step = item.indices(len(self))
+            if step != 1:
+                raise ValueError("a slice of the log has no step")
+            return EntrySlice(
+                self._journal, self._start + start, self._start + max(start, stop), self._window
+            )
+        index = (self._start if item >= 0 else self._stop) + item
+        if not self._start <= index < self._stop:
+            raise IndexError(item)
+        position = index - self._window.start
+        if 0 <= position < len(self._window.records):
+            return self._window.records[position]
+        return self._journal.entry(index)
+
+    def __iter__(self) -> Iterator[Record]:
+        index = self._start
+        while index < self._stop:
+            records = self._loaded(index)
+            yield from records
+            index += len(records)
+
+    def _loaded(self, index: int) -> list[Record]:
+        """Entries from `index` on, at least one, with their payloads."""
+        position = index - self._window.start
+        if not 0 <= position < len(self._window.records):
+            stop = self._journal.slice_end(index, self._stop)
+            self._window = Window(index, self._journal.entries(index, stop))
+            position = 0
+        return self._window.records[position : position + self._stop - index]
