@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import socket
 import ssl
 import sys
@@ -151,9 +152,11 @@ class Node:
             self.disk.close()
 
     async def _hand_over(self) -> None:
+        if not self.group.transfer_leadership():
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(LEADER_HANDOVER_S):
-                while self.group.leader == self.config.name and self.group.transfer_leadership():  # noqa: ASYNC110
+                while self.group.leader in (self.config.name, None) and not self.group.is_alone:  # noqa: ASYNC110
                     await asyncio.sleep(CATCH_UP_POLL_S)
 
     def _fail(self, error: BaseException) -> None:
@@ -273,6 +276,8 @@ class Node:
 async def run(config: NodeConfig) -> None:
     """Serve until cancelled. Raises StartError when the node cannot start or cannot go on."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # each client is an open file
     gc.set_threshold(GC_THRESHOLD)
     node = Node(config)
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import resource
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SALT_BYTES = 4
+CONNECTIONS_SHARE = 0.75
+"""Of the files that the process may have open; the rest is for peers, HTTP and the log."""
 
 
 class Broker:
@@ -53,6 +56,7 @@ class Broker:
         self.vhost = "/"
         self.counters = Counters()
         self.connections: dict[int, ClientConnection] = {}
+        self.connections_max = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE)
         self.elections = 0
         """Changes of leader that this node has seen."""
         self.live = False
@@ -89,7 +93,8 @@ class Broker:
         del self.connections[connection.id]
         self._full.pop(connection, None)
         self.counters.connections_closed += 1
-        self.submissions.add(commands.ConnectionDown(connection.id))
+        if connection.used:
+            self.submissions.add(commands.ConnectionDown(connection.id))
 
     def session_opened(self, channel: Channel) -> None:
         self._sessions[channel.session] = channel
@@ -183,4 +188,4 @@ def hash_password(salt: bytes, password: bytes) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    return host == "::1" or host.startswith("127.")
+    return host == "::1" or host.startswith(("127.", "::ffff:127."))

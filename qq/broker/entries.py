@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
     from qq.ranges import Range
 
-VIEWS_MAX = 64
-"""Decoded entries kept. An entry is about a mebibyte at most when it holds more than one batch."""
+VIEWS_BYTES_MAX = 32 * 1024 * 1024
+"""Entries kept in decoded form. One is about a mebibyte at most, unless it holds a single larger message."""
 READ_AHEAD = 4
 """Entries read together when one is missing: a consumer of a backlog will want the next ones."""
 
@@ -61,6 +61,7 @@ class _EntryView:
         self._payload = payload
         self._batches = batches_of(payload)
         self._views: dict[int, _BatchView] = {}
+        self.size = len(payload)
 
     def messages(self, slot: int, count: int) -> Messages:
         ordinal = slot >> MESSAGE_BITS
@@ -79,6 +80,7 @@ class Entries:
         self._disk = disk
         self._on_failure = on_failure
         self._views: OrderedDict[int, _EntryView] = OrderedDict()
+        self._views_bytes = 0
         self._loading: dict[int, list[Callable[[], None]]] = {}
 
     def messages(self, part: Range) -> Messages | None:
@@ -108,8 +110,8 @@ class Entries:
                 self._on_failure(error or RuntimeError("a read of the log failed without an error"))
                 return
             for index, payload in zip(wanted, payloads, strict=True):
+                # Used before the next is kept: what was waited for is not forgotten for what may be wanted.
                 self._keep(index, payload)
-            for index in wanted:
                 for waiting in self._loading.pop(index):
                     waiting()
 
@@ -117,6 +119,7 @@ class Entries:
 
     def _keep(self, index: int, payload: bytes) -> _EntryView:
         view = self._views[index] = _EntryView(payload)
-        if len(self._views) > VIEWS_MAX:
-            self._views.popitem(last=False)
+        self._views_bytes += view.size
+        while self._views_bytes > VIEWS_BYTES_MAX and len(self._views) > 1:
+            self._views_bytes -= self._views.popitem(last=False)[1].size
         return view

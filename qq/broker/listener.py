@@ -3,8 +3,8 @@
 Lives here: what a socket needs. Not here: the protocol (qq/amqp/connection.py) and the channels (channel.py).
 
 Back-pressure, both ways. In: reading stops while the connection has published more than the log has taken in, while it
-holds back too many methods, or while it does not read the answers to what it asks. Out: deliveries are written only
-while the socket takes them (`has_room`); the rest stays in the log.
+sends more than fits behind a method that waits for the log, or while it does not read the answers to what it asks. Out:
+deliveries are written only while the socket takes them (`has_room`); the rest stays in the log.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-import pamqp.frame
-
 from qq.amqp.connection import (
+    ChannelCloseRequested,
     ChannelOpened,
     CloseRequested,
     LoginAttempt,
@@ -24,6 +23,8 @@ from qq.amqp.connection import (
     ServerConnection,
     VhostRequested,
 )
+from qq.amqp.encoding import HEARTBEAT
+from qq.amqp.fields import decode_publish
 from qq.amqp.framing import Fault
 from qq.broker.channel import Channel
 from qq.errors import ConnectionFault, Reply
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from qq.amqp.connection import Event
     from qq.broker.broker import Broker
+    from qq.broker.outgoing import Outgoing
     from qq.errors import AmqpError
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,13 @@ log = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 10.0
 """RabbitMQ's handshake_timeout: from the accepted socket to connection.open."""
 CLOSE_GRACE_S = 3.0
-"""How long a client may take to answer connection.close before its socket is closed."""
+"""How long a client may take to answer connection.close, or to read what is left for it."""
+HELD_BYTES_MAX = 256 * 1024
+"""What a client may send on while one of its channels holds methods back until the log has answered an earlier one."""
+BEATS = 2
+"""Times in a heartbeat interval that it is looked whether something was read and written."""
+SILENT_BEATS_MAX = 2 * BEATS
+"""AMQP 0-9-1 4.2.7: a peer that is silent for two intervals is gone."""
 PUBLISH_CACHE_MAX = 1024
 """Distinct basic.publish methods (exchange, routing key, flags) remembered in decoded form for one connection."""
 
@@ -52,18 +60,27 @@ class ClientConnection(asyncio.Protocol):
         self.broker = broker
         self.id = broker.new_id()
         self.user = ""
+        self.used = False
+        """Some channel was opened."""
         self._amqp = ServerConnection(broker.settings)
         self._channels: dict[int, Channel] = {}
         self._publish_fields: dict[bytes, tuple[str, str, bool]] = {}
         self._out_bytes = 0
         self._flush_asked = False
         self._writing_paused = False
-        self._pumping: dict[Channel, None] = {}
+        self._pumping: dict[Outgoing, None] = {}
         self._uncommitted_bytes = 0
+        self._holding: dict[Channel, None] = {}
+        self._held_bytes = 0
         self._reasons_to_pause: set[object] = set()
-        self._last_read_s = 0.0
-        self._last_written_s = 0.0
-        self._timers: list[asyncio.TimerHandle] = []
+        self._has_read = False
+        self._has_written = False
+        self._silent_beats = 0
+        self._refused = False
+        """The login failed and the client cannot be told: it is to wait, against guessing."""
+        self._deadline: asyncio.TimerHandle | None = None
+        """For the handshake; at the end, for the client to go."""
+        self._heartbeat: asyncio.TimerHandle | None = None
 
     # Socket
 
@@ -74,22 +91,38 @@ class ClientConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=limits.write_buffer_bytes, low=limits.write_buffer_bytes // 4)
         peer = transport.get_extra_info("peername")
         self.peer_host: str = peer[0] if peer else ""
-        self._timers.append(self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_too_slow))
         self.broker.connection_opened(self)
+        if len(self.broker.connections) > self.broker.connections_max:
+            log.warning("connection %d from %s refused: there are too many", self.id, self.peer_host)
+            transport.abort()
+            return
+        self._deadline = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_too_slow)
 
     def data_received(self, data: bytes) -> None:
-        self._last_read_s = self._loop.time()
-        self._handle_all(self._amqp.receive(data))
+        self._has_read = True
+        if self._holding:
+            self._held_bytes += len(data)
+            if self._held_bytes > HELD_BYTES_MAX:
+                self.pause_for(_HELD)
+        try:
+            self._handle_all(self._amqp.receive(data))
+        except Exception:
+            # An error of ours. If a client's input could stop the node by it, the client would go on to the next one.
+            log.exception("connection %d of %s: unexpected", self.id, self.user or "nobody")
+            self.fail(ConnectionFault(Reply.INTERNAL_ERROR, "an unexpected error in the broker"))
+        if self._amqp.phase is Phase.CLOSED:
+            self._hang_up()
         self._ask_flush()
 
     def eof_received(self) -> bool:
+        self._end()
+        self._close_later()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         log.info("connection %d of %s closed%s", self.id, self.user or "nobody", f": {exc}" if exc else "")
         self._end()
-        for timer in self._timers:
-            timer.cancel()
+        self._stop_timers()
         self.broker.connection_closed(self)
 
     def pause_writing(self) -> None:
@@ -98,7 +131,7 @@ class ClientConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writing_paused = False
         self._resume_pumps()
-        self.resume_for("unread answers")
+        self.resume_for(_ANSWERS)
 
     # Events
 
@@ -114,16 +147,19 @@ class ClientConnection(asyncio.Protocol):
                 case CloseRequested():
                     self._end()
                     self._amqp.closed()
-                    self._hang_up()
                 case Fault():
                     self.fail(event.error)
                 case ChannelOpened():
                     channel = self._channels[event.channel] = Channel(self.broker, self, event.channel)
+                    self.used = True
                     self.broker.session_opened(channel)
                 case _:
                     channel = self._channels.get(event.channel)
-                    if channel is not None:  # else: read before the server closed the channel
+                    if channel is not None:
                         channel.receive(event)
+                    elif isinstance(event, ChannelCloseRequested):
+                        # Both sides close. The client's request came first; its close-ok is all it waits for.
+                        self._amqp.channel_closed(event.channel)
 
     def _login(self, attempt: LoginAttempt) -> None:
         if self.broker.authenticate(attempt.user, attempt.password, self.peer_host):
@@ -132,17 +168,16 @@ class ClientConnection(asyncio.Protocol):
         else:
             log.warning("login of user %r from %s refused", attempt.user, self.peer_host)
             self._amqp.refuse_login()
+            self._refused = self._amqp.phase is Phase.CLOSED
             self._close_later()
 
     def _open_vhost(self, vhost: str) -> None:
         if vhost != self.broker.vhost:
-            self._amqp.refuse_vhost(ConnectionFault(Reply.NOT_ALLOWED, f"vhost {vhost} not found", 10, 40))
-            self._close_later()
+            self.fail(ConnectionFault(Reply.NOT_ALLOWED, f"vhost {vhost} not found", 10, 40))
             return
-        self._timers.pop(0).cancel()
+        self._stop_timers()
         if self._amqp.heartbeat_s:
-            self._last_written_s = self._loop.time()
-            self._check_heartbeat()
+            self._beat()
         log.info("connection %d: user %s from %s", self.id, self.user, self.peer_host)
         self._handle_all(self._amqp.accept_vhost())
 
@@ -152,7 +187,10 @@ class ClientConnection(asyncio.Protocol):
         if fields is None:
             if len(self._publish_fields) >= PUBLISH_CACHE_MAX:
                 self._publish_fields.clear()
-            fields = self._publish_fields[method] = _decode_publish(method)
+            exchange, routing_key, mandatory, immediate = decode_publish(method)
+            if immediate:
+                raise ConnectionFault(Reply.NOT_IMPLEMENTED, "immediate=true", 60, 40)
+            fields = self._publish_fields[method] = (exchange, routing_key, mandatory)
         return fields
 
     # Ends
@@ -165,6 +203,9 @@ class ClientConnection(asyncio.Protocol):
             self._amqp.fail(error)
             self._ask_flush()
             self._close_later()
+            # Only close-ok is of interest now, and all before it has to be read to get there.
+            for reason in list(self._reasons_to_pause):
+                self.resume_for(reason)
 
     def shut_down(self) -> None:
         """Tell the client that the node stops."""
@@ -189,15 +230,18 @@ class ClientConnection(asyncio.Protocol):
 
     def _forget(self, channel: Channel) -> None:
         self._channels.pop(channel.number, None)
-        self._pumping.pop(channel, None)
+        self._pumping.pop(channel.outgoing, None)
 
     def close_now(self) -> None:
         """Drop the socket."""
         self._transport.abort()
 
     def _hang_up(self) -> None:
-        """Close the socket once everything is written."""
+        """Close the socket once everything is written; it is dropped if the client takes too long to read it."""
+        if self._refused or self._transport.is_closing():
+            return
         self._flush()
+        self._close_later()
         self._transport.close()
 
     def _end(self) -> None:
@@ -207,25 +251,34 @@ class ClientConnection(asyncio.Protocol):
         self._pumping.clear()
 
     def _close_later(self) -> None:
-        self._timers.append(self._loop.call_later(CLOSE_GRACE_S, self._transport.abort))
+        self._stop_timers()
+        self._deadline = self._loop.call_later(CLOSE_GRACE_S, self._transport.abort)
 
     def _handshake_too_slow(self) -> None:
         log.warning("connection %d from %s: no handshake in time", self.id, self.peer_host)
         self._transport.abort()
 
+    def _stop_timers(self) -> None:
+        for timer in (self._deadline, self._heartbeat):
+            if timer is not None:
+                timer.cancel()
+
     # Heartbeats
 
-    def _check_heartbeat(self) -> None:
-        """AMQP 0-9-1 4.2.7: send when nothing else was sent; a peer silent for two intervals is gone."""
-        now_s = self._loop.time()
-        interval_s = self._amqp.heartbeat_s
-        if now_s - self._last_read_s > 2 * interval_s and self._transport.is_reading():
+    def _beat(self) -> None:
+        """Send when nothing else was sent; count how often nothing came.
+
+        Beats are counted and not seconds, so that a client is not blamed for the time in which the node stood still.
+        """
+        self._silent_beats = 0 if self._has_read or self._reasons_to_pause else self._silent_beats + 1
+        if self._silent_beats >= SILENT_BEATS_MAX:
             log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
             self._transport.abort()
             return
-        if now_s - self._last_written_s >= interval_s / 2:
-            self.write([HEARTBEAT])
-        self._timers[:] = [self._loop.call_later(interval_s / 2, self._check_heartbeat)]
+        if not self._has_written:
+            self.write((HEARTBEAT,))
+        self._has_read = self._has_written = False
+        self._heartbeat = self._loop.call_later(self._amqp.heartbeat_s / BEATS, self._beat)
 
     # Out
 
@@ -252,9 +305,9 @@ class ClientConnection(asyncio.Protocol):
             self._flush_asked = True
             self._loop.call_soon(self._flush)
 
-    def pump_later(self, channel: Channel) -> None:
-        """Let the channel go on writing when the socket has room."""
-        self._pumping[channel] = None
+    def pump_later(self, outgoing: Outgoing) -> None:
+        """Let a channel go on writing when the socket has room."""
+        self._pumping[outgoing] = None
 
     def _flush(self) -> None:
         self._flush_asked = False
@@ -262,18 +315,18 @@ class ClientConnection(asyncio.Protocol):
         self._out_bytes = 0
         if not data or self._transport.is_closing():
             return
-        self._last_written_s = self._loop.time()
+        self._has_written = True
         self._transport.write(data)
         if self._writing_paused:
             if self._transport.get_write_buffer_size() > 4 * self.broker.limits.write_buffer_bytes:
-                self.pause_for("unread answers")
+                self.pause_for(_ANSWERS)
         else:
             self._resume_pumps()
 
     def _resume_pumps(self) -> None:
         waiting, self._pumping = self._pumping, {}
-        for channel in waiting:
-            channel.pump()
+        for outgoing in waiting:
+            outgoing.pump()
 
     # In
 
@@ -282,10 +335,21 @@ class ClientConnection(asyncio.Protocol):
         self._uncommitted_bytes += size
         limit = self.broker.limits.uncommitted_bytes
         if self._uncommitted_bytes > limit or self.broker.is_full:
-            self.pause_for("publishing")
+            self.pause_for(_PUBLISHING)
             self.broker.waits_for_room(self)
         elif self._uncommitted_bytes <= limit // 2:
-            self.resume_for("publishing")
+            self.resume_for(_PUBLISHING)
+
+    def holds_back(self, channel: Channel) -> None:
+        """The channel keeps what comes, for now."""
+        self._holding[channel] = None
+
+    def released(self, channel: Channel) -> None:
+        """The channel keeps nothing any more."""
+        self._holding.pop(channel, None)
+        if not self._holding:
+            self._held_bytes = 0
+            self.resume_for(_HELD)
 
     def pause_for(self, reason: object) -> None:
         """Stop reading from the client, for one reason of perhaps several."""
@@ -297,16 +361,9 @@ class ClientConnection(asyncio.Protocol):
         if self._reasons_to_pause:
             self._reasons_to_pause.discard(reason)
             if not self._reasons_to_pause and not self._transport.is_closing():
-                self._last_read_s = self._loop.time()
                 self._transport.resume_reading()
 
 
-HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
-
-
-def _decode_publish(method: bytes) -> tuple[str, str, bool]:
-    envelope = b"\x01\0\1" + len(method).to_bytes(4, "big") + method + b"\xce"
-    frame: Any = pamqp.frame.unmarshal(envelope)[2]
-    if frame.immediate:
-        raise ConnectionFault(Reply.NOT_IMPLEMENTED, "immediate=true", 60, 40)
-    return frame.exchange, frame.routing_key, frame.mandatory
+_PUBLISHING = "the log has to take in what was published"
+_HELD = "channels hold back what was sent behind a method"
+_ANSWERS = "answers are not read"

@@ -1,0 +1,321 @@
+"""What leaves a channel: answers, confirms, returned and delivered messages, and the delivery tags they leave under.
+
+Lives here: the order of what leaves, the wait for the socket and for messages that must be read first, who holds which
+delivery tag. Not here: bytes (qq/amqp), what is delivered to whom (qq/machine), what an acknowledgement does
+(channel.py).
+
+Law: everything leaves in the order in which it was handed in. What waits is small: references to messages, never
+messages. Whatever the client asked for and does not read counts, and stops the reading of its requests; deliveries and
+confirms do not count, since they must not keep a client that publishes first and reads later from publishing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.amqp.encoding import confirm_frame, deliveries, get_ok, reframe, returned
+from qq.errors import ChannelError, Reply
+from qq.machine.commands import Settle
+from qq.ranges import Range, RangeMap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.broker.broker import Broker
+    from qq.broker.entries import Messages
+    from qq.broker.listener import ClientConnection
+    from qq.machine.effects import GetOk, Returned
+    from qq.ranges import Piece
+
+ANSWERS_WAITING_MAX = 1000
+"""Answers and returned messages that wait behind deliveries; above it the node stops reading from the connection."""
+READ_AHEAD_RANGES = 64
+"""How far ahead it is looked for entries that will have to be read."""
+
+
+@dataclass(slots=True, eq=False)
+class Consumer:
+    """A consumer of a channel, as the shell knows it."""
+
+    id: int
+    tag: str
+    no_ack: bool
+    """Its messages are settled when they are written."""
+    paced: bool
+    """It has no prefetch limit: it may have more messages as its earlier ones are written."""
+    cancel_on_failover: bool
+
+
+class Tagged(NamedTuple):
+    """What consecutive delivery tags stand for: consecutive message ids of a consumer."""
+
+    consumer: int
+    first_id: int
+
+
+@dataclass(slots=True, eq=False)
+class _Delivery:
+    """Messages checked out to a consumer and not yet written; `next_id` is the message id of the first."""
+
+    consumer: Consumer
+    next_id: int
+    ranges: deque[Range]
+
+
+class _Confirm(NamedTuple):
+    published: int
+
+
+class _Get(NamedTuple):
+    result: GetOk
+    no_ack: bool
+
+
+class _Return(NamedTuple):
+    effect: Returned
+
+
+_Answer = bytes | _Get | _Return
+_Item = _Answer | _Delivery | _Confirm
+
+
+class Outgoing:
+    """The way out of one channel."""
+
+    def __init__(self, broker: Broker, connection: ClientConnection, number: int) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._number = number
+        self._waiting: deque[_Item] = deque()
+        """While something waits, the room or the messages that it waits for will call `pump`."""
+        self._answers_waiting = 0
+        self._reading = False
+        self._recovering = False
+        self._closed = False
+        self._next_tag = 1
+        self._unacked: RangeMap[Tagged] = RangeMap()
+
+    # What is to leave
+
+    def send(self, frame: bytes) -> None:
+        """A method. It does not wait for room: the connection limits those by not reading more requests."""
+        if self._waiting:
+            self._put_answer(frame)
+        else:
+            self._connection.write((frame,))
+
+    def deliver(self, consumer: Consumer, first_id: int, ranges: list[Range]) -> None:
+        last = self._waiting[-1] if self._waiting else None
+        if type(last) is _Delivery and last.consumer is consumer:
+            last.ranges.extend(ranges)
+        else:
+            self._put(_Delivery(consumer, first_id, deque(ranges)))
+
+    def got(self, result: GetOk, *, no_ack: bool) -> None:
+        self._put_answer(_Get(result, no_ack))
+
+    def unroutable(self, effect: Returned) -> None:
+        self._put_answer(_Return(effect))
+
+    def confirm(self, published: int) -> None:
+        """Confirm all up to a publish sequence number; of two that wait, the later one says it all."""
+        if self._waiting and type(self._waiting[-1]) is _Confirm:
+            self._waiting[-1] = _Confirm(published)
+        else:
+            self._put(_Confirm(published))
+
+    # Acknowledgements
+
+    def take(self, tag: int, *, multiple: bool, method: tuple[int, int]) -> list[Piece[Tagged]]:
+        """Give up a delivery tag, or all up to it; raises ChannelError if the client does not hold it.
+
+        AMQP 0-9-1 1.8.3.13: multiple with tag 0 means all outstanding.
+        """
+        if not multiple:
+            pieces = self._unacked.take(tag, tag)
+        elif tag:
+            pieces = self._unacked.take_through(tag)
+        else:
+            return self._unacked.take_all()
+        if not pieces or pieces[-1].last != tag:
+            raise ChannelError(Reply.PRECONDITION_FAILED, f"unknown delivery tag {tag}", *method)
+        return pieces
+
+    def begin_recovery(self) -> None:
+        """Everything unacked is about to return to its queue: what is not written yet need not be written."""
+        self._recovering = True
+
+    def end_recovery(self) -> None:
+        """Everything has returned, written or not."""
+        self._recovering = False
+        self._unacked.take_all()
+        kept: deque[_Item] = deque()
+        for item in self._waiting:
+            if type(item) is not _Delivery:
+                kept.append(item)
+            elif item.consumer.paced:
+                self._broker.submissions.credit(item.consumer.id, sum(part.count for part in item.ranges))
+        self._waiting = kept
+        self.pump()
+
+    # Ends
+
+    def hurry_answers(self) -> None:
+        """The channel closes in good order: the answers that are due go before close-ok, not behind deliveries."""
+        self._connection.write([item for item in self._waiting if type(item) is bytes])
+
+    def close(self) -> None:
+        """Nothing more leaves."""
+        self._closed = True
+        self._waiting.clear()
+        self._connection.resume_for(self)
+
+    # Out
+
+    def pump(self) -> None:
+        """Write what waits, as far as the socket takes it and the messages are in memory."""
+        waiting, connection = self._waiting, self._connection
+        while waiting and not (self._reading or self._recovering or self._closed):
+            if not connection.has_room:
+                connection.pump_later(self)
+                return
+            item = waiting[0]
+            if not self._write(item):
+                return
+            waiting.popleft()
+            if type(item) is not _Delivery and type(item) is not _Confirm:
+                self._answer_written()
+
+    def _put(self, item: _Item) -> None:
+        self._waiting.append(item)
+        if len(self._waiting) == 1:
+            self.pump()
+
+    def _put_answer(self, item: _Answer) -> None:
+        self._answers_waiting += 1
+        if self._answers_waiting > ANSWERS_WAITING_MAX:
+            self._connection.pause_for(self)
+        self._put(item)
+
+    def _answer_written(self) -> None:
+        self._answers_waiting -= 1
+        if self._answers_waiting == ANSWERS_WAITING_MAX // 2:
+            self._connection.resume_for(self)
+
+    def _write(self, item: _Item) -> bool:
+        """Write an item; False if its messages must be read first, or the socket is full half-way."""
+        match item:
+            case bytes():
+                self._connection.write((item,))
+                return True
+            case _Confirm():
+                self._connection.write((confirm_frame(self._number, item.published, True),))
+                return True
+            case _Delivery():
+                return self._write_delivery(item)
+            case _Get():
+                return self._write_get(item)
+            case _Return():
+                return self._write_return(item.effect)
+
+    def _write_delivery(self, delivery: _Delivery) -> bool:
+        consumer, ranges = delivery.consumer, delivery.ranges
+        while ranges:
+            part = ranges[0]
+            stored = self._stored(part, ranges)
+            if stored is None:
+                return False
+            out: list[bytes] = []
+            deliveries(
+                self._number,
+                consumer.tag,
+                self._next_tag,
+                part.deliveries > 0,
+                stored.exchange,
+                stored.routing_key,
+                self._framed(stored),
+                out,
+            )
+            self._connection.write(out)
+            self._count_written(consumer, delivery.next_id, part.count, redelivered=part.deliveries > 0)
+            delivery.next_id += part.count
+            ranges.popleft()
+            if ranges and not self._connection.has_room:
+                self._connection.pump_later(self)
+                return False
+        return True
+
+    def _count_written(self, consumer: Consumer, first_id: int, count: int, *, redelivered: bool) -> None:
+        submissions, counters = self._broker.submissions, self._broker.counters
+        if redelivered:
+            counters.messages_redelivered += count
+        if consumer.no_ack:
+            counters.messages_delivered_auto_ack += count
+            submissions.settle(Settle, consumer.id, first_id, first_id + count - 1)
+        else:
+            counters.messages_delivered_manual_ack += count
+            self._unacked.append(self._next_tag, count, Tagged(consumer.id, first_id))
+            if consumer.paced:
+                submissions.credit(consumer.id, count)
+        self._next_tag += count
+
+    def _write_get(self, item: _Get) -> bool:
+        consumer, part, remaining = item.result
+        stored = self._stored(part, (part,))
+        if stored is None:
+            return False
+        [message] = self._framed(stored)
+        redelivered = part.deliveries > 0
+        frame = get_ok(
+            self._number,
+            self._next_tag,
+            redelivered,
+            stored.exchange,
+            stored.routing_key,
+            remaining,
+            message,
+        )
+        self._connection.write((frame,))
+        counters = self._broker.counters
+        counters.messages_redelivered += redelivered
+        if item.no_ack:
+            counters.messages_got_auto_ack += 1
+        else:
+            counters.messages_got_manual_ack += 1
+            self._unacked.append(self._next_tag, 1, Tagged(consumer, 0))
+        self._next_tag += 1
+        return True
+
+    def _write_return(self, effect: Returned) -> bool:
+        part = Range(effect.index, effect.first_slot, effect.count, 0)
+        stored = self._stored(part, (part,))
+        if stored is None:
+            return False
+        self._broker.counters.messages_unroutable_returned += effect.count
+        names = (effect.code, effect.text, effect.exchange, effect.routing_key)
+        self._connection.write([returned(self._number, *names, message) for message in self._framed(stored)])
+        return True
+
+    def _stored(self, part: Range, ahead: Sequence[Range]) -> Messages | None:
+        """The messages of `part`; None while they are being read, with those of `ahead` behind them."""
+        entries = self._broker.entries
+        stored = entries.messages(part)
+        if stored is None:
+            self._reading = True
+            near = zip(ahead, range(READ_AHEAD_RANGES), strict=False)
+            entries.load(list(dict.fromkeys(following.index for following, _ in near)), self._read)
+        return stored
+
+    def _read(self) -> None:
+        self._reading = False
+        self.pump()
+
+    def _framed(self, stored: Messages) -> list[bytes]:
+        """The frames as this channel must send them: usually as they came."""
+        messages = stored.messages
+        frame_max = self._connection.frame_max
+        if stored.frames_channel == self._number and max(map(len, messages)) <= frame_max:
+            return messages
+        return [reframe(message, self._number, frame_max) for message in messages]

@@ -1,0 +1,66 @@
+"""A real node for all tests of the broker, and what they see of it from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from raw_client import RawClient
+
+from qq.testing import ClusterNode, LocalCluster
+
+TROUBLE = re.compile(r"Traceback|CRITICAL|never retrieved|unexpected:", re.IGNORECASE)
+
+
+@pytest.fixture(scope="session")
+def shared_node() -> Generator[ClusterNode]:
+    with LocalCluster(nodes=1) as cluster:
+        yield cluster.nodes[0]
+
+
+@pytest.fixture
+def node(shared_node: ClusterNode) -> Generator[ClusterNode]:
+    """The node; the test fails if it brings the node down or a traceback into its log."""
+    before = shared_node.log.stat().st_size
+    yield shared_node
+    assert shared_node.running
+    with shared_node.log.open("rb") as log:
+        log.seek(before)
+        written = log.read().decode()
+    assert not TROUBLE.search(written), written
+
+
+@pytest.fixture
+def channel(node: ClusterNode) -> Generator[Any]:
+    """A channel of a pika connection of its own."""
+    connection = pika.BlockingConnection(pika.URLParameters(node.url))
+    yield connection.channel()
+    if connection.is_open:
+        connection.close()
+
+
+@pytest.fixture
+def raw(node: ClusterNode) -> Generator[RawClient]:
+    """An open connection without a client library between, channel 1 opened."""
+    with RawClient(node.amqp_port) as client:
+        client.open_channel(1)
+        yield client
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """A queue name that no other test uses."""
+    return re.sub(r"\W+", "-", request.node.name)[-80:] + f"-{os.getpid()}"
+
+
+def rss_mib(node: ClusterNode) -> int:
+    """The node's memory; Linux only, as is the figure."""
+    status = Path(f"/proc/{node.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) // 1024

@@ -1,0 +1,209 @@
+"""Bytes that are not AMQP, and clients that stop in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import resource
+import socket
+import struct
+import time
+from typing import Any
+
+import pytest
+from pamqp import commands
+from raw_client import HEADER, RawClient, frame_bytes, marshal, publish
+
+from qq.testing import ClusterNode, LocalCluster
+
+Basic, Chan, Conn, Queue = commands.Basic, commands.Channel, commands.Connection, commands.Queue
+HANDSHAKE_TIMEOUT_S = 10.0
+CLOSE_GRACE_S = 3.0
+
+
+def works(raw: RawClient) -> None:
+    raw.call(1, Basic.Qos(prefetch_count=1), Basic.QosOk)
+
+
+def test_garbage_at_any_time_ends_its_connection_and_no_other(node: ClusterNode, raw: RawClient) -> None:
+    chance = random.Random(1)
+    for round_number in range(200):
+        with RawClient(node.amqp_port, handshake=round_number % 2 == 0) as client:
+            if round_number % 4 == 0:
+                client.open_channel(1)
+            with contextlib.suppress(ConnectionError):
+                client.write(chance.randbytes(chance.choice((1, 7, 100, 5000))))
+                if round_number % 4 == 1:
+                    client.write(HEADER + chance.randbytes(100))
+        works(raw)
+
+
+def test_mutilated_streams_never_bring_down_the_node(node: ClusterNode, raw: RawClient, queue: str) -> None:
+    """A stream of valid frames with some bytes changed: most of it is understood, up to the change."""
+    chance = random.Random(2)
+    frames = [
+        marshal(1, Chan.Open()),
+        marshal(1, Queue.Declare(queue=queue, arguments={"a": [1, {"b": True}], "x-queue-type": "classic"})),
+        marshal(1, commands.Confirm.Select()),
+        publish(1, queue, b"body", mandatory=True, properties=b"\x08\0\5"),
+        marshal(1, Basic.Consume(queue=queue, arguments={"x-priority": 5})),
+        marshal(1, Basic.Ack(1)),
+        marshal(1, Queue.Bind(queue=queue, exchange="amq.topic", routing_key="a.#")),
+        marshal(1, Basic.Get(queue=queue)),
+        marshal(1, Chan.Close(200, "", 0, 0)),
+    ]
+    stream = b"".join(frames)
+    for _ in range(300):
+        mutilated = bytearray(stream)
+        for _ in range(chance.randint(1, 3)):
+            mutilated[chance.randrange(len(mutilated))] = chance.randrange(256)
+        with RawClient(node.amqp_port) as client:
+            client.write(bytes(mutilated))
+            with contextlib.suppress(ConnectionError):
+                client.socket.settimeout(0.05)
+                with contextlib.suppress(TimeoutError):
+                    client.socket.recv(4096)
+    works(raw)
+    raw.send(1, Queue.Delete(queue=queue))
+    raw.expect(Queue.DeleteOk)
+
+
+def test_a_handshake_that_stops_halfway_is_given_up(node: ClusterNode, raw: RawClient) -> None:
+    start_ok = marshal(0, RawClient.start_ok())
+    tune_ok = marshal(0, Conn.TuneOk(10, 8192, 0))
+    starts = [b"", b"AMQP", HEADER, HEADER + start_ok[:20], HEADER + start_ok, HEADER + start_ok + tune_ok]
+    start_s = time.monotonic()
+    with contextlib.ExitStack() as clients:
+        halves = [clients.enter_context(RawClient(node.amqp_port, handshake=False)) for _ in starts]
+        for client, start in zip(halves, starts, strict=True):
+            client.write(start)
+        for client in halves:
+            client.socket.settimeout(HANDSHAKE_TIMEOUT_S + 5)
+            with contextlib.suppress(ConnectionError):
+                while client.socket.recv(65536):
+                    pass
+    assert HANDSHAKE_TIMEOUT_S - 1 < time.monotonic() - start_s < HANDSHAKE_TIMEOUT_S + 3
+    works(raw)
+
+
+def test_a_refused_login_that_cannot_be_told_takes_time(node: ClusterNode) -> None:
+    with RawClient(node.amqp_port, handshake=False) as client:
+        client.write(HEADER)
+        client.expect(Conn.Start)
+        client.send(0, client.start_ok("\0guest\0wrong", capabilities={}))
+        start_s = time.monotonic()
+        client.expect_end()
+        assert CLOSE_GRACE_S - 0.5 < time.monotonic() - start_s < CLOSE_GRACE_S + 2
+
+
+def test_a_frame_that_stops_halfway_holds_up_nobody(node: ClusterNode, raw: RawClient, queue: str) -> None:
+    with RawClient(node.amqp_port) as half:
+        half.open_channel(1)
+        message = publish(1, queue, b"x" * 100_000)
+        half.write(message[:50_000])
+        works(raw)
+        half.write(message[50_000:])
+        works(half)
+
+
+def test_a_client_that_ignores_the_close_of_its_connection_is_dropped(raw: RawClient) -> None:
+    raw.send(1, Chan.Flow(active=False))
+    raw.expect(Conn.Close)
+    start_s = time.monotonic()
+    raw.expect_end()
+    assert CLOSE_GRACE_S - 0.5 < time.monotonic() - start_s < CLOSE_GRACE_S + 2
+
+
+def test_a_silent_client_that_promised_heartbeats_is_dropped(node: ClusterNode, queue: str) -> None:
+    """And what it held comes back."""
+    with RawClient(node.amqp_port, heartbeat=1) as client:
+        client.open_channel(1)
+        client.call(1, Queue.Declare(queue=queue, exclusive=True), Queue.DeclareOk)
+        start_s = time.monotonic()
+        client.expect_end()
+        assert 1.9 < time.monotonic() - start_s < 4
+    with RawClient(node.amqp_port) as client:
+        client.open_channel(1)
+        client.call(1, Queue.Declare(queue=queue, exclusive=True), Queue.DeclareOk)
+
+
+def test_too_large_and_too_small_tunings_are_refused(node: ClusterNode) -> None:
+    for tune_ok, text in (
+        (Conn.TuneOk(2047, 4096, 0), "frame_max = 4096 is lower than the minimum allowed value (8192)"),
+        (
+            Conn.TuneOk(2047, 200_000, 0),
+            "frame_max = 200000 is higher than the maximum allowed value (131072)",
+        ),
+        (Conn.TuneOk(5000, 131_072, 0), "channel_max = 5000 is higher than the maximum allowed value (2047)"),
+    ):
+        with RawClient(node.amqp_port, handshake=False) as client:
+            client.write(HEADER)
+            client.expect(Conn.Start)
+            client.send(0, client.start_ok())
+            client.expect(Conn.Tune)
+            client.send(0, tune_ok)
+            client.expect_close(530, f"NOT_ALLOWED - negotiated {text}")
+
+
+NESTED = b""
+for _ in range(3000):
+    NESTED = b"\1aF" + struct.pack(">I", len(NESTED)) + NESTED
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        NESTED,
+        b"\1ad" + struct.pack(">d", float("nan")),
+        b"\1ad" + struct.pack(">d", float("inf")),
+        b"\1aD\xff\x7f\xff\xff\xff",
+        b"\1aT" + b"\xff" * 8,
+        b"\1al" + b"\x80" + b"\0" * 7,
+        b"\1aS\0\0\0\2\xff\xff",
+        b"\1ax\0\0\0\1\0",
+        b"\1\xffV",
+        b"\1aV\1aV",
+        b"\0V",
+        b"\1a?",
+    ],
+    ids=lambda value: repr(value[:12]),
+)
+def test_strange_arguments_are_taken_or_refused(
+    node: ClusterNode, raw: RawClient, queue: str, arguments: bytes
+) -> None:
+    table = struct.pack(">I", len(arguments)) + arguments
+    name = bytes([len(queue)]) + queue.encode()
+    methods: list[bytes] = [
+        b"\0\x32\0\x0a\0\0" + name + b"\0" + table,
+        b"\0\x28\0\x0a\0\0" + name + b"\6direct\0" + table,
+        b"\0\x3c\0\x14\0\0" + name + b"\0\0" + table,
+    ]
+    for method in methods:
+        with RawClient(node.amqp_port) as client:
+            client.open_channel(1)
+            client.write(frame_bytes(1, 1, method))
+            _, answer = client.receive()
+            taken: tuple[Any, ...] = (Queue.DeclareOk, commands.Exchange.DeclareOk, Basic.ConsumeOk)
+            refused = isinstance(answer, Chan.Close | Conn.Close) and answer.reply_code in (404, 406, 502)
+            assert refused or isinstance(answer, taken), answer
+    works(raw)
+
+
+def test_more_connections_than_files_are_refused_and_the_others_go_on() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        try:
+            node = stack.enter_context(LocalCluster(nodes=1)).nodes[0]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        client = stack.enter_context(RawClient(node.amqp_port))
+        client.open_channel(1)
+        with contextlib.ExitStack() as flood:
+            for _ in range(400):
+                flood.enter_context(socket.create_connection(("127.0.0.1", node.amqp_port)))
+            works(client)
+        works(client)
+        with RawClient(node.amqp_port) as again:
+            again.open_channel(1)
+        assert "Traceback" not in node.log.read_text()

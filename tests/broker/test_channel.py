@@ -1,0 +1,184 @@
+"""What a channel does between the log and the socket, with neither: the orders of events that are rare in reality."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pamqp.frame
+from pamqp import commands as amqp
+
+from qq.amqp.framing import Method
+from qq.broker.broker import Broker
+from qq.broker.channel import Channel
+from qq.broker.outgoing import ANSWERS_WAITING_MAX
+from qq.machine import commands, effects
+from qq.metrics import Counters
+from qq.ranges import Range
+
+LARGE_NUMBER = 10_000
+
+
+class Socket:
+    """A connection that is written to while it has room."""
+
+    wants_cancel_notify = True
+    frame_max = 131_072
+
+    def __init__(self) -> None:
+        self.id = 1
+        self.has_room = True
+        self.written: list[bytes] = []
+        self.paused: set[object] = set()
+        self.pumps: list[Any] = []
+        self.errors: list[Exception] = []
+
+    def write(self, buffers: Any) -> None:
+        self.written += buffers
+
+    def pump_later(self, outgoing: Any) -> None:
+        self.pumps.append(outgoing)
+
+    def make_room(self) -> None:
+        self.has_room = True
+        pumps, self.pumps = self.pumps, []
+        for outgoing in pumps:
+            outgoing.pump()
+
+    def holds_back(self, _: Any) -> None: ...
+
+    def released(self, _: Any) -> None: ...
+
+    def pause_for(self, reason: object) -> None:
+        self.paused.add(reason)
+
+    def resume_for(self, reason: object) -> None:
+        self.paused.discard(reason)
+
+    def fail_channel(self, _: Any, error: Exception) -> None:
+        self.errors.append(error)
+
+    def frames(self) -> list[Any]:
+        """The methods written so far."""
+        data, self.written = b"".join(self.written), []
+        found = []
+        while data:
+            size, _, frame = pamqp.frame.unmarshal(data)
+            data = data[size:]
+            found.append(frame)
+        return found
+
+
+class Log:
+    """Takes commands and never carries them out."""
+
+    def __init__(self) -> None:
+        self.commands: list[Any] = []
+        self.credits: list[tuple[int, int]] = []
+
+    def add(self, command: Any) -> None:
+        self.commands.append(command)
+
+    def settle(self, kind: Any, consumer: int, first: int, last: int) -> None:
+        self.commands.append(kind(consumer, first, last))
+
+    def credit(self, consumer: int, count: int) -> None:
+        self.credits.append((consumer, count))
+
+
+class Stored:
+    """Every message of every entry is `m`."""
+
+    def messages(self, part: Range) -> Any:
+        message = b"\2\0\1\0\0\0\x0e\0\x3c\0\0" + (1).to_bytes(8, "big") + b"\0\0\xce\3\0\1\0\0\0\1m\xce"
+        return SimpleNamespace(
+            exchange="", routing_key="q", frames_channel=1, messages=[message] * part.count
+        )
+
+
+def channel_and_its_ends() -> tuple[Channel, Socket, Log]:
+    socket, log = Socket(), Log()
+    numbers = iter(range(1, LARGE_NUMBER))
+    broker: Any = SimpleNamespace(
+        new_id=lambda: next(numbers),
+        submissions=log,
+        counters=Counters(),
+        entries=Stored(),
+        session_ended=lambda channel: log.add(commands.SessionDown(channel.session)),
+        server_name=Broker.server_name,
+    )
+    connection: Any = socket
+    return Channel(broker, connection, 1), socket, log
+
+
+def consume(channel: Channel, log: Log, **arguments: Any) -> int:
+    channel.receive(Method(1, amqp.Basic.Consume(queue="q", consumer_tag="t", arguments=arguments)))
+    consumer = log.commands[-1].consumer
+    channel.replied(effects.Consuming(consumer))
+    return consumer
+
+
+def test_a_change_of_leader_while_a_method_waits_leaves_each_its_answer() -> None:
+    channel, socket, log = channel_and_its_ends()
+    consumer = consume(channel, log, **{"x-cancel-on-ha-failover": True})
+    channel.receive(Method(1, amqp.Queue.Declare(queue="other")))
+    channel.leader_changed()
+    channel.receive(Method(1, amqp.Queue.Delete(queue="other")))
+    socket.frames()
+    channel.replied(effects.QueueDeclared("other", 0, 0))
+    channel.replied(effects.ConsumerCancelled(consumer))
+    assert [frame.name for frame in socket.frames()] == ["Queue.DeclareOk", "Basic.Cancel"]
+    assert isinstance(log.commands[-1], commands.DeleteQueue)
+
+
+def test_confirms_that_wait_for_the_socket_become_one() -> None:
+    channel, socket, _ = channel_and_its_ends()
+    socket.has_room = False
+    for published in range(1, LARGE_NUMBER):
+        channel.confirm(published)
+    socket.make_room()
+    [confirm] = socket.frames()
+    assert (confirm.delivery_tag, confirm.multiple) == (LARGE_NUMBER - 1, True)
+    assert not socket.paused
+
+
+def test_answers_behind_deliveries_stop_the_reading_and_let_it_go_on() -> None:
+    channel, socket, log = channel_and_its_ends()
+    consumer = consume(channel, log)
+    socket.frames()
+    socket.has_room = False
+    channel.deliver(effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 1, 0)]))
+    for _ in range(ANSWERS_WAITING_MAX + 1):
+        assert not socket.paused
+        channel.receive(Method(1, amqp.Basic.Qos()))
+    assert socket.paused
+    socket.make_room()
+    assert not socket.paused
+    assert [frame.name for frame in socket.frames()[::1000]] == ["Basic.Deliver", "Basic.QosOk"]
+
+
+def test_recovery_drops_what_is_not_written_and_gives_its_credit_back() -> None:
+    """What was on its way is delivered again by the log; the credit of an unlimited consumer is the shell's to give."""
+    channel, socket, log = channel_and_its_ends()
+    consumer = consume(channel, log)
+    channel.deliver(effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 3, 0)]))
+    socket.has_room = False
+    channel.deliver(
+        effects.Deliver("n", channel.session, consumer, 3, [Range(2, 0, 5, 0), Range(3, 0, 2, 0)])
+    )
+    channel.receive(Method(1, amqp.Basic.Recover(requeue=True)))
+    socket.frames()
+    socket.make_room()
+    assert socket.frames() == []
+    channel.replied(effects.Recovered())
+    assert [frame.name for frame in socket.frames()] == ["Basic.RecoverOk"]
+    assert log.credits == [(consumer, 3), (consumer, 7)]
+    channel.receive(Method(1, amqp.Basic.Ack(1)))
+    assert "unknown delivery tag 1" in str(socket.errors)
+
+
+def test_a_channel_that_ends_tells_the_log_once() -> None:
+    channel, _, log = channel_and_its_ends()
+    channel.end()
+    channel.end()
+    assert log.commands == [commands.SessionDown(channel.session)]
