@@ -150,11 +150,14 @@ def _error(status: int, reason: str, headers: Mapping[str, str]) -> web.Response
 def _login_required(
     view: NodeView, loopback_users: Collection[str]
 ) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Make the middleware that guards everything below /api, also what does not exist there."""
+    """Make the middleware that guards everything below /api, also what does not exist there, and the page.
+
+    The page itself needs no secret, but a browser asks for the password when it opens a page, not when a script fetches.
+    """
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.startswith("/api"):
+        if request.path == "/" or request.path.startswith("/api"):
             user, password = _credentials(request)
             allowed = user not in loopback_users or _from_loopback(request)
             if not allowed or not await view.authenticate(user, password):

@@ -190,7 +190,7 @@ def test_a_path_cannot_leave_the_static_files(node: Node) -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_all_it_names_is_there(node: Node) -> None:
-    page = node.ask("/")
+    page = node.ask("/", headers=GUEST)
     assert page.status == 200
     assert page.headers["Content-Security-Policy"] == "default-src 'self'"
     named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
@@ -200,8 +200,14 @@ def test_the_page_needs_nothing_from_elsewhere_and_all_it_names_is_there(node: N
         assert node.ask(path).status == 200
 
 
+def test_the_page_asks_for_the_password_so_that_its_script_need_not(node: Node) -> None:
+    answer = node.ask("/")
+    assert answer.status == 401
+    assert answer.headers["WWW-Authenticate"].startswith("Basic")
+
+
 def test_the_script_finds_every_element_it_asks_for(node: Node) -> None:
-    page = node.ask("/").text
+    page = node.ask("/", headers=GUEST).text
     for name in re.findall(r'getElementById\("([^"]+)"\)', node.ask("/static/page.js").text):
         assert f'id="{name}"' in page
 
