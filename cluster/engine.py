@@ -9,7 +9,7 @@ H2  a repeated or overlapping append never deletes entries that match (`_without
 H3  the commit index never goes beyond what the message vouches for (`_vouched_commit`).
 H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.
 H5  a start from a checkpoint sets the applied index and leaves the journal alone (`applied_index`).
-H6, H7  entries never take the pickle path, slices are lazy and bounded (`cluster/journal.py`).
+H6, H7  entries never take the pickle path, slices are lazy and bounded (`cluster/journal_views.py`).
 H9  a pre-vote round precedes every election; a leader without a majority steps down soon.
 H10 an exception in apply stops the node.
 H11 nothing is ever unpickled: `pysyncobj.syncobj.pickle` is replaced.
@@ -192,6 +192,7 @@ class Engine(SyncObj):
     # pysyncobj's private state, as far as it is touched here.
     _SyncObj__raftState: int
     _SyncObj__raftCurrentTerm: int
+    _SyncObj__votedForNodeId: str | None
     _SyncObj__raftLeader: Node | None
     _SyncObj__raftElectionDeadline: float
     _SyncObj__raftCommitIndex: int
@@ -233,6 +234,7 @@ class Engine(SyncObj):
         self._pre_votes: set[str] = set()
         self._campaign_granted = False
         self._sent_bytes: dict[str, int] = {}
+        self._probed_index: dict[str, int] = {}
         _ambient.runtime = runtime
         conf = SyncObjConf(
             autoTick=False,
@@ -250,6 +252,8 @@ class Engine(SyncObj):
         super().__init__(_Member(name), list(self._nodes.values()), conf, transportClass=_Outbox)  # pyright: ignore[reportArgumentType]
         self._SyncObj__serializer = _NoSnapshots()
         self._poller = _NoPoller()
+        # A pre-vote does no harm where there is a leader; where there is none, nobody need wait for a silent one.
+        self._SyncObj__raftElectionDeadline = runtime.monotonic() + self._retry_s()
         self._SyncObj__raftLastApplied = applied_index
         self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, applied_index)
 
@@ -273,6 +277,11 @@ class Engine(SyncObj):
         return self._SyncObj__raftCurrentTerm
 
     @property
+    def voted_for(self) -> str | None:
+        """Whom it voted for in `term`."""
+        return self._SyncObj__votedForNodeId
+
+    @property
     def commit_index(self) -> int:
         return self._SyncObj__raftCommitIndex
 
@@ -293,6 +302,7 @@ class Engine(SyncObj):
         """
         self._enter()
         self._last_acknowledged = None
+        self._probed_index.pop(peer, None)
         node = self._nodes[peer]
         self._SyncObj__connectedNodes.add(node)
         if self.is_leader:
@@ -305,8 +315,12 @@ class Engine(SyncObj):
         self._SyncObj__connectedNodes.discard(self._nodes[peer])
         if self.leader == peer:
             self._heard_leader_s = -1.0e9
-            jitter_s = self._timing.campaign_jitter_s * self._runtime.random.random()
-            self._SyncObj__raftElectionDeadline = self._runtime.monotonic() + jitter_s
+            self._campaign_soon()
+
+    def _campaign_soon(self) -> None:
+        jitter_s = self._timing.campaign_jitter_s * self._runtime.random.random()
+        deadline_s = self._runtime.monotonic() + jitter_s
+        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, deadline_s)
 
     def hold_back(self, peer: str) -> None:
         """The link to `peer` is congested: send it nothing more until `peer_resumed`. What is queued stays valid."""
@@ -402,7 +416,9 @@ class Engine(SyncObj):
         self._sent_bytes.clear()
         SyncObj._SyncObj__sendAppendEntries(self)  # pyright: ignore[reportAttributeAccessIssue]
         for peer, sent_bytes in self._sent_bytes.items():
-            if sent_bytes > APPEND_BURST_BYTES:
+            if peer in self._probed_index:
+                self._SyncObj__connectedNodes.add(self._nodes[peer])
+            elif sent_bytes > APPEND_BURST_BYTES:
                 self._SyncObj__connectedNodes.add(self._nodes[peer])
                 self._append_due = self.behind = True
 
@@ -440,7 +456,7 @@ class Engine(SyncObj):
         )
         sent_bytes = self._sent_bytes.get(node.id, 0) + sum(len(entry.payload) for entry in entries)
         self._sent_bytes[node.id] = sent_bytes
-        if sent_bytes > APPEND_BURST_BYTES:
+        if sent_bytes > APPEND_BURST_BYTES or node.id in self._probed_index:
             # pysyncobj goes on sending as long as there are entries and the node counts as connected.
             self._SyncObj__connectedNodes.discard(node)
 
@@ -467,6 +483,9 @@ class Engine(SyncObj):
             self._emit(node.id, HigherTerm(self.term))
             return
         self._heard_leader_s = self._runtime.monotonic()
+        self._campaign_granted = (
+            False  # the pre-votes were won against a silent leader: the next campaign needs new ones
+        )
         self._receive_stock(
             node,
             type="append_entries",
@@ -530,16 +549,27 @@ class Engine(SyncObj):
             return
         peer = node.id
         next_indexes: dict[Node, int] = self._SyncObj__raftNextIndex
+        if message.success and self._probed_index.pop(peer, None) is not None:
+            self._append_due = True
         if message.success and message.next_index - 1 > self._acknowledged.get(peer, 0):
             self._acknowledged[peer] = message.next_index - 1
             next_indexes[node] = max(next_indexes[node], message.next_index)
             self._count_acknowledgement(peer)
         elif message.reset:
-            next_indexes[node] = max(
-                min(message.next_index, self.journal.last_index + 1), self.journal.first_index + 1
-            )
-            self._append_due = True
+            self._probe(node, message.next_index)
         self._SyncObj__lastResponseTime[node] = self._runtime.monotonic()
+
+    def _probe(self, node: Node, next_index: int) -> None:
+        """The logs do not match where `node` was sent to: go back, and send one append at a time until one matches.
+
+        Whatever was on its way behind the append that was refused is refused as well. If each refusal had everything
+        sent again, refusals and appends would multiply without end.
+        """
+        if next_index < self._probed_index.get(node.id, sys.maxsize):
+            self._probed_index[node.id] = next_index
+            start = min(next_index, self.journal.last_index + 1)
+            self._SyncObj__raftNextIndex[node] = max(start, self.journal.first_index + 1)
+            self._append_due = True
 
     def _is_current_acknowledgement(self, message: Appended) -> bool:
         """H4: an acknowledgement of an earlier reign says nothing about this one's log."""
@@ -557,6 +587,7 @@ class Engine(SyncObj):
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         self._acknowledged.clear()
+        self._probed_index.clear()
         SyncObj._SyncObj__onBecomeLeader(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
@@ -595,6 +626,8 @@ class Engine(SyncObj):
             return
         self._pre_vote_round += 1
         self._pre_votes.clear()
+        # A leader that is silent for so long, or whose link broke, does not lead any more.
+        self._SyncObj__raftLeader = None
         self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
         if self._has_majority(1):
             self._SyncObj__raftElectionDeadline = -1.0
@@ -632,6 +665,8 @@ class Engine(SyncObj):
             self._end_pre_vote()
             patience_s = self._runtime.monotonic() + self._retry_s()
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, patience_s)
+        elif theirs < ours and not self._has_live_leader():
+            self._campaign_soon()  # the other cannot win, but we might
 
     def _last_term_and_index(self) -> tuple[int, int]:
         last_index = self.journal.last_index

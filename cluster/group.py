@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 IN_FLIGHT_MAX = 2
 """Entries proposed and not yet committed. Two keep disk and network busy; more would only make the entries smaller."""
 STATUS_INTERVAL_S = 1.0
+HANDOVER_S = 1.0
+"""A leader that hands over proposes nothing for so long at most; a handover takes two or three syncs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ class Group:
         self._proposals: deque[Batch] = deque()
         self._accepted: dict[str, tuple[int, int]] = {}
         self._expelling: set[tuple[str, int]] = set()
+        self._handover_ends_s = 0.0
+        self._handover_asked = False
         self._waiting: deque[tuple[int, str, Message]] = deque()
         self._peer_status: dict[str, Status] = {}
         self._heard_s: dict[str, float] = {}
@@ -198,16 +202,27 @@ class Group:
         return len(self._pending)
 
     def transfer_leadership(self) -> bool:
-        """Hand leadership to the most caught-up peer, before a planned stop. True if one was asked."""
-        asked = self.engine.transfer_leadership()
+        """Hand leadership to a peer, before a planned stop; `leader` tells when it has changed. False if none is there.
+
+        Nothing is proposed meanwhile: a peer that lacks the latest entry could not be elected.
+        """
+        if not self.engine.is_leader or self.is_alone:
+            return False
+        self._handover_ends_s = self._runtime.monotonic() + HANDOVER_S
+        self._handover_asked = False
         self._wake()
-        return asked
+        return True
 
     # Reading
 
     @property
     def leader(self) -> str | None:
         return self._leader[0]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other member is connected."""
+        return not any(map(self._links.connected, self.config.peers))
 
     @property
     def leader_is_known(self) -> bool:
@@ -323,6 +338,7 @@ class Group:
             self._proposals.clear()
             self._accepted.clear()
             self._expelling.clear()
+            self._handover_ends_s = 0.0
         self._wake()  # submissions go to the new leader
         self._events.leader_changed(*leader)
 
@@ -423,6 +439,9 @@ class Group:
     def _compose(self) -> None:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
+        if self._runtime.monotonic() < self._handover_ends_s:
+            self._handover_asked = self._handover_asked or self.engine.transfer_leadership()
+            return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = [self._proposals.popleft()]
             size = batches[0].size

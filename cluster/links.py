@@ -20,6 +20,7 @@ import secrets
 import socket
 from contextlib import suppress
 from functools import cache
+from itertools import chain, repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -61,9 +62,14 @@ _ACCEPT_PAUSE_S = 0.2
 _FLUSH_ON_STOP_S = 1.0
 _TLS_GOODBYE_S = 1.0
 
-# A killed process may lose its connections a moment before its listener: ask again for about a second.
+# A killed process may lose its connections a moment before its listener: ask again soon. A frozen one may be killed
+# later: go on asking.
 _PROBE_DELAYS_S = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.4)
+_PROBE_INTERVAL_S = 2.0
 _PROBE_TIMEOUT_S = 1.0
+
+# A peer that has not connected so long after the start may be dead. Nodes that start together need less.
+_ABSENT_AFTER_S = 1.0
 
 _COMPLAINT_INTERVAL_S = 1.0
 
@@ -134,7 +140,7 @@ class PeerLinks:
         self._strangers: dict[asyncio.Task[None], None] = {}
         """Accepted, not yet authenticated; oldest first."""
         self._missing: set[str] = set()
-        """Lost and neither back nor known to be dead."""
+        """Lost, or awaited since the start, and neither there nor known to be dead."""
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,6 +156,7 @@ class PeerLinks:
         for peer in sorted(self._peers):
             if self._identity.node < peer:
                 self._spawn(self._keep_dialled(peer))
+            self._probes[peer] = self._spawn(self._probe_absent(peer))
 
     async def stop(self) -> None:
         """Close everything, after sending what is queued if that goes quickly. No more events."""
@@ -254,15 +261,21 @@ class PeerLinks:
             events.peer_lost(peer, dead=dead)
 
     def _refused(self, peer: str) -> None:
-        """Take note that nobody listens at the peer's address: news if it was connected before."""
+        """Take note that nobody listens at the peer's address: news if it was there, or was expected, before."""
         if peer in self._missing:
             self._missing.discard(peer)
             log.info("peer %s is dead: its address refuses connections", peer)
             self._report_lost(peer, dead=True)
 
+    async def _probe_absent(self, peer: str) -> None:
+        """Find out about a peer that died before this node started: what its clients held must come back, too."""
+        await asyncio.sleep(_ABSENT_AFTER_S)
+        self._missing.add(peer)
+        await self._probe(peer)
+
     async def _probe(self, peer: str) -> None:
         """Find out whether a lost peer is dead. The accepting side has no other way: it never dials."""
-        for delay_s in _PROBE_DELAYS_S:
+        for delay_s in chain(_PROBE_DELAYS_S, repeat(_PROBE_INTERVAL_S)):
             await asyncio.sleep(delay_s)
             try:
                 async with asyncio.timeout(_PROBE_TIMEOUT_S):

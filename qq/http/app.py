@@ -150,9 +150,9 @@ def _error(status: int, reason: str, headers: Mapping[str, str]) -> web.Response
 def _login_required(
     view: NodeView, loopback_users: Collection[str]
 ) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Make the middleware that guards everything below /api, also what does not exist there, and the page.
+    """Make the middleware that guards the page and everything below /api, also what does not exist there.
 
-    The page itself needs no secret, but a browser asks for the password when it opens a page, not when a script fetches.
+    The page holds no secret, but a browser asks for the password when it opens a page, not when a script fetches.
     """
 
     @web.middleware

@@ -380,6 +380,22 @@ def test_a_peer_that_no_longer_listens_is_reported_dead(run: Run, dying: str, su
     run(story())
 
 
+@pytest.mark.parametrize(("absent", "survivor"), [("n1", "n2"), ("n2", "n1")])
+def test_a_peer_that_is_not_there_from_the_start_is_reported_dead_once(
+    run: Run, absent: str, survivor: str
+) -> None:
+    async def story() -> None:
+        nodes = make_nodes(2)
+        recorder = nodes[survivor].recorder
+        async with started({survivor: nodes[survivor]}):
+            await until(lambda: bool(recorder.heard))
+            async with started({absent: nodes[absent]}):
+                await until(lambda: len(recorder.heard) == 2)
+            assert recorder.heard[:2] == [("lost", absent, True), ("connected", absent)]
+
+    run(story())
+
+
 def test_a_peer_that_still_listens_is_lost_but_not_dead(run: Run) -> None:
     async def story() -> None:
         async with cluster(2) as nodes:

@@ -1,0 +1,129 @@
+"""What the clients of a system test saw, and what may not be found in it.
+
+Lives here: the record and its check, which is a pure function. Not here: the clients (system_clients.py).
+
+A publisher numbers its messages 1, 2, 3 ... and each reaches every queue. Publishers and consumers are named anew for
+each connection, so what is said of one never spans a lost connection.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Message(NamedTuple):
+    publisher: str
+    number: int
+
+    @classmethod
+    def read(cls, body: bytes) -> Message:
+        publisher, number = body.decode().split("/")
+        return cls(publisher, int(number))
+
+    @property
+    def body(self) -> bytes:
+        return f"{self.publisher}/{self.number}".encode()
+
+
+class Confirm(NamedTuple):
+    message: Message
+    published_s: float
+    confirmed_s: float
+
+    @property
+    def latency_s(self) -> float:
+        return self.confirmed_s - self.published_s
+
+
+class Delivery(NamedTuple):
+    queue: str
+    consumer: str
+    message: Message
+    redelivered: bool
+
+
+@dataclass
+class History:
+    """Clients append from many threads; `changed` wakes whoever waits for something to happen."""
+
+    confirms: list[Confirm] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+    lost_consumers: set[str] = field(default_factory=set)
+    """Consumers whose node died: what they held comes back to others."""
+    incidents: list[str] = field(default_factory=list)
+    """What no client may see: a nack, a return, a closed channel, a connection lost to a node that lives."""
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def confirmed(self, confirm: Confirm) -> None:
+        with self.changed:
+            self.confirms.append(confirm)
+            self.changed.notify_all()
+
+    def delivered(self, delivery: Delivery) -> None:
+        with self.changed:
+            self.deliveries.append(delivery)
+            self.changed.notify_all()
+
+    def incident(self, what: str) -> None:
+        with self.changed:
+            self.incidents.append(what)
+            self.changed.notify_all()
+
+    def longest_wait_s(self, since_s: float) -> float:
+        """Of the messages published from then on or not yet confirmed then, the slowest confirm."""
+        return max((c.latency_s for c in self.confirms if c.confirmed_s > since_s), default=0.0)
+
+
+def violations(history: History, queues: list[str], ordered_queues: list[str]) -> list[str]:
+    """Everything that breaks a promise, in words. `ordered_queues` have had one consumer at a time."""
+    found = list(history.incidents)
+    for queue in queues:
+        deliveries = [delivery for delivery in history.deliveries if delivery.queue == queue]
+        found += _losses(history.confirms, deliveries, queue)
+        found += _repetitions(deliveries, history.lost_consumers)
+        found += _disorder(deliveries, per_consumer=queue not in ordered_queues)
+    found += [
+        f"{message} was confirmed {count} times"
+        for message, count in Counter(confirm.message for confirm in history.confirms).items()
+        if count > 1
+    ]
+    return found
+
+
+def _losses(confirms: list[Confirm], deliveries: list[Delivery], queue: str) -> list[str]:
+    seen = {delivery.message for delivery in deliveries}
+    return [
+        f"{confirm.message} was confirmed and never came out of {queue}"
+        for confirm in confirms
+        if confirm.message not in seen
+    ]
+
+
+def _repetitions(deliveries: list[Delivery], lost_consumers: set[str]) -> list[str]:
+    found: list[str] = []
+    holders: dict[Message, str] = {}
+    for delivery in deliveries:
+        holder = holders.get(delivery.message)
+        if holder is not None and not delivery.redelivered:
+            found.append(f"{delivery} repeats one to {holder} and is not marked")
+        elif holder is not None and holder not in lost_consumers:
+            found.append(f"{delivery} repeats one to {holder}, which lives")
+        holders[delivery.message] = delivery.consumer
+    return found
+
+
+def _disorder(deliveries: list[Delivery], *, per_consumer: bool) -> list[str]:
+    """First deliveries of a publisher's messages ascend; what comes back from a dead consumer may be late."""
+    found: list[str] = []
+    last: dict[tuple[str, str], int] = defaultdict(int)
+    for delivery in deliveries:
+        publisher, number = delivery.message
+        stream = (publisher, delivery.consumer if per_consumer else "")
+        if not delivery.redelivered:
+            if number < last[stream]:
+                found.append(f"{delivery} came after number {last[stream]}")
+            last[stream] = number
+    return found

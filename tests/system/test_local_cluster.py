@@ -1,0 +1,114 @@
+"""`qq.testing.LocalCluster`, as its users rely on it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pika
+import pytest
+
+from qq.testing import ClusterError, LocalCluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(60)]
+
+HOLDER = """
+import sys
+from qq.testing import LocalCluster
+with LocalCluster(nodes=1) as cluster:
+    print(cluster.nodes[0].pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def is_alive(pid: int) -> bool:
+    status = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return status.stdout.strip() not in ("", "Z", "Zs")
+
+
+def test_the_fixture_is_a_cluster_of_three_that_serves(qq_cluster: LocalCluster) -> None:
+    assert len(qq_cluster.urls) == 3
+    for url in qq_cluster.urls:
+        with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+            connection.channel().queue_declare("greetings", durable=True)
+    assert [queue["name"] for queue in qq_cluster.queues()] == ["greetings"]
+    assert {node["state"] for node in qq_cluster.status()["nodes"]} == {"leader", "follower"}
+
+
+def test_a_node_starts_again_on_its_data_whether_it_was_killed_or_stopped(tmp_path: Path) -> None:
+    with LocalCluster(1, tmp_path) as cluster:
+        [node] = cluster.nodes
+        with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+            connection.channel().queue_declare("kept", durable=True)
+        for end in (node.kill, node.stop):
+            end()
+            assert not node.running
+            node.start()
+            node.wait_ready()
+            assert [queue["name"] for queue in cluster.queues()] == ["kept"]
+    assert not node.running
+
+
+def test_clusters_side_by_side_have_ports_of_their_own() -> None:
+    with LocalCluster(1) as one, LocalCluster(1) as other:
+        assert one.urls != other.urls
+        assert one.leader().name == other.leader().name == "n1"
+
+
+def test_a_test_that_fails_leaves_no_process_behind() -> None:
+    pids: list[int] = []
+
+    def failing_test() -> None:
+        with LocalCluster(1) as cluster:
+            pids.append(cluster.nodes[0].pid)
+            cluster.nodes[0].pause()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing_test()
+    assert not is_alive(pids[0])
+
+
+def test_nodes_die_with_the_process_that_started_them() -> None:
+    command = [sys.executable, "-c", HOLDER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        pid = int(holder.stdout.readline())
+        assert is_alive(pid)
+        holder.send_signal(signal.SIGKILL)
+    while is_alive(pid):
+        time.sleep(0.01)
+
+
+def test_what_cannot_be_done_is_said_precisely(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="a cluster has 1, 3 or 5 nodes, not 2"):
+        LocalCluster(2)
+    with LocalCluster(1, tmp_path) as cluster:
+        [node] = cluster.nodes
+        with pytest.raises(ClusterError, match="n1 is running already"):
+            node.start()
+        node.kill()
+        with pytest.raises(ClusterError, match="n1 is not running"):
+            node.kill()
+        with pytest.raises(ClusterError, match="n1 is not running"):
+            _ = node.pid
+        with pytest.raises(ClusterError, match="does not answer over HTTP"):
+            node.status()
+
+
+def test_a_node_that_cannot_start_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with LocalCluster(1, tmp_path) as cluster:
+        [node] = cluster.nodes
+        node.kill()
+        (tmp_path / "n1" / "node.toml").write_text("nonsense")
+        node.start()
+        with pytest.raises(ClusterError, match=r"n1 is not running; the end of .*log:(?s:.*)node\.toml"):
+            node.wait_ready()

@@ -1,0 +1,107 @@
+"""What clients see when nodes are killed: a pause, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from itertools import cycle, islice
+from typing import TYPE_CHECKING
+
+import pytest
+from system_clients import pika_connection
+from system_load import loaded
+
+from qq.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from qq.testing import ClusterNode
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(90)]
+
+PAUSE_MAX_S = 5.0
+"""Measured: 0.1 to 0.3 s on an idle machine. The bound is for one that is busy with other tests."""
+
+
+@contextmanager
+def flooded(node: ClusterNode) -> Generator[None]:
+    """Publish through the node as fast as it goes, without waiting for confirms."""
+    stopping, flowing = threading.Event(), threading.Event()
+
+    def publish() -> None:
+        with pika_connection(node) as connection:
+            channel = connection.channel()
+            channel.queue_declare("flood", durable=True)
+            while not stopping.is_set():
+                for _ in range(1000):
+                    channel.basic_publish("", "flood", b"x" * 200)
+                flowing.set()
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        assert flowing.wait(PAUSE_MAX_S)
+        yield
+    finally:
+        stopping.set()
+        publisher.join()
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_clients_of_the_others_see_only_a_pause_when_the_leader_is_killed(size: int, tmp_path: Path) -> None:
+    with LocalCluster(size, tmp_path) as cluster, loaded(cluster) as load:
+        load.kill(cluster.leader())
+        load.until_all_work()
+        assert load.longest_wait_s() < PAUSE_MAX_S
+
+
+def test_a_leader_that_is_stopped_in_good_order_tells_its_clients(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
+        load.stop(cluster.leader())
+        load.until_all_work()
+
+
+def test_a_leader_that_is_stopped_under_full_load_hands_over_first(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path) as cluster:
+        leader, *others = [cluster.leader(), *cluster.followers()]
+        with flooded(others[0]):
+            leader.stop()
+            assert any(node.leads() for node in others)
+
+
+def test_node_after_node_is_killed_and_catches_up_on_its_directory(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
+        for is_leader in islice(cycle([True, False]), 10):
+            node = cluster.leader() if is_leader else cluster.followers()[0]
+            load.kill(node)
+            load.until_all_work()
+            node.start()
+            cluster.wait_caught_up()
+
+
+def test_every_confirmed_message_is_there_after_all_nodes_were_killed_at_once(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
+        load.kill(*cluster.nodes)
+        for node in cluster.nodes:
+            node.start()
+        load.until_all_work()
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_without_a_majority_nothing_is_confirmed_and_service_resumes_with_it(
+    size: int, tmp_path: Path
+) -> None:
+    with LocalCluster(size, tmp_path) as cluster, loaded(cluster) as load:
+        majority = [cluster.leader(), *cluster.followers()][: size // 2 + 1]
+        load.kill(*majority)
+        [survivor, *_] = [node for node in cluster.nodes if node.running]
+        while survivor.status()["leader"] is not None:
+            time.sleep(0.02)
+        confirmed = len(load.history.confirms)
+        time.sleep(1.0)  # that nothing happens can only be seen by waiting
+        assert len(load.history.confirms) == confirmed
+        majority[-1].start()
+        load.until_all_work()
