@@ -293,6 +293,7 @@ class Group:
             self._peer_status[peer] = message
         else:
             self.engine.receive(peer, message)
+            self._start_sync()
         self._wake()
 
     # The turn
@@ -314,16 +315,19 @@ class Group:
         self._turn_asked = False
         if not self._running:
             return
-        self._start_sync()  # what was received goes to the disk while the rest of the turn runs
         # A lone member counts itself as the majority, so it must not tick while its tail is not on disk.
         alone_and_unsynced = not self.config.peers and self.journal.synced < self.journal.written
         if not alone_and_unsynced:
             self._note_leader()
             self._forward()
+            last_index = self.journal.last_index
             self.engine.turn(self._compose)
             self._note_leader()
-        self._send()
+            if self.journal.last_index > last_index:
+                self._send()  # new entries: every peer's disk is waiting for them
         self._start_sync()
+        if self.engine.outbox:
+            self._runtime.call_soon(self._send)  # mere notices: clients hear first what was just applied
         if self.engine.behind:
             self._wake()
 
