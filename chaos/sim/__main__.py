@@ -1,0 +1,95 @@
+"""Many seeds: ``python -m chaos.sim --seeds 1000 --first 0 --jobs 2``; one seed in detail: ``--seed N -v``.
+
+Prints a line for every 500 seeds and, for each that fails, what was violated and the command that replays it exactly.
+Exit status 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing import get_context
+
+from chaos.sim.run import Outcome, run_seed
+
+REPORT_EVERY = 500
+CHUNK_SEEDS = 4
+WORKER_CHUNKS = 500
+"""A worker process is replaced after so many chunks, so that a night's run does not end with fragmented memory."""
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.verbose:
+        logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s", stream=sys.stdout)
+    else:
+        # What the nodes log about their misfortunes is of interest in a replay only.
+        logging.disable(logging.CRITICAL)
+    if arguments.seed is not None:
+        return _replay(arguments.seed, arguments.nodes)
+    return _run_many(arguments.first, arguments.seeds, arguments.jobs, arguments.nodes)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos.sim", description="Simulate the cluster under faults."
+    )
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--nodes", type=int, choices=(3, 5), default=0, help="in place of what the seed says")
+    parser.add_argument("--seed", type=int, help="run this one only")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what the nodes log")
+    return parser.parse_args()
+
+
+def _replay(seed: int, nodes: int) -> int:
+    outcome = run_seed(seed, nodes=nodes)
+    for field, value in outcome._asdict().items():
+        print(f"{field:12} {value}")
+    return 1 if outcome.violation else 0
+
+
+def _run_many(first: int, seeds: int, jobs: int, nodes: int) -> int:
+    started_s = time.monotonic()
+    failed = 0
+    totals: Counter[str] = Counter()
+    for number, outcome in enumerate(_outcomes(range(first, first + seeds), jobs, nodes), start=1):
+        if outcome.violation:
+            failed += 1
+            _report_failure(outcome, nodes)
+        totals.update(
+            virtual_s=int(outcome.virtual_s),
+            entries=outcome.entries,
+            confirms=outcome.confirms,
+            elections=outcome.elections,
+            faults=sum(outcome.faults.values()),
+        )
+        if number % REPORT_EVERY == 0 or number == seeds:
+            rate = number / (time.monotonic() - started_s)
+            sums = ", ".join(f"{total} {name}" for name, total in totals.items())
+            print(f"{number} seeds, {failed} failed, {rate:.1f}/s: {sums}", flush=True)
+    return 1 if failed else 0
+
+
+def _outcomes(seeds: range, jobs: int, nodes: int) -> Iterator[Outcome]:
+    work = partial(run_seed, nodes=nodes)
+    if jobs == 1:
+        yield from map(work, seeds)
+        return
+    with get_context("fork").Pool(jobs, maxtasksperchild=WORKER_CHUNKS) as pool:
+        yield from pool.imap_unordered(work, seeds, chunksize=CHUNK_SEEDS)
+
+
+def _report_failure(outcome: Outcome, nodes: int) -> None:
+    replay = f"python -m chaos.sim --seed {outcome.seed}" + (f" --nodes {nodes}" if nodes else "")
+    print(f"FAILED seed {outcome.seed}: {outcome.violation}\n  replay: {replay} -v", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""The production node below the sockets, several times, in one world.
+
+Lives here: what a run is made of (`Options`), a node through its lives (`SimulatedNode`), the cluster. Not here: load
+(workload.py), faults (nemesis.py), what is right (checks.py), the course of a run (run.py).
+
+Law: everything above the ports is production code, built as production builds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from chaos.sim.disk import SimulatedDisk
+from chaos.sim.network import Network, NetworkOptions
+from chaos.sim.world import SimulatedRuntime, WallClock, World
+from cluster.engine import Engine, Timing
+from cluster.group import Confirmed, Expelled, Group, GroupConfig
+
+if TYPE_CHECKING:
+    from chaos.sim.checks import Checks, WatchedMachine
+
+CLUSTER = "simulation"
+START_RETRY_S = 0.5
+
+
+class Parts(NamedTuple):
+    """What a node is built from; tests put hazards back in here."""
+
+    engine: type[Engine] = Engine
+    group: type[Group] = Group
+    network: type[Network] = Network
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything that one run is; drawn from the seed by run.py."""
+
+    nodes: int = 3
+    queues: bool = False
+    """The queue machine, or else the ledger."""
+    duration_s: float = 20.0
+    """How long load and faults last."""
+    submit_interval_s: float = 0.15
+    """Mean, per node."""
+    large_batches: float = 0.0
+    """Part of the ledger's batches that are large enough to congest links."""
+    fault_interval_s: float = 1.0
+    faults: dict[str, float] = field(default_factory=dict)
+    """Weights by name of the fault."""
+    network: NetworkOptions = field(default_factory=NetworkOptions)
+    timing: Timing = field(
+        default_factory=lambda: Timing(
+            election_min_s=0.8,
+            election_max_s=1.6,
+            heartbeat_s=0.2,
+            campaign_jitter_s=0.05,
+            campaign_retry_s=0.2,
+        )
+    )
+    disk_slowness: float = 1.0
+    """Factor of the disks' latencies, which are a millisecond or two."""
+    segment_bytes: int = 16 * 1024
+    cache_bytes: int = 64 * 1024
+    message_bytes_max: int = 16 * 1024
+    """What production bounds to a megabyte: entries, forwards, appends."""
+    skew_max_ms: int = 5_000
+
+
+class NodeEvents(Protocol):
+    """Who hears of a node's lives and of what its group reports."""
+
+    def started(self, node: SimulatedNode) -> None: ...
+
+    def confirmed(self, node: SimulatedNode, sequence: int) -> None: ...
+
+    def expelled(self, node: SimulatedNode) -> None: ...
+
+    def effects(self, node: SimulatedNode, index: int, effects: Sequence[Any]) -> None: ...
+
+
+class SimulatedNode:
+    """One member: its disk and clock for ever, its process life after life. It is the `GroupEvents` of its group."""
+
+    group: Group
+    runtime: SimulatedRuntime
+    machine: WatchedMachine
+
+    def __init__(self, name: str, cluster: SimulatedCluster) -> None:
+        self.name = name
+        self.peers = [peer for peer in cluster.names if peer != name]
+        self.life = 0
+        self.up = False
+        self._cluster = cluster
+        self._world = cluster.world
+        self.wall = WallClock(self._world, cluster.skew_ms())
+        self.disk = SimulatedDisk(self._world.random(f"disk {name}"), self._schedule_disk)
+        self.disk.slow = cluster.options.disk_slowness
+
+    def _schedule_disk(self, delay_s: float, callback: Callable[[], None]) -> None:
+        # The runtime of the life in which the callback falls due: the disk drops those of an earlier life itself.
+        self._world.after(delay_s, lambda: self.runtime.enter(callback))
+
+    # Lives
+
+    def start(self) -> None:
+        """Begin a new life, or try again later if the disk does not allow it."""
+        if self.up:
+            return
+        self.life += 1
+        checks = self._cluster.checks
+        runtime = SimulatedRuntime(
+            self._world,
+            self.wall,
+            self._world.random(f"node {self.name} {self.life}"),
+            happened=partial(checks.observe, self),
+            failed=self._failed,
+        )
+        self.runtime = runtime
+        self._cluster.network.host_has_power(self.name)
+        self.machine = checks.machine()
+        links = self._cluster.network.attach(self.name, runtime)
+        parts = self._cluster.parts
+        self.group = parts.group(
+            self._cluster.group_config(self),
+            self.machine,
+            runtime,
+            self.disk,
+            links,
+            self,
+            engine=parts.engine,
+        )
+        self.up = True
+        try:
+            self.group.start()
+        except OSError:
+            self.end(power_loss=False)
+            self._world.after(START_RETRY_S, self.start)
+            return
+        except Exception as error:  # noqa: BLE001 - whatever else keeps a node from starting is a finding
+            checks.node_failed(self, error)
+        checks.started(self)
+        self._cluster.events.started(self)
+
+    def end(self, *, power_loss: bool) -> None:
+        """kill -9, or the plug."""
+        if not self.up:
+            return
+        self.up = False
+        self.runtime.alive = False
+        self.disk.crash(power_loss=power_loss)
+        self._cluster.network.process_ended(self.name, power_loss=power_loss)
+        self._cluster.checks.topology_changed()
+
+    def _failed(self, error: BaseException) -> None:
+        if not isinstance(error, OSError):
+            self._cluster.checks.node_failed(self, error)
+        self._world.after(0.0, partial(self._end_life, self.life))
+
+    def _end_life(self, life: int) -> None:
+        """It stopped because its disk failed, and is started again as an operator would."""
+        if self.up and self.life == life:
+            self.end(power_loss=False)
+            self._world.after(START_RETRY_S, self.start)
+
+    # GroupEvents
+
+    def applied(self, index: int, effects: Sequence[Any]) -> None:
+        self._cluster.checks.applied(self, index)
+        events = self._cluster.events
+        for effect in effects:
+            if type(effect) is Confirmed:
+                events.confirmed(self, effect.sequence)
+            elif type(effect) is Expelled:
+                events.expelled(self)
+        if effects:
+            events.effects(self, index, effects)
+
+    def leader_changed(self, leader: str | None, term: int) -> None:
+        """What the checks need to know they see in `observe`."""
+
+
+class SimulatedCluster:
+    """All nodes of a run."""
+
+    events: NodeEvents
+
+    def __init__(self, world: World, options: Options, parts: Parts, checks: Checks) -> None:
+        self.world = world
+        self.options = options
+        self.parts = parts
+        self.checks = checks
+        self.names = [f"n{number}" for number in range(1, options.nodes + 1)]
+        self.network = parts.network(world, self.names, options.network, world.random("network"))
+        self._skew: Random = world.random("skew")
+        self.nodes = [SimulatedNode(name, self) for name in self.names]
+        checks.watch(self)
+
+    def skew_ms(self) -> int:
+        return self._skew.randint(-self.options.skew_max_ms, self.options.skew_max_ms)
+
+    def group_config(self, node: SimulatedNode) -> GroupConfig:
+        options = self.options
+        return GroupConfig(
+            name=node.name,
+            peers=node.peers,
+            cluster=CLUSTER,
+            timing=options.timing,
+            dead_origin_grace_s=0.6,
+            silent_origin_grace_s=5.0,
+            segment_bytes=options.segment_bytes,
+            cache_bytes=options.cache_bytes,
+            entry_bytes_max=options.message_bytes_max,
+            forward_bytes_max=options.message_bytes_max,
+            append_bytes_max=options.message_bytes_max,
+        )
+
+    def leader(self) -> SimulatedNode | None:
+        """The leader of the highest term."""
+        leaders = [node for node in self.nodes if node.up and node.group.engine.is_leader]
+        return max(leaders, key=lambda node: node.group.engine.term, default=None)
+
+    def settled(self) -> bool:
+        """Everybody is up, agrees on one leader, has applied everything and waits for nothing."""
+        leaders = 0
+        applied: dict[int, None] = {}
+        for node in self.nodes:
+            if not node.up or node.runtime.paused or node.group.pending_batches:
+                return False
+            engine = node.group.engine
+            leaders += engine.is_leader
+            applied[engine.applied_index] = None
+            if engine.applied_index != node.group.journal.last_index:
+                return False
+        return leaders == 1 and len(applied) == 1
+
+    def describe(self) -> str:
+        """Where everybody is, for a failure report."""
+        return "; ".join(_describe(node) for node in self.nodes)
+
+
+def _describe(node: SimulatedNode) -> str:
+    if not node.up:
+        return f"{node.name} down"
+    engine, journal = node.group.engine, node.group.journal
+    asleep = " paused" if node.runtime.paused else ""
+    return (
+        f"{node.name}{asleep} {engine.role.name.lower()} of {engine.leader} term {engine.term} "
+        f"last {journal.last_index} synced {journal.synced_index} commit {engine.commit_index} "
+        f"applied {engine.applied_index} pending {node.group.pending_batches}"
+    )

@@ -1,0 +1,421 @@
+"""Links between simulated processes: TCP connections as an adversary would run them.
+
+Lives here: the `Links` port, connections with an epoch, delays, cuts, resets, what a peer sees of a death.
+Not here: when any of it happens (nemesis.py).
+
+Law: what TCP promises is kept and nothing more. Each direction is FIFO without gaps as long as the connection
+lives; both ends learn of its end on their own, at different times; bytes in flight at the end may be lost or may
+arrive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
+    from chaos.sim.world import SimulatedRuntime, World
+    from cluster.ports import Buffer, LinkEvents
+
+GROUP = 0
+PROBES = 6
+"""How often an end that lost its peer asks whether the process is still there."""
+
+
+class End(Enum):
+    """What one end of a connection believes."""
+
+    OPENING = 0
+    OPEN = 1
+    CLOSED = 2
+
+
+class Host(Enum):
+    """What a node's address answers."""
+
+    UP = "the process listens"
+    REFUSING = "the host is up, no process listens"
+    SILENT = "the host has no power"
+
+
+@dataclass(slots=True)
+class NetworkOptions:
+    """How good the network of a run is."""
+
+    delay_min_s: float = 0.0005
+    delay_max_s: float = 0.01
+    spike_probability: float = 0.0
+    spike_max_s: float = 0.0
+    redial_s: float = 0.2
+    """Mean time between attempts to connect."""
+    timeout_min_s: float = 1.0
+    timeout_max_s: float = 5.0
+    """TCP gives an unanswered connection up after a time in this range."""
+    high_water_bytes: int = 64 * 1024
+    low_water_bytes: int = 16 * 1024
+    queued_bytes_max: int = 32 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Pipe:
+    """One direction of a connection. One event at a time moves its head."""
+
+    source: str
+    target: str
+    frames: deque[tuple[float, bytes | None]] = field(default_factory=deque)
+    """Arrival time and content; None is the end of the stream."""
+    last_arrival_s: float = 0.0
+    queued_bytes: int = 0
+    """Sent, and not yet taken in by the receiving process."""
+    congested: bool = False
+    moving: bool = False
+
+
+class Connection:
+    """One epoch of a pair of nodes; `dialler` is the smaller name."""
+
+    def __init__(self, dialler: str, acceptor: str) -> None:
+        self.dialler = dialler
+        self.acceptor = acceptor
+        self.ends = {dialler: End.OPENING, acceptor: End.OPENING}
+        self.pipes = {dialler: Pipe(dialler, acceptor), acceptor: Pipe(acceptor, dialler)}
+        self.broken = False
+        """Reset on the way: nothing that is sent from now on arrives, though the ends may not know yet."""
+
+
+class SimulatedLinks:
+    """The `Links` port of one process life."""
+
+    def __init__(self, network: Network, name: str, runtime: SimulatedRuntime) -> None:
+        self.name = name
+        self.runtime = runtime
+        self.current: dict[str, Connection] = {}
+        self.events: LinkEvents | None = None
+        self._network = network
+
+    def register(self, group_id: int, events: LinkEvents) -> None:
+        if group_id != GROUP or self.events is not None:
+            raise ValueError("the simulated network carries one group")
+        self.events = events
+
+    def send(self, peer: str, group_id: int, buffers: Sequence[Buffer]) -> None:  # noqa: ARG002 - one group
+        connection = self.current.get(peer)
+        if connection is not None:
+            self._network.transmit(connection, self.name, b"".join(buffers))
+
+    def connected(self, peer: str) -> bool:
+        return peer in self.current
+
+    def congested(self, peer: str) -> bool:
+        connection = self.current.get(peer)
+        return connection is not None and connection.pipes[self.name].congested
+
+
+class Network:
+    """All connections, and the faults on the way."""
+
+    def __init__(self, world: World, names: Sequence[str], options: NetworkOptions, random: Random) -> None:
+        self.options = options
+        self._world = world
+        self._random = random
+        self._names = sorted(names)
+        self._hosts = dict.fromkeys(self._names, Host.REFUSING)
+        self._links: dict[str, SimulatedLinks] = {}
+        self._cuts: dict[tuple[str, str], int] = {}
+        self._lag_s: dict[tuple[str, str], float] = {}
+        self._dialling: dict[tuple[str, str], bool] = {}
+        self._connections: list[Connection] = []
+
+    # Processes
+
+    def attach(self, name: str, runtime: SimulatedRuntime) -> SimulatedLinks:
+        """A process of this name begins to listen and to dial."""
+        links = SimulatedLinks(self, name, runtime)
+        self._links[name] = links
+        self._hosts[name] = Host.UP
+        for peer in self._names:
+            if peer != name:
+                self._dial_soon(min(name, peer), max(name, peer))
+        return links
+
+    def process_ended(self, name: str, *, power_loss: bool) -> None:
+        """The kernel closes the connections of a killed process; a host without power says nothing."""
+        self._hosts[name] = Host.SILENT if power_loss else Host.REFUSING
+        links = self._links.pop(name)
+        for connection in self._connections_of(name):
+            if connection.ends[name] is End.CLOSED:
+                continue
+            self._shut(connection, name)
+            peer = _other(connection, name)
+            if power_loss:
+                self._world.after(self._timeout_s(), partial(self._close_end, connection, peer))
+            else:
+                self._end_stream(connection, name)
+        links.current.clear()
+
+    def host_has_power(self, name: str) -> None:
+        if self._hosts[name] is Host.SILENT:
+            self._hosts[name] = Host.REFUSING
+
+    def _end_stream(self, connection: Connection, source: str) -> None:
+        """FIN behind what is in flight or, as often, a reset that discards it."""
+        pipe = connection.pipes[source]
+        if self._random.random() < 0.5:
+            pipe.frames.clear()
+            pipe.last_arrival_s = 0.0
+        self._put(connection, pipe, None)
+
+    # Faults
+
+    def cut(self, source: str, target: str) -> None:
+        """Nothing goes from `source` to `target` until `heal`; after a while both ends give their connection up."""
+        self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
+        for connection in self._connections_of(source):
+            if target in connection.ends:
+                for end in (source, target):
+                    self._world.after(self._timeout_s(), partial(self._time_out, connection, end))
+
+    def heal(self, source: str, target: str) -> None:
+        self._cuts[source, target] -= 1
+        for connection in self._connections_of(source):
+            if target in connection.ends:
+                self._move(connection, connection.pipes[source])
+
+    def reset(self, source: str, target: str) -> None:
+        """Break the connection; what is in flight is lost."""
+        for connection in self._connections_of(source):
+            if target in connection.ends:
+                self._break(connection)
+
+    def lag(self, source: str, target: str, extra_s: float) -> None:
+        """Let everything in this direction take longer from now on."""
+        self._lag_s[source, target] = extra_s
+
+    def reachable(self, source: str, target: str) -> bool:
+        """Whether bytes go both ways."""
+        return not self._blocked(source, target) and not self._blocked(target, source)
+
+    def _time_out(self, connection: Connection, end: str) -> None:
+        if self._is_cut(connection):
+            self._close_end(connection, end)
+
+    def _break(self, connection: Connection) -> None:
+        connection.broken = True
+        for pipe in connection.pipes.values():
+            pipe.frames.clear()
+        for end in connection.ends:
+            self._world.after(self._delay_s(), partial(self._close_end, connection, end))
+
+    # Bytes
+
+    def transmit(self, connection: Connection, source: str, frame: bytes) -> None:
+        pipe = connection.pipes[source]
+        if connection.broken:
+            return
+        if connection.ends[pipe.target] is End.CLOSED:
+            if not self._blocked(source, pipe.target):
+                # The other kernel answers with a reset.
+                self._world.after(self._delay_s(), partial(self._close_end, connection, source))
+            return
+        pipe.queued_bytes += len(frame)
+        if pipe.queued_bytes > self.options.queued_bytes_max:
+            self._break(connection)
+            return
+        if pipe.queued_bytes > self.options.high_water_bytes:
+            pipe.congested = True
+        self._put(connection, pipe, frame)
+
+    def _put(self, connection: Connection, pipe: Pipe, frame: bytes | None) -> None:
+        delay_s = self._delay_s() + self._lag_s.get((pipe.source, pipe.target), 0.0)
+        pipe.last_arrival_s = max(pipe.last_arrival_s, self._world.now_s + delay_s)
+        pipe.frames.append((pipe.last_arrival_s, frame))
+        self._move(connection, pipe)
+
+    def _move(self, connection: Connection, pipe: Pipe) -> None:
+        if pipe.moving or not pipe.frames:
+            return
+        pipe.moving = True
+        time_s = max(pipe.frames[0][0], self._world.now_s)
+        self._world.at(time_s, partial(self._arrive, connection, pipe))
+
+    def _arrive(self, connection: Connection, pipe: Pipe) -> None:
+        pipe.moving = False
+        end = connection.ends[pipe.target]
+        if end is End.CLOSED or not pipe.frames:
+            return
+        if end is End.OPENING or self._blocked(pipe.source, pipe.target):
+            return  # `heal` or `_opened` lets it go on
+        arrival_s, frame = pipe.frames[0]
+        if arrival_s <= self._world.now_s:
+            pipe.frames.popleft()
+            if frame is None:
+                self._close_end(connection, pipe.target)
+                return
+            self._links[pipe.target].runtime.enter(partial(self._receive, connection, pipe, frame))
+        self._move(connection, pipe)
+
+    def _receive(self, connection: Connection, pipe: Pipe, frame: bytes) -> None:
+        links = self._links[pipe.target]
+        if links.current.get(pipe.source) is not connection:
+            return
+        pipe.queued_bytes -= len(frame)
+        if pipe.congested and pipe.queued_bytes <= self.options.low_water_bytes:
+            pipe.congested = False
+            self._world.after(0.0, partial(self._notify_drained, connection, pipe))
+        self._world.trace(frame)
+        if links.events is not None:
+            links.events.frame_received(pipe.source, frame)
+
+    def _notify_drained(self, connection: Connection, pipe: Pipe) -> None:
+        links = self._links.get(pipe.source)
+        if links is not None:
+            links.runtime.enter(partial(_tell_drained, links, connection, pipe.target))
+
+    # The life of connections
+
+    def _dial_soon(self, dialler: str, acceptor: str) -> None:
+        if self._dialling.get((dialler, acceptor)):
+            return
+        self._dialling[dialler, acceptor] = True
+        delay_s = self.options.redial_s * (0.2 + 1.6 * self._random.random())
+        self._world.after(delay_s, partial(self._dial, dialler, acceptor))
+
+    def _dial(self, dialler: str, acceptor: str) -> None:
+        self._dialling[dialler, acceptor] = False
+        links = self._links.get(dialler)
+        if links is None or acceptor in links.current:
+            return
+        reachable = self.reachable(dialler, acceptor)
+        if reachable and self._hosts[acceptor] is Host.REFUSING:
+            self._tell_dead(links, acceptor)
+        peer_links = self._links.get(acceptor)
+        if (
+            reachable
+            and peer_links is not None
+            and not peer_links.runtime.paused
+            and not links.runtime.paused
+        ):
+            self._connect(links, peer_links)
+        else:
+            self._dial_soon(dialler, acceptor)
+
+    def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> None:
+        connection = Connection(dialler.name, acceptor.name)
+        self._connections.append(connection)
+        self._dialling[dialler.name, acceptor.name] = True
+        self._world.after(self._delay_s(), partial(self._open_acceptor, connection, dialler, acceptor))
+
+    def _open_acceptor(
+        self, connection: Connection, dialler: SimulatedLinks, acceptor: SimulatedLinks
+    ) -> None:
+        acceptor.runtime.enter(partial(self._opened, connection, acceptor))
+        self._world.after(self._delay_s(), partial(self._open_dialler, connection, dialler))
+
+    def _open_dialler(self, connection: Connection, dialler: SimulatedLinks) -> None:
+        self._dialling[connection.dialler, connection.acceptor] = False
+        answered = connection.ends[connection.acceptor] is End.OPEN and not self._is_cut(connection)
+        if answered and not dialler.runtime.paused:
+            dialler.runtime.enter(partial(self._opened, connection, dialler))
+        if connection.ends[connection.dialler] is not End.OPEN:
+            self._shut(connection, connection.dialler)
+            self._world.after(self._timeout_s(), partial(self._close_end, connection, connection.acceptor))
+            self._dial_soon(connection.dialler, connection.acceptor)
+
+    def _opened(self, connection: Connection, links: SimulatedLinks) -> None:
+        """The end is authenticated: in the process, a new epoch begins and an older one is over."""
+        if connection.ends[links.name] is not End.OPENING or self._links.get(links.name) is not links:
+            return
+        peer = _other(connection, links.name)
+        old = links.current.get(peer)
+        if old is not None:
+            self._lose(old, links)
+        connection.ends[links.name] = End.OPEN
+        links.current[peer] = connection
+        self._world.trace(b"connected %s %s" % (links.name.encode(), peer.encode()))
+        if links.events is not None:
+            links.events.peer_connected(peer)
+        self._move(connection, connection.pipes[peer])
+
+    def _close_end(self, connection: Connection, name: str) -> None:
+        """One end learns that the connection is over."""
+        links = self._links.get(name)
+        if connection.ends[name] is End.CLOSED:
+            return
+        if links is None or connection.ends[name] is End.OPENING:
+            self._shut(connection, name)
+            return
+        links.runtime.enter(partial(self._lose, connection, links))
+
+    def _lose(self, connection: Connection, links: SimulatedLinks) -> None:
+        if connection.ends[links.name] is End.CLOSED or self._links.get(links.name) is not links:
+            return
+        self._shut(connection, links.name)
+        peer = _other(connection, links.name)
+        del links.current[peer]
+        self._world.trace(b"lost %s %s" % (links.name.encode(), peer.encode()))
+        if connection.ends[peer] is not End.CLOSED:
+            self._end_stream(connection, links.name)
+        if links.events is not None:
+            links.events.peer_lost(peer, dead=False)
+        self._probe(links, peer, PROBES)
+        self._dial_soon(connection.dialler, connection.acceptor)
+
+    def _shut(self, connection: Connection, name: str) -> None:
+        connection.ends[name] = End.CLOSED
+        if connection.ends[_other(connection, name)] is End.CLOSED and connection in self._connections:
+            self._connections.remove(connection)
+
+    def _probe(self, links: SimulatedLinks, peer: str, attempts: int) -> None:
+        """Find out whether a lost peer is dead: a host that refuses says so."""
+
+        def ask() -> None:
+            if peer in links.current or self._links.get(links.name) is not links:
+                return
+            if self._hosts[peer] is Host.REFUSING and self.reachable(links.name, peer):
+                self._tell_dead(links, peer)
+            elif attempts:
+                self._probe(links, peer, attempts - 1)
+
+        self._world.after(self._delay_s() * 2, ask)
+
+    def _tell_dead(self, links: SimulatedLinks, peer: str) -> None:
+        def tell() -> None:
+            if peer not in links.current and links.events is not None:
+                links.events.peer_lost(peer, dead=True)
+
+        links.runtime.enter(tell)
+
+    # What the above is made of
+
+    def _connections_of(self, name: str) -> list[Connection]:
+        return [connection for connection in self._connections if name in connection.ends]
+
+    def _blocked(self, source: str, target: str) -> bool:
+        return self._cuts.get((source, target), 0) > 0
+
+    def _is_cut(self, connection: Connection) -> bool:
+        return not self.reachable(connection.dialler, connection.acceptor)
+
+    def _delay_s(self) -> float:
+        options, random = self.options, self._random
+        if options.spike_probability and random.random() < options.spike_probability:
+            return options.spike_max_s * random.random()
+        return options.delay_min_s + (options.delay_max_s - options.delay_min_s) * random.random()
+
+    def _timeout_s(self) -> float:
+        return self._random.uniform(self.options.timeout_min_s, self.options.timeout_max_s)
+
+
+def _other(connection: Connection, name: str) -> str:
+    return connection.acceptor if name == connection.dialler else connection.dialler
+
+
+def _tell_drained(links: SimulatedLinks, connection: Connection, peer: str) -> None:
+    if links.current.get(peer) is connection and links.events is not None:
+        links.events.peer_drained(peer)

@@ -1,0 +1,110 @@
+"""Load: clients at every node that submit batches and remember what was confirmed.
+
+Lives here: the ledger's clients and what all clients have in common. The queues' clients are in queue_workload.py.
+
+Law: a client knows only what a real one could: the confirms and effects of its own node. A new life of the node, or its
+expulsion, is a new client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from chaos.sim.checks import TAG
+
+if TYPE_CHECKING:
+    from chaos.sim.checks import Checks
+    from chaos.sim.cluster import SimulatedNode
+    from chaos.sim.world import World
+    from cluster.ports import Buffer
+
+PENDING_MAX = 100
+"""A client does not pile up more than this at a node that gets nothing confirmed."""
+
+
+class Client:
+    """One client generation of one node."""
+
+    def __init__(self, node: SimulatedNode, number: int, workload: Workload) -> None:
+        self.node = node
+        self.number = number
+        self.workload = workload
+        self._submitted = 0
+        self._unconfirmed: dict[int, int] = {}
+
+    def submit(self, payload: Sequence[Buffer]) -> None:
+        self._submitted += 1
+        sequence = self.node.group.submit([TAG.pack(self.number, self._submitted), *payload])
+        self._unconfirmed[sequence] = self._submitted
+
+    def confirmed(self, sequence: int) -> None:
+        number = self._unconfirmed.pop(sequence, None)
+        if number is not None:
+            self.workload.checks.confirmed(self.node.name, self.number, number)
+
+    def act(self) -> None:
+        """Do something; called at random times."""
+        random = self.workload.random
+        large = random.random() < self.workload.large_batches
+        self.submit([random.randbytes(random.randint(4_000, 40_000) if large else random.randint(1, 200))])
+
+    def effects(self, index: int, effects: Sequence[Any]) -> None:
+        """Hear of what an entry did."""
+
+
+class Workload:
+    """The clients of all nodes. It is the `NodeEvents` of the cluster."""
+
+    client: type[Client] = Client
+
+    def __init__(self, world: World, checks: Checks, interval_s: float, large_batches: float) -> None:
+        self.world = world
+        self.checks = checks
+        self.random = world.random("workload")
+        self.large_batches = large_batches
+        self.clients: dict[str, Client] = {}
+        self._interval_s = interval_s
+        self._generations: dict[str, int] = {}
+        self._stopped = False
+
+    def stop(self) -> None:
+        """No client begins anything any more."""
+        self._stopped = True
+
+    def submit_once(self) -> None:
+        """One more batch at every node, to see that the cluster serves."""
+        for client in list(self.clients.values()):
+            client.node.runtime.enter(client.act)
+
+    # NodeEvents
+
+    def started(self, node: SimulatedNode) -> None:
+        self._new_client(node)
+
+    def expelled(self, node: SimulatedNode) -> None:
+        self._new_client(node)
+
+    def _new_client(self, node: SimulatedNode) -> None:
+        generation = self._generations.get(node.name, 0) + 1
+        self._generations[node.name] = generation
+        client = self.client(node, generation, self)
+        self.clients[node.name] = client
+        self._later(client)
+
+    def confirmed(self, node: SimulatedNode, sequence: int) -> None:
+        self.clients[node.name].confirmed(sequence)
+
+    def effects(self, node: SimulatedNode, index: int, effects: Sequence[Any]) -> None:
+        self.clients[node.name].effects(index, effects)
+
+    def _later(self, client: Client) -> None:
+        delay_s = self.random.expovariate(1 / self._interval_s)
+        client.node.runtime.call_later(delay_s, lambda: self._act(client))
+
+    def _act(self, client: Client) -> None:
+        if self._stopped or self.clients.get(client.node.name) is not client:
+            return
+        if client.node.group.pending_batches < PENDING_MAX:
+            client.act()
+        self._later(client)

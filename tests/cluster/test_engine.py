@@ -1,0 +1,656 @@
+"""The hazards of pysyncobj 0.3.17, shown on the stock package, and their absence in our engine.
+
+The stock node is a plain SyncObj, driven by doTick, with a journal in memory and a transport that keeps what is sent.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pickle
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pysyncobj.pickle
+import pysyncobj.syncobj as stock
+import pytest
+from pysyncobj import SyncObj, SyncObjConf, replicated
+from pysyncobj.journal import Journal
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+
+from chaos.sim.disk import SimulatedDisk
+from chaos.sim.ledger import Ledger
+from chaos.sim.network import Network, NetworkOptions
+from chaos.sim.world import SimulatedRuntime, WallClock, World
+from cluster import engine as our_engine
+from cluster.engine import PINNED_VERSION, Engine, Outgoing, Role, Timing
+from cluster.envelope import (
+    Append,
+    Appended,
+    LogEntry,
+    PreVote,
+    PreVoteRequest,
+    TimeoutNow,
+    Vote,
+    VoteRequest,
+)
+from cluster.group import Group, GroupConfig
+from cluster.journal import SegmentedJournal
+
+PEERS = ("b", "c")
+NO_OP = b"\x01"
+MEMBERSHIP = b"\x02"
+FOLLOWER, LEADER = 0, 2
+
+
+# The stock package
+
+
+class MemoryJournal(Journal):
+    """A journal that counts what was copied out of it."""
+
+    def __init__(self, entries: Sequence[tuple[bytes, int, int]] = (), term: int = 0) -> None:
+        self.entries = list(entries)
+        self.term = term
+        self.voted_for: str | None = None
+        self.copied = 0
+
+    def add(self, command: bytes, idx: int, term: int) -> None:
+        self.entries.append((command, idx, term))
+
+    def clear(self) -> None:
+        self.entries.clear()
+
+    def deleteEntriesFrom(self, entryFrom: int) -> None:  # noqa: N802, N803
+        del self.entries[entryFrom:]
+
+    def deleteEntriesTo(self, entryTo: int) -> None:  # noqa: N802, N803
+        del self.entries[:entryTo]
+
+    def __getitem__(self, item: int | slice) -> Any:
+        found = self.entries[item]
+        self.copied += len(found) if isinstance(item, slice) else 0
+        return found
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def _destroy(self) -> None: ...
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None: ...  # noqa: N802, N803
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802
+        return 1
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:  # noqa: N802, N803
+        self.term, self.voted_for = term, votedForNodeId
+
+    def getCurrentTerm(self) -> int:  # noqa: N802
+        return self.term
+
+    def getVotedForNodeId(self) -> str | None:  # noqa: N802
+        return self.voted_for
+
+
+class Outbox(Transport):
+    ready = True
+
+    def __init__(self, node: Any, self_node: Any, other_nodes: Any) -> None:
+        super().__init__(node, self_node, other_nodes)
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def send(self, node: Node, message: dict[str, Any]) -> bool:
+        self.sent.append((node.id, message))
+        return True
+
+
+class StockNode(SyncObj):
+    def __init__(self, journal: Journal, peers: Sequence[str] = PEERS, **conf: Any) -> None:
+        self.applied: list[bytes] = []
+        conf = {
+            "autoTick": False,
+            "journalFile": journal,
+            "commandsWaitLeader": False,
+            "useFork": False,
+            **conf,
+        }
+        super().__init__(
+            Node("a"), [Node(peer) for peer in peers], SyncObjConf(**conf), transportClass=Outbox
+        )
+        for peer in peers:
+            self._SyncObj__onNodeConnected(Node(peer))
+
+    @property
+    def sent(self) -> list[tuple[str, dict[str, Any]]]:
+        return self._SyncObj__transport.sent
+
+    def sent_of(self, kind: str) -> list[dict[str, Any]]:
+        return [message for _, message in self.sent if message["type"] == kind]
+
+    def receive(self, peer: str, **message: Any) -> None:
+        self._SyncObj__onMessageReceived(Node(peer), message)
+
+    def lead(self, clock: Clock) -> None:
+        clock.now_s += 10.0
+        self.doTick()
+        self.receive("b", type="response_vote", term=self.raftCurrentTerm)
+        assert self._isLeader()
+
+    @replicated
+    def put(self, payload: bytes) -> None:
+        self.applied.append(payload)
+
+    @replicated
+    def fail(self) -> None:
+        self.applied.append(b"tried")
+        raise ZeroDivisionError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def stock_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Give the stock package back what our engine took, and a clock that can be advanced."""
+    clock = Clock()
+    monkeypatch.setattr(stock, "monotonicTime", clock.monotonic)
+    monkeypatch.setattr(stock, "random", random)
+    monkeypatch.setattr(stock, "pickle", pysyncobj.pickle)
+    return clock
+
+
+def log_of(*terms: int) -> list[tuple[bytes, int, int]]:
+    return [(NO_OP, index, term) for index, term in enumerate(terms, start=1)]
+
+
+# Ours
+
+
+class OurNode:
+    """An engine on a simulated disk, on its own."""
+
+    def __init__(
+        self, *terms: int, peers: Sequence[str] = PEERS, applied_index: int = 1, **journal: Any
+    ) -> None:
+        """The journal holds entries of these terms, synced."""
+        self.world = World(1)
+        self.world.now_s = 100.0
+        wall = WallClock(self.world, 0)
+        self.runtime = SimulatedRuntime(self.world, wall, self.world.random("a"), _nothing, _raise)
+        self.disk = SimulatedDisk(self.world.random("disk"), self.world.after)
+        self.journal = SegmentedJournal(self.disk, "log", b"test", _raise, **journal)
+        if terms:
+            self.journal.setCurrentTerm(terms[-1], None)
+        for entry in log_of(*terms):
+            self.journal.add(*entry)
+        self.applied: list[tuple[int, bytes]] = []
+        self.engine = Engine(
+            "a", peers, self.journal, Timing(), self.runtime, self._apply, applied_index=applied_index
+        )
+        self.journal.sync_now()
+        for peer in peers:
+            self.engine.peer_connected(peer)
+
+    def _apply(self, index: int, _term: int, payload: bytes) -> None:
+        self.applied.append((index, payload))
+
+    def turn(self) -> None:
+        self.engine.turn(_nothing)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, with a turn every now and then."""
+        end_s = self.world.now_s + seconds
+        while self.world.now_s < end_s:
+            self.world.now_s += 0.05
+            self.turn()
+
+    def sent(self, message_type: type) -> list[Any]:
+        return [outgoing.message for outgoing in self.engine.outbox if type(outgoing.message) is message_type]
+
+    def lead(self) -> None:
+        """Win an election, with the votes of b."""
+        self.wait(3.0)
+        round_ = self.sent(PreVoteRequest)[-1].round
+        self.engine.receive("b", PreVote(self.engine.term, round_, granted=True))
+        self.turn()
+        self.engine.receive("b", Vote(self.engine.term))
+        assert self.engine.is_leader
+        self.turn()
+
+    def append(self, prev_index: int, terms: Sequence[int], commit_index: int = 1, term: int = 9) -> None:
+        """Receive an append from b."""
+        prev_term = self.journal.term_at(prev_index) if prev_index <= self.journal.last_index else term
+        entries = [LogEntry(NO_OP, index, term) for index, term in enumerate(terms, start=prev_index + 1)]
+        self.engine.receive("b", Append(term, commit_index, prev_index, prev_term, entries))
+
+
+def _nothing() -> None:
+    """No entry is to be composed, nothing is to be noted."""
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+# H1: persist, then speak
+
+
+def test_h1_stock_acknowledges_and_counts_what_no_disk_holds(stock_clock: Clock) -> None:
+    # The interface of the journal has no word for "synced": there is nothing that an answer could wait for.
+    assert not [name for name in dir(Journal) if "sync" in name]
+    follower = StockNode(MemoryJournal(log_of(0)))
+    follower.receive(
+        "b",
+        type="append_entries",
+        term=1,
+        commit_index=1,
+        prevLogIdx=1,
+        prevLogTerm=0,
+        entries=[(NO_OP, 2, 1)],
+    )
+    assert follower.sent_of("next_node_idx")[-1]["success"]
+
+    leader = StockNode(MemoryJournal())
+    leader.lead(stock_clock)
+    leader.receive("b", type="next_node_idx", next_node_idx=3, success=True, reset=False)
+    leader.doTick()
+    assert leader.raftCommitIndex == 2  # one follower and the leader's own, unsynced, tail
+
+
+def test_h1_an_acknowledgement_waits_for_the_sync() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    acknowledgements = [out for out in node.engine.outbox if isinstance(out.message, Appended)]
+    assert acknowledgements[-1].message == Appended(9, 3, success=True, reset=False)
+    assert acknowledgements[-1].barrier > node.journal.synced
+    node.journal.sync_now()
+    assert acknowledgements[-1].barrier <= node.journal.synced
+
+
+def test_h1_a_leader_commits_nothing_that_it_has_not_synced_itself() -> None:
+    node = OurNode(0)
+    node.lead()
+    for peer in PEERS:
+        node.engine.receive(peer, Appended(node.engine.term, 3, success=True, reset=False))
+    node.turn()
+    assert node.engine.commit_index == 1
+    node.journal.sync_now()
+    node.engine.synced()
+    node.turn()
+    assert node.engine.commit_index == 2
+
+
+def test_h1_term_and_vote_are_durable_before_the_answer_leaves() -> None:
+    node = OurNode(0)
+    node.engine.receive("b", VoteRequest(term=5, last_index=1, last_term=0))
+    assert node.sent(Vote) == [Vote(5)]
+    node.disk.crash(power_loss=True)
+    again = SegmentedJournal(node.disk, "log", b"test", _raise)
+    assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (5, "b")
+
+
+# H2: what matches stays
+
+
+def test_h2_stock_deletes_acknowledged_entries_on_a_repeated_append(stock_clock: Clock) -> None:
+    journal = MemoryJournal(log_of(0, 1, 1, 1), term=1)
+    follower = StockNode(journal)
+    message = {"type": "append_entries", "term": 1, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0}
+    follower.receive("b", **message, entries=[(NO_OP, 2, 1)])
+    assert [index for _, index, _ in journal.entries] == [1, 2]
+
+
+def test_h2_a_repeated_or_overlapping_append_deletes_nothing() -> None:
+    node = OurNode(0, 1, 1, 1)
+    node.append(1, [1])
+    assert node.journal.last_index == 4
+    node.append(2, [1, 1, 9])
+    assert [node.journal.term_at(index) for index in range(1, 6)] == [0, 1, 1, 1, 9]
+
+
+def test_h2_a_conflicting_tail_goes() -> None:
+    node = OurNode(0, 1, 2, 2, 2)
+    node.append(2, [3, 3])
+    assert [node.journal.term_at(index) for index in range(1, 5)] == [0, 1, 3, 3]
+    assert node.journal.last_index == 4
+
+
+def test_h2_the_commit_index_ends_where_the_message_ends() -> None:
+    node = OurNode(0, 1, 1, 1)
+    node.append(2, [1], commit_index=50)
+    assert node.engine.commit_index == 3
+
+
+# H3: a snapshot chunk vouches for nothing
+
+
+SNAPSHOT_CHUNK = {"type": "append_entries", "term": 3, "commit_index": 4, "serialized": None}
+
+
+def test_h3_stock_commits_its_unverified_tail_on_a_snapshot_chunk(stock_clock: Clock) -> None:
+    follower = StockNode(MemoryJournal(log_of(0, 1, 1, 1), term=1))
+    follower.receive("b", **SNAPSHOT_CHUNK)
+    assert follower.raftCommitIndex == 4
+
+
+def test_h3_a_snapshot_chunk_commits_nothing() -> None:
+    node = OurNode(0, 1, 1, 1)
+    node.engine._SyncObj__onMessageReceived(Node("b"), SNAPSHOT_CHUNK)
+    assert node.engine.commit_index == 1
+
+
+# H4: acknowledgements belong to a term
+
+
+def test_h4_stock_counts_an_acknowledgement_of_an_earlier_reign(stock_clock: Clock) -> None:
+    leader = StockNode(MemoryJournal(log_of(0, 1, 1), term=1))
+    leader.lead(stock_clock)
+    # Said of entries 2 to 4 of term 1, of which the last was replaced since: the message cannot tell.
+    leader.receive("c", type="next_node_idx", next_node_idx=5, success=True, reset=False)
+    leader.doTick()
+    assert leader.raftCommitIndex == 4
+
+
+def test_h4_an_acknowledgement_of_another_term_does_not_count() -> None:
+    node = OurNode(0, 1, 1)
+    node.lead()
+    node.journal.sync_now()
+    node.engine.receive("c", Appended(1, 5, success=True, reset=False))
+    node.turn()
+    assert node.engine.commit_index == 1
+    node.engine.receive("c", Appended(node.engine.term, 5, success=True, reset=False))
+    node.turn()
+    assert node.engine.commit_index == 4
+
+
+# H5: a dump does not clear the log
+
+
+def test_h5_stock_loses_the_tail_when_the_dump_is_newer_than_the_start_of_the_journal(
+    stock_clock: Clock, tmp_path: Path
+) -> None:
+    dump = str(tmp_path / "dump")
+    journal = MemoryJournal()
+    node = StockNode(journal, peers=(), fullDumpFile=dump)
+    for number in range(5):
+        node.put(b"%d" % number)
+        stock_clock.now_s += 10.0
+        node.doTick()
+    node.forceLogCompaction()
+    node.doTick()
+    # The dump is written. Entries arrive, and the node dies before it trims the journal.
+    for index in range(len(journal) + 1, len(journal) + 11):
+        journal.add(NO_OP, index, journal.term)
+    last_index = journal[-1][1]
+    again = StockNode(journal, peers=(), fullDumpFile=dump)
+    again.doTick()
+    assert journal[-1][1] <= last_index - 10
+
+
+def test_h5_a_start_from_a_checkpoint_keeps_the_log() -> None:
+    node = OurNode(0, 1, 1, 1, 1, 1, applied_index=3)
+    node.turn()
+    assert (node.journal.first_index, node.journal.last_index) == (1, 6)
+    node.append(6, [], commit_index=6)
+    node.turn()
+    assert [index for index, _ in node.applied] == [4, 5, 6]
+
+
+# H6: large entries
+
+
+def test_h6_stock_pickles_a_large_entry_and_ends_it_twice(stock_clock: Clock) -> None:
+    leader = StockNode(MemoryJournal(), appendEntriesBatchSizeBytes=1000, appendEntriesUseBatch=False)
+    leader.lead(stock_clock)
+    leader.sent.clear()
+    leader._SyncObj__raftLog.add(b"\x00" * 1990, 3, leader.raftCurrentTerm)
+    leader._SyncObj__sendAppendEntries()
+    parts = [message for peer, message in leader.sent if peer == "b" and "transmission" in message]
+    assert [part["transmission"] for part in parts] == ["start", "finish", "finish"]
+
+    follower = StockNode(MemoryJournal(log_of(0)))
+    follower.receive("b", **parts[0])
+    with pytest.raises((pickle.UnpicklingError, EOFError)):
+        follower.receive("b", **parts[1])
+
+
+def test_h6_a_large_entry_is_an_entry_like_any_other() -> None:
+    node = OurNode(0, slice_bytes=1000)
+    node.lead()
+    node.engine.outbox.clear()
+    node.engine.propose(b"\x00" * 500_000)
+    node.turn()
+    entries = [entry for message in node.sent(Append) for entry in message.entries if entry.payload != NO_OP]
+    assert [len(entry.payload) for entry in entries] == [500_000] * len(PEERS)
+
+
+# H7: views of the log instead of copies
+
+
+def test_h7_stock_copies_the_rest_of_the_log_for_every_append(stock_clock: Clock) -> None:
+    journal = MemoryJournal(log_of(0, *[1] * 1000), term=1)
+    leader = StockNode(journal, peers=["b", "c"], appendEntriesBatchSizeBytes=10)
+    leader.lead(stock_clock)
+    leader.receive("b", type="next_node_idx", next_node_idx=2, success=False, reset=True)
+    journal.copied = 0
+    leader._SyncObj__sendAppendEntries()
+    assert journal.copied > 40 * len(journal)
+
+
+def test_h7_what_is_sent_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = OurNode(0, *[1] * 1000, slice_bytes=600)
+    node.lead()
+    node.engine.receive("b", Appended(node.engine.term, 2, success=False, reset=True))
+    node.turn()
+    read = 0
+    read_entries = SegmentedJournal.entries
+
+    def counting(journal: SegmentedJournal, start: int, stop: int) -> Any:
+        nonlocal read
+        read += stop - start
+        return read_entries(journal, start, stop)
+
+    monkeypatch.setattr(SegmentedJournal, "entries", counting)
+    node.engine.outbox.clear()
+    node.engine.receive("b", Appended(node.engine.term, 4, success=True, reset=False))
+    node.turn()
+    assert sum(len(message.entries) for message in node.sent(Append)) > 950
+    assert read < 1100
+
+
+# H9: leaders and campaigns without a majority
+
+
+def test_h9_stock_leads_for_half_a_minute_without_hearing_from_anybody(stock_clock: Clock) -> None:
+    leader = StockNode(MemoryJournal())
+    leader.lead(stock_clock)
+    stock_clock.now_s += 29.0
+    leader.doTick()
+    assert leader._isLeader()
+
+
+def test_h9_a_leader_that_hears_from_no_majority_steps_down_soon() -> None:
+    node = OurNode(0)
+    node.lead()
+    node.wait(Timing().election_max_s + 0.2)
+    assert not node.engine.is_leader
+
+
+def test_h9_stock_raises_its_term_again_and_again_while_cut_off(stock_clock: Clock) -> None:
+    node = StockNode(MemoryJournal())
+    for _ in range(10):
+        stock_clock.now_s += 10.0
+        node.doTick()
+    assert node.raftCurrentTerm == 10
+
+
+def test_h9_a_node_that_is_cut_off_asks_and_keeps_its_term() -> None:
+    node = OurNode(0)
+    node.wait(100.0)
+    assert node.engine.term == 0
+    assert node.sent(PreVoteRequest)
+    assert not node.sent(VoteRequest)
+
+
+def test_h9_who_hears_a_leader_grants_no_pre_vote() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    node.engine.receive("c", PreVoteRequest(term=10, last_index=5, last_term=9, round=1))
+    assert node.sent(PreVote) == [PreVote(9, 1, granted=False)]
+    node.wait(Timing().election_max_s)
+    node.engine.receive("c", PreVoteRequest(term=10, last_index=5, last_term=9, round=2))
+    assert node.sent(PreVote)[-1] == PreVote(9, 2, granted=True)
+
+
+def test_h9_pre_votes_won_before_a_leader_appeared_start_no_campaign_later() -> None:
+    node = OurNode(0)
+    node.wait(3.0)
+    node.engine.receive("c", PreVote(0, node.sent(PreVoteRequest)[-1].round, granted=True))
+    node.append(1, [9])
+    node.wait(100.0)
+    assert node.engine.term == 9
+
+
+# H10: exceptions while applying
+
+
+def test_h10_stock_applies_a_failing_entry_for_ever(stock_clock: Clock) -> None:
+    node = StockNode(MemoryJournal(), peers=())
+    stock_clock.now_s += 10.0
+    node.doTick()
+    node.fail()
+    node.doTick()
+    for _ in range(5):
+        with pytest.raises(ZeroDivisionError):
+            node.doTick()
+    assert len(node.applied) == 5
+
+
+def test_h10_an_exception_in_the_machine_stops_the_node() -> None:
+    class Broken(Ledger):
+        def end_entry(self) -> Sequence[Any]:
+            raise ZeroDivisionError
+
+    world = World(1)
+    failures: list[BaseException] = []
+    runtime = SimulatedRuntime(world, WallClock(world, 0), world.random("a"), _nothing, failures.append)
+    network = Network(world, ["a"], NetworkOptions(), world.random("network"))
+    disk = SimulatedDisk(world.random("disk"), world.after)
+    config = GroupConfig("a", [], "test")
+    group = Group(config, Broken(), runtime, disk, network.attach("a", runtime), NoEvents())
+    group.start()
+    world.run_until(10.0)
+    assert [type(failure) for failure in failures] == [ZeroDivisionError]
+    assert not runtime.alive
+
+
+class NoEvents:
+    def applied(self, index: int, effects: Sequence[Any]) -> None:
+        raise AssertionError("the entry was never applied")
+
+    def leader_changed(self, leader: str | None, term: int) -> None: ...
+
+
+# H11: nothing from the network is unpickled
+
+
+class Intruder:
+    """Unpickling it calls a function of its choice."""
+
+    calls = 0
+
+    def __reduce__(self) -> Any:
+        return (_intrude, ())
+
+
+def _intrude() -> None:
+    Intruder.calls += 1
+
+
+@pytest.fixture
+def intrusion() -> Iterator[bytes]:
+    Intruder.calls = 0
+    yield MEMBERSHIP + pickle.dumps(Intruder())
+    Intruder.calls = 0
+
+
+def test_h11_stock_runs_what_an_entry_tells_it_to(stock_clock: Clock, intrusion: bytes) -> None:
+    follower = StockNode(MemoryJournal(log_of(0)))
+    message = {"type": "append_entries", "term": 1, "commit_index": 2, "prevLogIdx": 1, "prevLogTerm": 0}
+    follower.receive("b", **message, entries=[(intrusion, 2, 1)])
+    with suppress(TypeError):  # it is no membership request, but by then it has been called
+        follower.doTick()
+    assert Intruder.calls
+
+
+def test_h11_a_membership_entry_is_just_bytes(intrusion: bytes) -> None:
+    node = OurNode(0)
+    node.engine.receive("b", Append(1, 2, 1, 0, [LogEntry(intrusion, 2, 1)]))
+    node.turn()
+    assert node.applied == [(2, intrusion)]
+    assert not Intruder.calls
+
+
+def test_h11_pickle_is_out_of_reach() -> None:
+    with pytest.raises(RuntimeError, match="pickle"):
+        stock.pickle.loads(b"")
+
+
+# What the simulation found
+
+
+def test_refused_appends_do_not_multiply() -> None:
+    """Each of a row of refusals once had everything sent again, and was refused again, without end."""
+    node = OurNode(0, *[1] * 200, slice_bytes=600)
+    node.lead()
+    node.engine.outbox.clear()
+    for _ in range(50):
+        node.engine.receive("b", Appended(node.engine.term, 2, success=False, reset=True))
+        node.turn()
+    assert len(node.sent(Append)) <= 2 * len(PEERS)
+    node.engine.receive("b", Appended(node.engine.term, 4, success=True, reset=False))
+    node.turn()
+    sent = [out.message for out in node.engine.outbox if out.peer == "b" and isinstance(out.message, Append)]
+    assert sent[-1].prev_index + len(sent[-1].entries) == node.journal.last_index
+
+
+# Elections and transfer
+
+
+def test_leadership_goes_to_the_peer_that_is_asked() -> None:
+    node = OurNode(0)
+    node.lead()
+    assert not node.engine.transfer_leadership()
+    node.engine.receive("c", Appended(node.engine.term, 3, success=True, reset=False))
+    assert node.engine.transfer_leadership()
+    assert Outgoing(0, "c", TimeoutNow(node.engine.term)) in node.engine.outbox
+
+
+def test_a_node_asked_to_take_over_campaigns_at_once() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    node.engine.receive("b", TimeoutNow(9))
+    node.turn()
+    assert node.engine.role is Role.CANDIDATE
+    assert node.sent(VoteRequest)[-1].term == 10
+
+
+# The pin
+
+
+def test_the_installed_pysyncobj_is_the_one_that_the_engine_is_written_for() -> None:
+    assert importlib.metadata.version("pysyncobj") == PINNED_VERSION == "0.3.17"
+
+
+def test_the_engine_refuses_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stock, "VERSION", "0.3.18")
+    with pytest.raises(RuntimeError, match=r"0\.3\.18"):
+        our_engine._instrument()

@@ -1,0 +1,245 @@
+"""The simulation's checks can fail: each hazard that the cluster closes, put back, is found within a few seeds."""
+
+# ruff: noqa: N802 - the hazards are put back under pysyncobj's private names
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+from pysyncobj import SyncObj
+from pysyncobj.node import Node
+
+from chaos.sim.checks import Checks
+from chaos.sim.cluster import Options, Parts
+from chaos.sim.network import Connection, Network, NetworkOptions, Pipe
+from chaos.sim.run import draw_options, run
+from cluster.engine import Engine
+from cluster.envelope import Appended
+from cluster.group import Group
+from cluster.origins import Admission, Origins
+
+POWER_LOSSES = Options(
+    duration_s=12.0,
+    submit_interval_s=0.08,
+    disk_slowness=30.0,
+    faults={"power loss of all": 1.0, "power loss": 0.5},
+)
+PARTITIONS = Options(
+    nodes=5,
+    duration_s=15.0,
+    submit_interval_s=0.3,
+    faults={"partition": 2.0, "isolate": 1.0},
+    network=NetworkOptions(delay_max_s=0.02, timeout_min_s=10.0, timeout_max_s=15.0),
+)
+
+
+ONE_WAY_CUTS = Options(
+    nodes=5,
+    duration_s=25.0,
+    submit_interval_s=0.3,
+    fault_interval_s=0.7,
+    faults={"lag": 1.0, "one-way cut": 3.0, "isolate": 1.0, "bridge": 2.0, "partition": 2.0, "kill": 1.0},
+    network=NetworkOptions(delay_max_s=0.02, timeout_min_s=10.0, timeout_max_s=15.0),
+)
+_APPENDED = 3
+"""First byte of the frame of an acknowledgement."""
+
+
+class AcknowledgesBeforeTheSync(Engine):
+    """H1, the follower's side."""
+
+    def _acknowledgement_barrier(self) -> int:
+        return 0
+
+
+class CountsItsUnsyncedTail(Engine):
+    """H1, the leader's side."""
+
+    def _count_acknowledgement(self, peer: str) -> None:
+        self._SyncObj__raftMatchIndex[self._nodes[peer]] = self.acknowledged_index(peer)
+
+
+class ForgetsItsVote(Engine):
+    """H1: the vote is not on disk when the answer leaves."""
+
+    def _SyncObj__setCurrentTerm(self, term: int, voted_for: str | None) -> None:
+        self._SyncObj__raftCurrentTerm = term
+        self._SyncObj__votedForNodeId = voted_for
+        self.journal.setCurrentTerm(term, None)
+
+
+class ForgetsItsTerm(Engine):
+    """H1: nor is the term."""
+
+    def _SyncObj__setCurrentTerm(self, term: int, voted_for: str | None) -> None:
+        self._SyncObj__raftCurrentTerm = term
+        self._SyncObj__votedForNodeId = voted_for
+
+
+class BelievesTheCommitIndex(Engine):
+    """H2, H3: commits entries that the message says nothing about."""
+
+    def _vouched_commit(self, message: dict[str, Any]) -> dict[str, Any]:
+        return message
+
+
+class TruncatesAlways(Engine):
+    """H2: deletes everything behind the previous index, as the stock package does."""
+
+    def _without_known_prefix(self, message: dict[str, Any]) -> dict[str, Any]:
+        return message
+
+    def _SyncObj__onMessageReceived(self, node: Node, message: dict[str, Any]) -> None:
+        SyncObj._SyncObj__onMessageReceived(self, node, message)
+
+
+class CountsAcknowledgementsOfAnyTerm(Engine):
+    """H4."""
+
+    def _is_current_acknowledgement(self, message: Appended) -> bool:
+        return self.is_leader
+
+
+class CampaignsWithoutAsking(Engine):
+    """H9: no pre-vote."""
+
+    def _hold_pre_vote(self) -> None:
+        """The deadline is allowed to fire."""
+
+
+class LeadsForEver(Engine):
+    """H9: the stock time for a leader to notice that it has lost the majority."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._SyncObj__conf.leaderFallbackTimeout = 30.0
+
+
+class AppliesRepeats(Group):
+    """Invariant 3 off: a batch takes effect as often as it is in the log."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._origins = ForgetfulOrigins()
+
+
+class ForgetfulOrigins(Origins):
+    def admit(self, name: str, incarnation: int, sequence: int) -> Admission:
+        admission = super().admit(name, incarnation, sequence)
+        return Admission.APPLY if admission is Admission.DROP else admission
+
+
+class SubmitsOnce(Group):
+    """Invariant 3 off: what an old leader was sent is not sent to the new one."""
+
+    def _forward(self) -> None:
+        if self._sent_to != self._leader and self._sent_sequence:
+            self._sent_to = self._leader
+        super()._forward()
+
+
+class SendsTwoInTheWrongOrder(Network):
+    """The law of the links broken: not FIFO."""
+
+    def _put(self, connection: Connection, pipe: Pipe, frame: bytes | None) -> None:
+        super()._put(connection, pipe, frame)
+        if len(pipe.frames) > 1 and frame is not None and self._random.random() < 0.2:
+            last, before = pipe.frames.pop(), pipe.frames.pop()
+            pipe.frames.extend([(before[0], last[1]), (last[0], before[1])])
+
+
+class LosesFrames(Network):
+    """The law of the links broken: a gap within an epoch."""
+
+    def _put(self, connection: Connection, pipe: Pipe, frame: bytes | None) -> None:
+        if frame is None or self._random.random() > 0.02:
+            super()._put(connection, pipe, frame)
+
+
+class RepeatsAcknowledgements(Network):
+    """The law of the links broken: old acknowledgements come again, also after their connection."""
+
+    def _receive(self, connection: Connection, pipe: Pipe, frame: bytes) -> None:
+        super()._receive(connection, pipe, frame)
+        if frame[0] == _APPENDED and self._random.random() < 0.2:
+            delay_s = self._random.uniform(0.2, 6.0)
+            self._world.after(delay_s, partial(self._receive_again, pipe.source, pipe.target, frame))
+
+    def _receive_again(self, source: str, target: str, frame: bytes) -> None:
+        links = self._links.get(target)
+        if links is not None and source in links.current and links.events is not None:
+            links.runtime.enter(partial(links.events.frame_received, source, frame))
+
+
+class Hazard(NamedTuple):
+    parts: Parts
+    options: Options | None
+    """None: as the seed draws them."""
+    seeds: int
+    finding: str
+
+
+HAZARDS = [
+    Hazard(Parts(engine=AcknowledgesBeforeTheSync), None, 5, "believes that"),
+    Hazard(Parts(engine=CountsItsUnsyncedTail), POWER_LOSSES, 60, "entry"),
+    Hazard(Parts(engine=ForgetsItsVote), POWER_LOSSES, 5, "has forgotten that it voted"),
+    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 5, "term 0 is below"),
+    Hazard(Parts(engine=TruncatesAlways), None, 30, "which it had applied"),
+    Hazard(Parts(engine=BelievesTheCommitIndex), None, 30, "has committed another entry"),
+    Hazard(
+        Parts(engine=CountsAcknowledgementsOfAnyTerm, network=RepeatsAcknowledgements),
+        ONE_WAY_CUTS,
+        30,
+        "believes that",
+    ),
+    Hazard(Parts(engine=CampaignsWithoutAsking), PARTITIONS, 5, "campaigns though cut off"),
+    Hazard(Parts(engine=LeadsForEver), PARTITIONS, 10, "leads though cut off"),
+    Hazard(Parts(group=AppliesRepeats), None, 20, "took effect, batch"),
+    Hazard(Parts(group=SubmitsOnce), None, 20, "has not converged"),
+    Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged"),
+    Hazard(Parts(network=LosesFrames), None, 20, "has not converged"),
+]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Nodes in trouble have a lot to say."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def _name(hazard: Hazard) -> str:
+    return next(part.__name__ for part in hazard.parts if part not in Parts())
+
+
+@pytest.mark.parametrize("hazard", HAZARDS, ids=_name)
+def test_a_hazard_put_back_is_found(hazard: Hazard) -> None:
+    findings: list[str] = []
+    for seed in range(hazard.seeds):
+        options = hazard.options or draw_options(seed)
+        findings.append(run(seed, options, hazard.parts).violation)
+        if hazard.finding in findings[-1]:
+            # The same world shows nothing of the kind to the engine and the group that we ship.
+            closed = hazard.parts._replace(engine=Engine, group=Group)
+            assert closed == hazard.parts or hazard.finding not in run(seed, options, closed).violation
+            return
+    pytest.fail(f"{hazard.seeds} seeds did not find it: {list(filter(None, findings))}")
+
+
+def test_an_entry_is_lost_if_acknowledgements_do_not_wait_for_the_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What H1 costs in the end, for checks that only look at what was committed."""
+    monkeypatch.setattr(Checks, "_check_beliefs", lambda _self, _leader: None)
+    parts = Parts(engine=AcknowledgesBeforeTheSync)
+    assert any("entry" in run(seed, POWER_LOSSES, parts).violation for seed in range(120))
+
+
+@pytest.mark.parametrize("options", [POWER_LOSSES, PARTITIONS], ids=["power losses", "partitions"])
+def test_without_the_hazard_the_same_worlds_are_survived(options: Options) -> None:
+    assert [run(seed, options).violation for seed in range(20)] == [""] * 20
