@@ -52,7 +52,7 @@ _ACK_FIELDS = Struct(">11xQ?x")
 _ACKS = re.compile(
     rb"(\x01..\x00\x00\x00\x0d\x00\x3c\x00\x50).{8}[\x00\x01]\xce(?:\1.{8}[\x00\x01]\xce)*", re.DOTALL
 )
-"""Consecutive basic.ack frames of one channel. Not possessive: CPython before 3.11.5 matches those wrongly (gh-106052)."""
+"""Consecutive basic.ack frames of one channel. Not possessive: CPython before 3.11.5 matches that wrongly."""
 
 _CHANNEL_CLOSE_OK = b"\x00\x14\x00\x29"
 _ON_STOPPED_CHANNEL = {b"\x00\x14\x00\x0a", b"\x00\x14\x00\x28", _CHANNEL_CLOSE_OK}  # open, close
