@@ -483,9 +483,7 @@ class Engine(SyncObj):
             self._emit(node.id, HigherTerm(self.term))
             return
         self._heard_leader_s = self._runtime.monotonic()
-        self._campaign_granted = (
-            False  # the pre-votes were won against a silent leader: the next campaign needs new ones
-        )
+        self._campaign_granted = False  # the pre-votes were won against a silent leader
         self._receive_stock(
             node,
             type="append_entries",

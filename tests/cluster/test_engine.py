@@ -519,6 +519,28 @@ def test_h9_pre_votes_won_before_a_leader_appeared_start_no_campaign_later() -> 
     assert node.engine.term == 9
 
 
+def test_a_node_that_refuses_a_pre_vote_because_its_log_is_longer_campaigns_itself() -> None:
+    node = OurNode(0, 1, 1)
+    node.engine.receive("c", PreVoteRequest(term=10, last_index=2, last_term=1, round=1))
+    assert [answer.granted for answer in node.sent(PreVote)] == [False]
+    node.wait(2 * Timing().campaign_jitter_s)
+    assert node.sent(PreVoteRequest)
+
+
+def test_of_two_equals_that_ask_at_once_the_smaller_name_goes_first() -> None:
+    node = OurNode(0)
+    node.wait(3.0)
+    assert node.sent(PreVoteRequest)
+    node.engine.receive("c", PreVoteRequest(term=1, last_index=1, last_term=0, round=1))
+    assert [answer.granted for answer in node.sent(PreVote)] == [False]
+
+
+def test_a_node_that_starts_does_not_wait_an_election_timeout_before_it_asks() -> None:
+    node = OurNode(0)
+    node.wait(Timing().election_min_s / 2)
+    assert node.sent(PreVoteRequest)
+
+
 # H10: exceptions while applying
 
 

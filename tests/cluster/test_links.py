@@ -427,6 +427,32 @@ def test_the_accepting_side_asks_again_when_the_listener_dies_after_the_connecti
     run(story())
 
 
+def test_a_frozen_peer_that_is_killed_later_is_found_dead_then(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links_module, "_PROBE_DELAYS_S", (0.0, 0.0))
+    monkeypatch.setattr(links_module, "_PROBE_INTERVAL_S", 0.05)
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        node = nodes["n2"]
+        loop = asyncio.get_running_loop()
+        async with started({"n2": node}):
+            listener = socket.create_server(address(nodes["n1"]))
+            listener.setblocking(False)
+            dialler = await impersonate("n1", node)
+            await until(lambda: node.links.connected("n1"))
+            dialler.writer.close()
+            for _ in range(4):  # its kernel still accepts, long after the first quick questions
+                probe, _ = await loop.sock_accept(listener)
+                probe.close()
+            assert node.recorder.events()[-1] == ("lost", "n1", False)
+            listener.close()
+            await until(lambda: node.recorder.events()[-1] == ("lost", "n1", True), timeout_s=2)
+
+    run(story())
+
+
 def test_a_peer_that_was_never_there_is_not_reported(run: Run) -> None:
     async def story() -> None:
         nodes = make_nodes(2, limits=Limits(retry_first_s=0.005, retry_max_s=0.01))
