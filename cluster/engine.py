@@ -330,10 +330,6 @@ class Engine(SyncObj):
         self._SyncObj__connectedNodes.add(self._nodes[peer])
         self._append_due = True
 
-    def election_deadline_s(self) -> float | None:
-        """When `turn` must be called at the latest for the sake of an election; None for a leader."""
-        return None if self.is_leader else self._SyncObj__raftElectionDeadline
-
     def synced(self) -> None:
         """The journal has synced more: the leader's own tail, and what waited for it, count now (hazard H1)."""
         if self.is_leader:

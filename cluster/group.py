@@ -129,11 +129,11 @@ class Group:
         self._events = events
         self._engine_type = engine
         self._directory = f"groups/{config.group_id}"
+        self._owner = Owner(config.cluster, config.name, config.group_id)
         self._origins = Origins()
         self._time_ms = 0
         self._running = False
         self._turn_asked = False
-        self._turning = False
         self._leader: tuple[str | None, int] = (None, 0)
         # Submissions of this node, oldest first, until they are seen applied; and how far they were sent to whom.
         self._pending: deque[Batch] = deque()
@@ -155,13 +155,12 @@ class Group:
     def start(self) -> None:
         """Open the journal and take part. Raises the journal's and the identity's errors."""
         config = self.config
-        owner = Owner(config.cluster, config.name, config.group_id)
         self._disk.make_directory(self._directory)
-        self._incarnation = next_incarnation(self._disk, self._directory, owner, self._runtime.wall_ms())
+        self._count_incarnation()
         self.journal = SegmentedJournal(
             self._disk,
             f"{self._directory}/log",
-            owner.key(),
+            self._owner.key(),
             self._runtime.fail,
             segment_bytes=config.segment_bytes,
             cache_bytes=config.cache_bytes,
@@ -178,6 +177,10 @@ class Group:
         self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
         self._beat()
         self._tell_status()
+
+    def _count_incarnation(self) -> None:
+        wall_ms = self._runtime.wall_ms()
+        self._incarnation = next_incarnation(self._disk, self._directory, self._owner, wall_ms)
 
     def stop(self) -> None:
         """Take no further part. What was submitted and not applied has an unknown outcome."""
@@ -224,10 +227,6 @@ class Group:
         """Whether no other member is connected."""
         return not any(map(self._links.connected, self.config.peers))
 
-    @property
-    def leader_is_known(self) -> bool:
-        return self._leader[0] is not None
-
     def statuses(self) -> list[NodeStatus]:
         """Every member, this node first-hand and the others as they last said."""
         return [self._status_of(name) for name in sorted([self.config.name, *self.config.peers])]
@@ -258,20 +257,24 @@ class Group:
     def peer_connected(self, peer: str) -> None:
         self._heard_s[peer] = self._runtime.monotonic()
         self._dead_since_s.pop(peer, None)
-        self._waiting = deque(waiting for waiting in self._waiting if waiting[1] != peer)
+        self._drop_waiting(peer)
         self.engine.peer_connected(peer)
         if self._sent_to[0] == peer:
             self._sent_to = (None, 0)
         self._wake()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
-        self._waiting = deque(waiting for waiting in self._waiting if waiting[1] != peer)
+        self._drop_waiting(peer)
         self.engine.peer_lost(peer)
         if dead:
             self._dead_since_s.setdefault(peer, self._runtime.monotonic())
         if self._leader[0] == peer:
             self._runtime.call_later(self.config.timing.campaign_jitter_s, self._wake)
         self._wake()
+
+    def _drop_waiting(self, peer: str) -> None:
+        """What waits for a sync was meant for an epoch that is over (hazard H4)."""
+        self._waiting = deque(waiting for waiting in self._waiting if waiting[1] != peer)
 
     def peer_drained(self, peer: str) -> None:
         if self._links.connected(peer):
@@ -526,8 +529,7 @@ class Group:
 
     def _begin_incarnation(self) -> None:
         """The others gave this node up while it was away: all that its clients held has gone back to the queues."""
-        owner = Owner(self.config.cluster, self.config.name, self.config.group_id)
-        self._incarnation = next_incarnation(self._disk, self._directory, owner, self._runtime.wall_ms())
+        self._count_incarnation()
         self._pending.clear()
         self.pending_bytes = 0
         self._next_sequence = 1
