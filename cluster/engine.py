@@ -20,7 +20,7 @@ Law: no file outside this one names an attribute of SyncObj that starts with an 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,6 +56,9 @@ APPLY_BUDGET_S = 0.005
 
 APPEND_BURST_BYTES = 4 * 1024 * 1024
 """A turn sends one lagging peer at most about this much, so that reading old entries does not stall the loop."""
+
+UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
+"""A follower whose disk takes nothing in holds this much in memory, and lets further entries go by."""
 
 
 class Role(IntEnum):
@@ -217,8 +220,16 @@ class Engine(SyncObj):
     ) -> None:
         self.journal = journal
         self.outbox: list[Outgoing] = []
+        self.may_vote = True
+        """A node that may have forgotten what it acknowledged helps nobody into office, itself included."""
+        self.may_lead = True
+        """A node whose disk is full could commit nothing."""
+        self.needs_snapshot: dict[str, int] = {}
+        """Peers whose log ends before this leader's begins, and the entry that each needs next."""
         self.behind = False
         """Committed entries are waiting: call `turn` again soon."""
+        self.applying_s = 0.0
+        """Time that applying entries has taken in all."""
         self._timing = timing
         self._runtime = runtime
         self._apply_entry = apply
@@ -235,6 +246,7 @@ class Engine(SyncObj):
         self._campaign_granted = False
         self._sent_bytes: dict[str, int] = {}
         self._probed_index: dict[str, int] = {}
+        self._matched = (0, 0)
         _ambient.runtime = runtime
         conf = SyncObjConf(
             autoTick=False,
@@ -293,6 +305,12 @@ class Engine(SyncObj):
         """The last entry that `peer` has told this leader to hold, 0 if none."""
         return self._acknowledged.get(peer, 0)
 
+    @property
+    def matched_index(self) -> int:
+        """Up to here the log of this follower is that of the current term's leader, 0 if that is not known."""
+        term, index = self._matched
+        return index if term == self.term else 0
+
     # What happens to the engine
 
     def peer_connected(self, peer: str) -> None:
@@ -306,7 +324,8 @@ class Engine(SyncObj):
         node = self._nodes[peer]
         self._SyncObj__connectedNodes.add(node)
         if self.is_leader:
-            self._SyncObj__raftNextIndex[node] = max(self._acknowledged.get(peer, 0), 1) + 1
+            known = self._acknowledged.get(peer, 0)
+            self._SyncObj__raftNextIndex[node] = known + 1 if known else self.journal.last_index + 1
             self._append_due = True
 
     def peer_lost(self, peer: str) -> None:
@@ -336,6 +355,21 @@ class Engine(SyncObj):
             for peer in self._nodes:
                 self._count_acknowledgement(peer)
 
+    def remember(self, term: int, vote: str | None) -> None:
+        """Take over term and vote, which are stored already: they were unknown when this engine was made."""
+        self._SyncObj__raftCurrentTerm = term
+        self._SyncObj__votedForNodeId = vote
+
+    def installed(self, index: int) -> None:
+        """The log has been replaced by a peer's, and the state by that at `index`, which was committed there."""
+        self._SyncObj__raftLastApplied = index
+        self._SyncObj__raftCommitIndex = index
+        self._matched = (0, 0)
+        self._last_acknowledged = None
+        if self.leader is not None and self.leader != self._name:
+            refusal = Appended(self.term, self.journal.last_index + 1, success=False, reset=True)
+            self._emit(self.leader, refusal, barrier=self._acknowledgement_barrier())
+
     def propose(self, payload: bytes) -> int:
         """Append an entry to the leader's log and return its index. Only a leader may be asked."""
         self._enter()
@@ -346,13 +380,14 @@ class Engine(SyncObj):
         self._append_due = True
         return index
 
-    def transfer_leadership(self) -> bool:
-        """Ask the most caught-up peer to take over (Raft thesis 3.10). True if one was asked."""
+    def transfer_leadership(self, without: Collection[str] = ()) -> bool:
+        """Ask a peer that has everything to take over (Raft thesis 3.10), none of `without`. True if one was asked."""
         self._enter()
         last = self.journal.last_index
         for peer, node in sorted(self._nodes.items()):
             if (
-                node in self._SyncObj__connectedNodes
+                peer not in without
+                and node in self._SyncObj__connectedNodes
                 and self._acknowledged.get(peer, 0) == last
                 and self.is_leader
             ):
@@ -389,7 +424,7 @@ class Engine(SyncObj):
                 self._receive_pre_vote(node, message)
             case HigherTerm():
                 self._adopt_term(message.term)
-            case VoteRequest():
+            case VoteRequest() if self.may_vote:
                 self._receive_stock(
                     node,
                     type="request_vote",
@@ -399,8 +434,10 @@ class Engine(SyncObj):
                 )
             case Vote():
                 self._receive_stock(node, type="response_vote", term=message.term)
-            case TimeoutNow():
+            case TimeoutNow() if self.may_vote and self.may_lead:
                 self._receive_stock(node, type="timeout_now", term=message.term)
+            case VoteRequest() | TimeoutNow():
+                pass
             case _:
                 raise RuntimeError(f"not a consensus message: {type(message).__name__}")
 
@@ -422,9 +459,15 @@ class Engine(SyncObj):
         """Translate what pysyncobj wants to send."""
         kind = message["type"]
         if kind == "append_entries":
-            if "prevLogIdx" in message:
+            if "prevLogIdx" not in message:
+                self._ask_for_end(node)
+            elif node.id in self.needs_snapshot:
+                self._emit_append(node.id, message, [])  # keeps it from campaigning
+            else:
                 self._send_append(node, message)
         elif kind == "next_node_idx":
+            if message["success"]:
+                self._matched = (self.term, message["next_node_idx"] - 1)
             acknowledgement = Appended(
                 self.term, message["next_node_idx"], message["success"], message["reset"]
             )
@@ -440,21 +483,23 @@ class Engine(SyncObj):
 
     def _send_append(self, node: Node, message: dict[str, Any]) -> None:
         entries = [LogEntry(entry[0], entry[1], entry[2]) for entry in message["entries"]]
-        self._emit(
-            node.id,
-            Append(
-                message["term"],
-                message["commit_index"],
-                message["prevLogIdx"],
-                message["prevLogTerm"],
-                entries,
-            ),
-        )
+        self._emit_append(node.id, message, entries)
         sent_bytes = self._sent_bytes.get(node.id, 0) + sum(len(entry.payload) for entry in entries)
         self._sent_bytes[node.id] = sent_bytes
         if sent_bytes > APPEND_BURST_BYTES or node.id in self._probed_index:
             # pysyncobj goes on sending as long as there are entries and the node counts as connected.
             self._SyncObj__connectedNodes.discard(node)
+
+    def _ask_for_end(self, node: Node) -> None:
+        """The log begins after what `node` was to get next, so appends cannot reach back to it.
+
+        One at the end will be refused, and the refusal says where its log ends.
+        """
+        self._SyncObj__raftNextIndex[node] = self.journal.last_index + 1
+
+    def _emit_append(self, peer: str, message: dict[str, Any], entries: Sequence[LogEntry]) -> None:
+        previous = (message["prevLogIdx"], message["prevLogTerm"])
+        self._emit(peer, Append(message["term"], message["commit_index"], *previous, entries))
 
     def _emit(self, peer: str, message: Message, barrier: int = 0) -> None:
         self.outbox.append(Outgoing(barrier, peer, message))
@@ -480,6 +525,9 @@ class Engine(SyncObj):
             return
         self._heard_leader_s = self._runtime.monotonic()
         self._campaign_granted = False  # the pre-votes were won against a silent leader
+        if self.journal.unsynced_bytes > UNSYNCED_BYTES_MAX:
+            # What follows will not fit behind this log, so it is refused, and sent again once the disk takes it.
+            message = message._replace(entries=[])
         self._receive_stock(
             node,
             type="append_entries",
@@ -543,6 +591,8 @@ class Engine(SyncObj):
             return
         peer = node.id
         next_indexes: dict[Node, int] = self._SyncObj__raftNextIndex
+        if message.success:
+            self.needs_snapshot.pop(peer, None)
         if message.success and self._probed_index.pop(peer, None) is not None:
             self._append_due = True
         if message.success and message.next_index - 1 > self._acknowledged.get(peer, 0):
@@ -559,10 +609,17 @@ class Engine(SyncObj):
         Whatever was on its way behind the append that was refused is refused as well. If each refusal had everything
         sent again, refusals and appends would multiply without end.
         """
+        if next_index <= self.journal.first_index:
+            self.needs_snapshot[node.id] = next_index
+        elif node.id in self.needs_snapshot:
+            del self.needs_snapshot[node.id]  # it has installed one
+            self._probed_index.pop(node.id, None)
         if next_index < self._probed_index.get(node.id, sys.maxsize):
             self._probed_index[node.id] = next_index
-            start = min(next_index, self.journal.last_index + 1)
-            self._SyncObj__raftNextIndex[node] = max(start, self.journal.first_index + 1)
+            end = self.journal.last_index + 1
+            self._SyncObj__raftNextIndex[node] = (
+                end if node.id in self.needs_snapshot else min(next_index, end)
+            )
             self._append_due = True
 
     def _is_current_acknowledgement(self, message: Appended) -> bool:
@@ -582,6 +639,7 @@ class Engine(SyncObj):
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         self._acknowledged.clear()
         self._probed_index.clear()
+        self.needs_snapshot.clear()
         SyncObj._SyncObj__onBecomeLeader(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
@@ -598,14 +656,15 @@ class Engine(SyncObj):
         commit_index, index = self.commit_index, self.applied_index
         if index >= commit_index:
             return False
-        stop_s = self._runtime.monotonic() + APPLY_BUDGET_S
+        begun_s = self._runtime.monotonic()
         while index < commit_index:
             index += 1
             self._apply_entry(index, self.journal.term_at(index), self.journal.read(index))
             self._SyncObj__raftLastApplied = index
-            if index < commit_index and self._runtime.monotonic() > stop_s:
+            if index < commit_index and self._runtime.monotonic() - begun_s > APPLY_BUDGET_S:
                 self.behind = True
                 break
+        self.applying_s += self._runtime.monotonic() - begun_s
         return True
 
     # Elections
@@ -614,6 +673,10 @@ class Engine(SyncObj):
         """H9: when the election deadline has passed, ask first whether anybody would vote for us."""
         now_s = self._runtime.monotonic()
         if self.is_leader or self._SyncObj__raftElectionDeadline >= now_s:
+            return
+        if not (self.may_vote and self.may_lead):
+            self._SyncObj__raftLeader = None
+            self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
             return
         if self._SyncObj__transferInProgress or self._campaign_granted:
             self._campaign_granted = False
@@ -652,7 +715,7 @@ class Engine(SyncObj):
         """
         theirs, ours = (message.last_term, message.last_index), self._last_term_and_index()
         first = theirs > ours or (theirs == ours and not (self._campaigning and self._name < node.id))
-        granted = first and message.term > self.term and not self._has_live_leader()
+        granted = self.may_vote and first and message.term > self.term and not self._has_live_leader()
         self._emit(node.id, PreVote(self.term, message.round, granted))
         if granted:
             # Let the other campaign: two elections at once split the votes.

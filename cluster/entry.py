@@ -5,19 +5,25 @@ Lives here: the format, and nothing else; sans-IO.
     entry  = type u8 (0: pysyncobj's REGULAR) | version u8 | time_ms u64 | count u16 | batch...
     batch  = kind u8 | name length u8 | incarnation u64 | sequence u64 | payload length u32 | name | payload
 
-All integers are little endian. A batch travels unchanged from the node that submits it, over the forward to the leader,
-into the entry and onto every disk.
+A batch travels unchanged from the node that submits it, over the forward to the leader, into the entry and onto every
+disk. Below the log, where entries are never applied again, an entry is *compacted* to what the machine still needs:
+
+    compacted entry = type u8 0xC0 | version u8 | count u16 | part...
+    part            = ordinal of the batch u8 | length u32 | what Machine.compact made of the batch's payload
+
+All integers are little endian.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster.ports import Buffer
 
 REGULAR = 0
+COMPACTED = 0xC0
 VERSION = 1
 BATCHES_MAX = 255
 """Batches in an entry: the ordinal of a batch fits in one byte of a message reference."""
@@ -27,6 +33,8 @@ KIND_EXPEL = 1
 
 _ENTRY = struct.Struct("<BBQH")
 _BATCH = struct.Struct("<BBQQI")
+_COMPACTED = struct.Struct("<BBH")
+_PART = struct.Struct("<BI")
 
 
 class Batch(NamedTuple):
@@ -106,3 +114,37 @@ def batch_at(data: bytes, view: BatchView) -> Batch:
     """The batch in its wire form again, out of the bytes that `view` was read from."""
     whole = data[view.start - _BATCH.size - len(view.origin.encode()) : view.end]
     return Batch(view.sequence, len(whole), [whole])
+
+
+def make_compacted(parts: Mapping[int, bytes]) -> bytes:
+    """A compacted entry of these parts, by the ordinals of their batches."""
+    buffers = [_COMPACTED.pack(COMPACTED, VERSION, len(parts))]
+    for ordinal, part in parts.items():
+        buffers.append(_PART.pack(ordinal, len(part)))
+        buffers.append(part)
+    return b"".join(buffers)
+
+
+def is_compacted(entry: Buffer) -> bool:
+    return entry[:1] == bytes((COMPACTED,))
+
+
+def compacted_parts(entry: Buffer) -> dict[int, memoryview]:
+    """The parts of a compacted entry, by the ordinals of their batches. Raises `MalformedEntry`."""
+    view = memoryview(entry)
+    parts: dict[int, memoryview] = {}
+    try:
+        kind, version, count = _COMPACTED.unpack_from(view)
+        if kind != COMPACTED or version != VERSION:
+            raise MalformedEntry(f"compacted entry of type {kind}, version {version}")
+        position = _COMPACTED.size
+        for _ in range(count):
+            ordinal, length = _PART.unpack_from(view, position)
+            start = position + _PART.size
+            position = start + length
+            parts[ordinal] = view[start:position]
+    except struct.error as error:
+        raise MalformedEntry("compacted entry cut short") from error
+    if position != len(view) or len(parts) != count:
+        raise MalformedEntry(f"compacted entry announces {count} parts and holds something else")
+    return parts

@@ -1,10 +1,11 @@
 """The messages between peers of one group, and their wire format. Sans-IO.
 
-A frame is a kind byte and a body. The hot one, `Append`, is laid out by hand so that payloads are copied once on
+A frame is a kind byte and a body. Those that carry data are laid out by hand so that payloads are copied once on
 receipt and never on sending; the others are msgpack arrays of the fields.
 
     append = 1 | term u64 | commit u64 | prev index u64 | prev term u64 | count u32 | table | payload...
     table  = (term u64, length u32)...
+    chunk  = 11 | snapshot u64 | file u32 | offset u64 | crc32 u32 | data
 """
 
 from __future__ import annotations
@@ -97,13 +98,71 @@ class Forward(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What a node says of itself once a second, for operators."""
+    """What a node says of itself on every new link and once a second."""
 
     state: int
     term: int
     last_index: int
     commit_index: int
     applied_index: int
+    standing: int
+    """A `Standing`."""
+    first_index: int
+    """Where its log begins."""
+    checkpoint_index: int
+    disk_bytes: int
+    """Of its log."""
+    disk_free_bytes: int
+    alarm: int
+    """1 if its disk is full or nearly so."""
+
+
+class SnapshotFile(NamedTuple):
+    """A sealed segment that belongs to a snapshot, with entries from `first` to before `end`."""
+
+    first: int
+    end: int
+    size: int
+    sparse: bool
+
+
+class Offer(NamedTuple):
+    """A leader's answer to a log that ends before its own begins: everything it has on disk.
+
+    The peer asks for file 0, the checkpoint, and for files 1, 2..., the segments, as fast as it can store them.
+    """
+
+    snapshot: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
+    """Of the checkpoint, and its term."""
+    term: int
+    checkpoint_size: int
+    segments: Sequence[SnapshotFile]
+
+
+class Fetch(NamedTuple):
+    """Give me `length` bytes of a file of a snapshot."""
+
+    snapshot: int
+    file: int
+    offset: int
+    length: int
+
+
+class Chunk(NamedTuple):
+    """A part of a file of a snapshot; `crc` is that of the data."""
+
+    snapshot: int
+    file: int
+    offset: int
+    crc: int
+    data: Buffer
+
+
+class Withdrawn(NamedTuple):
+    """The snapshot cannot be had any more."""
+
+    snapshot: int
 
 
 Message = (
@@ -117,6 +176,10 @@ Message = (
     | TimeoutNow
     | Forward
     | Status
+    | Offer
+    | Fetch
+    | Chunk
+    | Withdrawn
 )
 
 
@@ -126,6 +189,8 @@ class MalformedFrame(ValueError):
 
 _KIND_APPEND = 1
 _KIND_FORWARD = 2
+_KIND_CHUNK = 11
+_KIND_OFFER = 12
 _SMALL: dict[int, type[Any]] = {
     3: Appended,
     4: VoteRequest,
@@ -135,10 +200,13 @@ _SMALL: dict[int, type[Any]] = {
     8: HigherTerm,
     9: TimeoutNow,
     10: Status,
+    13: Fetch,
+    14: Withdrawn,
 }
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
 _APPEND = struct.Struct("<BQQQQI")
 _FORWARD = struct.Struct("<BQ")
+_CHUNK = struct.Struct("<BQIQI")
 _ENTRY_FORMAT = "QI"
 
 
@@ -154,6 +222,10 @@ def encode(message: Message) -> list[Buffer]:
         ]
     if isinstance(message, Forward):
         return [_FORWARD.pack(_KIND_FORWARD, message.term), *message.batches]
+    if isinstance(message, Chunk):
+        return [_CHUNK.pack(_KIND_CHUNK, *message[:4]), message.data]
+    if isinstance(message, Offer):
+        return [bytes([_KIND_OFFER]), pack(message)]
     return [_SMALL_KINDS[type(message)], pack(message)]
 
 
@@ -165,15 +237,26 @@ def decode(frame: bytes) -> Message:
             return _decode_append(frame)
         if kind == _KIND_FORWARD:
             return Forward(_FORWARD.unpack_from(frame)[1], [frame[_FORWARD.size :]])
+        if kind == _KIND_CHUNK:
+            return Chunk._make([*_CHUNK.unpack_from(frame)[1:], memoryview(frame)[_CHUNK.size :]])
+        if kind == _KIND_OFFER:
+            *numbers, segments = msgpack.unpackb(frame[1:], use_list=False)
+            if not all(map(_is_count, numbers)):
+                raise MalformedFrame("Offer with other fields than numbers")
+            return Offer._make([*numbers, [_decode_small(SnapshotFile, row) for row in segments]])
         return _decode_small(_SMALL[kind], msgpack.unpackb(frame[1:], use_list=False))
     except (struct.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise MalformedFrame(f"frame of kind {kind}, {len(frame)} bytes: {error}") from error
 
 
 def _decode_small(message_type: type[Any], fields: Any) -> Any:
-    if not isinstance(fields, tuple) or not all(isinstance(field, int) and field >= 0 for field in fields):  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(fields, tuple) or not all(map(_is_count, fields)):  # pyright: ignore[reportUnknownArgumentType]
         raise MalformedFrame(f"{message_type.__name__} with other fields than numbers")
     return message_type(*fields)
+
+
+def _is_count(field: object) -> bool:
+    return isinstance(field, int) and field >= 0
 
 
 def _decode_append(frame: bytes) -> Append:

@@ -6,8 +6,8 @@ leave before the leader's own sync, acknowledgements wait for it, and a leader c
 tail (the engine sees to that).
 
 Lives here: the driving of the engine, exactly-once submission (`submit`), forwarding to the leader, the decision to
-stop waiting for a node. Not here: consensus (engine.py), files (journal.py), sockets (links.py), what an entry
-means (the machine).
+stop waiting for a node. Not here: consensus (engine.py), files (directory.py, journal.py, housekeeping.py), snapshots
+(catch_up.py), standing (recovery.py), sockets (links.py), what an entry means (the machine).
 
 Law: no entry is applied twice, none out of order, and a submission is repeated until this node has seen it applied.
 """
@@ -20,6 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
+from cluster.checkpoints import Checkpoint
+from cluster.directory import GroupDirectory
 from cluster.engine import Engine, Role, Timing, is_regular
 from cluster.entry import (
     BATCHES_MAX,
@@ -35,18 +38,41 @@ from cluster.entry import (
     make_entry,
     read_batches,
 )
-from cluster.envelope import Forward, MalformedFrame, Message, Status, decode, encode
-from cluster.identity import Owner, next_incarnation
+from cluster.envelope import (
+    Chunk,
+    Fetch,
+    Forward,
+    MalformedFrame,
+    Message,
+    Offer,
+    Status,
+    Withdrawn,
+    decode,
+    encode,
+)
+from cluster.hardstate import Standing
+from cluster.housekeeping import Housekeeping, HousekeepingSettings
+from cluster.identity import Owner
 from cluster.journal import SegmentedJournal
 from cluster.machine import Machine
-from cluster.origins import Admission, Origins
-from cluster.ports import Buffer, Disk, Links, Runtime, pack
+from cluster.origins import Admission
+from cluster.ports import Buffer, Disk, Links, Runtime
+from cluster.recovery import Recovery
+from cluster.segment import CorruptJournal
+from cluster.space import CHECK_INTERVAL_S, Space
+from cluster.state import GroupState
 
 log = logging.getLogger(__name__)
+
+SNAPSHOT_ID_BITS = 20
+"""A life of a node gives fewer than 2**20 snapshots, so their numbers never come again."""
 
 IN_FLIGHT_MAX = 2
 """Entries proposed and not yet committed. Two keep disk and network busy; more would only make the entries smaller."""
 STATUS_INTERVAL_S = 1.0
+LOW_ON_DISK = "low on disk"
+FED_RETAINED_MAX = 8
+"""A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`."""
 HANDOVER_S = 1.0
 """A leader that hands over proposes nothing for so long at most; a handover takes two or three syncs."""
 
@@ -65,7 +91,18 @@ class GroupConfig:
     silent_origin_grace_s: float = 60.0
     """A node that merely does not answer may be paused or cut off: it keeps what its clients hold for this long."""
     segment_bytes: int = 64 * 1024 * 1024
+    segment_entries: int = 65_536
     cache_bytes: int = 32 * 1024 * 1024
+    checkpoint_entries: int = 16_384
+    """A checkpoint is taken after so many entries, ..."""
+    checkpoint_bytes: int = 64 * 1024 * 1024
+    """... or so many bytes of entries, but at least as many as the last checkpoint has, ..."""
+    checkpoint_interval_s: float = 60.0
+    """... or after this time, if anything was applied."""
+    retained_bytes: int = 128 * 1024 * 1024
+    """Entries up to this size stay in the log for followers that were away; one that needs more gets a snapshot."""
+    disk_free_limit_bytes: int = 50 * 1024 * 1024
+    """With less free space than this, publishers have to wait."""
     entry_bytes_max: int = 1024 * 1024
     """An entry gathers batches up to about this size; a larger batch travels alone."""
     forward_bytes_max: int = 1024 * 1024
@@ -96,6 +133,21 @@ class GroupEvents(Protocol):
 
     def leader_changed(self, leader: str | None, term: int) -> None: ...
 
+    def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:
+        """A snapshot was installed; nothing else is told of the entries that it stands for.
+
+        This node's batches up to `sequence` have been applied, and `outstanding` is what the machine owes its sessions.
+        """
+        ...
+
+    def needed_from(self) -> int | None:
+        """The first entry that the shell will still read although the state may not refer to it any more."""
+        ...
+
+    def alarm_changed(self, reason: str | None) -> None:
+        """From now on publishers must wait, for this reason, or (None) need not wait any more."""
+        ...
+
 
 class NodeStatus(NamedTuple):
     """One node as this node sees it; None where it does not know."""
@@ -106,6 +158,13 @@ class NodeStatus(NamedTuple):
     last_index: int | None
     commit_index: int | None
     applied_index: int | None
+    standing: str | None
+    """"voter", "learner" or "blank"."""
+    first_index: int | None
+    checkpoint_index: int | None
+    disk_bytes: int | None
+    disk_free_bytes: int | None
+    alarm: bool | None
 
 
 class Group:
@@ -123,15 +182,16 @@ class Group:
     ) -> None:
         self.config = config
         self.machine = machine
+        self.alarm: str | None = None
+        """Why publishers must wait, if they must."""
+        self.snapshots_installed = 0
+        self._state = GroupState(machine)
         self._runtime = runtime
         self._disk = disk
         self._links = links
         self._events = events
         self._engine_type = engine
-        self._directory = f"groups/{config.group_id}"
         self._owner = Owner(config.cluster, config.name, config.group_id)
-        self._origins = Origins()
-        self._time_ms = 0
         self._running = False
         self._turn_asked = False
         self._leader: tuple[str | None, int] = (None, 0)
@@ -149,42 +209,109 @@ class Group:
         self._handover_asked = False
         self._waiting: deque[tuple[int, str, Message]] = deque()
         self._peer_status: dict[str, Status] = {}
+        self._tried_full_disk_s = 0.0
+        self._cleaned = False
+        self._installed_at = 0
+        """The journal's count of changes with a snapshot that was installed; 0 if none waits for its sync."""
         self._heard_s: dict[str, float] = {}
         self._dead_since_s: dict[str, float] = {}
 
     def start(self) -> None:
-        """Open the journal and take part. Raises the journal's and the identity's errors."""
+        """Come up from what is on the disk and take part. Raises the errors of the journal and of the identity."""
         config = self.config
-        self._disk.make_directory(self._directory)
-        self._count_incarnation()
-        self.journal = SegmentedJournal(
-            self._disk,
-            f"{self._directory}/log",
-            self._owner.key(),
-            self._runtime.fail,
-            segment_bytes=config.segment_bytes,
-            cache_bytes=config.cache_bytes,
-            slice_bytes=config.append_bytes_max,
+        self._directory = GroupDirectory(self._disk, f"groups/{config.group_id}", self._owner)
+        claim = self._directory.claim(self._runtime.wall_ms())
+        self._incarnation = claim.incarnation
+        self.journal, checkpoint = self._directory.start(
+            claim, self._state, self._open_journal, repairable=bool(config.peers)
         )
         self.engine = self._engine_type(
-            config.name, config.peers, self.journal, config.timing, self._runtime, self._apply
+            config.name,
+            config.peers,
+            self.journal,
+            config.timing,
+            self._runtime,
+            self._apply,
+            checkpoint.index if checkpoint else 1,
         )
         self.journal.sync_now()
-        now_s = self._runtime.monotonic()
-        self._heard_s = dict.fromkeys(config.peers, now_s)
+        self._build_upkeep(checkpoint)
+        self._heard_s = dict.fromkeys(config.peers, self._runtime.monotonic())
         self._running = True
+        self.recovery.turn(self.engine, self.journal)
         self._links.register(config.group_id, self)
         self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
         self._beat()
         self._tell_status()
 
-    def _count_incarnation(self) -> None:
-        wall_ms = self._runtime.wall_ms()
-        self._incarnation = next_incarnation(self._disk, self._directory, self._owner, wall_ms)
+    def _open_journal(self, writes_lost: bool) -> SegmentedJournal:
+        config = self.config
+        return SegmentedJournal(
+            self._disk,
+            self._directory.log,
+            self._directory.identity,
+            self.disk_failed,
+            self._directory.hard_state,
+            writes_lost=writes_lost,
+            segment_bytes=config.segment_bytes,
+            segment_entries=config.segment_entries,
+            cache_bytes=config.cache_bytes,
+            slice_bytes=config.append_bytes_max,
+        )
+
+    def _build_upkeep(self, checkpoint: Checkpoint | None) -> None:
+        """Build what looks after standing, space, checkpoints and snapshots."""
+        config, directory, runtime = self.config, self._directory, self._runtime
+        self.recovery = Recovery(config.name, config.peers, directory.hard_state)
+        self._space = Space(self._disk, self.journal, config.disk_free_limit_bytes, runtime.monotonic())
+        self.housekeeping = Housekeeping(
+            self._disk,
+            directory.log,
+            directory.identity,
+            self.journal,
+            HousekeepingSettings(
+                config.checkpoint_entries,
+                config.checkpoint_bytes,
+                config.checkpoint_interval_s,
+                config.retained_bytes,
+                config.segment_bytes,
+                config.segment_entries,
+            ),
+            freeze=self._state.freeze,
+            compact=self.machine.compact,
+            needed_from=self._needed_from,
+            now=runtime.monotonic,
+            failed=self.disk_failed,
+        )
+        self.housekeeping.begin(checkpoint)
+        self._giver = SnapshotGiver(
+            self._disk,
+            directory.log,
+            self.journal,
+            self.housekeeping,
+            runtime,
+            self._transmit,
+            self.disk_failed,
+            self._incarnation << SNAPSHOT_ID_BITS,
+        )
+        self._taker = SnapshotTaker(
+            self._disk, directory, self.journal, runtime, self._transmit, self._install
+        )
+
+    def disk_failed(self, error: Exception) -> None:
+        """What the disk holds cannot be trusted: stop, and let the next start know why."""
+        if isinstance(error, CorruptJournal):
+            self._directory.note_damage(error)
+        else:
+            self._directory.note_writes_lost()
+        self._running = False
+        self._runtime.fail(error)
 
     def stop(self) -> None:
         """Take no further part. What was submitted and not applied has an unknown outcome."""
-        self._running = False
+        if self._running:
+            self._running = False
+            self.housekeeping.checkpoint_now(*self._applied())
 
     # Submitting
 
@@ -234,23 +361,40 @@ class Group:
     def _status_of(self, name: str) -> NodeStatus:
         is_self = name == self.config.name
         status = self._own_status() if is_self else self._peer_status.get(name)
-        indexes = status[1:] if status else (None, None, None, None)
         if not is_self and not self._links.connected(name):
-            return NodeStatus(name, "down", *indexes)
-        if name == self.leader:
-            return NodeStatus(name, "leader", *indexes)
-        campaigns = status is not None and status.state == Role.CANDIDATE
-        return NodeStatus(name, "candidate" if campaigns else "follower", *indexes)
+            state = "down"
+        elif name == self.leader:
+            state = "leader"
+        else:
+            state = "candidate" if status is not None and status.state == Role.CANDIDATE else "follower"
+        if status is None:
+            return NodeStatus(name, state, *[None] * 10)
+        standing = Standing(status.standing).name.lower()
+        return NodeStatus(name, state, *status[1:5], standing, *status[6:10], bool(status.alarm))
 
     def _own_status(self) -> Status:
-        engine = self.engine
+        engine, journal = self.engine, self.journal
         return Status(
-            engine.role, engine.term, self.journal.last_index, engine.commit_index, engine.applied_index
+            engine.role,
+            engine.term,
+            journal.last_index,
+            engine.commit_index,
+            engine.applied_index,
+            self.recovery.standing,
+            journal.first_index,
+            self.housekeeping.newest_index,
+            journal.disk_bytes,
+            self._space.free_bytes,
+            self._low,
         )
+
+    def describe_standing(self) -> str | None:
+        """Why this node does not take full part, or None if it does."""
+        return self.recovery.describe()
 
     def dump(self) -> bytes:
         """The replicated state, the group's own part included; equal on every replica at equal index."""
-        return pack([self._time_ms, self._origins.dump(), self.machine.dump()])
+        return self._state.freeze().dump()
 
     # Links
 
@@ -258,7 +402,9 @@ class Group:
         self._heard_s[peer] = self._runtime.monotonic()
         self._dead_since_s.pop(peer, None)
         self._drop_waiting(peer)
+        self._transmit(peer, self._own_status())
         self.engine.peer_connected(peer)
+        self._taker.connected(peer)
         if self._sent_to[0] == peer:
             self._sent_to = (None, 0)
         self._wake()
@@ -290,13 +436,25 @@ class Group:
         except MalformedFrame:
             log.exception("peer %s sent a malformed frame; ignored", peer)
             return
-        if isinstance(message, Forward):
-            self._receive_forward(peer, message)
-        elif isinstance(message, Status):
-            self._peer_status[peer] = message
-        else:
-            self.engine.receive(peer, message)
-            self._start_sync()
+        match message:
+            case Forward():
+                self._receive_forward(peer, message)
+            case Status():
+                self._peer_status[peer] = message
+                self.recovery.heard(peer, message, leads=message.state == Role.LEADER)
+            case Offer():
+                self._taker.offered(peer, message)
+            case Fetch():
+                self._giver.fetch(peer, message)
+            case Chunk():
+                self._taker.chunk(peer, message)
+            case Withdrawn():
+                self._taker.withdrawn(peer, message)
+            case _ if self.recovery.standing is not Standing.BLANK:
+                self.engine.receive(peer, message)
+                self._start_sync()
+            case _:
+                pass  # whatever it promised now, it may have promised something else before
         self._wake()
 
     # The turn
@@ -310,6 +468,7 @@ class Group:
         """Heartbeats and election deadlines fall due between events, too."""
         if self._running:
             self._wake()
+            self._watch_space()
             if self.engine.is_leader:
                 self._expel_the_gone()
             self._runtime.call_later(self.config.timing.heartbeat_s / 2, self._beat)
@@ -318,16 +477,27 @@ class Group:
         self._turn_asked = False
         if not self._running:
             return
+        try:
+            self._take_turn()
+        except CorruptJournal as damage:
+            self.disk_failed(damage)
+
+    def _take_turn(self) -> None:
         # A lone member counts itself as the majority, so it must not tick while its tail is not on disk.
         alone_and_unsynced = not self.config.peers and self.journal.synced < self.journal.written
         if not alone_and_unsynced:
             self._note_leader()
+            self._check_incarnation()
             self._forward()
+            if self.recovery.turn(self.engine, self.journal):
+                self._tell_peers(self._own_status())
             last_index = self.journal.last_index
             self.engine.turn(self._compose)
             self._note_leader()
             if self.journal.last_index > last_index:
                 self._send()  # new entries: every peer's disk is waiting for them
+        self._giver.turn(self.engine)
+        self.housekeeping.turn(*self._applied(), self.engine.applying_s)
         self._start_sync()
         if self.engine.outbox:
             self._runtime.call_soon(self._send)  # mere notices: clients hear first what was just applied
@@ -360,6 +530,87 @@ class Group:
             self._send()
             self._wake()
 
+    def _applied(self) -> tuple[int, int]:
+        """Index and term of the last entry that the state holds."""
+        index = self.engine.applied_index
+        return index, self.journal.term_at(index)
+
+    def _needed_from(self) -> int | None:
+        """The first entry that must stay: for the shell, or for followers that are sent old ones, or soon will be."""
+        needed = self._events.needed_from()
+        if not self.engine.is_leader:
+            return needed
+        for peer in filter(self._links.connected, self.config.peers):
+            index = self._giver.needed_from(peer) or self.engine.acknowledged_index(peer)
+            if index < self.journal.first_index:
+                continue  # unknown, or it needs a snapshot anyway
+            if self.journal.bytes_from(index) <= FED_RETAINED_MAX * self.config.retained_bytes:
+                needed = index if needed is None else min(needed, index)
+        return needed
+
+    # Space
+
+    @property
+    def _low(self) -> bool:
+        return self._space.is_low(self._runtime.monotonic())
+
+    def _watch_space(self) -> None:
+        """Publishers wait while this node, or so many nodes that no majority can store, is low on disk."""
+        low = self._low
+        alarmed = [
+            peer for peer in self.config.peers if peer in self._peer_status and self._peer_status[peer].alarm
+        ]
+        members = len(self.config.peers) + 1
+        reason = LOW_ON_DISK if low or len(alarmed) * 2 >= members else None
+        if reason != self.alarm:
+            self.alarm = reason
+            log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
+            self._events.alarm_changed(reason)
+        self.engine.may_lead = not self.journal.full
+        if self.journal.full:
+            self._try_full_disk(alarmed)
+
+    def _try_full_disk(self, alarmed: Sequence[str]) -> None:
+        """Write again now and then; meanwhile let somebody lead whose disk is not full."""
+        now_s = self._runtime.monotonic()
+        if now_s - self._tried_full_disk_s < CHECK_INTERVAL_S:
+            return
+        self._tried_full_disk_s = now_s
+        if not self.journal.sync_in_flight:
+            self.journal.start_sync(self._synced)
+        if self.engine.is_leader:
+            self.engine.transfer_leadership(without=[*alarmed, *self._not_voting()])
+
+    def _not_voting(self) -> list[str]:
+        statuses = self._peer_status.items()
+        return [peer for peer, status in statuses if status.standing != Standing.VOTER]
+
+    # Snapshots
+
+    def _install(self, installable: Installable) -> None:
+        """Take over another node's log and state, and tell the shell what has happened meanwhile."""
+        checkpoint = installable.checkpoint
+        self._directory.restore(self._state, checkpoint)
+        self.journal.adopt(installable.segments)
+        self.engine.installed(checkpoint.index)
+        self.housekeeping.begin(checkpoint)
+        self.snapshots_installed += 1
+        self._installed_at = self.journal.written
+        log.info("installed a snapshot of index %d", checkpoint.index)
+        self._resume(checkpoint.index)
+        self._wake()
+
+    def _resume(self, index: int) -> None:
+        origin = self._state.origins.get(self.config.name)
+        if origin is None or origin.incarnation != self._incarnation:
+            return  # nothing of this life was applied yet
+        if origin.expelled:
+            self._begin_incarnation()
+            self._events.applied(index, [Expelled()])
+            return
+        self._applied_up_to(origin.sequence)
+        self._events.resumed(origin.sequence, self.machine.outstanding(self.config.name))
+
     def _send(self) -> None:
         """Send what may leave: everything at once, except acknowledgements of what is not yet synced (hazard H1)."""
         synced = self.journal.synced
@@ -378,12 +629,25 @@ class Group:
         if self._links.congested(peer):
             self.engine.hold_back(peer)
 
+    def _tell_peers(self, message: Message) -> None:
+        for peer in self.config.peers:
+            self._transmit(peer, message)
+
     def _tell_status(self) -> None:
         if self._running:
-            status = self._own_status()
-            for peer in self.config.peers:
-                self._transmit(peer, status)
+            self._tell_peers(self._own_status())
+            self._giver.tick(self.engine)
+            self._clean_up()
             self._runtime.call_later(STATUS_INTERVAL_S, self._tell_status)
+
+    def _clean_up(self) -> None:
+        """Remove what only a crash or a loss that is now impossible would have needed."""
+        if self._installed_at and self.journal.synced >= self._installed_at:
+            self._installed_at = 0
+            self._directory.remove_incoming()
+        if not self._cleaned and self.recovery.standing is Standing.VOTER:
+            self._cleaned = True
+            self._directory.remove_set_aside()
 
     # Submissions on their way
 
@@ -447,7 +711,7 @@ class Group:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
         if self._runtime.monotonic() < self._handover_ends_s:
-            self._handover_asked = self._handover_asked or self.engine.transfer_leadership()
+            self._handover_asked = self._handover_asked or self.engine.transfer_leadership(self._not_voting())
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = [self._proposals.popleft()]
@@ -457,13 +721,13 @@ class Group:
                 if size > self.config.entry_bytes_max:
                     break
                 batches.append(self._proposals.popleft())
-            time_ms = max(self._runtime.wall_ms(), self._time_ms)
+            time_ms = max(self._runtime.wall_ms(), self._state.time_ms)
             self.engine.propose(make_entry(time_ms, batches))
 
     def _expel_the_gone(self) -> None:
         now_s = self._runtime.monotonic()
         for peer in self.config.peers:
-            origin = self._origins.get(peer)
+            origin = self._state.origins.get(peer)
             if origin is None or origin.expelled or (peer, origin.incarnation) in self._expelling:
                 continue
             dead_s = self._dead_since_s.get(peer, now_s)
@@ -489,7 +753,7 @@ class Group:
         self._events.applied(index, effects)
 
     def _apply_entry(self, index: int, payload: bytes) -> list[Any]:
-        self._time_ms = max(self._time_ms, entry_time_ms(payload))
+        self._state.time_ms = max(self._state.time_ms, entry_time_ms(payload))
         view = memoryview(payload)
         effects: list[Any] = []
         for ordinal, batch in enumerate(batches_of(payload)):
@@ -503,33 +767,45 @@ class Group:
     def _apply_batch(
         self, index: int, ordinal: int, batch: BatchView, payload: memoryview, effects: list[Any]
     ) -> None:
-        admission = self._origins.admit(batch.origin, batch.incarnation, batch.sequence)
+        admission = self._state.origins.admit(batch.origin, batch.incarnation, batch.sequence)
         if admission is Admission.DROP:
             return
         if admission is Admission.APPLY_AFTER_RESTART:
             effects.extend(self.machine.origin_down(batch.origin, expelled=False))
         if batch.end > batch.start:
             part = payload[batch.start : batch.end]
-            effects.extend(self.machine.apply_batch(batch.origin, index, ordinal, self._time_ms, part))
+            effects.extend(self.machine.apply_batch(batch.origin, index, ordinal, self._state.time_ms, part))
         if batch.origin == self.config.name and batch.incarnation == self._incarnation:
             self._confirm(batch.sequence, effects)
 
     def _confirm(self, sequence: int, effects: list[Any]) -> None:
-        while self._pending and self._pending[0].sequence <= sequence:
-            self.pending_bytes -= self._pending.popleft().size
+        self._applied_up_to(sequence)
         effects.append(Confirmed(sequence))
 
+    def _applied_up_to(self, sequence: int) -> None:
+        while self._pending and self._pending[0].sequence <= sequence:
+            self.pending_bytes -= self._pending.popleft().size
+
     def _apply_expulsion(self, batch: BatchView, effects: list[Any]) -> None:
-        if not self._origins.expel(batch.origin, batch.incarnation):
+        if not self._state.origins.expel(batch.origin, batch.incarnation):
             return
         effects.extend(self.machine.origin_down(batch.origin, expelled=True))
         if batch.origin == self.config.name and batch.incarnation == self._incarnation:
             self._begin_incarnation()
             effects.append(Expelled())
 
+    def _check_incarnation(self) -> None:
+        """A node that lost its directory counts by the clock: if that was set back, an earlier life is ahead."""
+        origin = self._state.origins.get(self.config.name)
+        if origin is not None and origin.incarnation > self._incarnation:
+            self._begin_incarnation()
+            self._events.applied(self.engine.applied_index, [Expelled()])
+
     def _begin_incarnation(self) -> None:
         """The others gave this node up while it was away: all that its clients held has gone back to the queues."""
-        self._count_incarnation()
+        known = self._state.origins.get(self.config.name)
+        least = known.incarnation + 1 if known is not None else 0
+        self._incarnation = self._directory.claim(max(self._runtime.wall_ms(), least)).incarnation
         self._pending.clear()
         self.pending_bytes = 0
         self._next_sequence = 1

@@ -1,18 +1,33 @@
-"""Whose data directory this is, and how often it was started.
+"""Whose data directory this is, how often it was started, and whether the disk may have lost unsynced writes since.
 
 A directory belongs to one node of one cluster. Its incarnation grows with every start: the cluster tells by it that
 what an earlier process of the same name held is gone.
+
+Lives here: the files `identity` and `writes-lost`. Not here: what lost writes mean for the log (segment.py).
+
+Law: that writes may have been lost is on the disk until the log was opened with that knowledge.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgpack
 
 from cluster.ports import Disk, pack
+from cluster.segment import CorruptJournal, path_in
+from cluster.twofold import pack_twice, read_copies, read_twice
 
 FILE = "identity"
+WRITES_LOST = "writes-lost"
+FORMAT_VERSION = 2
+
+_MAGIC = b"RIDY"
+_LOST = b"1"
+_NOTHING_LOST = b"0"
+_ANYBODY = b""  # the owner is in the body: an error shall name the one that was found
 
 
 class ForeignDirectory(Exception):
@@ -29,30 +44,89 @@ class Owner(NamedTuple):
         return f"{self.cluster}/{self.node}/{self.group_id}".encode()
 
 
-def next_incarnation(disk: Disk, directory: str, owner: Owner, wall_ms: int) -> int:
-    """Claim the directory for `owner` and count a new incarnation, durably. Raises `ForeignDirectory`.
+class Identity(NamedTuple):
+    """What the file says."""
 
-    Not less than the time, so that a node which lost its directory still comes back as a later incarnation.
+    owner: Owner
+    incarnation: int
+    session: str
+    """Of the disk at the last claim."""
+
+
+class Claim(NamedTuple):
+    incarnation: int
+    writes_lost: bool
+    """What was written and not synced before may be lost: the machine was started anew, or a sync failed."""
+
+
+def claim_directory(disk: Disk, directory: str, owner: Owner, wall_ms: int) -> Claim:
+    """Claim the directory for `owner` and count a new incarnation, durably.
+
+    Raises ForeignDirectory, UnknownFormat or OSError. The incarnation is not less than the time, so that a node which
+    lost its directory still comes back as a later one.
     """
-    path = f"{directory}/{FILE}"
-    previous = 0
-    if FILE in disk.list_directory(directory):
-        previous = _previous_incarnation(path, disk.read_file(path), owner)
+    path = path_in(directory, FILE)
+    names = disk.list_directory(directory)
+    session = disk.session()
+    previous, known_session = _read(disk, path, owner) if FILE in names else (0, None)
+    writes_lost = is_loss_noted(disk, directory, names) or session != known_session
+    if writes_lost:
+        # First, because the next start finds the new session and would know nothing of the loss.
+        _note(disk, directory, _LOST)
     incarnation = max(previous + 1, wall_ms)
-    disk.replace_file(path, pack([*owner, incarnation]))
-    return incarnation
+    disk.replace_file(
+        path, pack_twice(_MAGIC, FORMAT_VERSION, _ANYBODY, pack([*owner, incarnation, session]))
+    )
+    return Claim(incarnation, writes_lost)
 
 
-def _previous_incarnation(path: str, data: bytes, owner: Owner) -> int:
+def is_loss_noted(disk: Disk, directory: str, names: Sequence[str]) -> bool:
+    """Whether a loss is noted, or nothing is; `names` are those in the directory."""
+    return WRITES_LOST not in names or disk.read_file(path_in(directory, WRITES_LOST)) != _NOTHING_LOST
+
+
+def note_writes_lost(disk: Disk, directory: str) -> None:
+    """Let the next claim report lost writes, because a sync has failed. As well as can be done on such a disk."""
+    with suppress(OSError):
+        _note(disk, directory, _LOST)
+
+
+def forget_writes_lost(disk: Disk, directory: str) -> None:
+    """The log was opened, and made durable as it was found: no earlier loss matters any more. Raises OSError."""
+    _note(disk, directory, _NOTHING_LOST)
+
+
+def _note(disk: Disk, directory: str, what: bytes) -> None:
+    """Overwrite the file, which needs no space, or create it."""
+    path = path_in(directory, WRITES_LOST)
     try:
-        cluster, node, group_id, incarnation = msgpack.unpackb(data)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        disk.overwrite_file(path, what)
+    except (FileNotFoundError, ValueError):
+        disk.replace_file(path, what)
+
+
+def load_copies(disk: Disk, directory: str) -> list[Identity | None]:
+    """Each of the two copies in the file, None for a damaged one. Raises UnknownFormat or FileNotFoundError."""
+    bodies = read_copies(disk, path_in(directory, FILE), _MAGIC, FORMAT_VERSION, _ANYBODY)
+    return [None if body is None else _unpack(body) for body in bodies]
+
+
+def _unpack(body: bytes) -> Identity:
+    cluster, node, group_id, incarnation, session = msgpack.unpackb(body)
+    return Identity(Owner(cluster, node, group_id), incarnation, session)
+
+
+def _read(disk: Disk, path: str, owner: Owner) -> tuple[int, str]:
+    """Incarnation and disk session of the last claim."""
+    try:
+        found = _unpack(read_twice(disk, path, _MAGIC, FORMAT_VERSION, _ANYBODY))
+    except CorruptJournal as error:
         raise ForeignDirectory(
             f"{path} is damaged; if the directory is this node's, delete that file"
         ) from error
-    if (cluster, node, group_id) != tuple(owner):
-        found = f"node {node!r} of cluster {cluster!r}"
+    if found.owner != owner:
+        whose = f"node {found.owner.node!r} of cluster {found.owner.cluster!r}"
         raise ForeignDirectory(
-            f"{path}: the directory belongs to {found}, not to node {owner.node!r} of {owner.cluster!r}"
+            f"{path}: the directory belongs to {whose}, not to node {owner.node!r} of {owner.cluster!r}"
         )
-    return incarnation
+    return found.incarnation, found.session

@@ -1,9 +1,13 @@
 """The replicated log, in the form that pysyncobj expects of its journal.
 
+The *log* is the contiguous entries `first_index` to `last_index`. Below it there may be segments that hold single
+entries, or that nobody has looked at yet: they can be read, and that is all.
+
 Lives here: the log as a whole - which entries and segments exist, the cache of recent entries, the operations that
 wait for the next sync (group commit), what is durable. Not here: views of entries (journal_views.py), the runs of
-terms (term_runs.py), the file of term and vote (hardstate.py), what is done to the segments' files and in which order
-(segment_files.py), their format and the errors (segment.py).
+terms (term_runs.py), the files of term and vote (hardstate.py), what is read from the segments' files and what is found
+at a start (segment_files.py), what is done to them and in which order (segment_writer.py), formats and errors
+(segment.py, sealed.py, manifest.py).
 
 Law: memory changes at once, the disk in the same order at the next sync, and an index is *synced* only when
 the entry that is in memory under this index now is on stable storage.
@@ -14,14 +18,17 @@ the entry that is in memory under this index now is on stable storage.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, overload
 
 from pysyncobj.journal import Journal
 
-from cluster.hardstate import HARD_STATE_NAME, HardState, load_hard_state, store_hard_state
+from cluster.hardstate import HardState, HardStateFile, Standing
 from cluster.journal_views import Entry, EntrySlice, LazyEntry, Window
+from cluster.manifest import row_of, segment_name
+from cluster.sealed import footer_bytes
 from cluster.segment import (
     PAYLOAD_BYTES_MAX,
     RECORD_HEADER_BYTES,
@@ -30,18 +37,21 @@ from cluster.segment import (
     EntryGone,
     Extent,
     Record,
+    RecordIndex,
     Segment,
 )
-from cluster.segment_files import (
+from cluster.segment_files import IndexCache, Part, Reader, Span, add_extent, load_log
+from cluster.segment_writer import (
+    Adopt,
     Append,
+    Begin,
+    Cut,
+    DiskFull,
     Operation,
-    Remove,
+    Replace,
+    Seal,
     SegmentWriter,
     Truncate,
-    add_extent,
-    load_segments,
-    path_in,
-    read_parts,
 )
 from cluster.term_runs import TermRuns
 
@@ -49,11 +59,10 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
 
 SEGMENT_BYTES = 64 * 2**20
+SEGMENT_ENTRIES = 65536
 CACHE_BYTES = 32 * 2**20
 SLICE_BYTES = 2**20
 CACHED_ENTRY_OVERHEAD_BYTES = 200  # tuple, integers, bytes header and dictionary slot of a cached entry
-
-_TEMPORARY = ".tmp"
 
 
 class JournalMisuseError(Exception):
@@ -63,12 +72,17 @@ class JournalMisuseError(Exception):
 class SegmentedJournal(Journal):
     """The log of one group.
 
-    Opening verifies every record and raises CorruptJournal, ForeignJournal or UnknownFormat. `on_failure` is
-    called when the disk fails: nothing is reported as synced after that.
+    Opening raises CorruptJournal, ForeignJournal, UnknownFormat or OSError. `writes_lost` tells that writes may have
+    been lost since the last process: without that a damaged tail is no torn one. `on_failure` is called when the disk
+    fails: nothing is reported as synced after that. `on_full` is called when a sync found no space: call `start_sync`
+    again, at any time; what waits for it stays in order.
     """
 
     keep_tail: bool = False
     """While set, `deleteEntriesFrom` does nothing: the append under way has no conflict (hazard H2)."""
+
+    full: bool = False
+    """The last sync found no space."""
 
     def __init__(
         self,
@@ -76,13 +90,19 @@ class SegmentedJournal(Journal):
         directory: str,
         identity: bytes,
         on_failure: Callable[[Exception], None],
+        hard_state: HardStateFile,
         *,
+        writes_lost: bool = True,
+        on_full: Callable[[], None] | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        segment_entries: int = SEGMENT_ENTRIES,
         cache_bytes: int = CACHE_BYTES,
         slice_bytes: int = SLICE_BYTES,
     ) -> None:
         if not 0 < segment_bytes <= SEGMENT_BYTES_MAX:
             raise ValueError(f"segment_bytes must be from 1 to {SEGMENT_BYTES_MAX}, not {segment_bytes}")
+        if segment_entries < 1:
+            raise ValueError(f"segment_entries must be at least 1, not {segment_entries}")
         self.slice_bytes = slice_bytes
         self.written = 0
         self.synced = 0
@@ -90,58 +110,111 @@ class SegmentedJournal(Journal):
         self.sync_in_flight = False
         self.first_index = 1
         self.last_index = 0
+        self.last_term = -1
+        """Term of the last entry, -1 without one."""
+        self.appended_bytes = 0
+        """Bytes of records added since this object was made."""
         self._disk = disk
         self._directory = directory
         self._identity = identity
         self._on_failure = on_failure
+        self._on_full = on_full
+        self._hard_state = hard_state
         self._failed = False
         self._segment_bytes = segment_bytes
-        self._segments: list[Segment] = []
+        self._segment_entries = segment_entries
+        self._sealed: list[Segment] = []
+        self._unsealed: dict[Segment, RecordIndex] = {}
+        """Those of `_sealed` whose footer is not known to be on the disk yet."""
+        self._open: RecordIndex | None = None
+        """The segment that grows; it always holds an entry."""
+        self._open_end_max = 0
         self._terms = TermRuns()
-        self._last_term = -1
         self._first: Entry | None = None
         self._last: Entry | None = None
         self._cache: dict[int, Record] = {}
         self._cache_first = 1
         self._cache_bytes = 0
         self._cache_bytes_max = cache_bytes
-        self._operations: list[Operation] = []
+        self._operations: deque[Operation] = deque()
         self._batch: list[Record] | None = None
         self._handed = 0
         self._flight_index = 0
+        self._flight_sealed: list[Segment] = []
+        self._flight_bytes = 0
+        self._synced_bytes = 0
         self._deletions = 0
         self._commit_index = 1
-        self._hard_state_path = path_in(directory, HARD_STATE_NAME)
-        self._hard_state = HardState(0, None)
-        self._writer = SegmentWriter(disk, directory, identity)
-        self._open()
+        self._indexes = IndexCache(disk, directory, identity)
+        disk.make_directory(directory)
+        loaded = load_log(disk, directory, identity, writes_lost=writes_lost)
+        self._next_serial = loaded.next_serial
+        self._writer = SegmentWriter(disk, directory, identity, loaded.manifest)
+        self._sealed = [Segment.sealed_file(*row[:4], sparse=row.sparse) for row in loaded.manifest.sealed]
+        self._terms.extend(loaded.manifest.runs)
+        if loaded.open is not None:
+            self._take_open(loaded.open.records)
+            self._terms.extend(loaded.open.runs)
+        if self._sealed or self._open:
+            self._begin_with_whole_log()
 
-    # Opening
+    def _begin_with_whole_log(self) -> None:
+        """All entries are on the disk and none is in memory."""
+        self.first_index = self._log_start()
+        self.last_index = self._open.end - 1 if self._open else self._sealed[-1].end - 1
+        self.synced_index = self._flight_index = self.last_index
+        self._cache.clear()
+        self._cache_bytes = 0
+        self._cache_first = self.last_index + 1
+        self._first = None
+        self._note_last()
 
-    def _open(self) -> None:
-        self._disk.make_directory(self._directory)
-        names = self._disk.list_directory(self._directory)
-        for name in names:
-            if name.endswith(_TEMPORARY):
-                self._disk.remove(path_in(self._directory, name))
-        for segment, terms in load_segments(self._disk, self._directory, self._identity, names):
-            self._segments.append(segment)
-            for index, term in terms:
-                self._terms.add(index, term)
-        self._disk.sync_directory(self._directory)
-        if self._segments:
-            self.first_index = self._segments[0].first
-            self.last_index = self.synced_index = self._segments[-1].end - 1
-            self._cache_first = self.last_index + 1
-            self._first = self.entry(self.first_index)
-            self._note_last()
-        self._hard_state = load_hard_state(
-            self._disk,
-            self._hard_state_path,
-            self._identity,
-            present=HARD_STATE_NAME in names,
-            last_term=self._last_term,
-        )
+    def _log_start(self) -> int:
+        """The first index of the first dense segment behind which there is no hole."""
+        start = self._open.first if self._open else self._sealed[-1].end
+        for segment in reversed(self._sealed):
+            if segment.sparse or segment.end != start:
+                break
+            start = segment.first
+        return start
+
+    # Which files there are
+
+    def segments(self) -> list[Segment]:
+        """All segment files, ascending, those below the log included."""
+        index = self._open
+        if index is None:
+            return list(self._sealed)
+        return [
+            *self._sealed,
+            Segment(index.name, index.first, index.end, index.size, sparse=False, sealed=False),
+        ]
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of all segment files."""
+        return sum(segment.file_bytes for segment in self.segments())
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """Of records added and not yet known to be on stable storage."""
+        return self.appended_bytes - self._synced_bytes
+
+    def bytes_from(self, index: int) -> int:
+        """About how many bytes of records there are from `index` on."""
+        total = 0
+        for segment in reversed(self.segments()):
+            if segment.end <= index:
+                break
+            share = min(segment.end - index, segment.end - segment.first)
+            total += segment.file_bytes * share // (segment.end - segment.first)
+        return total
+
+    def new_name(self, first: int, *, sparse: bool) -> str:
+        """A name for a segment file, with a serial number that no other one has."""
+        name = segment_name(first, self._next_serial, sparse=sparse)
+        self._next_serial += 1
+        return name
 
     # Reading
 
@@ -167,7 +240,10 @@ class SegmentedJournal(Journal):
         index = (self.first_index if item >= 0 else self.last_index + 1) + item
         if not self.first_index <= index <= self.last_index:
             raise IndexError(f"position {item} in a log of {len(self)} entries")
-        return self.entry(index)
+        entry = self.entry(index)
+        if item == 0:
+            self._first = entry
+        return entry
 
     def _slice(self, item: slice) -> EntrySlice:
         start, stop, step = item.indices(len(self))
@@ -185,11 +261,9 @@ class SegmentedJournal(Journal):
         At least two if there are two: pysyncobj takes a slice of one for "nothing follows this entry" and
         would not delete a conflicting tail.
         """
-        position = self._segment_position(index)
-        stop, budget = self._segments[position].fitting(index, self.slice_bytes)
+        stop, budget = self._index_of(index).fitting(index, self.slice_bytes)
         while budget and stop < end:
-            position += 1
-            stop, budget = self._segments[position].fitting(stop, budget)
+            stop, budget = self._index_of(stop).fitting(stop, budget)
         return min(max(stop, index + 2), end)
 
     def entry(self, index: int) -> Entry:
@@ -219,20 +293,39 @@ class SegmentedJournal(Journal):
     def read_job(self, indexes: Sequence[int]) -> Callable[[], list[bytes]]:
         """Make a job that reads the payloads in the given order, on any thread, while writing goes on.
 
-        The job raises CorruptJournal, or EntryGone if an entry was deleted after this call.
+        The indexes may be below the log. Raises EntryGone if one cannot be held. The job raises CorruptJournal, or
+        EntryGone if an entry is not held or is elsewhere since this call: then another job tells.
         """
-        parts: list[bytes | Extent] = []
+        parts: list[Part] = []
         for index in indexes:
             entry = self._cache.get(index)
             if entry:
                 parts.append(entry[0])
+            elif self._open is not None and self._open.first <= index <= self.last_index:
+                start, end = self._open.extent(index)
+                extent = Extent(self._open.name, start, end, index, index + 1, self._terms.at(index))
+                add_extent(parts, extent)
             else:
-                add_extent(parts, self._extent(index))
+                self._add_span(parts, index)
         return partial(self._read_parts, parts, self._deletions)
 
-    def _read_parts(self, parts: list[bytes | Extent], deletions: int) -> list[bytes]:
+    def _add_span(self, parts: list[Part], index: int) -> None:
+        """Add an entry of a sealed segment; one that follows at once is looked up with the one before it."""
+        span = parts[-1] if parts else None
+        if (
+            isinstance(span, Span)
+            and span.after == index
+            and index < span.segment.end
+            and span.term == self._terms.at(index)
+        ):
+            span.after += 1
+            return
+        segment = self._segment_of(index)
+        parts.append(Span(segment, self._unsealed.get(segment), index, index + 1, self._terms.at(index)))
+
+    def _read_parts(self, parts: list[Part], deletions: int) -> list[bytes]:
         try:
-            return read_parts(self._disk, self._directory, self._identity, parts)
+            return Reader(self._disk, self._directory, self._identity, self._indexes).read(parts)
         except CorruptJournal as error:
             # What was deleted since may have been overwritten or removed under the reader.
             if self._deletions != deletions:
@@ -240,23 +333,24 @@ class SegmentedJournal(Journal):
             raise
 
     def term_at(self, index: int) -> int:
-        self._check_present(index)
-        return self._terms.at(index)
-
-    def _extent(self, index: int) -> Extent:
-        self._check_present(index)
-        segment = self._segments[self._segment_position(index)]
-        start, end = segment.extent(index)
-        return Extent(segment.first, start, end, index, index + 1, self._terms.at(index))
-
-    def _check_present(self, index: int) -> None:
+        """The term of an entry of the log; raises EntryGone."""
         if not self.first_index <= index <= self.last_index:
             raise EntryGone(f"no entry {index}: the log holds {self.first_index} to {self.last_index}")
+        return self._terms.at(index)
 
-    def _segment_position(self, index: int) -> int:
-        if index >= self._segments[-1].first:
-            return len(self._segments) - 1
-        return bisect_right(self._segments, index, key=_first_index) - 1
+    def _index_of(self, index: int) -> RecordIndex:
+        """Where the records of a segment of the log are."""
+        if self._open is not None and index >= self._open.first:
+            return self._open
+        segment = self._segment_of(index)
+        return self._unsealed.get(segment) or self._indexes.get(segment)
+
+    def _segment_of(self, index: int) -> Segment:
+        """The sealed segment whose range an index is in; raises EntryGone."""
+        position = bisect_right(self._sealed, index, key=_first_index) - 1
+        if position < 0 or index >= self._sealed[position].end:
+            raise EntryGone(f"no entry {index}: the log holds {self.first_index} to {self.last_index}")
+        return self._sealed[position]
 
     # Changing
 
@@ -264,60 +358,84 @@ class SegmentedJournal(Journal):
         size = len(command)
         if size > PAYLOAD_BYTES_MAX:
             raise JournalMisuseError(f"entry {idx} has {size} bytes, more than {PAYLOAD_BYTES_MAX}")
-        if idx != self.last_index + 1 or not self._segments:
+        open_ = self._open
+        if idx != self.last_index + 1:
             self._begin(idx)
         batch = self._batch
-        if batch is None or self._segments[-1].size >= self._segment_bytes:
-            batch = self._begin_batch(idx)
-        segment = self._segments[-1]
-        segment.offsets.append(segment.size)
-        segment.size += RECORD_HEADER_BYTES + size
-        if term != self._last_term:
+        if batch is None or open_ is None or open_.size >= self._segment_bytes or idx >= self._open_end_max:
+            batch, open_ = self._begin_batch(idx)
+        open_.offsets.append(open_.size)
+        size += RECORD_HEADER_BYTES
+        open_.size += size
+        self.appended_bytes += size
+        if term != self.last_term:
             self._terms.add(idx, term)
-            self._last_term = term
+            self.last_term = term
         entry = (command, idx, term)
         batch.append(entry)
         self._cache[idx] = entry
-        self._cache_bytes += size + CACHED_ENTRY_OVERHEAD_BYTES
+        self._cache_bytes += len(command) + CACHED_ENTRY_OVERHEAD_BYTES
         if self._cache_bytes > self._cache_bytes_max:
             self._evict()
-        if self._first is None:
-            self._first = entry
         self._last = entry
         self.last_index = idx
         self.written += 1
 
     def _begin(self, index: int) -> None:
         """Check the index: only the first entry of an empty log may have any."""
-        if self._segments or index < 1:
+        if self._last is not None or index < 1:
             raise JournalMisuseError(f"entry {index} cannot follow entry {self.last_index}")
         self.first_index = self._cache_first = index
 
-    def _begin_batch(self, index: int) -> list[Record]:
-        """Gather further entries into one write, in a new segment when the current one is full."""
-        create = not self._segments or self._segments[-1].size >= self._segment_bytes
-        if create:
-            self._segments.append(Segment(index))
+    def _begin_batch(self, index: int) -> tuple[list[Record], RecordIndex]:
+        """Gather further entries into one write, in a new segment if there is none or it is full."""
+        open_ = self._open
+        if open_ is not None and (open_.size >= self._segment_bytes or index >= self._open_end_max):
+            self._seal(open_)
+            open_ = None
+        if open_ is None:
+            open_ = RecordIndex(self.new_name(index, sparse=False), index)
+            self._take_open(open_)
+            self._operations.append(Begin(open_.name, index))
         self._batch = []
-        self._operations.append(Append(self._segments[-1].first, create, self._batch))
-        return self._batch
+        self._operations.append(Append(self._batch))
+        return self._batch, open_
+
+    def _take_open(self, index: RecordIndex) -> None:
+        self._open = index
+        self._open_end_max = index.first + self._segment_entries
+
+    def _seal(self, index: RecordIndex) -> None:
+        index.runs = self._terms.between(index.first, index.end)
+        size = index.size + footer_bytes(len(index.offsets), len(index.runs), sparse=False)
+        segment = Segment(index.name, index.first, index.end, size, sparse=False, sealed=False)
+        self._sealed.append(segment)
+        self._unsealed[segment] = index
+        self._open = None
+        self._batch = None
+        self._operations.append(Seal(index))
+
+    def seal(self) -> None:
+        """Seal the open segment with the next sync, if there is one."""
+        if self._open is not None:
+            self._seal(self._open)
+            self.written += 1
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
-        """Delete the entries at this position and after it; see `keep_tail`."""
-        if entryFrom < 0:
-            raise JournalMisuseError(f"position {entryFrom} is before the first entry")
+        """Delete the entries at this position and after it, but never all; see `keep_tail`.
+
+        Raises CorruptJournal if a sealed segment that must be opened again is damaged.
+        """
+        if entryFrom < 1:
+            raise JournalMisuseError(f"position {entryFrom} is not behind the first entry")
         if self.keep_tail or entryFrom >= len(self):
             return
-        if entryFrom == 0:
-            self.clear()
-            return
         index = self.first_index + entryFrom
-        while self._segments[-1].first >= index:
-            self._change(Remove(self._segments.pop().first))
-        tail = self._segments[-1]
-        if tail.end > index:
-            tail.cut_from(index)
-            self._change(Truncate(tail.first, tail.size))
+        if self._open is not None and self._open.first < index:
+            self._open = self._open.cut_from(index)
+            self._change(Truncate(self._open.size))
+        else:
+            self._cut_sealed(index)
         self._terms.cut_from(index)
         for cached in range(max(index, self._cache_first), self.last_index + 1):
             self._forget(cached)
@@ -327,33 +445,62 @@ class SegmentedJournal(Journal):
         self.last_index = index - 1
         self._note_last()
 
-    def deleteEntriesTo(self, entryTo: int) -> None:
-        """Delete the entries before this position; the disk follows when a whole segment is below it."""
-        if entryTo <= 0:
-            return
-        if entryTo >= len(self):
-            self.clear()
-            return
-        index = self.first_index + entryTo
-        while self._segments[0].end <= index:
-            self._change(Remove(self._segments.pop(0).first))
-        self._terms.cut_to(index)
-        for cached in range(self._cache_first, index):
-            self._forget(cached)
-        self._cache_first = max(self._cache_first, index)
-        self.first_index = index
-        self._first = self.entry(index)
+    def _cut_sealed(self, index: int) -> None:
+        """Delete from `index` on, which is not behind the first entry of the open segment."""
+        kept = bisect_right(self._sealed, index - 1, key=_first_index)
+        reopened: RecordIndex | None = None
+        if self._sealed[kept - 1].end > index:
+            reopened = self._index_of(index).cut_from(index)
+            kept -= 1
+        for segment in self._sealed[kept:]:
+            self._unsealed.pop(segment, None)
+        del self._sealed[kept:]
+        self._open = None
+        if reopened is not None:
+            self._take_open(reopened)
+        self._change(Cut(index, reopened.size if reopened else 0))
 
-    def clear(self) -> None:
-        while self._segments:
-            self._change(Remove(self._segments.pop().first))
-        self._terms = TermRuns()
-        self._last_term = -1
-        self._cache.clear()
-        self._cache_bytes = 0
-        self._first = self._last = None
-        self.first_index = self._cache_first = 1
-        self.last_index = self.synced_index = self._flight_index = 0
+    def replace(self, old: Sequence[Segment], new: Segment | None) -> None:
+        """Put a sparse segment that is durable, or nothing, in the place of consecutive sealed ones.
+
+        Memory changes at once, the disk at the next sync. `first_index` moves up to the first dense segment behind
+        which there is no hole; that nobody needs what is lost below is the caller's business.
+        """
+        names = [segment.name for segment in old]
+        known = [segment.name for segment in self._sealed]
+        start = known.index(names[0]) if names and names[0] in known else 0
+        end = start + len(names)
+        if not names or known[start:end] != names or not all(s.sealed for s in self._sealed[start:end]):
+            raise JournalMisuseError(f"{names} are not consecutive sealed segments of the log")
+        if new is not None and not old[0].first <= new.first < new.end <= old[-1].end:
+            raise JournalMisuseError(f"{new.name} is not of the range of {names}")
+        if self._open is None and end == len(known):
+            raise JournalMisuseError(f"{names[-1]} is the end of the log")
+        self._sealed[start:end] = [] if new is None else [new]
+        self._change(Replace(names, None if new is None else row_of(new)))
+        self._terms.cut_to(self._sealed[0].first if self._sealed else self._log_start())
+        self.first_index = self._log_start()
+        self._first = None
+        for cached in range(self._cache_first, self.first_index):
+            self._forget(cached)
+        self._cache_first = max(self._cache_first, self.first_index)
+
+    def adopt(self, segments: Sequence[Segment]) -> None:
+        """Let the log consist of these sealed segments, which are durable in the directory, and nothing else.
+
+        Memory changes at once, the disk at the next sync. The last one must be dense. Raises CorruptJournal if one
+        cannot be read.
+        """
+        if not segments or segments[-1].sparse:
+            raise JournalMisuseError("a log ends with a dense segment")
+        runs = TermRuns(run for segment in segments for run in self._indexes.get(segment).runs)
+        self._sealed = list(segments)
+        self._unsealed.clear()
+        self._open = None
+        self._terms = runs
+        self._operations.clear()  # of a log that is given up; if the disk is full, this makes space
+        self._change(Adopt([row_of(segment) for segment in segments], runs.all()))
+        self._begin_with_whole_log()
 
     def _change(self, operation: Operation) -> None:
         """Queue something other than an append; the next append starts a write of its own."""
@@ -364,7 +511,7 @@ class SegmentedJournal(Journal):
 
     def _note_last(self) -> None:
         self._last = self.entry(self.last_index)
-        self._last_term = self._last[2]
+        self.last_term = self._last[2]
 
     def _evict(self) -> None:
         """Bound the cache; what is not synced yet stays, because it can be read nowhere else."""
@@ -383,44 +530,73 @@ class SegmentedJournal(Journal):
         return self.written > self._handed
 
     def start_sync(self, done: Callable[[], None]) -> None:
-        """Make everything so far durable off the loop, then call `done`; not called if the disk fails."""
+        """Make everything so far durable off the loop, then call `done`; not called if the disk fails or is full."""
         operations, target = self._take_operations()
         self.sync_in_flight = True
 
         def finished(_result: None, error: Exception | None) -> None:
-            if error is not None:
+            if self._failed:
+                return
+            if isinstance(error, DiskFull):
+                self._put_back(operations)
+                if self._on_full is not None:
+                    self._on_full()
+            elif error is not None:
                 self._fail(error)
-            elif not self._failed:
+            else:
                 self._synced_to(target)
                 done()
 
         self._disk.submit(partial(self._writer.run, operations), finished)
 
     def sync_now(self) -> None:
-        """Make everything so far durable before returning; for start-up. Raises OSError."""
+        """Make everything so far durable before returning; for start-up.
+
+        Raises OSError; if it is DiskFull, a later sync may do it.
+        """
         operations, target = self._take_operations()
         try:
             self._writer.run(operations)
+        except DiskFull:
+            self._put_back(operations)
+            raise
         except OSError as error:
             self._fail(error)
             raise
         self._synced_to(target)
 
-    def _take_operations(self) -> tuple[list[Operation], int]:
+    def _take_operations(self) -> tuple[deque[Operation], int]:
         if self.sync_in_flight or self._failed:
             raise JournalMisuseError("the disk has failed" if self._failed else "a sync is in flight already")
         operations = self._operations
-        self._operations = []
+        self._operations = deque()
         self._batch = None
         self._handed = self.written
         # Deletions lower it while the sync is in flight: it does not vouch for what takes their place.
         self._flight_index = self.last_index
+        self._flight_sealed = list(self._unsealed)
+        self._flight_bytes = self.appended_bytes
         return operations, self.written
+
+    def _put_back(self, operations: deque[Operation]) -> None:
+        """There was no space for these and for what followed."""
+        if not any(isinstance(operation, Adopt) for operation in self._operations):
+            self._operations.extendleft(reversed(operations))
+        self._handed = self.synced
+        self.sync_in_flight = False
+        self.full = True
 
     def _synced_to(self, target: int) -> None:
         self.sync_in_flight = False
+        self.full = False
         self.synced = target
         self.synced_index = self._flight_index
+        self._synced_bytes = self._flight_bytes
+        for segment in self._flight_sealed:
+            index = self._unsealed.pop(segment, None)
+            if index is not None:  # it was not cut meanwhile
+                segment.sealed = True
+                self._indexes.put(segment, index)
         self._evict()
 
     def _fail(self, error: Exception) -> None:
@@ -432,20 +608,22 @@ class SegmentedJournal(Journal):
     # Term, vote, commit index
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        """Durable when it returns; raises OSError, and then nothing has changed."""
-        state = HardState(term, votedForNodeId)
+        """Durable when it returns; raises OSError."""
+        known = self._hard_state.state
+        standing = Standing.BLANK if known is None else known.standing
         try:
-            store_hard_state(self._disk, self._hard_state_path, self._identity, state)
+            self._hard_state.store(HardState(term, votedForNodeId, standing))
         except OSError as error:
             self._fail(error)
             raise
-        self._hard_state = state
 
     def getCurrentTerm(self) -> int:
-        return self._hard_state.term
+        known = self._hard_state.state
+        return 0 if known is None else known.term
 
     def getVotedForNodeId(self) -> str | None:
-        return self._hard_state.voted_for
+        known = self._hard_state.state
+        return None if known is None else known.voted_for
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
         """In memory only: after a restart the leader tells it again."""

@@ -8,8 +8,35 @@ exception would be repeated for ever).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+
+class Frozen(Protocol):
+    """A machine's state at one moment, whatever happens to the machine afterwards. Usable on any thread.
+
+    Messages are named by their place in the log: index of the entry, ordinal of the batch in it, ordinal of the message
+    in the batch. A message is live while something in the state refers to it.
+    """
+
+    def dump(self) -> bytes:
+        """The whole state; equal states give equal bytes."""
+        ...
+
+    def counts(self, bounds: Sequence[int]) -> list[int]:
+        """How many references to messages there are with bounds[i] <= index < bounds[i + 1], for each i.
+
+        `bounds` ascend. A message that several queues hold is counted for each of them.
+        """
+        ...
+
+    def live(self, first: int, end: int) -> Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]:
+        """The live messages of the entries from `first` to before `end`, ascending by index, batch and message.
+
+        Each entry that has any maps the ordinals of its batches to (first message, count); those ranges neither overlap
+        nor touch.
+        """
+        ...
 
 
 class Machine(Protocol):
@@ -36,11 +63,32 @@ class Machine(Protocol):
         """
         ...
 
-    def dump(self) -> bytes:
-        """The whole state; equal states give equal bytes."""
+    def outstanding(self, origin: str) -> Sequence[Any]:
+        """What the sessions of `origin` are owed according to the state, as effects.
+
+        For a node that was given the state of others and so never computed the effects of the entries before it. It may
+        have had some of them earlier.
+        """
         ...
 
-    def load(self, data: bytes) -> None: ...
+    def compact(self, payload: memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
+        """Reduce a batch to some of its messages, given as (first ordinal, count), ascending. Usable on any thread.
+
+        `payload` may also be what an earlier call returned; the ordinals are those of the batch as it was submitted.
+        """
+        ...
+
+    def freeze(self) -> Frozen:
+        """The state as it is now, without copying much of it: the rest can be done on another thread."""
+        ...
+
+    def dump(self) -> bytes:
+        """The same as `freeze().dump()`."""
+        ...
+
+    def load(self, data: bytes) -> None:
+        """Replace the state by a dumped one."""
+        ...
 
     def digest(self) -> str:
         """A short name of the state: equal states, equal digests."""

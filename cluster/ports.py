@@ -94,14 +94,40 @@ class Disk(Protocol):
         """Write a small file atomically and durably: temporary file, fsync, rename, fsync of the directory."""
         ...
 
+    def overwrite_file(self, path: str, data: bytes) -> None:
+        """Overwrite a file of the same size in place, durably: needs no space, and is not atomic.
+
+        Raises FileNotFoundError, or ValueError if the size differs.
+        """
+        ...
+
     def open(self, path: str, *, create: bool = False) -> File:
         """Open for reading and appending; `create` makes a new empty file (not durable before `sync_directory`)."""
         ...
 
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file or a directory, atomically; durable after `sync_directory` of both directories.
+
+        A file takes the place of a file named `target`; a directory must not be there yet.
+        """
+        ...
+
     def remove(self, path: str) -> None: ...
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory and everything in it; fine if it does not exist. Not durable, not atomic."""
+        ...
 
     def sync_directory(self, path: str) -> None:
         """Make creations, renames and removals in the directory durable."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Space that may still be written."""
+        ...
+
+    def session(self) -> str:
+        """A name of the time since unsynced writes may last have been lost: of the machine's boot."""
         ...
 
     def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
@@ -113,6 +139,12 @@ class Disk(Protocol):
 
     def submit_read(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         """Like `submit`, on a second thread, so that reads do not wait behind an fsync."""
+        ...
+
+    def submit_background(
+        self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]
+    ) -> None:
+        """Like `submit`, on a third thread, for what may take seconds."""
         ...
 
 

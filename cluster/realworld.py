@@ -1,6 +1,6 @@
 """The ports on asyncio and the operating system.
 
-Lives here: the real disk with its two threads, the real clock and scheduler. Peer links are in `links.py`.
+Lives here: the real disk with its three threads, the real clock and scheduler. Peer links are in `links.py`.
 
 Law: only this module and `links.py` touch the operating system, and nothing here knows what the bytes mean.
 """
@@ -8,8 +8,10 @@ Law: only this module and `links.py` touch the operating system, and nothing her
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from cluster.ports import Buffer, T, Timer
 
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_NAME = "lock"
 _TEMPORARY = ".tmp"
 
@@ -88,8 +91,10 @@ class RealDisk:
         self._root = Path(root)
         _make_directory(self._root)
         self._lock = _lock_directory(self._root)
+        self._session = _session()
         self._writer = _Worker("disk-writer")
         self._reader = _Worker("disk-reader")
+        self._background = _Worker("disk-background")
 
     def make_directory(self, path: str) -> None:
         _make_directory(self._root / path)
@@ -110,17 +115,43 @@ class RealDisk:
         temporary.replace(target)
         _sync_directory(target.parent)
 
+    def overwrite_file(self, path: str, data: bytes) -> None:
+        descriptor = os.open(self._root / path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size != len(data):
+                raise ValueError(f"{path}: has {size} bytes and cannot be overwritten with {len(data)}")
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
     def open(self, path: str, *, create: bool = False) -> RealFile:
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT | os.O_EXCL
         return RealFile(os.open(self._root / path, flags, 0o600))
 
+    def rename(self, source: str, target: str) -> None:
+        (self._root / source).rename(self._root / target)
+
     def remove(self, path: str) -> None:
         (self._root / path).unlink()
 
+    def remove_directory(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._root / path)
+
     def sync_directory(self, path: str) -> None:
         _sync_directory(self._root / path)
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self._root).free
+
+    def session(self) -> str:
+        return self._session
 
     def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         self._writer.submit(job, done)
@@ -128,11 +159,56 @@ class RealDisk:
     def submit_read(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         self._reader.submit(job, done)
 
+    def submit_background(
+        self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]
+    ) -> None:
+        self._background.submit(job, done)
+
     def close(self) -> None:
         """Finish the jobs already submitted and give the directory free."""
         self._writer.close()
         self._reader.close()
+        self._background.close()
         os.close(self._lock)
+
+
+class ReadOnlyDisk:
+    """The directory `root`, to be looked at: what a `Disk` has for reading, and nothing that writes or locks."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def list_directory(self, path: str) -> list[str]:
+        return sorted(entry.name for entry in (self._root / path).iterdir())
+
+    def read_file(self, path: str) -> bytes:
+        return (self._root / path).read_bytes()
+
+    def open(self, path: str) -> RealFile:
+        return RealFile(os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def session(self) -> str:
+        return _session()
+
+
+def check_not_in_use(root: Path) -> None:
+    """Raise DirectoryInUse if a process works with this data directory now; one may start at any time."""
+    try:
+        descriptor = os.open(root / _LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        _lock(root, descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _session() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except FileNotFoundError:
+        # Not Linux: nothing tells one boot from the next, so every start must expect that the power was lost before.
+        return f"start-{os.getpid()}-{time.time_ns()}"
 
 
 def _make_directory(path: Path) -> None:
@@ -155,14 +231,21 @@ def _lock_directory(root: Path) -> int:
     """Open a descriptor that holds the lock until it is closed or the process ends, in whatever way."""
     descriptor = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        _lock(root, descriptor, fcntl.LOCK_EX)
+    except DirectoryInUse:
         os.close(descriptor)
-        raise DirectoryInUse(f"{root}: in use by another process (pid {holder or 'unknown'})") from None
+        raise
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _lock(root: Path, descriptor: int, kind: int) -> None:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        raise DirectoryInUse(f"{root}: in use by another process (pid {holder or 'unknown'})") from None
 
 
 class _Worker:

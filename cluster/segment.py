@@ -1,17 +1,27 @@
-"""One segment of the log: an append-only file of checksummed records, and the index of where its records are.
+"""One segment of the log: a file of checksummed records, and the index of where its records are.
 
-Lives here: the file format, packing, scanning and reading of one file. Which segments exist and when they are
-written is `journal.py`'s business.
+Lives here: the file header, packing and scanning records, reading them back by the index; the errors of all files of a
+log. Not here: the footer of a sealed segment (sealed.py), which segments make up the log (manifest.py), what is done to
+the files (segment_files.py, segment_writer.py).
 
-Law: nothing is believed without its checksum, and what was once on stable storage is never dropped as a torn
-tail. Each record says how much of its file was durable when it was written, so a later record convicts an
-earlier bad one. If you change the format, increment `FORMAT_VERSION`; magic and version keep their place.
+    file   = header | record... | footer, once it is sealed
+    header = "RLOG" | version u32 | sha256 of the identity | first u64 | end u64, 0 if dense | seed u32 | crc32 u32
+    record = magic u32 | length u32 | payload crc32 u32 | index u64 | term u64 | durable u64 | crc32 u32 | payload
+
+Integers are little endian. A record's header checksum starts with the file's seed: a record of another file, left in a
+reused disk block or sent in a payload, is no record here. The seed is stored, so the segment of another node of the
+cluster becomes this node's with a new header.
+
+Law: nothing is believed without its checksum, and what was once on stable storage is never dropped as a torn tail. Each
+record says how much of its file was durable when it was written, so a later record convicts an earlier bad one. If you
+change the format, increment `FORMAT_VERSION`; magic, version and checksum of the file header keep their place.
 """
 
 from __future__ import annotations
 
+import errno
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import Struct
@@ -19,18 +29,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from cluster.ports import Buffer, File
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PAYLOAD_BYTES_MAX = 2**32 - 1  # the length field
 SEGMENT_BYTES_MAX = 2**32 - 1  # offsets are kept as u32
 
 _FILE_MAGIC = b"RLOG"
-_FILE_HEADER = Struct(
-    "<4sI32sQI"
-)  # magic, version, sha256 of the identity, first index, crc of what precedes
+_FILE_HEADER = Struct("<4sI32sQQII")
 _RECORD_MAGIC = 0xD1B54A32
 _RECORD_MAGIC_BYTES = _RECORD_MAGIC.to_bytes(4, "little")
 _RECORD_START = Struct("<IIIQQQ")  # magic, payload length, payload crc, index, term, durable
@@ -43,7 +51,8 @@ _CRC_BYTES = 4
 Record = tuple[bytes, int, int]
 """Payload, index, term: what pysyncobj calls an entry."""
 
-REPLACE_MEMBER = "remove this member from the cluster, empty its data directory and add it again"
+Run = tuple[int, int]
+"""Index and term of the first of consecutive records of one term."""
 
 
 class JournalError(Exception):
@@ -54,7 +63,7 @@ class CorruptJournal(JournalError):
     """Something that was on stable storage is damaged or missing."""
 
     def __init__(self, path: str, offset: int, what: str) -> None:
-        super().__init__(f"{path}: offset {offset}: {what}; {REPLACE_MEMBER}")
+        super().__init__(f"{path}: offset {offset}: {what}")
         self.path = path
         self.offset = offset
 
@@ -62,11 +71,9 @@ class CorruptJournal(JournalError):
 class UnknownFormat(JournalError):
     """A file was written by a version of this program with another format."""
 
-    def __init__(self, path: str, version: int) -> None:
-        super().__init__(
-            f"{path}: format version {version} is unknown, this program reads version {FORMAT_VERSION}; "
-            "start the program version that wrote it"
-        )
+    def __init__(self, path: str, version: int | None = None) -> None:
+        what = "this format" if version is None else f"format version {version}"
+        super().__init__(f"{path}: {what} is unknown; start the program version that wrote it")
         self.path = path
 
 
@@ -79,52 +86,84 @@ class ForeignJournal(JournalError):
 
 
 class EntryGone(LookupError):
-    """The entry is not in the log: never was, or has been deleted since it was asked for."""
+    """The entry is not held: never was, or is not any more, or is elsewhere than when it was asked for."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Segment:
-    """Where the records of one file are: four bytes per record."""
+    """One segment file of a log."""
 
+    name: str
     first: int
-    """Index of the first record, also the name of the file."""
+    end: int
+    """Index after the last record; of a sparse segment, after the range that it stands for."""
 
-    size: int = FILE_HEADER_BYTES
+    file_bytes: int
     """Length of the file once everything added so far is written."""
 
+    sparse: bool
+    """It lacks entries of its range: those that nobody needs any more."""
+
+    sealed: bool
+    """It is durable as a whole, with its footer, and does not change."""
+
+    @classmethod
+    def sealed_file(cls, name: str, first: int, end: int, file_bytes: int, *, sparse: bool) -> Segment:
+        return cls(name, first, end, file_bytes, sparse, sealed=True)
+
+
+@dataclass(slots=True, eq=False)
+class RecordIndex:
+    """Where the records of one file are: four bytes for each, eight in a sparse segment."""
+
+    name: str
+    """Of the file."""
+
+    first: int
+    size: int = FILE_HEADER_BYTES
+    """Offset after the last record, once everything added so far is written."""
+
     offsets: array[int] = field(default_factory=lambda: array("I"))
+    indexes: array[int] | None = None
+    """Of a sparse segment, the index of each record, less `first`."""
+
+    runs: Sequence[Run] = ()
+    """The terms of a segment that is being sealed, or is sealed."""
 
     @property
     def end(self) -> int:
-        """Index after the last record."""
+        """Index after the last record of a dense segment."""
         return self.first + len(self.offsets)
 
     def extent(self, index: int) -> tuple[int, int]:
-        """Offsets of the start and the end of a record."""
+        """Offsets of the start and the end of a record; raises EntryGone if a sparse segment has none."""
         position = index - self.first
+        if self.indexes is not None:
+            wanted, position = position, bisect_left(self.indexes, position)
+            if position == len(self.indexes) or self.indexes[position] != wanted:
+                raise EntryGone(f"no entry {index} in {self.name}")
         following = position + 1
         end = self.offsets[following] if following < len(self.offsets) else self.size
         return self.offsets[position], end
 
     def fitting(self, index: int, budget: int) -> tuple[int, int]:
-        """Index after the last record within `budget` bytes from the start of `index`; the rest."""
+        """Index after the last record within `budget` bytes from the start of `index`, in a dense segment; the rest."""
         start = self.offsets[index - self.first]
         if self.size - start <= budget:
             return self.end, budget - (self.size - start)
         return self.first + bisect_right(self.offsets, start + budget) - 1, 0
 
-    def cut_from(self, index: int) -> None:
-        """Forget this record and all after it."""
+    def cut_from(self, index: int) -> RecordIndex:
+        """The records before this one, in an index of their own."""
         position = index - self.first
-        self.size = self.offsets[position]
-        del self.offsets[position:]
+        return RecordIndex(self.name, self.first, self.offsets[position], self.offsets[:position])
 
 
 class Extent(NamedTuple):
-    """Consecutive records of one term in one segment."""
+    """Consecutive records of one term in one file."""
 
-    segment: int
-    """First index of the segment."""
+    name: str
+    """Of the file."""
 
     start: int
     end: int
@@ -137,7 +176,7 @@ class Extent(NamedTuple):
     def joins(self, other: Extent, bytes_max: int) -> bool:
         """Whether `other` follows at once, and both together are worth one read."""
         return (
-            other.segment == self.segment
+            other.name == self.name
             and other.first == self.after
             and other.term == self.term
             and other.end - self.start <= bytes_max
@@ -148,29 +187,71 @@ class Extent(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a file holds."""
+    """What a file holds up to the first bad record."""
 
-    segment: Segment
-    terms: list[tuple[int, int]]
-    """Index and term wherever a record's term differs from that of the record before it in this file."""
-
-
-def segment_name(first: int) -> str:
-    return f"{first:020}.segment"
+    records: RecordIndex
+    runs: list[Run]
 
 
-def pack_file_header(identity: bytes, first: int) -> bytes:
-    start = _FILE_HEADER.pack(_FILE_MAGIC, FORMAT_VERSION, sha256(identity).digest(), first, 0)[:-_CRC_BYTES]
+class FileHeader(NamedTuple):
+    first: int
+    end: int
+    """Of the range of a sparse segment; 0 if it is dense."""
+
+    seed: int
+
+
+def path_in(directory: str, name: str) -> str:
+    return f"{directory}/{name}" if directory else name
+
+
+# The header of a file
+
+
+def file_seed(identity: bytes, name: str) -> int:
+    """Start value of the header checksums of a new file; first index and serial number are in the name."""
+    return crc32(name.encode(), crc32(identity))
+
+
+def pack_file_header(identity: bytes, header: FileHeader) -> bytes:
+    digest = sha256(identity).digest()
+    start = _FILE_HEADER.pack(_FILE_MAGIC, FORMAT_VERSION, digest, *header, 0)[:-_CRC_BYTES]
     return start + crc32(start).to_bytes(_CRC_BYTES, "little")
 
 
-def record_seed(identity: bytes, first: int) -> int:
-    """Start value of the header checksums of one file.
+def unpack_file_header(data: bytes, path: str, identity: bytes) -> FileHeader:
+    """Read the header at the start of `data`; raises CorruptJournal, UnknownFormat or ForeignJournal."""
+    digest, header = _unpack_header(data, path)
+    if digest != sha256(identity).digest():
+        raise ForeignJournal(path)
+    return header
 
-    A record of another file, left in a reused disk block or sent in a payload, is no record here.
+
+def adopt_header(data: bytes, identity: bytes) -> bytes:
+    """The beginning of a segment of another node of the cluster, rewritten to belong to `identity`.
+
+    It must hold the whole header. Raises CorruptJournal or UnknownFormat.
     """
-    # The crc over a header *with* its crc would be the same for every file.
-    return crc32(pack_file_header(identity, first)[:-_CRC_BYTES])
+    _, header = _unpack_header(data, "received segment")
+    return pack_file_header(identity, header) + data[FILE_HEADER_BYTES:]
+
+
+def _unpack_header(data: bytes, path: str) -> tuple[bytes, FileHeader]:
+    start = data[:FILE_HEADER_BYTES]
+    if len(start) < FILE_HEADER_BYTES:
+        raise CorruptJournal(path, 0, "the file header is cut short")
+    magic, version, digest, first, end, seed, crc = _FILE_HEADER.unpack(start)
+    # First the checksum: a version that was damaged is not another version.
+    if crc != crc32(start[:-_CRC_BYTES]):
+        raise CorruptJournal(path, 0, "wrong checksum of the file header")
+    if magic != _FILE_MAGIC:
+        raise CorruptJournal(path, 0, "not a segment")
+    if version != FORMAT_VERSION:
+        raise UnknownFormat(path, version)
+    return digest, FileHeader(first, end, seed)
+
+
+# Records
 
 
 def pack_records(records: Iterable[Record], durable: int, seed: int) -> list[Buffer]:
@@ -184,63 +265,50 @@ def pack_records(records: Iterable[Record], durable: int, seed: int) -> list[Buf
     return buffers
 
 
-def scan(data: bytes, path: str, identity: bytes, first: int, *, last: bool) -> Scan:
-    """Verify a whole file; the segment's size is less than the data's when the last file has a torn tail.
-
-    Raises CorruptJournal, UnknownFormat or ForeignJournal.
-    """
-    seed = record_seed(identity, first)
-    if _header_is_whole(data, path, identity, first):
-        found = _scan_records(data, path, seed, first)
-    else:
-        found = Scan(Segment(first, size=0), [])
-    bad = found.segment.size
-    if bad < len(data) or not found.segment.offsets:
-        if not last:
-            raise CorruptJournal(path, bad, "bad record in a segment that is not the last")
-        if _durable_claim(data, bad, seed) > bad:
-            raise CorruptJournal(path, bad, "bad record, which a later record knows to have been durable")
-    return found
-
-
-def _header_is_whole(data: bytes, path: str, identity: bytes, first: int) -> bool:
-    """Whether the file header survived; one that is whole but not ours is an error."""
-    expected = pack_file_header(identity, first)
-    start = data[:FILE_HEADER_BYTES]
-    if start == expected:
-        return True
-    if len(start) < FILE_HEADER_BYTES:
-        return False
-    magic, version, digest, stored_first, crc = _FILE_HEADER.unpack(start)
-    if magic != _FILE_MAGIC or crc != crc32(start[:-_CRC_BYTES]):
-        return False
-    if version != FORMAT_VERSION:
-        raise UnknownFormat(path, version)
-    if digest != sha256(identity).digest():
-        raise ForeignJournal(path)
-    raise CorruptJournal(path, 0, f"the name says first index {first}, the file says {stored_first}")
-
-
-def _scan_records(data: bytes, path: str, seed: int, first: int) -> Scan:
-    """All records up to the first bad one."""
-    segment = Segment(first)
-    terms: list[tuple[int, int]] = []
+def scan_records(data: bytes, path: str, name: str, header: FileHeader) -> Scan:
+    """All records up to the first bad one; raises CorruptJournal if their indexes are wrong."""
+    index = RecordIndex(name, header.first, indexes=array("I") if header.end else None)
+    runs: list[Run] = []
     view = memoryview(data)
-    offset, expected, last_term = FILE_HEADER_BYTES, first, -1
-    while (record := _record_at(view, offset, seed)) is not None:
-        index, term, end, payload_crc = record
+    offset, lowest, last_term = FILE_HEADER_BYTES, header.first, -1
+    while (record := _record_at(view, offset, header.seed)) is not None:
+        found, term, end, payload_crc = record
         if end > len(data) or crc32(view[offset + RECORD_HEADER_BYTES : end]) != payload_crc:
             break
-        if index != expected:
-            raise CorruptJournal(path, offset, f"gap in the log: index {index} where {expected} should be")
+        if index.indexes is not None:
+            if not lowest <= found < header.end:
+                raise CorruptJournal(path, offset, f"index {found} is not from {lowest} to {header.end - 1}")
+            index.indexes.append(found - header.first)
+        elif found != lowest:
+            raise CorruptJournal(path, offset, f"gap in the log: index {found} where {lowest} should be")
         if term != last_term:
-            terms.append((index, term))
+            runs.append((found, term))
             last_term = term
-        segment.offsets.append(offset)
+        index.offsets.append(offset)
         offset = end
-        expected += 1
-    segment.size = offset
-    return Scan(segment, terms)
+        lowest = found + 1
+    index.size = offset
+    return Scan(index, runs)
+
+
+def check_tail(data: bytes, path: str, bad: int, seed: int, *, writes_lost: bool) -> None:
+    """Check that what begins at `bad` is a torn tail of the open segment; raises CorruptJournal if not.
+
+    It is not if a later record knows it to have been durable. Nor, unless `writes_lost`, if it is whole: a process that
+    was merely killed loses nothing that it had written, so it leaves the beginning of a record or nothing.
+    """
+    if _durable_claim(data, bad, seed) > bad:
+        raise CorruptJournal(path, bad, "bad record, which a later record knows to have been durable")
+    if not writes_lost and not _is_cut_short(data, bad, seed):
+        raise CorruptJournal(path, bad, "bad record, and no write can have been lost")
+
+
+def _is_cut_short(data: bytes, start: int, seed: int) -> bool:
+    """Whether the file ends before the record that begins there does."""
+    if len(data) - start < RECORD_HEADER_BYTES:
+        return data[start : start + 4] == _RECORD_MAGIC_BYTES[: len(data) - start]
+    record = _record_at(memoryview(data), start, seed)
+    return record is not None and record[2] > len(data)
 
 
 def _record_at(view: memoryview, offset: int, seed: int) -> tuple[int, int, int, int] | None:
@@ -265,9 +333,22 @@ def _durable_claim(data: bytes, start: int, seed: int) -> int:
     return claim
 
 
+# Reading
+
+
+def read_at(file: File, path: str, offset: int, length: int) -> bytes:
+    """Read; what the disk cannot read any more is damage: raises CorruptJournal."""
+    try:
+        return file.pread(offset, length)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise CorruptJournal(path, offset, f"cannot be read: {error.strerror}") from error
+
+
 def read_extent(file: File, path: str, seed: int, extent: Extent) -> list[bytes]:
     """Payloads of consecutive records, each verified; raises CorruptJournal."""
-    data = file.pread(extent.start, extent.end - extent.start)
+    data = read_at(file, path, extent.start, extent.end - extent.start)
     view = memoryview(data)
     payloads: list[bytes] = []
     offset = 0
@@ -280,4 +361,6 @@ def read_extent(file: File, path: str, seed: int, extent: Extent) -> list[bytes]
             raise CorruptJournal(path, extent.start + offset, f"wrong checksum of entry {index}")
         payloads.append(payload)
         offset = record[2]
+    if offset != len(data):
+        raise CorruptJournal(path, extent.start + offset, f"entry {extent.after - 1} ends too early")
     return payloads

@@ -1,202 +1,233 @@
-"""The segments of a log as files in its directory: loading, writing and reading them.
+"""The segments of a log as files in its directory: what is found at a start, and reading records while others write.
 
-Lives here: what is done to the disk, and in which order. The format of a file is `segment.py`'s business; what is
-written, deleted or read, and what counts as synced, is `journal.py`'s.
+Lives here: loading the log, the indexes of sealed segments that are in memory, jobs that read. Not here: formats
+(segment.py, sealed.py, manifest.py), what is written and removed (segment_writer.py), which entries the log has
+(journal.py).
 
-Law: after a crash at any moment the files hold a state that the log was in, or was on the way to, since the last
-completed sync. Hence:
-- a segment is durable before the next one is created: only the last can have a torn tail;
-- files are removed one by one, durably, from an end of the log: a crash leaves no gap;
-- a truncation is durable before anything is written in its place: no stale record follows a new one.
+Law: a start reads the manifest and the open segment, however long the log is, and believes of the other files only
+that they are there. What is removed at a start is what no manifest has ever named, or no longer names.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from cluster.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    Row,
+    is_segment_name,
+    load_manifest,
+    serial_of,
+    store_manifest,
+)
+from cluster.sealed import READ_BYTES_MAX, Opened, load_index, open_file, pack_footer
 from cluster.segment import (
     CorruptJournal,
     Extent,
-    Record,
+    RecordIndex,
     Scan,
     Segment,
-    pack_file_header,
-    pack_records,
+    UnknownFormat,
+    check_tail,
+    path_in,
+    read_at,
     read_extent,
-    record_seed,
-    scan,
-    segment_name,
+    scan_records,
 )
 
 if TYPE_CHECKING:
-    from cluster.ports import Disk, File
+    from cluster.ports import Disk
 
 log = logging.getLogger(__name__)
 
-READ_BYTES_MAX = 2**20  # consecutive small records are read together up to here
+INDEXES_MAX = 16  # loaded indexes of sealed segments: 256 KiB each if the entries are small
 
-_SEGMENT = ".segment"
+_TEMPORARY = ".tmp"
+_SUFFIXES = (".segment", ".sparse")
 
 
-def load_segments(disk: Disk, directory: str, identity: bytes, names: Sequence[str]) -> list[Scan]:
-    """Verify the segments among the sorted `names`, cut a torn tail and make the last one durable.
+# Loading
+
+
+class Loaded(NamedTuple):
+    """A log as it was found."""
+
+    manifest: Manifest
+    next_serial: int
+    open: Scan | None
+    """The open segment, if it holds anything."""
+
+
+def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) -> Loaded:
+    """Read the manifest and the open segment, cut a torn tail and make it durable, remove leftovers.
+
+    An empty directory becomes a new log. Raises CorruptJournal, UnknownFormat, ForeignJournal or OSError.
+    """
+    names = disk.list_directory(directory)
+    path = path_in(directory, MANIFEST_NAME)
+    if MANIFEST_NAME in names:
+        manifest = load_manifest(disk, path, identity)
+    else:
+        _check_new(directory, names)
+        manifest = Manifest()
+        # Before there is any segment: without it segments are a log that has lost its manifest.
+        store_manifest(disk, path, identity, manifest)
+    for row in manifest.sealed:
+        _check_size(disk, path_in(directory, row.name), row)
+    serial = manifest.next_serial
+    belonging = set(manifest.names())
+    for name in names:
+        if is_segment_name(name) and name not in belonging:
+            serial = max(serial, serial_of(name) + 1)
+            _remove_leftover(disk, directory, name)
+        elif name.endswith(_TEMPORARY):
+            _remove_leftover(disk, directory, name)
+    disk.sync_directory(directory)
+    found = _load_open(disk, directory, identity, manifest, writes_lost=writes_lost)
+    return Loaded(manifest, serial, found)
+
+
+def _check_new(directory: str, names: Sequence[str]) -> None:
+    """Check that there is no log without a manifest; the first format had none, and other names."""
+    for name in names:
+        if name.endswith(_SUFFIXES):
+            if not is_segment_name(name):
+                raise UnknownFormat(path_in(directory, name))
+            manifest = path_in(directory, MANIFEST_NAME)
+            raise CorruptJournal(manifest, 0, f"the file is missing, but there is {name}")
+
+
+def _check_size(disk: Disk, path: str, row: Row) -> None:
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        raise CorruptJournal(path, 0, "the file is missing") from None
+    size = file.size
+    file.close()
+    if size != row.file_bytes:
+        raise CorruptJournal(path, size, f"the file has {size} bytes instead of {row.file_bytes}")
+
+
+def _remove_leftover(disk: Disk, directory: str, name: str) -> None:
+    path = path_in(directory, name)
+    log.info("%s: removed, left over by a crash", path)
+    disk.remove(path)
+
+
+def _load_open(
+    disk: Disk, directory: str, identity: bytes, manifest: Manifest, *, writes_lost: bool
+) -> Scan | None:
+    """Scan the open segment and make it durable as it was read: a killed process may have left it unsynced."""
+    if manifest.open_name is None:
+        return None
+    opened = open_file(disk, path_in(directory, manifest.open_name), identity)
+    try:
+        found = scan_open(opened, manifest, writes_lost=writes_lost)
+        size = found.records.size
+        if opened.file.size > size:
+            log.warning(
+                "%s: cut a torn tail: %d bytes at offset %d", opened.path, opened.file.size - size, size
+            )
+            opened.file.truncate(size)
+        opened.file.sync()
+    finally:
+        opened.file.close()
+    return found if found.records.offsets else None
+
+
+def scan_open(opened: Opened, manifest: Manifest, *, writes_lost: bool) -> Scan:
+    """The records of the open segment; what follows them may be cut.
 
     Raises CorruptJournal, UnknownFormat or ForeignJournal.
     """
-    firsts = [_first_of(directory, name) for name in names if name.endswith(_SEGMENT)]
-    scans: list[Scan] = []
-    for first in firsts:
-        if scans:
-            _check_follows(directory, scans[-1].segment, first)
-        found = _load_segment(disk, directory, identity, first, last=first == firsts[-1])
-        if found.segment.offsets:
-            scans.append(found)
-    return scans
-
-
-def _first_of(directory: str, name: str) -> int:
-    stem = name.removesuffix(_SEGMENT)
-    if not (len(stem) == 20 and stem.isascii() and stem.isdigit()):
-        raise CorruptJournal(path_in(directory, name), 0, "not the name of a segment")
-    return int(stem)
-
-
-def _check_follows(directory: str, before: Segment, first: int) -> None:
-    if before.end != first:
-        raise CorruptJournal(
-            _segment_path(directory, before.first),
-            before.size,
-            f"gap in the log: it ends before index {before.end}, the next file begins with {first}",
-        )
-
-
-def _load_segment(disk: Disk, directory: str, identity: bytes, first: int, *, last: bool) -> Scan:
-    path = _segment_path(directory, first)
-    file = disk.open(path)
-    data = file.pread(0, file.size)
-    found = scan(data, path, identity, first, last=last)
-    size = found.segment.size
-    if len(data) > size:
-        log.warning("%s: cut a torn tail: %d bytes at offset %d", path, len(data) - size, size)
-    if last:
-        _settle_tail(disk, file, path, found.segment)
-    file.close()
+    file, path, header = opened
+    if header.first != manifest.open_first or header.end:
+        raise CorruptJournal(path, 0, f"the file is not of the entries from {manifest.open_first} on")
+    data = read_at(file, path, 0, file.size)
+    found = scan_records(data, path, manifest.open_name or "", header)
+    size = found.records.size
+    tail = data[size:]
+    found.records.runs = found.runs
+    # It was being sealed, or is sealed and about to be cut: then all its records are there.
+    if tail and not pack_footer(found.records, header.seed).startswith(tail):
+        check_tail(data, path, size, header.seed, writes_lost=writes_lost)
     return found
 
 
-def _settle_tail(disk: Disk, file: File, path: str, segment: Segment) -> None:
-    """Make the last file durable as it was read: a killed process may have left it unsynced."""
-    if not segment.offsets:
-        disk.remove(path)
-        return
-    if file.size > segment.size:
-        file.truncate(segment.size)
-    file.sync()
+# Indexes of sealed segments
 
 
-class Append(NamedTuple):
-    """Write records at the end of the segment `first`, which is new if `create`."""
-
-    first: int
-    create: bool
-    records: list[Record]
-
-
-class Truncate(NamedTuple):
-    """Cut the segment `first` to `size` bytes."""
-
-    first: int
-    size: int
-
-
-class Remove(NamedTuple):
-    """Remove the file of the segment `first`."""
-
-    first: int
-
-
-Operation = Append | Truncate | Remove
-
-
-class SegmentWriter:
-    """The files as the writer thread sees them; one job at a time uses it."""
+class IndexCache:
+    """The indexes that were used last; on any thread."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
         self._disk = disk
         self._directory = directory
         self._identity = identity
-        self._file: File | None = None
-        self._first = 0
-        self._seed = 0
-        self._durable = 0
-        self._names_changed = False
+        self._lock = threading.Lock()
+        # By object and not by name: a segment that is cut and sealed again is another one under the same name.
+        self._loaded: OrderedDict[Segment, RecordIndex] = OrderedDict()
 
-    def run(self, operations: list[Operation]) -> None:
-        """Carry out the operations in order and make them durable."""
-        for operation in operations:
-            match operation:
-                case Append():
-                    self._append(operation)
-                case Truncate():
-                    self._truncate(operation)
-                case Remove():
-                    self._remove(operation.first)
-        self._settle()
+    def get(self, segment: Segment) -> RecordIndex:
+        """The index, from the file if need be; raises CorruptJournal, UnknownFormat or ForeignJournal."""
+        with self._lock:
+            index = self._loaded.get(segment)
+            if index is not None:
+                self._loaded.move_to_end(segment)
+                return index
+        index = load_index(self._disk, self._directory, self._identity, segment)
+        self.put(segment, index)
+        return index
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _append(self, operation: Append) -> None:
-        file = self._use(operation.first, create=operation.create)
-        buffers = pack_records(operation.records, self._durable, self._seed)
-        if operation.create:
-            buffers.insert(0, pack_file_header(self._identity, operation.first))
-        file.append(buffers)
-
-    def _truncate(self, operation: Truncate) -> None:
-        file = self._use(operation.first, create=False)
-        file.truncate(operation.size)
-        file.sync()
-        self._durable = file.size
-
-    def _remove(self, first: int) -> None:
-        if first == self._first:
-            self.close()
-        else:
-            self._settle()
-        self._disk.remove(_segment_path(self._directory, first))
-        self._disk.sync_directory(self._directory)
-
-    def _use(self, first: int, *, create: bool) -> File:
-        """Switch to the file to write to, after making the one before it durable."""
-        if self._file is not None and self._first == first and not create:
-            return self._file
-        self._settle()
-        self.close()
-        file = self._disk.open(_segment_path(self._directory, first), create=create)
-        self._file = file
-        self._first = first
-        self._seed = record_seed(self._identity, first)
-        # An existing file was made durable when the log was opened or the next segment begun.
-        self._durable = file.size
-        self._names_changed = create
-        return file
-
-    def _settle(self) -> None:
-        if self._file is not None and self._file.size != self._durable:
-            self._file.sync()
-            self._durable = self._file.size
-        if self._names_changed:
-            self._disk.sync_directory(self._directory)
-            self._names_changed = False
+    def put(self, segment: Segment, index: RecordIndex) -> None:
+        with self._lock:
+            self._loaded[segment] = index
+            while len(self._loaded) > INDEXES_MAX:
+                self._loaded.popitem(last=False)
 
 
-def add_extent(parts: list[bytes | Extent], extent: Extent) -> None:
-    """Add an extent to what `read_parts` shall read; one that follows at once is read with the one before it."""
+# Reading
+
+
+@dataclass(slots=True)
+class Span:
+    """Consecutive entries of one term in one sealed segment: its index tells where they are."""
+
+    segment: Segment
+    records: RecordIndex | None
+    """Where they are; None if it must be looked up."""
+
+    first: int
+    after: int
+    """Index after the last entry."""
+
+    term: int
+
+    def extents(self, records: RecordIndex) -> Iterator[Extent]:
+        """Where they are in the file, in pieces that are worth one read."""
+        first = self.first
+        while first < self.after:
+            stop = first + 1
+            if records.indexes is None:
+                stop = min(max(stop, records.fitting(first, READ_BYTES_MAX)[0]), self.after)
+            yield Extent(
+                records.name, records.extent(first)[0], records.extent(stop - 1)[1], first, stop, self.term
+            )
+            first = stop
+
+
+Part = bytes | Extent | Span
+"""What a reading job is to return: a payload that is in memory, or where payloads are."""
+
+
+def add_extent(parts: list[Part], extent: Extent) -> None:
+    """Add an extent; one that follows at once is read with the one before it."""
     previous = parts[-1] if parts else None
     if isinstance(previous, Extent) and previous.joins(extent, READ_BYTES_MAX):
         parts[-1] = previous.join(extent)
@@ -204,55 +235,49 @@ def add_extent(parts: list[bytes | Extent], extent: Extent) -> None:
         parts.append(extent)
 
 
-def read_parts(disk: Disk, directory: str, identity: bytes, parts: list[bytes | Extent]) -> list[bytes]:
-    """Return all payloads in order, those of the extents from the disk; raises CorruptJournal."""
-    payloads: list[bytes] = []
-    reader = _Reader(disk, directory, identity)
-    try:
-        for part in parts:
-            if isinstance(part, Extent):
-                payloads.extend(reader.read(part))
-            else:
-                payloads.append(part)
-    finally:
-        reader.close()
-    return payloads
-
-
-class _Reader:
+class Reader:
     """Reads records for one job, with files of its own: the writer may close its files meanwhile."""
 
-    def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
+    def __init__(self, disk: Disk, directory: str, identity: bytes, indexes: IndexCache) -> None:
         self._disk = disk
         self._directory = directory
         self._identity = identity
-        self._file: File | None = None
-        self._path = ""
+        self._indexes = indexes
+        self._name = ""
+        self._opened: Opened | None = None
 
-    def read(self, extent: Extent) -> list[bytes]:
-        path = _segment_path(self._directory, extent.segment)
-        file = self._open(path)
-        return read_extent(file, path, record_seed(self._identity, extent.segment), extent)
+    def read(self, parts: Sequence[Part]) -> list[bytes]:
+        """Return all payloads in order; raises CorruptJournal, or EntryGone for one that a sparse segment lacks."""
+        payloads: list[bytes] = []
+        try:
+            for part in self._located(parts):
+                if isinstance(part, Extent):
+                    opened = self._open(part.name)
+                    payloads.extend(read_extent(opened.file, opened.path, opened.header.seed, part))
+                elif isinstance(part, bytes):
+                    payloads.append(part)
+        finally:
+            self._close()
+        return payloads
 
-    def _open(self, path: str) -> File:
-        if self._file is None or path != self._path:
-            self.close()
-            try:
-                self._file = self._disk.open(path)
-            except FileNotFoundError:
-                raise CorruptJournal(path, 0, "the file is missing") from None
-            self._path = path
-        return self._file
+    def _located(self, parts: Sequence[Part]) -> list[Part]:
+        """The same with extents in place of spans."""
+        located: list[Part] = []
+        for part in parts:
+            if isinstance(part, Span):
+                located += part.extents(part.records or self._indexes.get(part.segment))
+            else:
+                located.append(part)
+        return located
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def _open(self, name: str) -> Opened:
+        if self._opened is None or name != self._name:
+            self._close()
+            self._opened = open_file(self._disk, path_in(self._directory, name), self._identity)
+            self._name = name
+        return self._opened
 
-
-def path_in(directory: str, name: str) -> str:
-    return f"{directory}/{name}" if directory else name
-
-
-def _segment_path(directory: str, first: int) -> str:
-    return path_in(directory, segment_name(first))
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened.file.close()
+            self._opened = None

@@ -38,6 +38,7 @@ from cluster.envelope import (
     VoteRequest,
 )
 from cluster.group import Group, GroupConfig
+from cluster.hardstate import HardStateFile
 from cluster.journal import SegmentedJournal
 
 PEERS = ("b", "c")
@@ -184,9 +185,10 @@ class OurNode:
         self.world = World(1)
         self.world.now_s = 100.0
         wall = WallClock(self.world, 0)
-        self.runtime = SimulatedRuntime(self.world, wall, self.world.random("a"), _nothing, _raise)
+        self.runtime = SimulatedRuntime(self.world, wall, self.world.random("a"), _nothing, _raise, _nothing)
         self.disk = SimulatedDisk(self.world.random("disk"), self.world.after)
-        self.journal = SegmentedJournal(self.disk, "log", b"test", _raise, **journal)
+        hard_state = HardStateFile(self.disk, "", b"test")
+        self.journal = SegmentedJournal(self.disk, "log", b"test", _raise, hard_state, **journal)
         if terms:
             self.journal.setCurrentTerm(terms[-1], None)
         for entry in log_of(*terms):
@@ -293,7 +295,9 @@ def test_h1_term_and_vote_are_durable_before_the_answer_leaves() -> None:
     node.engine.receive("b", VoteRequest(term=5, last_index=1, last_term=0))
     assert node.sent(Vote) == [Vote(5)]
     node.disk.crash(power_loss=True)
-    again = SegmentedJournal(node.disk, "log", b"test", _raise)
+    hard_state = HardStateFile(node.disk, "", b"test")
+    hard_state.load()
+    again = SegmentedJournal(node.disk, "log", b"test", _raise, hard_state)
     assert (again.getCurrentTerm(), again.getVotedForNodeId()) == (5, "b")
 
 
@@ -563,7 +567,9 @@ def test_h10_an_exception_in_the_machine_stops_the_node() -> None:
 
     world = World(1)
     failures: list[BaseException] = []
-    runtime = SimulatedRuntime(world, WallClock(world, 0), world.random("a"), _nothing, failures.append)
+    runtime = SimulatedRuntime(
+        world, WallClock(world, 0), world.random("a"), _nothing, failures.append, _nothing
+    )
     network = Network(world, ["a"], NetworkOptions(), world.random("network"))
     disk = SimulatedDisk(world.random("disk"), world.after)
     config = GroupConfig("a", [], "test")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cluster.hardstate import HardStateFile
 from cluster.journal import SegmentedJournal
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
 
@@ -96,6 +97,72 @@ def test_directories_and_small_files(disk: RealDisk) -> None:
         disk.open("groups/0/name")
 
 
+def test_a_file_is_overwritten_in_place_by_as_many_bytes(disk: RealDisk) -> None:
+    disk.replace_file("state", b"before")
+    file = disk.open("state")
+    disk.overwrite_file("state", b"after!")
+    assert file.pread(0, 10) == b"after!"
+    file.close()
+    with pytest.raises(ValueError, match="state: has 6 bytes and cannot be overwritten with 5"):
+        disk.overwrite_file("state", b"after")
+    assert disk.read_file("state") == b"after!"
+    with pytest.raises(FileNotFoundError):
+        disk.overwrite_file("none", b"")
+
+
+def test_an_overwriting_that_is_cut_short_is_completed(
+    disk: RealDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.replace_file("state", b"before")
+    write = os.write
+    monkeypatch.setattr("cluster.realworld.os.write", lambda descriptor, data: write(descriptor, data[:2]))
+    disk.overwrite_file("state", b"after!")
+    assert disk.read_file("state") == b"after!"
+
+
+def test_files_and_directories_are_renamed(disk: RealDisk) -> None:
+    disk.make_directory("log")
+    disk.replace_file("log/one", b"1")
+    disk.replace_file("log/two", b"2")
+    disk.rename("log/one", "log/two")
+    disk.rename("log", "damaged")
+    assert disk.list_directory("damaged") == ["two"]
+    assert disk.read_file("damaged/two") == b"1"
+    with pytest.raises(FileNotFoundError):
+        disk.rename("log", "elsewhere")
+
+
+def test_a_directory_is_removed_with_all_that_is_in_it(disk: RealDisk) -> None:
+    disk.make_directory("incoming/deep")
+    disk.replace_file("incoming/deep/file", b"1")
+    disk.remove_directory("incoming")
+    disk.remove_directory("incoming")
+    assert "incoming" not in disk.list_directory("")
+
+
+def test_the_free_space_is_that_of_the_file_system(disk: RealDisk, tmp_path: Path) -> None:
+    space = os.statvfs(tmp_path)
+    assert disk.free_bytes() == pytest.approx(space.f_bavail * space.f_frsize, rel=0.1)
+
+
+def test_a_session_lasts_as_long_as_the_machine_is_up(disk: RealDisk, tmp_path: Path) -> None:
+    other = RealDisk(tmp_path / "other")
+    assert disk.session() == other.session() != ""
+    other.close()
+
+
+def test_without_a_name_for_the_boot_every_start_is_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.realworld._BOOT_ID", tmp_path / "missing")
+    sessions: list[str] = []
+    for _ in range(2):
+        disk = RealDisk(tmp_path)
+        sessions += [disk.session(), disk.session()]
+        disk.close()
+    assert sessions[0] == sessions[1] != sessions[2] == sessions[3]
+
+
 def test_jobs_run_in_order_off_the_loop_and_answer_on_it(disk: RealDisk) -> None:
     async def scenario() -> None:
         finished = asyncio.Event()
@@ -119,6 +186,29 @@ def test_jobs_run_in_order_off_the_loop_and_answer_on_it(disk: RealDisk) -> None
             (None, "OSError", True),
             ("last", "NoneType", True),
         ]
+
+    asyncio.run(scenario())
+
+
+def test_a_background_job_holds_up_nobody(disk: RealDisk) -> None:
+    async def scenario() -> None:
+        release = threading.Event()
+        loop = asyncio.get_running_loop()
+        names = [loop.create_future() for _ in range(3)]
+
+        def background() -> str:
+            release.wait()
+            return threading.current_thread().name
+
+        disk.submit_background(background, lambda result, _error: names[0].set_result(result))
+        disk.submit(lambda: threading.current_thread().name, lambda result, _: names[1].set_result(result))
+        disk.submit_read(
+            lambda: threading.current_thread().name, lambda result, _: names[2].set_result(result)
+        )
+        assert await asyncio.gather(*names[1:]) == ["disk-writer", "disk-reader"]
+        assert not names[0].done()
+        release.set()
+        assert await names[0] == "disk-background"
 
     asyncio.run(scenario())
 
@@ -173,7 +263,8 @@ def test_the_runtime_calls_soon_and_later_and_reports_failure() -> None:
 
 def test_the_log_can_be_read_while_it_is_written(disk: RealDisk) -> None:
     async def scenario() -> None:
-        journal = SegmentedJournal(disk, "log", b"x", refuse, segment_bytes=20_000, cache_bytes=0)
+        hard_state = HardStateFile(disk, "", b"x")
+        journal = SegmentedJournal(disk, "log", b"x", refuse, hard_state, segment_bytes=20_000, cache_bytes=0)
         journal.setCurrentTerm(1, None)
         for start in range(1, 1001, 100):
             for index in range(start, start + 100):
@@ -192,11 +283,14 @@ def test_the_log_can_be_read_while_it_is_written(disk: RealDisk) -> None:
 
 WRITER = """
 import asyncio, sys
+from cluster.hardstate import HardStateFile
 from cluster.journal import SegmentedJournal
 from cluster.realworld import RealDisk
 
 async def write():
-    journal = SegmentedJournal(RealDisk(sys.argv[1]), "log", b"x", sys.exit, segment_bytes=5000)
+    disk = RealDisk(sys.argv[1])
+    hard_state = HardStateFile(disk, "", b"x")
+    journal = SegmentedJournal(disk, "log", b"x", sys.exit, hard_state, segment_bytes=5000)
     journal.setCurrentTerm(1, None)
     def next_batch():
         print(journal.synced_index, flush=True)
@@ -223,7 +317,8 @@ def test_a_killed_writer_leaves_everything_that_it_called_synced(tmp_path: Path)
         writer.kill()
         reported = [int(line) for line in writer.stdout if line.endswith("\n")]
     disk = RealDisk(tmp_path)
-    journal = SegmentedJournal(disk, "log", b"x", refuse)
+    # A killed process loses nothing that it has written.
+    journal = SegmentedJournal(disk, "log", b"x", refuse, HardStateFile(disk, "", b"x"), writes_lost=False)
     assert journal.last_index >= max(reported, default=500)
     assert all(payload == b"%d" % index * 50 for payload, index, _ in journal[0 : len(journal)])
     disk.close()

@@ -1,4 +1,4 @@
-"""The file format of the log: what a scan accepts, cuts and refuses."""
+"""The file format of a segment: what a scan accepts, cuts and refuses."""
 
 from __future__ import annotations
 
@@ -8,35 +8,52 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.manifest import segment_name
 from cluster.segment import (
     FILE_HEADER_BYTES,
     RECORD_HEADER_BYTES,
     CorruptJournal,
+    EntryGone,
     Extent,
+    FileHeader,
     ForeignJournal,
     Record,
-    Segment,
+    RecordIndex,
+    Scan,
     UnknownFormat,
+    adopt_header,
+    check_tail,
+    file_seed,
     pack_file_header,
     pack_records,
     read_extent,
-    record_seed,
-    scan,
-    segment_name,
+    scan_records,
+    unpack_file_header,
 )
 
 IDENTITY = b"cluster/0"
-PATH = "log/5.segment"
+NAME = segment_name(5, 1)
+PATH = f"log/{NAME}"
+HEADER = FileHeader(5, 0, file_seed(IDENTITY, NAME))
 
 
-def segment_bytes(*batches: list[Record], first: int = 5, identity: bytes = IDENTITY) -> bytes:
+def a_segment(*batches: list[Record], header: FileHeader = HEADER) -> bytes:
     """A file in which each batch was synced before the next was written."""
-    data = pack_file_header(identity, first)
+    data = pack_file_header(IDENTITY, header)
     durable = 0
     for batch in batches:
-        data += b"".join(pack_records(batch, durable, record_seed(identity, first)))
+        data += b"".join(pack_records(batch, durable, header.seed))
         durable = len(data)
     return data
+
+
+def scan(data: bytes, *, writes_lost: bool = True) -> Scan:
+    """As the open segment is read at a start."""
+    header = unpack_file_header(data, PATH, IDENTITY)
+    found = scan_records(data, PATH, NAME, header)
+    if found.records.size < len(data):
+        check_tail(data, PATH, found.records.size, header.seed, writes_lost=writes_lost)
+    return found
 
 
 class Memory:
@@ -53,51 +70,65 @@ TWO_BATCHES = [[(b"one", 5, 1), (b"", 6, 1)], [(b"three", 7, 2)]]
 
 
 def test_a_scan_finds_every_record_and_where_terms_change() -> None:
-    data = segment_bytes(*TWO_BATCHES)
-    segment, terms = scan(data, PATH, IDENTITY, 5, last=True)
-    assert segment.size == len(data)
-    assert terms == [(5, 1), (7, 2)]
-    assert [segment.extent(index)[0] for index in (5, 6, 7)] == [
+    data = a_segment(*TWO_BATCHES)
+    records, runs = scan(data, writes_lost=False)
+    assert (records.size, records.end) == (len(data), 8)
+    assert runs == [(5, 1), (7, 2)]
+    assert [records.extent(index)[0] for index in (5, 6, 7)] == [
         FILE_HEADER_BYTES,
         FILE_HEADER_BYTES + RECORD_HEADER_BYTES + 3,
         FILE_HEADER_BYTES + 2 * RECORD_HEADER_BYTES + 3,
     ]
-    assert segment.extent(7)[1] == len(data)
+    assert records.extent(7)[1] == len(data)
 
 
 def test_an_index_entry_costs_four_bytes() -> None:
-    assert Segment(1).offsets.itemsize == 4
+    assert RecordIndex(NAME, 1).offsets.itemsize == 4
+
+
+def test_a_cut_index_is_a_copy() -> None:
+    records = scan(a_segment(*TWO_BATCHES)).records
+    cut = records.cut_from(7)
+    assert (cut.end, cut.size) == (7, records.extent(7)[0])
+    assert records.end == 8
+
+
+# A tail that is not whole
 
 
 @pytest.mark.parametrize("tail", [b"", bytes(100), b"\xff" * 100])
 def test_a_torn_last_batch_is_cut_at_every_offset_of_it(tail: bytes) -> None:
-    durable = len(segment_bytes(TWO_BATCHES[0]))
-    data = segment_bytes(*TWO_BATCHES)
+    durable = len(a_segment(TWO_BATCHES[0]))
+    data = a_segment(*TWO_BATCHES)
     for cut in range(durable, len(data)):
-        segment, _ = scan(data[:cut] + tail, PATH, IDENTITY, 5, last=True)
-        assert (segment.end, segment.size) == (7, durable)
+        records = scan(data[:cut] + tail).records
+        assert (records.end, records.size) == (7, durable)
 
 
-def test_a_torn_file_header_of_the_last_segment_leaves_nothing() -> None:
-    data = segment_bytes(TWO_BATCHES[0])
-    for cut in range(FILE_HEADER_BYTES):
-        segment, _ = scan(data[:cut] + bytes(len(data) - cut), PATH, IDENTITY, 5, last=True)
-        assert (segment.end, segment.size) == (5, 0)
+def test_a_killed_process_leaves_the_beginning_of_a_record_and_nothing_else() -> None:
+    durable = len(a_segment(TWO_BATCHES[0]))
+    data = a_segment(*TWO_BATCHES)
+    for cut in range(durable, len(data)):
+        assert scan(data[:cut], writes_lost=False).records.end == 7
+        for tail in (bytes(100), b"\xff" * 100):
+            with pytest.raises(CorruptJournal, match="bad record, and no write can have been lost"):
+                scan(data[:cut] + tail, writes_lost=False)
 
 
-def test_a_torn_tail_of_an_earlier_segment_is_corruption() -> None:
-    data = segment_bytes(*TWO_BATCHES)
-    with pytest.raises(
-        CorruptJournal, match=rf"{PATH}: offset \d+: bad record in a segment that is not the last"
-    ):
-        scan(data[:-1], PATH, IDENTITY, 5, last=False)
+def test_without_lost_writes_any_flipped_bit_of_whole_records_is_damage() -> None:
+    data = a_segment(*TWO_BATCHES)
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((CorruptJournal, UnknownFormat)):
+            scan(bytes(damaged), writes_lost=False)
 
 
 def test_a_bad_record_that_a_later_one_knows_as_durable_is_corruption() -> None:
-    data = bytearray(segment_bytes(*TWO_BATCHES))
+    data = bytearray(a_segment(*TWO_BATCHES))
     data[FILE_HEADER_BYTES + RECORD_HEADER_BYTES] ^= 1
-    with pytest.raises(CorruptJournal) as caught:
-        scan(bytes(data), PATH, IDENTITY, 5, last=True)
+    with pytest.raises(CorruptJournal, match="which a later record knows to have been durable") as caught:
+        scan(bytes(data))
     assert (caught.value.path, caught.value.offset) == (PATH, FILE_HEADER_BYTES)
     assert "\n" not in str(caught.value)
 
@@ -106,54 +137,109 @@ def test_a_bad_record_that_a_later_one_knows_as_durable_is_corruption() -> None:
 def test_any_flipped_bit_below_a_durable_claim_is_detected(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 60), min_size=3, max_size=8))
     batches = [[(bytes([number] * size), 5 + number, 1)] for number, size in enumerate(sizes)]
-    image = bytearray(segment_bytes(*batches))
-    claimed = len(segment_bytes(*batches[:-1]))
+    image = bytearray(a_segment(*batches))
+    claimed = len(a_segment(*batches[:-1]))
     bit = data.draw(st.integers(0, claimed * 8 - 1))
     image[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(CorruptJournal):
-        scan(bytes(image), PATH, IDENTITY, 5, last=True)
+    with pytest.raises((CorruptJournal, UnknownFormat)):
+        scan(bytes(image))
 
 
 def test_records_of_another_file_vouch_for_nothing() -> None:
-    embedded = segment_bytes(*TWO_BATCHES, first=9)
-    data = segment_bytes([(b"one", 5, 1)])
-    torn = b"".join(pack_records([(embedded, 6, 1)], len(data), record_seed(IDENTITY, 5)))[:-1]
-    segment, _ = scan(data + torn, PATH, IDENTITY, 5, last=True)
-    assert segment.end == 6
+    other = segment_name(9, 2)
+    embedded = a_segment(*TWO_BATCHES, header=FileHeader(9, 0, file_seed(IDENTITY, other)))
+    data = a_segment([(b"one", 5, 1)])
+    torn = b"".join(pack_records([(embedded, 6, 1)], len(data), HEADER.seed))[:-1]
+    assert scan(data + torn).records.end == 6
+
+
+def test_files_of_equal_first_index_have_different_seeds() -> None:
+    seeds = {file_seed(IDENTITY, segment_name(5, serial)) for serial in range(100)}
+    assert len(seeds) == 100
+    assert file_seed(b"cluster/1", NAME) not in seeds
+
+
+# What is not this log
 
 
 def test_a_gap_in_the_indexes_is_corruption() -> None:
-    data = segment_bytes([(b"one", 5, 1)], [(b"three", 7, 1)])
+    data = a_segment([(b"one", 5, 1)], [(b"three", 7, 1)])
     with pytest.raises(CorruptJournal, match="index 7 where 6 should be"):
-        scan(data, PATH, IDENTITY, 5, last=True)
+        scan(data)
+
+
+def test_a_sparse_segment_may_have_gaps_but_no_way_back() -> None:
+    header = HEADER._replace(end=20)
+    records, runs = scan(a_segment([(b"one", 5, 1), (b"two", 9, 2), (b"", 19, 2)], header=header))
+    assert (records.size, runs) == (FILE_HEADER_BYTES + 3 * RECORD_HEADER_BYTES + 6, [(5, 1), (9, 2)])
+    assert records.extent(9) == (
+        FILE_HEADER_BYTES + RECORD_HEADER_BYTES + 3,
+        records.size - RECORD_HEADER_BYTES,
+    )
+    for index in (6, 18, 20):
+        with pytest.raises(EntryGone):
+            records.extent(index)
+    for indexes in ((5, 5), (9, 5), (4, 5), (5, 20)):
+        with pytest.raises(CorruptJournal, match="is not from"):
+            scan(a_segment([(b"", index, 1) for index in indexes], header=header))
 
 
 def test_a_file_of_another_cluster_is_refused() -> None:
-    data = segment_bytes(*TWO_BATCHES, identity=b"other")
+    data = a_segment(*TWO_BATCHES)
     with pytest.raises(ForeignJournal, match=f"{PATH}: belongs to another cluster"):
-        scan(data, PATH, IDENTITY, 5, last=True)
+        unpack_file_header(data, PATH, b"other")
 
 
-def test_a_file_of_a_newer_version_is_refused() -> None:
-    header = bytearray(pack_file_header(IDENTITY, 5))
-    header[4] += 1
-    header[-4:] = crc32(header[:-4]).to_bytes(4, "little")
-    with pytest.raises(UnknownFormat, match=f"{PATH}: format version 2 is unknown"):
-        scan(bytes(header), PATH, IDENTITY, 5, last=True)
+def test_a_file_of_another_version_is_refused() -> None:
+    newer = bytearray(pack_file_header(IDENTITY, HEADER))
+    newer[4] += 1
+    with pytest.raises(CorruptJournal, match="wrong checksum of the file header"):
+        unpack_file_header(bytes(newer), PATH, IDENTITY)
+    newer[-4:] = crc32(newer[:-4]).to_bytes(4, "little")
+    with pytest.raises(UnknownFormat, match=f"{PATH}: format version 3 is unknown"):
+        unpack_file_header(bytes(newer), PATH, IDENTITY)
 
 
-def test_a_renamed_file_is_refused() -> None:
-    with pytest.raises(CorruptJournal, match="the name says first index 6, the file says 5"):
-        scan(segment_bytes(*TWO_BATCHES), segment_name(6), IDENTITY, 6, last=True)
+def test_a_damaged_header_is_corruption() -> None:
+    header = pack_file_header(IDENTITY, HEADER)
+    assert len(header) == FILE_HEADER_BYTES
+    for data in (b"", header[:-1], bytes(100), header[:-1] + b"x"):
+        with pytest.raises(CorruptJournal):
+            unpack_file_header(data, PATH, IDENTITY)
+
+
+def test_a_segment_of_another_node_becomes_ours_with_a_new_header() -> None:
+    data = a_segment(*TWO_BATCHES)
+    adopted = adopt_header(data, b"other")
+    assert unpack_file_header(adopted, PATH, b"other") == HEADER
+    assert adopted[FILE_HEADER_BYTES:] == data[FILE_HEADER_BYTES:]
+    assert scan_records(adopted, PATH, NAME, HEADER).records.size == len(data)
+    damaged = bytearray(data)
+    damaged[40] ^= 1
+    assert crc32(damaged) != crc32(data)
+    with pytest.raises(CorruptJournal, match="received segment"):
+        adopt_header(bytes(damaged), b"other")
 
 
 def test_an_extent_reads_what_was_written_and_verifies_it() -> None:
-    data = segment_bytes(*TWO_BATCHES)
-    segment, _ = scan(data, PATH, IDENTITY, 5, last=True)
-    extent = Extent(5, segment.extent(5)[0], segment.extent(6)[1], 5, 7, 1)
-    seed = record_seed(IDENTITY, 5)
-    assert read_extent(Memory(data), PATH, seed, extent) == [b"one", b""]  # pyright: ignore[reportArgumentType]
+    data = a_segment(*TWO_BATCHES)
+    records = scan(data).records
+    extent = Extent(NAME, records.extent(5)[0], records.extent(6)[1], 5, 7, 1)
+    assert read_extent(Memory(data), PATH, HEADER.seed, extent) == [b"one", b""]  # pyright: ignore[reportArgumentType]
     damaged = bytearray(data)
     damaged[FILE_HEADER_BYTES + RECORD_HEADER_BYTES] ^= 1
     with pytest.raises(CorruptJournal, match="wrong checksum of entry 5"):
-        read_extent(Memory(bytes(damaged)), PATH, seed, extent)  # pyright: ignore[reportArgumentType]
+        read_extent(Memory(bytes(damaged)), PATH, HEADER.seed, extent)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(CorruptJournal, match="entry 6 ends too early"):
+        read_extent(Memory(data), PATH, HEADER.seed, extent._replace(end=len(data)))  # pyright: ignore[reportArgumentType]
+
+
+def test_errors_are_one_line() -> None:
+    for error in (
+        CorruptJournal("a", 1, "b"),
+        UnknownFormat("a", 9),
+        UnknownFormat("a"),
+        ForeignJournal("a"),
+    ):
+        assert "\n" not in str(error)
+        assert str(error).startswith("a: ")

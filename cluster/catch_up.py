@@ -1,0 +1,430 @@
+"""Catching up by snapshot: a log that ends before the leader's begins is replaced by a copy of the leader's files.
+
+A snapshot is the newest checkpoint and all sealed segments: the state, the live messages and the retained log. The one
+who needs it asks for the files chunk by chunk, a few at a time, so that it is never sent more than it can store; a
+broken link costs the chunks under way. Giving goes on when the leader changes: what was committed stays so.
+
+Lives here: both sides of the transfer. Not here: who needs a snapshot (engine.py), what an installed one means for the
+state (group.py), formats (segment.py, checkpoints.py).
+
+Law: nothing that arrives is believed before the whole file has been verified, and the node's own log is untouched
+until everything is there, verified and durable. Files are read and written off the loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
+
+from cluster.checkpoints import (
+    Checkpoint,
+    adopt_checkpoint,
+    checkpoint_name,
+    read_checkpoint,
+)
+from cluster.envelope import Chunk, Fetch, Message, Offer, SnapshotFile, Withdrawn
+from cluster.sealed import verify
+from cluster.segment import CorruptJournal, JournalError, Segment, adopt_header
+
+if TYPE_CHECKING:
+    from cluster.directory import GroupDirectory
+    from cluster.engine import Engine
+    from cluster.housekeeping import Housekeeping
+    from cluster.journal import SegmentedJournal
+    from cluster.ports import Buffer, Disk, File, Runtime
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 256 * 1024
+WINDOW = 4
+"""Chunks asked for and not yet stored: enough to keep link and disk busy, a megabyte of memory at most."""
+PATIENCE_S = 5.0
+"""A transfer that has not moved for so long may be given up for a newer one; before, it is asked again."""
+GIVEN_S = 60.0
+"""The files of a snapshot are kept for so long after the last request."""
+REPEAT_S = 1.0
+
+Send = Callable[[str, Message], None]
+
+
+@dataclass(slots=True)
+class _Given:
+    """A snapshot that one peer may fetch."""
+
+    offer: Offer
+    names: list[str]
+    """Of files 0, 1, ... in the log's directory."""
+    used_s: float
+
+
+class _Sealing(NamedTuple):
+    """The open segment is being sealed: what comes before `end` can be given once the journal has synced `barrier`."""
+
+    barrier: int
+    end: int
+
+
+class SnapshotGiver:
+    """Gives what this node has on disk to peers that need it."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        journal: SegmentedJournal,
+        housekeeping: Housekeeping,
+        runtime: Runtime,
+        send: Send,
+        failed: Callable[[Exception], None],
+        first_id: int,
+    ) -> None:
+        """Snapshots are numbered from `first_id`, which no earlier life of this node has reached."""
+        self.given = 0
+        """Snapshots that were fetched to the end, or have become superfluous."""
+        self._disk = disk
+        self._directory = directory
+        self._journal = journal
+        self._housekeeping = housekeeping
+        self._runtime = runtime
+        self._send = send
+        self._failed = failed
+        self._next_id = first_id
+        self._sealing: dict[str, _Sealing] = {}
+        self._given: dict[str, _Given] = {}
+
+    def turn(self, engine: Engine) -> None:
+        """Make an offer to each peer that the engine finds too far behind."""
+        for peer, next_index in engine.needs_snapshot.items():
+            given = self._given.get(peer)
+            if given is not None and next_index > given.offer.index:
+                self._take_back(peer)  # it has this one; meanwhile the log begins even later
+            if peer not in self._given:
+                self._prepare(peer)
+        if self._sealing and not engine.is_leader:
+            self._sealing.clear()
+
+    def tick(self, engine: Engine) -> None:
+        """Once in a while: repeat offers that were not heard, and take back those that nobody uses."""
+        now_s = self._runtime.monotonic()
+        for peer, given in list(self._given.items()):
+            idle_s = now_s - given.used_s
+            if idle_s > GIVEN_S or (engine.is_leader and peer not in engine.needs_snapshot):
+                self._take_back(peer)
+            elif idle_s > REPEAT_S:
+                self._send(peer, given.offer)
+
+    def needed_from(self, peer: str) -> int | None:
+        """The first entry that `peer` will need once it has installed what it is given; None if that is nothing."""
+        given = self._given.get(peer)
+        return given.offer.segments[-1].end if given is not None else None
+
+    def fetch(self, peer: str, request: Fetch) -> None:
+        """Answer with the chunk, once it is read."""
+        given = self._given.get(peer)
+        if given is None or given.offer.snapshot != request.snapshot or request.file >= len(given.names):
+            self._send(peer, Withdrawn(request.snapshot))
+            return
+        given.used_s = self._runtime.monotonic()
+        path = f"{self._directory}/{given.names[request.file]}"
+        read = partial(_read, self._disk, path, request.offset, min(request.length, CHUNK_BYTES))
+        self._disk.submit_read(read, partial(self._have_read, peer, request, path))
+
+    def _have_read(
+        self, peer: str, request: Fetch, path: str, data: bytes | None, error: Exception | None
+    ) -> None:
+        given = self._given.get(peer)
+        if given is None or given.offer.snapshot != request.snapshot:
+            return
+        if data is None:
+            self._failed(CorruptJournal(path, request.offset, f"cannot be read: {error}"))
+            return
+        self._send(peer, Chunk(request.snapshot, request.file, request.offset, crc32(data), data))
+
+    def _prepare(self, peer: str) -> None:
+        sealing = self._sealing.get(peer)
+        if sealing is None:
+            self._journal.seal()
+            sealing = self._sealing[peer] = _Sealing(self._journal.written, self._journal.last_index + 1)
+        checkpoint = self._housekeeping.newest
+        if self._journal.synced < sealing.barrier or checkpoint is None:
+            return
+        del self._sealing[peer]
+        segments = [
+            segment for segment in self._journal.segments() if segment.sealed and segment.end <= sealing.end
+        ]
+        if segments and segments[-1].end > checkpoint.index:
+            self._offer(peer, checkpoint.index, checkpoint.term, segments)
+
+    def _offer(self, peer: str, index: int, term: int, segments: Sequence[Segment]) -> None:
+        name = checkpoint_name(index)
+        size = self._disk.open(f"{self._directory}/{name}")
+        files = [
+            SnapshotFile(segment.first, segment.end, segment.file_bytes, segment.sparse)
+            for segment in segments
+        ]
+        offer = Offer(self._next_id, index, term, size.size, files)
+        size.close()
+        self._next_id += 1
+        names = [name, *(segment.name for segment in segments)]
+        self._given[peer] = _Given(offer, names, self._runtime.monotonic())
+        self._housekeeping.pin(names)
+        log.info("peer %s is too far behind: it is offered a snapshot of index %d", peer, index)
+        self._send(peer, offer)
+
+    def _take_back(self, peer: str) -> None:
+        self._housekeeping.unpin(self._given.pop(peer).names)
+        self.given += 1
+
+
+class Installable(NamedTuple):
+    """A snapshot whose files are in the log's directory, verified and durable, but not yet part of the log."""
+
+    checkpoint: Checkpoint
+    segments: list[Segment]
+
+
+class _Part(NamedTuple):
+    """A chunk that is to be fetched."""
+
+    file: int
+    offset: int
+    length: int
+    ends_file: bool
+
+
+@dataclass(slots=True)
+class _Taking:
+    """A snapshot under way."""
+
+    peer: str
+    offer: Offer
+    parts: Iterator[_Part]
+    """Not yet asked for."""
+    moved_s: float
+    asked: deque[_Part] = field(default_factory=deque)
+    storing: int = 0
+    """Chunks that the disk has been given and not yet stored."""
+    file: File | None = None
+    """The file that is being written; only the background thread uses it."""
+    lost: bool = False
+    """Given up: what still arrives from the disk is of no interest."""
+
+
+class SnapshotTaker:
+    """Fetches a snapshot into a directory of its own and hands it over when it is complete.
+
+    `install` is called on the loop, and says whether it took the snapshot.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: GroupDirectory,
+        journal: SegmentedJournal,
+        runtime: Runtime,
+        send: Send,
+        install: Callable[[Installable], None],
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._journal = journal
+        self._runtime = runtime
+        self._send = send
+        self._install = install
+        self._taking: _Taking | None = None
+
+    def is_of_use(self, index: int, term: int) -> bool:
+        """Whether the log lacks the entry at `index`, which is committed (Raft paper, figure 13, step 6)."""
+        journal = self._journal
+        return journal.last_index < index or (index >= journal.first_index and journal.term_at(index) != term)
+
+    def offered(self, peer: str, offer: Offer) -> None:
+        """Begin to take it, or go on where the link broke, unless one from elsewhere is on its way."""
+        now_s = self._runtime.monotonic()
+        taking = self._taking
+        if taking is not None:
+            if (taking.peer, taking.offer.snapshot) == (peer, offer.snapshot):
+                if taking.moved_s + REPEAT_S < now_s:
+                    self._ask_again(taking)
+                return
+            if taking.moved_s + PATIENCE_S > now_s:
+                return
+        if not self.is_of_use(offer.index, offer.term):
+            return
+        self._give_up()
+        log.info("takes a snapshot of index %d from %s: %d bytes", offer.index, peer, _size(offer))
+        self._taking = taking = _Taking(peer, offer, _parts(offer), now_s)
+        taking.storing = WINDOW  # nothing is asked for until the directory is there
+        self._disk.submit_background(self._make_room, partial(self._begun, taking))
+
+    def connected(self, peer: str) -> None:
+        """A new link: what was under way on the old one is asked for again."""
+        if self._taking is not None and self._taking.peer == peer:
+            self._ask_again(self._taking)
+
+    def withdrawn(self, peer: str, message: Withdrawn) -> None:
+        taking = self._taking
+        if taking is not None and (taking.peer, taking.offer.snapshot) == (peer, message.snapshot):
+            self._give_up()
+
+    def chunk(self, peer: str, chunk: Chunk) -> None:
+        """Store the chunk if it is the one that is due."""
+        taking = self._taking
+        if (
+            taking is None
+            or (taking.peer, taking.offer.snapshot) != (peer, chunk.snapshot)
+            or not taking.asked
+        ):
+            return
+        part = taking.asked[0]
+        if (part.file, part.offset) != (chunk.file, chunk.offset):
+            return
+        if len(chunk.data) != part.length or crc32(chunk.data) != chunk.crc:
+            log.warning("a chunk from %s has arrived damaged; it is asked for again", peer)
+            self._ask_again(taking)
+            return
+        taking.asked.popleft()
+        taking.moved_s = self._runtime.monotonic()
+        taking.storing += 1
+        self._disk.submit_background(
+            partial(self._store, taking, part, chunk.data), partial(self._stored, taking, part)
+        )
+
+    # Asking
+
+    def _begun(self, taking: _Taking, _result: None, error: Exception | None) -> None:
+        if self._is_on(taking, error):
+            taking.storing = 0
+            self._ask(taking)
+
+    def _ask(self, taking: _Taking) -> None:
+        while len(taking.asked) + taking.storing < WINDOW:
+            part = next(taking.parts, None)
+            if part is None:
+                break
+            taking.asked.append(part)
+            self._request(taking, part)
+
+    def _ask_again(self, taking: _Taking) -> None:
+        for part in taking.asked:
+            self._request(taking, part)
+
+    def _request(self, taking: _Taking, part: _Part) -> None:
+        self._send(taking.peer, Fetch(taking.offer.snapshot, *part[:3]))
+
+    def _give_up(self) -> None:
+        if self._taking is not None:
+            self._taking.lost = True
+            self._taking = None
+
+    # Storing: on the background thread
+
+    def _make_room(self) -> None:
+        self._disk.remove_directory(self._directory.incoming)
+        self._disk.make_directory(self._directory.incoming)
+
+    def _store(self, taking: _Taking, part: _Part, data: Buffer) -> None:
+        """Write the chunk; make the file durable and verify it if it ends here."""
+        if taking.lost:
+            return
+        identity = self._directory.identity
+        path = self._path(part.file)
+        if part.offset == 0:
+            taking.file = self._disk.open(path, create=True)
+            adopt = adopt_header if part.file else adopt_checkpoint
+            data = adopt(bytes(data), identity)
+        file = taking.file
+        assert file is not None
+        file.append([data])
+        if part.ends_file:
+            file.sync()
+            file.close()
+            taking.file = None
+            if part.file:
+                verify(self._disk, path, identity)
+            else:
+                read_checkpoint(self._disk, path, identity)
+
+    def _move(self, offer: Offer, names: Sequence[str]) -> Checkpoint:
+        """Rename the complete files into the log's directory, where nothing refers to them yet."""
+        directory = self._directory
+        checkpoint = read_checkpoint(self._disk, self._path(0), directory.identity)
+        for number, name in enumerate([checkpoint_name(offer.index), *names]):
+            self._disk.rename(self._path(number), f"{directory.log}/{name}")
+        self._disk.sync_directory(directory.log)
+        return checkpoint
+
+    def _path(self, file: int) -> str:
+        return f"{self._directory.incoming}/{file:08}"
+
+    # Stored: on the loop
+
+    def _stored(self, taking: _Taking, part: _Part, _result: None, error: Exception | None) -> None:
+        if not self._is_on(taking, error):
+            return
+        taking.storing -= 1
+        taking.moved_s = self._runtime.monotonic()
+        if part.file == len(taking.offer.segments) and part.ends_file:
+            self._complete(taking)
+        else:
+            self._ask(taking)
+
+    def _is_on(self, taking: _Taking, error: Exception | None) -> bool:
+        """Whether the transfer goes on after a job has ended, in an error or not."""
+        if self._taking is not taking:
+            return False
+        if error is None:
+            return True
+        if isinstance(error, JournalError):
+            log.error("the snapshot from %s is damaged: %s", taking.peer, error)
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            log.error("no space for a snapshot of %d bytes", _size(taking.offer))
+        else:
+            self._runtime.fail(error)
+        self._give_up()
+        return False
+
+    def _complete(self, taking: _Taking) -> None:
+        names = [self._journal.new_name(row.first, sparse=row.sparse) for row in taking.offer.segments]
+        self._disk.submit_background(
+            partial(self._move, taking.offer, names), partial(self._moved, taking, names)
+        )
+
+    def _moved(
+        self, taking: _Taking, names: Sequence[str], checkpoint: Checkpoint | None, error: Exception | None
+    ) -> None:
+        if not self._is_on(taking, error) or checkpoint is None:
+            return
+        self._taking = None
+        if not self.is_of_use(checkpoint.index, checkpoint.term):
+            return  # the files are removed as leftovers at the next start
+        segments = [
+            Segment.sealed_file(name, row.first, row.end, row.size, sparse=row.sparse)
+            for name, row in zip(names, taking.offer.segments, strict=True)
+        ]
+        self._install(Installable(checkpoint, segments))
+
+
+def _size(offer: Offer) -> int:
+    return offer.checkpoint_size + sum(file.size for file in offer.segments)
+
+
+def _parts(offer: Offer) -> Iterator[_Part]:
+    for file, size in enumerate([offer.checkpoint_size, *(row.size for row in offer.segments)]):
+        for offset in range(0, size, CHUNK_BYTES):
+            length = min(CHUNK_BYTES, size - offset)
+            yield _Part(file, offset, length, offset + length == size)
+
+
+def _read(disk: Disk, path: str, offset: int, length: int) -> bytes:
+    file = disk.open(path)
+    try:
+        return file.pread(offset, length)
+    finally:
+        file.close()

@@ -1,0 +1,176 @@
+"""The directory of one group on one node: what is in it, and how a node starts from it.
+
+    identity                whose it is (identity.py)
+    hardstate-0, -1         term, vote, standing (hardstate.py)
+    log/                    segments, manifest, checkpoints
+    incoming/               a snapshot on its way (catch_up.py)
+    damage                  why the log must not be used any more; found while it was in use
+    damaged-N/              a log that was set aside, kept until this node has caught up
+
+Lives here: the way from these files to a journal and a state, whatever has happened to them. Not here: their formats.
+
+Law: damage that a checksum or a missing file shows never ends in a silent start with less: the log is set aside and
+the node comes back as a learner. What an operator must put right (another node's files, another version's) is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cluster.checkpoints import Checkpoint, list_checkpoints, load_newest, remove_checkpoints
+from cluster.hardstate import HardState, HardStateFile, Standing
+from cluster.identity import Claim, Owner, claim_directory, forget_writes_lost, note_writes_lost
+from cluster.journal import SegmentedJournal
+from cluster.manifest import MANIFEST_NAME
+from cluster.segment import CorruptJournal, UnknownFormat
+
+if TYPE_CHECKING:
+    from cluster.ports import Disk
+    from cluster.state import GroupState
+
+log = logging.getLogger(__name__)
+
+INCOMING = "incoming"
+DAMAGE = "damage"
+ASIDE_PREFIX = "damaged-"
+
+OpenJournal = Callable[[bool], SegmentedJournal]
+"""Opens the journal; told whether writes that were not synced may be lost."""
+
+
+class GroupDirectory:
+    """One group's files."""
+
+    def __init__(self, disk: Disk, path: str, owner: Owner) -> None:
+        self.path = path
+        self.log = f"{path}/log"
+        self.incoming = f"{path}/{INCOMING}"
+        self.identity = owner.key()
+        self._disk = disk
+        self._owner = owner
+        disk.make_directory(path)
+        self.hard_state = HardStateFile(disk, path, self.identity)
+
+    def claim(self, wall_ms: int) -> Claim:
+        """Begin a new incarnation. Raises `ForeignDirectory`."""
+        return claim_directory(self._disk, self.path, self._owner, wall_ms)
+
+    # Starting
+
+    def start(
+        self, claim: Claim, state: GroupState, open_journal: OpenJournal, *, repairable: bool
+    ) -> tuple[SegmentedJournal, Checkpoint | None]:
+        """Open the log, and load the newest checkpoint into `state`.
+
+        Raises the errors of the journal; CorruptJournal only unless `repairable`, that is, there are peers.
+        """
+        hard = self.hard_state.load()
+        open_log = partial(self._open, state, partial(open_journal, claim.writes_lost))
+        try:
+            journal, checkpoint = open_log(hard)
+        except CorruptJournal as damage:
+            if not repairable:
+                raise
+            log.error("%s: this node is repaired from the others", damage)  # noqa: TRY400 - no bug, no traceback
+            self._set_aside(claim, hard)
+            journal, checkpoint = open_log(self.hard_state.state)
+        forget_writes_lost(self._disk, self.path)
+        if hard is not None and hard.term < journal.last_term:
+            # Raft stores a term before its first entry, so the file was lost or is an old one.
+            log.error("%s: term %d is below the log's, so it is not believed", self.path, hard.term)
+            self.hard_state.forget()
+        return journal, checkpoint
+
+    def _open(
+        self, state: GroupState, open_journal: Callable[[], SegmentedJournal], hard: HardState | None
+    ) -> tuple[SegmentedJournal, Checkpoint | None]:
+        names = self._disk.list_directory(self.path)
+        if DAMAGE in names:
+            reason = self._disk.read_file(f"{self.path}/{DAMAGE}").decode(errors="replace")
+            raise CorruptJournal(self.log, 0, f"found damaged while it was in use: {reason}")
+        self._disk.make_directory(self.log)
+        has_manifest = MANIFEST_NAME in self._disk.list_directory(self.log)
+        if hard is not None and hard.standing is Standing.VOTER and not has_manifest:
+            raise CorruptJournal(f"{self.log}/{MANIFEST_NAME}", 0, "the file is missing")
+        journal = open_journal()
+        if INCOMING in names:
+            # A snapshot may have been on its way into the log: its checkpoint comes before its segments.
+            checkpoints = list_checkpoints(self._disk, self.log)
+            newer = [index for index in checkpoints if index > journal.last_index]
+            remove_checkpoints(self._disk, self.log, newer)
+            self._disk.remove_directory(self.incoming)
+        return journal, self._load_checkpoint(journal, state)
+
+    def _load_checkpoint(self, journal: SegmentedJournal, state: GroupState) -> Checkpoint | None:
+        """Take over the newest checkpoint that is whole; without one the log must go back to its beginning."""
+        checkpoint = load_newest(self._disk, self.log, self.identity, journal.last_index)
+        if checkpoint is None and journal.first_index <= 1:
+            return None
+        if checkpoint is None or checkpoint.index < journal.first_index:
+            newest = (
+                f"the newest whole one is of entry {checkpoint.index}"
+                if checkpoint
+                else "no checkpoint is whole"
+            )
+            what = f"the log begins with entry {journal.first_index}, and {newest}"
+            raise CorruptJournal(self.log, 0, what)
+        self.restore(state, checkpoint)
+        return checkpoint
+
+    def restore(self, state: GroupState, checkpoint: Checkpoint) -> None:
+        """Take over a state. Raises UnknownFormat."""
+        try:
+            state.load(checkpoint.body)
+        except ValueError as error:
+            # Its checksum is right, so it is whole: another version of this program wrote it.
+            path = f"{self.log}: checkpoint of entry {checkpoint.index}: {error}"
+            raise UnknownFormat(path) from error
+
+    # Damage
+
+    def _set_aside(self, claim: Claim, hard: HardState | None) -> None:
+        """Keep the damaged log, for the case that the others lose theirs, and go on without one."""
+        if hard is not None:
+            self.hard_state.store(hard._replace(standing=Standing.LEARNER))
+        names = self._disk.list_directory(self.path)
+        if "log" in names:
+            if any(name.startswith(ASIDE_PREFIX) for name in names):
+                self._disk.remove_directory(self.log)  # an earlier repair was not finished: this is less
+            else:
+                self._disk.rename(self.log, f"{self.path}/{ASIDE_PREFIX}{claim.incarnation}")
+            self._disk.sync_directory(self.path)
+        if DAMAGE in names:
+            self._disk.remove(f"{self.path}/{DAMAGE}")
+            self._disk.sync_directory(self.path)
+
+    def note_damage(self, error: Exception) -> None:
+        """Let the next start know that the log is not to be used; best effort."""
+        with suppress(OSError):
+            self._disk.replace_file(f"{self.path}/{DAMAGE}", str(error).encode())
+
+    def note_writes_lost(self) -> None:
+        """Let the next start know that what was not synced may be lost; best effort."""
+        note_writes_lost(self._disk, self.path)
+
+    # Cleaning
+
+    def remove_incoming(self) -> None:
+        """Off the loop: the snapshot has become the log."""
+        self._remove(self.incoming)
+
+    def remove_set_aside(self) -> None:
+        """Off the loop: this node has everything again."""
+        for name in self._disk.list_directory(self.path):
+            if name.startswith(ASIDE_PREFIX):
+                self._remove(f"{self.path}/{name}")
+
+    def _remove(self, directory: str) -> None:
+        self._disk.submit_background(partial(self._disk.remove_directory, directory), _ignore)
+
+
+def _ignore(_result: None, _error: Exception | None) -> None:
+    """Take no notice: what was not removed is removed later."""

@@ -1,0 +1,517 @@
+"""What is in a group's directory, and whether it is whole: for a person, while no node works with it.
+
+Lives here: looking at every file and checking every checksum, what the next start will make of what is found, going
+through the entries. Not here: formats (each in its module), the start itself (directory.py), how it is shown, what the
+entries and the state mean to the machine.
+
+Law: nothing is written, repaired, cut or removed, whatever is found; and damage of one file keeps no other from being
+looked at. A log is never in memory as a whole: sealed segments are read a piece at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from cluster.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
+from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING
+from cluster.hardstate import NAMES as HARD_STATE_NAMES
+from cluster.hardstate import HardState, HardStateFile, Standing, Stored
+from cluster.identity import FILE as IDENTITY_NAME
+from cluster.identity import WRITES_LOST, Identity, is_loss_noted
+from cluster.identity import load_copies as load_identity_copies
+from cluster.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name
+from cluster.manifest import load_copies as load_manifest_copies
+from cluster.sealed import load_index, open_file, records, verify
+from cluster.segment import (
+    RECORD_HEADER_BYTES,
+    CorruptJournal,
+    ForeignJournal,
+    JournalError,
+    Scan,
+    Segment,
+    UnknownFormat,
+    path_in,
+    read_at,
+    scan_records,
+)
+from cluster.segment_files import scan_open
+from cluster.term_runs import TermRuns
+
+if TYPE_CHECKING:
+    from cluster.ports import Disk
+
+INDEX_MAX = 2**64 - 1
+
+_LOG = "log"
+_TEMPORARY = ".tmp"
+
+DescribeState = Callable[[bytes], str]
+"""One line about the state in a checkpoint's body; raises ValueError if it is of another version."""
+
+
+class Cure(IntEnum):
+    """What becomes of a problem at the node's next start; the worst last."""
+
+    SPARE = 1
+    """The node puts it right by itself: it is there a second time, or can be made anew."""
+
+    HEARING = 2
+    """The node waits until every other member has told its term, and then catches up."""
+
+    REPAIR = 3
+    """The log is set aside, and the others give the node theirs."""
+
+    OPERATOR = 4
+    """The node refuses to start."""
+
+
+class Problem(NamedTuple):
+    what: str
+    cure: Cure
+
+
+class Whose(NamedTuple):
+    """The file `identity`."""
+
+    identity: Identity | None
+    problem: Problem | None
+
+
+class HardStateFound(NamedTuple):
+    """The files of term, vote and standing."""
+
+    state: HardState | None
+    copies: tuple[str, ...]
+    """Of each of the two: "ok", "older", "damaged" or "missing"."""
+
+    problem: Problem | None
+
+
+class ManifestFound(NamedTuple):
+    present: bool
+    problem: Problem | None
+
+
+class LogFound(NamedTuple):
+    """The log as its manifest and its open segment describe it."""
+
+    first_index: int
+    """Of the entries without a gap; the segments below hold single ones."""
+
+    last_index: int | None
+    """0 in an empty log, None if the open segment is damaged."""
+
+    file_bytes: int
+    """Of all segments."""
+
+    files: int
+
+
+class SegmentFound(NamedTuple):
+    name: str
+    kind: str
+    """"dense", "sparse" or "open"."""
+
+    first: int
+    end: int
+    """Index after the last entry, or after the range of a sparse segment; `first` in an open one that is damaged."""
+
+    entries: int | None
+    file_bytes: int
+    terms: tuple[int, int] | None
+    """Of the first and the last entry."""
+
+    torn_bytes: int
+    """At the end of the open segment: of a write that a crash interrupted. They are cut at the next start."""
+
+    problem: Problem | None
+
+
+class CheckpointFound(NamedTuple):
+    name: str
+    term: int | None
+    file_bytes: int
+    state: str
+    problem: Problem | None
+
+
+class Leftover(NamedTuple):
+    """A file that is not in use, or that tells the next start something."""
+
+    path: str
+    file_bytes: int
+    what: str
+    problem: Problem | None = None
+
+
+class Trouble(NamedTuple):
+    """A problem that no other finding is of."""
+
+    path: str
+    problem: Problem
+
+
+Finding = (
+    Whose | HardStateFound | ManifestFound | LogFound | SegmentFound | CheckpointFound | Leftover | Trouble
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFound:
+    index: int
+    term: int
+    payload: bytes
+
+
+def inspect(disk: Disk, directory: str, describe_state: DescribeState) -> Iterator[Finding]:
+    """Look at everything in a group's directory; each finding comes as soon as it is known.
+
+    It ends after `Whose` if that is unknown, because then no other file can be checked. Raises OSError.
+    """
+    inspection = _Inspection(disk, directory, describe_state)
+    yield inspection.whose
+    if inspection.whose.identity is not None:
+        yield from inspection.findings()
+
+
+def entries(
+    disk: Disk, directory: str, first: int = 0, last: int = INDEX_MAX
+) -> Iterator[EntryFound | Trouble]:
+    """The entries of the directory from `first` to `last`, as far as they can be read. Raises OSError."""
+    inspection = _Inspection(disk, directory, lambda _: "")
+    whose = inspection.whose
+    if whose.identity is None:
+        yield Trouble(IDENTITY_NAME, whose.problem or _missing())
+        return
+    found, manifest = inspection.find_manifest()
+    if found.problem is not None:
+        yield Trouble(path_in(_LOG, MANIFEST_NAME), found.problem)
+    if manifest is not None:
+        yield from inspection.entries(manifest, first, last)
+
+
+class _Inspection:
+    def __init__(self, disk: Disk, directory: str, describe_state: DescribeState) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._log = path_in(directory, _LOG)
+        self._describe_state = describe_state
+        self._names = disk.list_directory(directory)
+        self._log_names = disk.list_directory(self._log) if _LOG in self._names else []
+        self.whose = self._find_whose()
+        owner = self.whose.identity.owner if self.whose.identity else None
+        self._identity = owner.key() if owner else b""
+
+    def findings(self) -> Iterator[Finding]:
+        hard = self._find_hard_state()
+        yield hard
+        found, manifest = self.find_manifest()
+        empty = manifest is None or not manifest.names()
+        if (
+            not found.present
+            and found.problem is None
+            and hard.state
+            and hard.state.standing is Standing.VOTER
+        ):
+            found = found._replace(problem=_missing())
+        yield found
+        first_index, last_index = 0, None
+        if manifest is not None:
+            opened, scan = self._find_open(manifest)
+            first_index, last_index = _log_range(manifest, scan)
+            if opened is not None and scan is None:
+                last_index = None
+            sizes = [row.file_bytes for row in manifest.sealed] + ([opened.file_bytes] if opened else [])
+            yield LogFound(first_index, last_index, sum(sizes), len(sizes))
+            for row in manifest.sealed:
+                yield self._find_sealed(row)
+            if opened is not None:
+                yield opened
+            yield from self._find_term_lost(hard, manifest, scan)
+        if hard.state is None and hard.problem is None and not empty:
+            what = "both are missing: term and vote are unknown"
+            yield Trouble(" and ".join(HARD_STATE_NAMES), Problem(what, Cure.HEARING))
+        yield from self._find_checkpoints(first_index, last_index)
+        yield from self._find_leftovers(manifest)
+
+    def _find_whose(self) -> Whose:
+        if IDENTITY_NAME not in self._names:
+            return Whose(
+                None, Problem("the file is missing, so whose the directory is cannot be told", Cure.SPARE)
+            )
+        try:
+            copies = load_identity_copies(self._disk, self._directory)
+        except UnknownFormat as error:
+            return Whose(None, _problem(error))
+        whole = [copy for copy in copies if copy is not None]
+        if not whole:
+            what = "both copies are damaged; if the directory is this node's, delete that file"
+            return Whose(None, Problem(what, Cure.OPERATOR))
+        return Whose(whole[0], _half(len(whole)))
+
+    def _find_hard_state(self) -> HardStateFound:
+        try:
+            stored = HardStateFile(self._disk, self._directory, self._identity).load_copies()
+        except (UnknownFormat, ForeignJournal) as error:
+            return HardStateFound(None, ("unreadable",) * len(HARD_STATE_NAMES), _problem(error))
+        latest = max((copy for copy in stored if copy is not None), key=_sequence, default=None)
+        copies = tuple(
+            self._copy_state(name, copy, latest) for name, copy in zip(HARD_STATE_NAMES, stored, strict=True)
+        )
+        if latest is not None:
+            bad = [name for name, copy in zip(HARD_STATE_NAMES, copies, strict=True) if copy != "ok"]
+            what = f"{' and '.join(bad)}: written anew from the other one"
+            return HardStateFound(latest.state, copies, Problem(what, Cure.SPARE) if bad else None)
+        if "damaged" in copies:
+            return HardStateFound(None, copies, Problem("term and vote are lost", Cure.HEARING))
+        return HardStateFound(None, copies, None)
+
+    def _copy_state(self, name: str, copy: Stored | None, latest: Stored | None) -> str:
+        if copy is None:
+            return "damaged" if name in self._names else "missing"
+        return "ok" if copy == latest else "older"
+
+    # The log
+
+    def find_manifest(self) -> tuple[ManifestFound, Manifest | None]:
+        if MANIFEST_NAME not in self._log_names:
+            segments = any(map(is_segment_name, self._log_names))
+            return ManifestFound(present=False, problem=_missing() if segments else None), None
+        path = path_in(self._log, MANIFEST_NAME)
+        try:
+            copies = load_manifest_copies(self._disk, path, self._identity)
+        except (UnknownFormat, ForeignJournal) as error:
+            return ManifestFound(present=True, problem=_problem(error)), None
+        whole = [copy for copy in copies if copy is not None]
+        if not whole:
+            damaged = Problem("both copies are damaged", Cure.REPAIR)
+            return ManifestFound(present=True, problem=damaged), None
+        return ManifestFound(present=True, problem=_half(len(whole))), whole[0]
+
+    def _find_sealed(self, row: Row) -> SegmentFound:
+        segment = Segment.sealed_file(*row[:4], sparse=row.sparse)
+        found = SegmentFound(
+            row.name,
+            "sparse" if row.sparse else "dense",
+            row.first,
+            row.end,
+            None,
+            row.file_bytes,
+            None,
+            0,
+            None,
+        )
+        path = path_in(self._log, row.name)
+        size = self._size(path)
+        if row.name in self._log_names and size != row.file_bytes:
+            what = f"the file has {size} bytes instead of {row.file_bytes}"
+            return found._replace(problem=Problem(what, Cure.REPAIR))
+        try:
+            verify(self._disk, path, self._identity)
+            index = load_index(self._disk, self._log, self._identity, segment)
+        except JournalError as error:
+            return found._replace(problem=_problem(error))
+        terms = (index.runs[0][1], index.runs[-1][1]) if index.runs else None
+        return found._replace(entries=len(index.offsets), terms=terms)
+
+    def _find_open(self, manifest: Manifest) -> tuple[SegmentFound | None, Scan | None]:
+        name, first = manifest.open_name, manifest.open_first
+        if name is None:
+            return None, None
+        size = self._size(path_in(self._log, name))
+        found = SegmentFound(name, "open", first, first, None, size, None, 0, None)
+        try:
+            opened = open_file(self._disk, path_in(self._log, name), self._identity)
+            try:
+                scan = scan_open(opened, manifest, writes_lost=self._writes_lost())
+            finally:
+                opened.file.close()
+        except JournalError as error:
+            return found._replace(problem=_problem(error)), None
+        terms = (scan.runs[0][1], scan.runs[-1][1]) if scan.runs else None
+        index = scan.records
+        found = found._replace(end=index.end, entries=len(index.offsets), terms=terms)
+        return found._replace(torn_bytes=size - index.size), scan
+
+    def _writes_lost(self) -> bool:
+        """Whether the next start must expect that what was not synced is lost."""
+        identity = self.whose.identity
+        is_noted = is_loss_noted(self._disk, self._directory, self._names)
+        return is_noted or identity is None or identity.session != self._disk.session()
+
+    def _find_term_lost(
+        self, hard: HardStateFound, manifest: Manifest, scan: Scan | None
+    ) -> Iterator[Trouble]:
+        terms = TermRuns(manifest.runs)
+        terms.extend(scan.runs if scan else ())
+        if hard.state is not None and hard.state.term < terms.last:
+            what = f"term {hard.state.term} is below that of the last entry, {terms.last}: the files are old ones"
+            yield Trouble(" and ".join(HARD_STATE_NAMES), Problem(what, Cure.HEARING))
+
+    # Checkpoints
+
+    def _find_checkpoints(
+        self, first_index: int, last_index: int | None
+    ) -> Iterator[CheckpointFound | Trouble]:
+        indexes = list_checkpoints(self._disk, self._log) if self._log_names else []
+        found = [(index, self._find_checkpoint(index)) for index in indexes]
+        whole = [index for index, checkpoint in found if checkpoint.problem is None]
+        newest = max(whole, default=0)
+        enough = newest >= first_index or first_index <= 1
+        for index, checkpoint in found:
+            problem = checkpoint.problem
+            if problem is not None and problem.cure is Cure.SPARE and not enough:
+                problem = problem._replace(cure=Cure.REPAIR)
+            elif self._is_too_new(index, newest, last_index):
+                problem = Problem(f"newer than the log, which ends with entry {last_index}", Cure.REPAIR)
+            yield checkpoint._replace(problem=problem)
+        if not enough and not any(checkpoint.problem for _, checkpoint in found):
+            what = f"no checkpoint is of entry {first_index} or later, where the log begins"
+            yield Trouble(_LOG, Problem(what, Cure.REPAIR))
+
+    def _is_too_new(self, index: int, newest: int, last_index: int | None) -> bool:
+        """Whether the log has lost what the newest whole checkpoint stands for."""
+        if last_index is None or INCOMING in self._names:  # a snapshot's checkpoint comes before its segments
+            return False
+        return index == newest > last_index
+
+    def _find_checkpoint(self, index: int) -> CheckpointFound:
+        name = checkpoint_name(index)
+        path = path_in(self._log, name)
+        found = CheckpointFound(name, None, self._size(path), "", None)
+        try:
+            checkpoint = read_checkpoint(self._disk, path, self._identity)
+        except CorruptJournal as error:
+            return found._replace(problem=Problem(_without_path(error, error.path), Cure.SPARE))
+        except (UnknownFormat, ForeignJournal) as error:
+            return found._replace(problem=_problem(error))
+        if checkpoint.index != index:
+            what = f"the name says index {index}, the file says {checkpoint.index}"
+            return found._replace(problem=Problem(what, Cure.SPARE))
+        try:
+            state = self._describe_state(checkpoint.body)
+        except ValueError as error:
+            what = f"{error}; start the program version that wrote it"
+            return found._replace(term=checkpoint.term, problem=Problem(what, Cure.OPERATOR))
+        return found._replace(term=checkpoint.term, state=state)
+
+    # The rest
+
+    def _find_leftovers(self, manifest: Manifest | None) -> Iterator[Leftover]:
+        for name in self._names:
+            if name not in (IDENTITY_NAME, WRITES_LOST, *HARD_STATE_NAMES, _LOG):
+                yield self._find_leftover(name)
+        checkpoints = list_checkpoints(self._disk, self._log) if self._log_names else []
+        belonging = {
+            MANIFEST_NAME,
+            *map(checkpoint_name, checkpoints),
+            *(manifest.names() if manifest else ()),
+        }
+        for name in self._log_names:
+            if name not in belonging:
+                of_crash = name.endswith(_TEMPORARY) or (manifest is not None and is_segment_name(name))
+                what = "of a crash; removed at the next start" if of_crash else "not of this log; left alone"
+                yield Leftover(path_in(_LOG, name), self._size(path_in(self._log, name)), what)
+
+    def _find_leftover(self, name: str) -> Leftover:
+        path = path_in(self._directory, name)
+        if name == INCOMING:
+            return self._find_directory(name, "a snapshot that had not all arrived; it is fetched anew")
+        if name.startswith(ASIDE_PREFIX):
+            return self._find_directory(name, "a damaged log, kept until this node has caught up")
+        if name == DAMAGE:
+            reason = self._disk.read_file(path).decode(errors="replace")
+            what = f"the log was found damaged while it was in use: {reason}"
+            return Leftover(name, self._size(path), "", Problem(what, Cure.REPAIR))
+        what = "of a crash; harmless" if name.endswith(_TEMPORARY) else "not of this node; left alone"
+        return Leftover(name, self._size(path), what)
+
+    def _find_directory(self, name: str, what: str) -> Leftover:
+        path = path_in(self._directory, name)
+        names = self._disk.list_directory(path)
+        size = sum(self._size(path_in(path, file)) for file in names)
+        return Leftover(f"{name}/", size, f"files: {len(names)}; {what}")
+
+    def _size(self, path: str) -> int:
+        try:
+            file = self._disk.open(path)
+        except FileNotFoundError:
+            return 0
+        size = file.size
+        file.close()
+        return size
+
+    # Entries
+
+    def entries(self, manifest: Manifest, first: int, last: int) -> Iterator[EntryFound | Trouble]:
+        for row in manifest.sealed:
+            if row.first > last or row.end <= first:
+                continue
+            segment = Segment.sealed_file(*row[:4], sparse=row.sparse)
+            found = (EntryFound(*entry) for entry in records(self._disk, self._log, self._identity, segment))
+            yield from self._reading(row.name, (entry for entry in found if first <= entry.index <= last))
+        if manifest.open_name is not None and manifest.open_first <= last:
+            found = self._open_entries(manifest, manifest.open_name)
+            yield from self._reading(
+                manifest.open_name, (entry for entry in found if first <= entry.index <= last)
+            )
+
+    def _reading(self, name: str, found: Iterator[EntryFound]) -> Iterator[EntryFound | Trouble]:
+        try:
+            yield from found
+        except JournalError as error:
+            yield Trouble(path_in(_LOG, name), _problem(error))
+
+    def _open_entries(self, manifest: Manifest, name: str) -> Iterator[EntryFound]:
+        """Also those before a damaged one."""
+        path = path_in(self._log, name)
+        opened = open_file(self._disk, path, self._identity)
+        try:
+            data = read_at(opened.file, path, 0, opened.file.size)
+            scan = scan_records(data, path, name, opened.header)
+            terms = TermRuns(scan.runs)
+            for index in range(scan.records.first, scan.records.end):
+                start, end = scan.records.extent(index)
+                yield EntryFound(index, terms.at(index), data[start + RECORD_HEADER_BYTES : end])
+            scan_open(opened, manifest, writes_lost=self._writes_lost())
+        finally:
+            opened.file.close()
+
+
+def _log_range(manifest: Manifest, scan: Scan | None) -> tuple[int, int]:
+    """First and last index of the entries without a gap."""
+    grown = scan is not None and bool(scan.records.offsets)
+    end = scan.records.end if grown and scan else manifest.sealed[-1].end if manifest.sealed else 1
+    start = manifest.open_first if grown else end
+    for row in reversed(manifest.sealed):
+        if row.sparse or row.end != start:
+            break
+        start = row.first
+    return start, end - 1
+
+
+def _sequence(stored: Stored) -> int:
+    return stored.sequence
+
+
+def _half(whole: int) -> Problem | None:
+    return None if whole > 1 else Problem("one of the two copies in it is damaged", Cure.SPARE)
+
+
+def _missing() -> Problem:
+    return Problem("the file is missing", Cure.REPAIR)
+
+
+def _problem(error: JournalError) -> Problem:
+    if isinstance(error, CorruptJournal):
+        return Problem(_without_path(error, error.path), Cure.REPAIR)
+    if isinstance(error, UnknownFormat | ForeignJournal):
+        return Problem(_without_path(error, error.path), Cure.OPERATOR)
+    return Problem(str(error), Cure.OPERATOR)
+
+
+def _without_path(error: JournalError, path: str) -> str:
+    return str(error).removeprefix(f"{path}: ")

@@ -1,0 +1,64 @@
+"""The replicated state of a group: the machine's, and what the group itself remembers.
+
+Lives here: what belongs together at one index of the log, as bytes and as a frozen copy. Not here: how it changes
+(group.py applies entries), where it is kept (checkpoints.py).
+
+Law: equal on every replica at equal index, to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from cluster.origins import Origins
+from cluster.ports import pack
+
+if TYPE_CHECKING:
+    from cluster.machine import Frozen, Machine
+
+
+class GroupState:
+    """Time, origins and machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.origins = Origins()
+        self.time_ms = 0
+        """The leader's clock at the last applied entry; never goes backwards."""
+
+    def freeze(self) -> FrozenState:
+        """A copy as it is now; cheap."""
+        return FrozenState(self.time_ms, self.origins.dump(), self.machine.freeze())
+
+    def load(self, data: bytes) -> None:
+        """Replace everything by what `FrozenState.dump` gave. Raises ValueError for anything else."""
+        try:
+            time_ms, rows, machine = msgpack.unpackb(data)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise ValueError(f"not a state: {error}") from error
+        self.machine.load(machine)
+        self.origins.load(rows)
+        self.time_ms = time_ms
+
+
+class FrozenState:
+    """The state at one index. Its methods may be called on any thread."""
+
+    def __init__(self, time_ms: int, origins: list[tuple[str, int, int, bool]], machine: Frozen) -> None:
+        self._time_ms = time_ms
+        self._origins = origins
+        self._machine = machine
+
+    def dump(self) -> bytes:
+        return pack([self._time_ms, self._origins, self._machine.dump()])
+
+    def counts(self, bounds: Sequence[int]) -> list[int]:
+        """See `Frozen.counts`."""
+        return self._machine.counts(bounds)
+
+    def live(self, first: int, end: int) -> Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]:
+        """See `Frozen.live`."""
+        return self._machine.live(first, end)

@@ -1,0 +1,359 @@
+"""A snapshot on its way: whole, broken off, damaged, superfluous."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from chaos.sim.disk import SimulatedDisk
+from cluster.catch_up import CHUNK_BYTES, GIVEN_S, Installable, SnapshotGiver, SnapshotTaker
+from cluster.checkpoints import Checkpoint, write_checkpoint
+from cluster.directory import GroupDirectory
+from cluster.envelope import Chunk, Fetch, Message, Offer, Withdrawn, decode, encode
+from cluster.hardstate import HardState, HardStateFile, Standing
+from cluster.housekeeping import CheckpointPosition
+from cluster.identity import Owner
+from cluster.journal import SegmentedJournal
+from cluster.segment import CorruptJournal
+
+STATE = b"the state" * 50_000
+ENTRIES = 200
+ENTRY_BYTES = 5_000
+
+
+class World:
+    """Time, and what happens in it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self.now_s + delay_s, self._count, callback))
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> None:
+        while self._events and not stop():
+            self.now_s, _, callback = heapq.heappop(self._events)
+            callback()
+
+    # What the giver and the taker use of a runtime
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+
+class Node:
+    """A node's disk and log."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.disk = SimulatedDisk(Random(name), world.after)
+        self.directory = GroupDirectory(self.disk, "group", Owner("cluster", name, 0))
+        self.world = world
+        self.open()
+
+    def open(self) -> None:
+        """Open the log as it is on the disk."""
+        self.disk.make_directory(self.directory.log)
+        hard_state = HardStateFile(self.disk, "group", self.directory.identity)
+        hard_state.load()
+        hard_state.store(HardState(1, None, Standing.VOTER))
+        self.journal = SegmentedJournal(
+            self.disk,
+            self.directory.log,
+            self.directory.identity,
+            self.world.fail,
+            hard_state,
+            segment_bytes=100_000,
+            segment_entries=1000,
+        )
+
+    def add(self, first: int, count: int) -> None:
+        for index in range(first, first + count):
+            self.journal.add(payload(index), index, 1)
+        self.journal.sync_now()
+
+
+def payload(index: int) -> bytes:
+    return Random(index).randbytes(ENTRY_BYTES)
+
+
+class Pins:
+    """What the giver uses of the housekeeping."""
+
+    def __init__(self, newest: CheckpointPosition) -> None:
+        self.newest = newest
+        self.pinned: list[str] = []
+
+    def pin(self, names: list[str]) -> None:
+        self.pinned += names
+
+    def unpin(self, names: list[str]) -> None:
+        for name in names:
+            self.pinned.remove(name)
+
+
+class Engine:
+    """What the giver asks of an engine."""
+
+    is_leader = True
+
+    def __init__(self) -> None:
+        self.needs_snapshot = {"taker": 2}
+
+
+class Transfer:
+    """A giver with a log of 200 entries and a checkpoint at 150, and a taker with an empty log."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.here = Node("giver", self.world)
+        self.here.add(1, ENTRIES)
+        write_checkpoint(self.here.disk, self.here.directory.log, self.here.directory.identity, 150, 1, STATE)
+        self.there = Node("taker", self.world)
+        self.there.add(1, 1)
+        self.engine = Engine()
+        self.pins = Pins(CheckpointPosition(150, 1))
+        self.sent: list[Message] = []
+        self.installed: list[Installable] = []
+        self.failures: list[Exception] = []
+        self.is_up = True
+        self.spoil: Callable[[Message], Message] = lambda message: message
+        self.giver = SnapshotGiver(
+            self.here.disk,
+            self.here.directory.log,
+            self.here.journal,
+            cast("Any", self.pins),
+            cast("Any", self.world),
+            self._to_taker,
+            self.failures.append,
+            first_id=1000,
+        )
+        self.taker = SnapshotTaker(
+            self.there.disk,
+            self.there.directory,
+            self.there.journal,
+            cast("Any", self.world),
+            self._to_giver,
+            self.installed.append,
+        )
+
+    def _to_taker(self, _peer: str, message: Message) -> None:
+        self._carry(message, self._taker_gets)
+
+    def _to_giver(self, _peer: str, message: Message) -> None:
+        self._carry(message, self._giver_gets)
+
+    def _carry(self, message: Message, deliver: Callable[[Message], None]) -> None:
+        if not self.is_up:
+            return
+        self.sent.append(message)
+        frame = b"".join(encode(self.spoil(message)))
+        self.world.after(0.001, lambda: deliver(decode(frame)) if self.is_up else None)
+
+    def _taker_gets(self, message: Message) -> None:
+        match message:
+            case Offer():
+                self.taker.offered("giver", message)
+            case Chunk():
+                self.taker.chunk("giver", message)
+            case Withdrawn():
+                self.taker.withdrawn("giver", message)
+            case _:
+                raise AssertionError(message)
+
+    def _giver_gets(self, message: Message) -> None:
+        assert isinstance(message, Fetch)
+        self.giver.fetch("taker", message)
+
+    def begin(self) -> None:
+        self.giver.turn(cast("Any", self.engine))
+        self.here.journal.sync_now()
+        self.giver.turn(cast("Any", self.engine))
+
+    def tick(self) -> None:
+        self.world.now_s += 1.1
+        self.giver.tick(cast("Any", self.engine))
+
+    def fetches(self) -> list[Fetch]:
+        return [message for message in self.sent if isinstance(message, Fetch)]
+
+    def check_installed(self) -> None:
+        [installable] = self.installed
+        assert installable.checkpoint == Checkpoint(150, 1, STATE)
+        assert [segment.end for segment in installable.segments][-1] == ENTRIES + 1
+        journal = self.there.journal
+        journal.adopt(installable.segments)
+        journal.sync_now()
+        self.check_log()
+        self.there.disk.crash(power_loss=True)
+        self.there.open()
+        self.check_log()
+
+    def check_log(self) -> None:
+        journal = self.there.journal
+        assert (journal.first_index, journal.last_index) == (1, ENTRIES)
+        assert all(journal.read(index) == payload(index) for index in range(1, ENTRIES + 1))
+
+
+@pytest.fixture
+def transfer() -> Transfer:
+    return Transfer()
+
+
+def test_a_snapshot_arrives_and_is_the_log_afterwards(transfer: Transfer) -> None:
+    transfer.begin()
+    transfer.world.run()
+    transfer.check_installed()
+    size = len(STATE) + ENTRIES * ENTRY_BYTES
+    assert len(transfer.fetches()) <= size // CHUNK_BYTES + 2 * len(transfer.installed[0].segments) + 2
+
+
+def test_a_broken_link_costs_only_what_was_on_its_way(transfer: Transfer) -> None:
+    transfer.begin()
+    transfer.world.run(lambda: len(transfer.fetches()) > 8)
+    asked_before = len(transfer.fetches())
+    transfer.is_up = False
+    transfer.world.run()
+    transfer.is_up = True
+    transfer.taker.connected("giver")
+    transfer.world.run()
+    transfer.check_installed()
+    first_parts = [fetch for fetch in transfer.fetches() if (fetch.file, fetch.offset) == (0, 0)]
+    assert len(first_parts) == 1
+    repeated = len(transfer.fetches()) - len({fetch[1:3] for fetch in transfer.fetches()})
+    assert 0 < repeated <= 4 < asked_before
+
+
+def test_an_offer_that_nobody_heard_is_repeated(transfer: Transfer) -> None:
+    transfer.is_up = False
+    transfer.begin()
+    transfer.is_up = True
+    transfer.tick()
+    transfer.world.run()
+    transfer.check_installed()
+
+
+def test_a_chunk_that_arrives_damaged_is_asked_for_again(transfer: Transfer) -> None:
+    spoilt: list[Message] = []
+
+    def spoil(message: Message) -> Message:
+        if isinstance(message, Chunk) and message.file == 2 and not spoilt:
+            spoilt.append(message)
+            return message._replace(data=bytes([message.data[0] ^ 1]) + bytes(message.data[1:]))
+        return message
+
+    transfer.spoil = spoil
+    transfer.begin()
+    transfer.world.run()
+    assert spoilt
+    transfer.check_installed()
+
+
+def test_a_damaged_file_is_not_believed(transfer: Transfer) -> None:
+    transfer.begin()
+    [name] = [segment.name for segment in transfer.here.journal.segments()][3:4]
+    transfer.here.disk.flip_bit(f"{transfer.here.directory.log}/{name}", 8 * 40_000)
+    transfer.world.run()
+    assert not transfer.installed
+    assert transfer.there.journal.last_index == 1
+
+
+def test_a_file_that_cannot_be_read_is_the_givers_damage(transfer: Transfer) -> None:
+    transfer.begin()
+    [name] = [segment.name for segment in transfer.here.journal.segments()][3:4]
+    transfer.here.disk.fail_reads(f"{transfer.here.directory.log}/{name}")
+    transfer.world.run()
+    assert isinstance(transfer.failures[0], CorruptJournal)
+    assert not transfer.installed
+
+
+def test_a_full_disk_ends_the_transfer_and_the_next_offer_begins_it_again(transfer: Transfer) -> None:
+    transfer.begin()
+    transfer.world.run(lambda: len(transfer.fetches()) > 5)
+    transfer.there.disk.full = True
+    transfer.world.run()
+    assert not transfer.installed
+    transfer.there.disk.full = False
+    transfer.tick()
+    transfer.world.run()
+    transfer.check_installed()
+
+
+def test_who_has_the_entry_takes_no_snapshot(transfer: Transfer) -> None:
+    transfer.there.add(2, 149)
+    transfer.begin()
+    transfer.world.run()
+    assert not transfer.fetches()
+    assert not transfer.taker.is_of_use(150, 1)
+    assert transfer.taker.is_of_use(150, 2), "another entry is there"
+
+
+def test_who_gets_the_entry_meanwhile_does_not_install(transfer: Transfer) -> None:
+    transfer.begin()
+    transfer.world.run(lambda: len(transfer.fetches()) > 8)
+    transfer.there.add(2, 160)
+    transfer.world.run()
+    assert not transfer.installed
+    assert transfer.there.journal.last_index == 161
+
+
+def test_the_files_are_pinned_until_they_are_not_needed(transfer: Transfer) -> None:
+    transfer.begin()
+    names = [segment.name for segment in transfer.here.journal.segments()]
+    assert transfer.pins.pinned == ["00000000000000000150.checkpoint", *names]
+    transfer.world.run()
+    assert transfer.pins.pinned
+    transfer.engine.needs_snapshot.clear()
+    transfer.tick()
+    assert not transfer.pins.pinned
+
+
+def test_files_that_nobody_fetches_are_not_pinned_for_ever(transfer: Transfer) -> None:
+    transfer.is_up = False
+    transfer.begin()
+    transfer.engine.is_leader = False
+    transfer.world.now_s += GIVEN_S
+    transfer.tick()
+    assert not transfer.pins.pinned
+    transfer.is_up = True
+    transfer.giver.fetch("taker", Fetch(1000, 0, 0, 10))
+    assert transfer.sent == [Withdrawn(1000)]
+
+
+def test_who_has_installed_one_and_is_still_behind_is_given_another(transfer: Transfer) -> None:
+    transfer.begin()
+    transfer.world.run()
+    transfer.check_installed()
+    transfer.here.add(ENTRIES + 1, 50)
+    directory = transfer.here.directory
+    write_checkpoint(transfer.here.disk, directory.log, directory.identity, 240, 1, STATE)
+    transfer.pins.newest = CheckpointPosition(240, 1)
+    transfer.engine.needs_snapshot["taker"] = ENTRIES + 1
+    transfer.begin()
+    transfer.world.run()
+    assert [installable.checkpoint.index for installable in transfer.installed] == [150, 240]
+
+
+@pytest.mark.parametrize("events", range(0, 120, 3))
+def test_a_crash_on_the_way_leaves_the_log_as_it_was(transfer: Transfer, events: int) -> None:
+    transfer.begin()
+    count = 0
+
+    def stop() -> bool:
+        nonlocal count
+        count += 1
+        return count > events or bool(transfer.installed)
+
+    transfer.world.run(stop)
+    transfer.there.disk.crash(power_loss=True)
+    transfer.there.open()
+    assert transfer.there.journal.last_index == 1

@@ -1,0 +1,159 @@
+"""Term, vote and standing: what of them survives a crash at any moment."""
+
+from __future__ import annotations
+
+import errno
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos.sim.disk import ProcessEnds, SimulatedDisk
+from cluster.hardstate import NAMES, HardState, HardStateFile, Standing
+from cluster.segment import ForeignJournal, UnknownFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IDENTITY = b"cluster/a/0"
+OLD = HardState(3, "b", Standing.LEARNER)
+NEW = HardState(4, None, Standing.VOTER)
+
+
+def ignore(_delay_s: float, _callback: Callable[[], None]) -> None:
+    """Nothing is ever scheduled here."""
+
+
+def a_disk(seed: int = 1) -> SimulatedDisk:
+    disk = SimulatedDisk(Random(seed), ignore)
+    disk.make_directory("group")
+    return disk
+
+
+def hard_state(disk: SimulatedDisk, identity: bytes = IDENTITY) -> HardStateFile:
+    return HardStateFile(disk, "group", identity)
+
+
+@pytest.mark.parametrize("state", [OLD, NEW, HardState(2**63, "n" * 300, Standing.BLANK)])
+def test_what_is_stored_is_loaded(state: HardState) -> None:
+    disk = a_disk()
+    file = hard_state(disk)
+    assert file.load() is None
+    assert file.state is None
+    file.store(state)
+    assert file.state == state
+    disk.crash(power_loss=True)
+    assert hard_state(disk).load() == state
+    assert [len(disk.read_file(f"group/{name}")) for name in NAMES] == [512, 512]
+
+
+def test_a_store_needs_no_space_once_the_files_are_there() -> None:
+    disk = a_disk()
+    file = hard_state(disk)
+    file.store(OLD)
+    disk.full = True
+    file.store(NEW)
+    assert hard_state(disk).load() == NEW
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("power_loss", [True, False])
+def test_a_crash_at_any_step_leaves_the_old_state_or_the_new_one(first: bool, power_loss: bool) -> None:
+    for seed in range(40):
+        for steps in range(12):
+            disk = a_disk(seed)
+            file = hard_state(disk)
+            if not first:
+                file.store(OLD)
+            disk.end_process_after(steps)
+            try:
+                file.store(NEW)
+                stored = True
+            except ProcessEnds:
+                stored = False
+            disk.spare_process()
+            disk.crash(power_loss=power_loss)
+            found = hard_state(disk).load()
+            assert found == NEW if stored else found in (NEW, None if first else OLD)
+            # Whichever it was: somebody may have been told now, so it stays.
+            disk.crash(power_loss=True)
+            assert hard_state(disk).load() == found
+
+
+def test_one_damaged_file_costs_nothing_and_is_written_anew() -> None:
+    for name in NAMES:
+        for bit in range(0, 512 * 8, 5):
+            disk = a_disk()
+            hard_state(disk).store(NEW)
+            disk.flip_bit(f"group/{name}", bit)
+            assert hard_state(disk).load() == NEW
+            assert disk.read_file(f"group/{NAMES[0]}") == disk.read_file(f"group/{NAMES[1]}")
+
+
+def test_the_state_that_was_stored_later_wins() -> None:
+    disk = a_disk()
+    file = hard_state(disk)
+    file.store(NEW)
+    newer = disk.read_file(f"group/{NAMES[0]}")
+    file.store(OLD)
+    for name in NAMES:
+        both = a_disk()
+        for other in NAMES:
+            both.replace_file(f"group/{other}", newer if other == name else disk.read_file(f"group/{other}"))
+        assert hard_state(both).load() == OLD
+
+
+def test_two_damaged_files_are_no_state_and_an_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    disk = a_disk()
+    hard_state(disk).store(NEW)
+    for name in NAMES:
+        disk.flip_bit(f"group/{name}", 400)
+    file = hard_state(disk)
+    assert file.load() is None
+    assert "term and vote are lost" in caplog.text
+    file.store(OLD)
+    assert hard_state(disk).load() == OLD
+
+
+def test_a_file_that_cannot_be_read_is_damaged() -> None:
+    disk = a_disk()
+    hard_state(disk).store(NEW)
+    disk.fail_reads(f"group/{NAMES[0]}")
+    assert hard_state(disk).load() == NEW
+
+
+def test_the_files_of_another_member_are_refused() -> None:
+    disk = a_disk()
+    hard_state(disk).store(NEW)
+    with pytest.raises(ForeignJournal):
+        hard_state(disk, b"cluster/b/0").load()
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = a_disk()
+    hard_state(disk).store(NEW)
+    monkeypatch.setattr("cluster.hardstate.FORMAT_VERSION", 3)
+    with pytest.raises(UnknownFormat, match="format version 2 is unknown"):
+        hard_state(disk).load()
+
+
+def test_a_state_that_cannot_be_stored_is_not_taken() -> None:
+    disk = a_disk()
+    file = hard_state(disk)
+    file.store(OLD)
+    disk.fail_next_sync(errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        file.store(NEW)
+    assert file.state == OLD
+    with pytest.raises(ValueError, match="500 bytes"):
+        file.store(HardState(9, "n" * 500, Standing.VOTER))
+
+
+def test_what_is_not_believed_is_forgotten_until_something_is_stored() -> None:
+    disk = a_disk()
+    file = hard_state(disk)
+    file.store(OLD)
+    file.forget()
+    assert file.state is None
+    file.store(NEW)
+    assert hard_state(disk).load() == NEW

@@ -1,0 +1,122 @@
+"""Claiming a data directory: whose it is, how often, and whether writes may be lost."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos.sim.disk import ProcessEnds, SimulatedDisk
+from cluster.identity import (
+    FILE,
+    Claim,
+    ForeignDirectory,
+    Owner,
+    claim_directory,
+    forget_writes_lost,
+    note_writes_lost,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OWNER = Owner("cluster", "a", 0)
+
+
+def ignore(_delay_s: float, _callback: Callable[[], None]) -> None:
+    """Nothing is ever scheduled here."""
+
+
+def a_disk(seed: int = 1) -> SimulatedDisk:
+    disk = SimulatedDisk(Random(seed), ignore)
+    disk.make_directory("group")
+    return disk
+
+
+def claim(disk: SimulatedDisk, wall_ms: int = 0, owner: Owner = OWNER) -> Claim:
+    return claim_directory(disk, "group", owner, wall_ms)
+
+
+def test_an_incarnation_is_later_than_the_last_and_not_before_the_clock() -> None:
+    disk = a_disk()
+    assert [claim(disk, wall_ms).incarnation for wall_ms in (100, 50, 200)] == [100, 101, 200]
+
+
+@pytest.mark.parametrize(
+    "owner", [Owner("other", "a", 0), Owner("cluster", "b", 0), Owner("cluster", "a", 1)]
+)
+def test_the_directory_of_another_is_refused(owner: Owner) -> None:
+    disk = a_disk()
+    claim(disk)
+    with pytest.raises(ForeignDirectory, match="belongs to node 'a' of cluster 'cluster'"):
+        claim(disk, owner=owner)
+
+
+def test_one_damaged_copy_is_survived_and_two_are_not() -> None:
+    disk = a_disk()
+    claim(disk, 100)
+    for bit in range(0, 512 * 8, 7):
+        disk.flip_bit(f"group/{FILE}", bit)
+        assert claim(disk).incarnation > 100
+    disk.flip_bit(f"group/{FILE}", 80)
+    disk.flip_bit(f"group/{FILE}", 512 * 8 + 80)
+    with pytest.raises(ForeignDirectory, match="is damaged"):
+        claim(disk)
+
+
+def test_writes_may_be_lost_until_the_log_was_opened() -> None:
+    disk = a_disk()
+    assert claim(disk).writes_lost  # nothing is known of this directory
+    assert claim(disk).writes_lost
+    forget_writes_lost(disk, "group")
+    assert not claim(disk).writes_lost
+    disk.crash(power_loss=False)
+    assert not claim(disk).writes_lost
+    disk.crash(power_loss=True)
+    assert claim(disk).writes_lost
+    disk.crash(power_loss=False)
+    assert claim(disk).writes_lost
+    forget_writes_lost(disk, "group")
+    forget_writes_lost(disk, "group")
+    assert not claim(disk).writes_lost
+    note_writes_lost(disk, "group")
+    disk.crash(power_loss=False)
+    assert claim(disk).writes_lost
+
+
+def test_noting_a_failed_sync_needs_no_space() -> None:
+    disk = a_disk()
+    claim(disk)
+    forget_writes_lost(disk, "group")
+    disk.full = True
+    note_writes_lost(disk, "group")
+    disk.full = False
+    assert claim(disk).writes_lost
+
+
+def test_noting_a_failed_sync_does_what_the_disk_allows() -> None:
+    disk = a_disk()
+    claim(disk)
+    forget_writes_lost(disk, "group")
+    disk.fail_next_sync()
+    note_writes_lost(disk, "group")
+    claim(disk)
+
+
+def test_a_crash_within_a_claim_forgets_no_loss() -> None:
+    for seed in range(40):
+        for steps in range(10):
+            disk = a_disk(seed)
+            incarnation = claim(disk, 100).incarnation
+            forget_writes_lost(disk, "group")
+            disk.crash(power_loss=True)
+            disk.end_process_after(steps)
+            with suppress(ProcessEnds):
+                incarnation = claim(disk).incarnation
+            disk.spare_process()
+            disk.crash(power_loss=False)
+            again = claim(disk)
+            assert again.writes_lost
+            assert again.incarnation > incarnation

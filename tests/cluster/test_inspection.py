@@ -1,0 +1,492 @@
+"""What is said of a directory, and that the next start does what is said."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from zlib import crc32
+
+import pytest
+
+from cluster.checkpoints import checkpoint_name, write_checkpoint
+from cluster.directory import GroupDirectory
+from cluster.hardstate import HardState, Standing
+from cluster.identity import ForeignDirectory, Owner
+from cluster.inspection import (
+    CheckpointFound,
+    Cure,
+    EntryFound,
+    Finding,
+    HardStateFound,
+    Leftover,
+    LogFound,
+    ManifestFound,
+    Problem,
+    SegmentFound,
+    Trouble,
+    Whose,
+    entries,
+    inspect,
+)
+from cluster.journal import SegmentedJournal
+from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
+from cluster.sealed import verify, write_sparse
+from cluster.segment import FILE_HEADER_BYTES, CorruptJournal, ForeignJournal, Segment, UnknownFormat
+
+if TYPE_CHECKING:
+    from cluster.ports import Disk
+
+OWNER = Owner("qq", "n1", 0)
+GROUP = "groups/0"
+SEGMENT_ENTRIES = 10
+SPARSE, DENSE, SECOND_DENSE, OPEN = (
+    "00000000000000000001-00000005.sparse",
+    "00000000000000000011-00000002.segment",
+    "00000000000000000021-00000003.segment",
+    "00000000000000000031-00000004.segment",
+)
+OLD, NEW = checkpoint_name(12), checkpoint_name(33)
+
+
+class State:
+    """A replicated state that is only ever loaded."""
+
+    def load(self, body: bytes) -> None:
+        describe(body)
+
+
+def describe(body: bytes) -> str:
+    if not body.startswith(b"state"):
+        raise ValueError("not a state of version 2")
+    return body.decode()
+
+
+def payload(index: int) -> bytes:
+    return b"entry %d" % index
+
+
+class World:
+    """A node's directory, as the node makes it and starts from it."""
+
+    def __init__(self, root: Path) -> None:
+        self.disk = RealDisk(root)
+        self.group = GroupDirectory(self.disk, GROUP, OWNER)
+
+    def start(self) -> SegmentedJournal:
+        claim = self.group.claim(1000)
+        journal, _ = self.group.start(claim, cast("Any", State()), self.open, repairable=False)
+        return journal
+
+    def open(self, writes_lost: bool) -> SegmentedJournal:
+        return SegmentedJournal(
+            self.disk,
+            self.group.log,
+            self.group.identity,
+            raising,
+            self.group.hard_state,
+            writes_lost=writes_lost,
+            segment_entries=SEGMENT_ENTRIES,
+        )
+
+    def verify(self, journal: SegmentedJournal) -> None:
+        """What a node does soon after its start."""
+        for segment in journal.segments():
+            if segment.sealed:
+                verify(self.disk, f"{self.group.log}/{segment.name}", self.group.identity)
+
+    def close(self) -> None:
+        self.disk.close()
+
+
+def raising(error: Exception) -> None:
+    raise error
+
+
+def make(root: Path) -> Path:
+    """A directory with a sparse segment, two dense ones, an open one and two checkpoints; the group's."""
+    world = World(root)
+    world.group.hard_state.store(HardState(2, "n3", Standing.BLANK))
+    journal = world.start()
+    world.group.hard_state.store(HardState(2, "n3", Standing.VOTER))
+    for index in range(1, 36):
+        journal.add(payload(index), index, 1 if index < 15 else 2)
+        journal.sync_now()
+    first = journal.segments()[0]
+    name = journal.new_name(1, sparse=True)
+    kept = [(payload(index), index, 1) for index in (3, 7)]
+    size = write_sparse(world.disk, f"{world.group.log}/{name}", world.group.identity, 1, 11, kept)
+    journal.replace([first], Segment.sealed_file(name, 1, 11, size, sparse=True))
+    journal.sync_now()
+    for index, term in ((12, 1), (33, 2)):
+        write_checkpoint(
+            world.disk, world.group.log, world.group.identity, index, term, b"state of %d" % index
+        )
+    world.close()
+    return root / GROUP
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("original"))
+
+
+@pytest.fixture
+def group(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original.parent.parent, tmp_path / "data") / GROUP
+
+
+def reading(group: Path) -> Disk:
+    return cast("Disk", ReadOnlyDisk(group))
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in sorted(directory.rglob("*")) if file.is_file()}
+
+
+def found_in(group: Path) -> list[Finding]:
+    """The findings; nothing on the disk may have changed by looking."""
+    before = content(group)
+    found = list(inspect(reading(group), "", describe))
+    assert content(group) == before
+    return found
+
+
+def problems_in(group: Path) -> list[Problem]:
+    return [
+        finding.problem
+        for finding in found_in(group)
+        if not isinstance(finding, LogFound) and finding.problem is not None
+    ]
+
+
+def flip(file: Path, place: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[place] ^= 0x10
+    file.write_bytes(data)
+
+
+def flip_in_middle(file: Path) -> None:
+    flip(file, file.stat().st_size // 2)
+
+
+def flip_copies(file: Path) -> None:
+    """In both of the copies that the file holds."""
+    flip(file, 20)
+    flip(file, file.stat().st_size // 2 + 20)
+
+
+def test_what_is_whole_is_described(group: Path) -> None:
+    whose, hard, manifest, log, *rest = found_in(group)
+    assert isinstance(whose, Whose)
+    assert whose.identity is not None
+    assert (whose.identity.owner, whose.identity.incarnation, whose.problem) == (OWNER, 1000, None)
+    assert hard == HardStateFound(HardState(2, "n3", Standing.VOTER), ("ok", "ok"), None)
+    assert manifest == ManifestFound(present=True, problem=None)
+    sizes = [(group / "log" / name).stat().st_size for name in (SPARSE, DENSE, SECOND_DENSE, OPEN)]
+    assert log == LogFound(11, 35, sum(sizes), 4)
+    assert rest == [
+        SegmentFound(SPARSE, "sparse", 1, 11, 2, sizes[0], (1, 1), 0, None),
+        SegmentFound(DENSE, "dense", 11, 21, 10, sizes[1], (1, 2), 0, None),
+        SegmentFound(SECOND_DENSE, "dense", 21, 31, 10, sizes[2], (2, 2), 0, None),
+        SegmentFound(OPEN, "open", 31, 36, 5, sizes[3], (2, 2), 0, None),
+        CheckpointFound(OLD, 1, (group / "log" / OLD).stat().st_size, "state of 12", None),
+        CheckpointFound(NEW, 2, (group / "log" / NEW).stat().st_size, "state of 33", None),
+    ]
+
+
+def test_a_node_that_was_started_once_has_an_empty_log_and_that_is_whole(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.start()
+    world.close()
+    assert problems_in(tmp_path / GROUP) == []
+    assert LogFound(1, 0, 0, 0) in found_in(tmp_path / GROUP)
+
+
+class Damage(NamedTuple):
+    do: Callable[[Path], None]
+    finding: type[Finding]
+    cures: list[Cure]
+    what: str = ""
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda group: (group / name).unlink()
+
+
+def change(name: str, how: Callable[[Path], None]) -> Callable[[Path], None]:
+    return lambda group: how(group / name)
+
+
+def both(*damages: Callable[[Path], None]) -> Callable[[Path], None]:
+    def do(group: Path) -> None:
+        for damage in damages:
+            damage(group)
+
+    return do
+
+
+def write(name: str, data: bytes) -> Callable[[Path], None]:
+    def do(group: Path) -> None:
+        (group / name).write_bytes(data)
+
+    return do
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def of_version_9(file: Path) -> None:
+    """Every magic number is followed by the version; of two copies both are changed."""
+    data = bytearray(file.read_bytes())
+    data[4] = 9
+    if file.name in ("identity", "manifest"):
+        half = len(data) // 2
+        data[half + 4] = 9
+        for start in (0, half):
+            end = start + 44 + int.from_bytes(data[start + 40 : start + 44], "little")
+            data[end : end + 4] = crc32(data[start:end]).to_bytes(4, "little")
+    elif file.name.startswith("hardstate"):
+        data[-4:] = crc32(data[:-4]).to_bytes(4, "little")
+    elif file.suffix == ".checkpoint":
+        data[64:68] = crc32(data[:64]).to_bytes(4, "little")
+    else:
+        end = FILE_HEADER_BYTES - 4
+        data[end : end + 4] = crc32(data[:end]).to_bytes(4, "little")
+    file.write_bytes(data)
+
+
+def of_another_node(group: Path) -> None:
+    """The log of another node, which has the same indexes."""
+    root = group.parent.parent.parent / "other"
+    world = World.__new__(World)
+    world.disk = RealDisk(root)
+    world.group = GroupDirectory(world.disk, GROUP, OWNER._replace(node="n2"))
+    world.start()
+    world.close()
+    shutil.rmtree(group / "log")
+    (root / GROUP / "log").rename(group / "log")
+
+
+REPAIR, SPARE, HEARING, OPERATOR = [Cure.REPAIR], [Cure.SPARE], [Cure.HEARING], [Cure.OPERATOR]
+DAMAGES = {
+    "one copy of the identity": Damage(change("identity", lambda file: flip(file, 20)), Whose, SPARE),
+    "the identity": Damage(change("identity", flip_copies), Whose, OPERATOR, "delete that file"),
+    "the identity is missing": Damage(remove("identity"), Whose, SPARE, "is missing"),
+    "the version of the identity": Damage(change("identity", of_version_9), Whose, OPERATOR, "version 9"),
+    "one hard state": Damage(change("hardstate-1", flip_in_middle), HardStateFound, SPARE, "hardstate-1"),
+    "one hard state is missing": Damage(remove("hardstate-0"), HardStateFound, SPARE, "hardstate-0"),
+    "both hard states": Damage(
+        both(change("hardstate-0", flip_in_middle), change("hardstate-1", flip_in_middle)),
+        HardStateFound,
+        HEARING,
+    ),
+    "both hard states are missing": Damage(
+        both(remove("hardstate-0"), remove("hardstate-1")), Trouble, HEARING, "missing"
+    ),
+    "the version of a hard state": Damage(
+        change("hardstate-0", of_version_9), HardStateFound, OPERATOR, "version 9"
+    ),
+    "one copy of the manifest": Damage(
+        change("log/manifest", lambda file: flip(file, 60)), ManifestFound, SPARE
+    ),
+    "the manifest": Damage(change("log/manifest", flip_copies), ManifestFound, REPAIR, "both copies"),
+    "the manifest is missing": Damage(remove("log/manifest"), ManifestFound, REPAIR, "missing"),
+    "the version of the manifest": Damage(
+        change("log/manifest", of_version_9), ManifestFound, OPERATOR, "version 9"
+    ),
+    "the log is missing": Damage(lambda group: shutil.rmtree(group / "log"), ManifestFound, REPAIR),
+    "the log of another node": Damage(of_another_node, ManifestFound, OPERATOR, "belongs to another"),
+    "a sealed segment": Damage(change(f"log/{DENSE}", flip_in_middle), SegmentFound, REPAIR, "offset"),
+    "the footer of a sealed segment": Damage(
+        change(f"log/{DENSE}", lambda file: flip(file, -5)), SegmentFound, REPAIR, "bad index at the end"
+    ),
+    "a sealed segment is cut": Damage(change(f"log/{DENSE}", cut), SegmentFound, REPAIR, "instead of"),
+    "a sealed segment is missing": Damage(remove(f"log/{DENSE}"), SegmentFound, REPAIR, "missing"),
+    "the version of a sealed segment": Damage(
+        change(f"log/{DENSE}", of_version_9), SegmentFound, OPERATOR, "version 9"
+    ),
+    "a sparse segment": Damage(change(f"log/{SPARSE}", flip_in_middle), SegmentFound, REPAIR),
+    "the open segment": Damage(change(f"log/{OPEN}", flip_in_middle), SegmentFound, REPAIR, "durable"),
+    "the end of the open segment": Damage(
+        change(f"log/{OPEN}", lambda file: flip(file, -1)), SegmentFound, REPAIR, "no write can"
+    ),
+    "the open segment is missing": Damage(remove(f"log/{OPEN}"), SegmentFound, REPAIR, "missing"),
+    "the newer checkpoint": Damage(change(f"log/{NEW}", flip_in_middle), CheckpointFound, SPARE),
+    "the older checkpoint": Damage(change(f"log/{OLD}", flip_in_middle), CheckpointFound, SPARE),
+    "both checkpoints": Damage(
+        both(change(f"log/{OLD}", flip_in_middle), change(f"log/{NEW}", flip_in_middle)),
+        CheckpointFound,
+        [Cure.REPAIR, Cure.REPAIR],
+    ),
+    "both checkpoints are missing": Damage(
+        both(remove(f"log/{OLD}"), remove(f"log/{NEW}")), Trouble, REPAIR, "no checkpoint"
+    ),
+    "the version of a checkpoint": Damage(
+        change(f"log/{NEW}", of_version_9), CheckpointFound, OPERATOR, "version 9"
+    ),
+    "damage found in use": Damage(write("damage", b"offset 7"), Leftover, REPAIR, "in use: offset 7"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_found_where_it_is_and_nowhere_else(group: Path, name: str) -> None:
+    damage = DAMAGES[name]
+    damage.do(group)
+    found = [
+        finding
+        for finding in found_in(group)
+        if not isinstance(finding, LogFound) and finding.problem is not None
+    ]
+    assert {type(finding) for finding in found} == {damage.finding}
+    problems = [finding.problem for finding in found]
+    assert [problem.cure for problem in problems] == damage.cures
+    assert all(damage.what in problem.what for problem in problems)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_start_does_what_was_said(group: Path, name: str) -> None:
+    damage = DAMAGES[name]
+    damage.do(group)
+    world = World(group.parent.parent)
+    try:
+        match max(damage.cures):
+            case Cure.OPERATOR:
+                with pytest.raises((UnknownFormat, ForeignJournal, ForeignDirectory)):
+                    world.verify(world.start())
+            case Cure.REPAIR:
+                with pytest.raises(CorruptJournal):
+                    world.verify(world.start())
+            case Cure.HEARING:
+                world.verify(world.start())
+                assert world.group.hard_state.state is None
+            case _:
+                world.verify(world.start())
+                assert world.group.hard_state.state == HardState(2, "n3", Standing.VOTER)
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("name", [DENSE, SPARSE, OPEN, NEW])
+def test_no_flipped_bit_is_overlooked(group: Path, name: str) -> None:
+    file = group / "log" / name
+    for place in range(0, file.stat().st_size, 3):
+        flip(file, place)
+        assert problems_in(group), place
+        flip(file, place)
+
+
+def test_terms_that_are_older_than_the_log_are_not_believed(group: Path) -> None:
+    world = World(group.parent.parent)
+    world.group.hard_state.load()
+    world.group.hard_state.store(HardState(1, None, Standing.VOTER))
+    world.close()
+    [problem] = problems_in(group)
+    assert problem.cure is Cure.HEARING
+    assert "below that of the last entry, 2" in problem.what
+
+
+def test_a_checkpoint_newer_than_the_log_shows_that_the_log_has_lost_something(group: Path) -> None:
+    world = World(group.parent.parent)
+    write_checkpoint(world.disk, world.group.log, world.group.identity, 36, 2, b"state of 36")
+    world.close()
+    assert [problem.cure for problem in problems_in(group)] == REPAIR
+    (group / "incoming").mkdir()  # then it is of a snapshot, whose segments are not in the log yet
+    assert problems_in(group) == []
+
+
+def test_a_state_of_another_version_needs_the_operator(group: Path) -> None:
+    world = World(group.parent.parent)
+    write_checkpoint(world.disk, world.group.log, world.group.identity, 33, 2, b"something else")
+    world.close()
+    [problem] = problems_in(group)
+    assert problem == Problem(
+        "not a state of version 2; start the program version that wrote it", Cure.OPERATOR
+    )
+
+
+def test_a_torn_tail_is_no_damage_and_stays(group: Path) -> None:
+    file = group / "log" / OPEN
+    cut(file)
+    assert problems_in(group) == []
+    [opened] = [found for found in found_in(group) if isinstance(found, SegmentFound) and found.name == OPEN]
+    record = opened.file_bytes - (group / "log" / OPEN).stat().st_size + opened.torn_bytes
+    assert (opened.end, opened.entries) == (35, 4)
+    assert record == opened.torn_bytes > 0
+    assert [entry.index for entry in entries(reading(group), "", 34) if isinstance(entry, EntryFound)] == [34]
+
+
+def test_what_lies_about_is_listed(group: Path) -> None:
+    strange = {
+        "identity.tmp": "of a crash; harmless",
+        "notes": "not of this node; left alone",
+        "log/manifest.tmp": "of a crash; removed at the next start",
+        "log/00000000000000000041-00000009.segment": "of a crash; removed at the next start",
+        "log/hardstate": "not of this log; left alone",
+    }
+    for name in strange:
+        (group / name).write_bytes(b"12345")
+    for name in ("incoming", "damaged-7"):
+        (group / name).mkdir()
+        (group / name / "00000000").write_bytes(b"123")
+    found = [finding for finding in found_in(group) if isinstance(finding, Leftover)]
+    assert {finding.path: finding.what for finding in found if finding.file_bytes == 5} == strange
+    described = [(finding.path, finding.what[:9]) for finding in found if finding.file_bytes == 3]
+    assert described == [("damaged-7/", "files: 1;"), ("incoming/", "files: 1;")]
+    assert problems_in(group) == []
+
+
+def test_entries_come_in_order_and_only_those_that_were_asked_for(group: Path) -> None:
+    everything = [3, 7, *range(11, 36)]
+    found = list(entries(reading(group), ""))
+    assert found == [EntryFound(index, 1 if index < 15 else 2, payload(index)) for index in everything]
+    some = [entry.index for entry in entries(reading(group), "", 7, 32) if isinstance(entry, EntryFound)]
+    assert some == [index for index in everything if 7 <= index <= 32]
+
+
+def test_entries_go_on_behind_a_damaged_segment(group: Path) -> None:
+    flip_in_middle(group / "log" / DENSE)
+    flip(group / "log" / OPEN, -1)
+    found = list(entries(reading(group), ""))
+    troubles = [trouble.path for trouble in found if isinstance(trouble, Trouble)]
+    assert troubles == [f"log/{DENSE}", f"log/{OPEN}"]
+    indexes = [entry.index for entry in found if isinstance(entry, EntryFound)]
+    assert indexes == [3, 7, *range(11, 15), *range(21, 35)]  # a piece of one term is read at once
+
+
+def test_entries_of_which_nothing_is_known_are_trouble(group: Path) -> None:
+    (group / "log" / "manifest").unlink()
+    assert list(entries(reading(group), "")) == [
+        Trouble("log/manifest", Problem("the file is missing", Cure.REPAIR))
+    ]
+    (group / "identity").unlink()
+    [trouble] = entries(reading(group), "")
+    assert isinstance(trouble, Trouble)
+    assert trouble.path == "identity"
+
+
+def test_a_segment_is_read_only_when_its_turn_comes(group: Path) -> None:
+    opened: list[str] = []
+
+    class Watched(ReadOnlyDisk):
+        def open(self, path: str) -> Any:
+            opened.append(path)
+            return super().open(path)
+
+    found = entries(cast("Disk", Watched(group)), "", 11)
+    next(found)
+    assert not any(name in path for path in opened for name in (SPARSE, SECOND_DENSE, OPEN))
+
+
+def test_a_directory_that_is_in_use_is_recognized_without_being_touched(group: Path) -> None:
+    root = group.parent.parent
+    world = World(root)
+    with pytest.raises(DirectoryInUse, match="in use by another process"):
+        check_not_in_use(root)
+    world.close()
+    before = content(root)
+    check_not_in_use(root)
+    check_not_in_use(group)
+    assert content(root) == before

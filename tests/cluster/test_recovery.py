@@ -1,0 +1,156 @@
+"""Standing: who may vote after having lost a vote, a log or both."""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from chaos.sim.disk import SimulatedDisk
+from cluster.envelope import Status
+from cluster.hardstate import HardState, HardStateFile, Standing
+from cluster.recovery import Recovery
+
+IDENTITY = b"cluster/n1/0"
+
+
+class StandIn:
+    """What recovery reads of an engine and its journal, and what it writes."""
+
+    def __init__(self, *, term: int = 0, last_index: int = 1, last_term: int = 0) -> None:
+        self.term = term
+        self.voted_for: str | None = None
+        self.matched_index = 0
+        self.may_vote = True
+        self.journal = SimpleNamespace(last_index=last_index, last_term=last_term, synced_index=last_index)
+
+    def remember(self, term: int, vote: str | None) -> None:
+        self.term, self.voted_for = term, vote
+
+
+class Node:
+    """A recovering node n1 with the peers n2 and n3."""
+
+    def __init__(
+        self, state: HardState | None, engine: StandIn, peers: tuple[str, ...] = ("n2", "n3")
+    ) -> None:
+        disk = SimulatedDisk(Random(1), lambda _delay, callback: callback())
+        disk.make_directory("group")
+        self.file = HardStateFile(disk, "group", IDENTITY)
+        self.file.load()
+        if state is not None:
+            self.file.store(state)
+        self.engine = engine
+        self.recovery = Recovery("n1", peers, self.file)
+
+    def turn(self) -> Standing:
+        self.recovery.turn(cast("Any", self.engine), cast("Any", self.engine.journal))
+        return self.recovery.standing
+
+    def hears(self, peer: str, *, leads: bool = False, **fields: int) -> Standing:
+        usual = {"standing": Standing.VOTER, "last_index": 1, "first_index": 1}
+        status = Status(*[0] * len(Status._fields))._replace(**(usual | fields))
+        self.recovery.heard(peer, status, leads=leads)
+        return self.turn()
+
+
+def test_a_voter_is_a_voter() -> None:
+    node = Node(HardState(3, "n2", Standing.VOTER), StandIn(term=3))
+    assert node.turn() is Standing.VOTER
+    assert node.engine.may_vote
+    assert node.recovery.describe() is None
+
+
+def test_a_new_cluster_begins_when_all_its_members_have_met() -> None:
+    node = Node(None, StandIn())
+    assert node.turn() is Standing.BLANK
+    assert not node.engine.may_vote
+    assert node.recovery.describe() == (
+        "waiting for n2, n3: a node without a past must hear from every member once"
+    )
+    assert node.hears("n2", standing=Standing.BLANK) is Standing.BLANK
+    assert node.hears("n3", standing=Standing.BLANK) is Standing.VOTER
+    assert node.file.state == HardState(0, None, Standing.VOTER)
+    assert node.engine.may_vote
+
+
+def test_a_new_cluster_also_begins_for_the_one_that_hears_last() -> None:
+    """The others have met already, and one of them even campaigns: nobody has anything yet."""
+    node = Node(None, StandIn())
+    node.hears("n2", standing=Standing.VOTER, term=1)
+    assert node.hears("n3", standing=Standing.BLANK) is Standing.VOTER
+
+
+def test_an_emptied_node_takes_the_latest_term_and_has_voted_in_it() -> None:
+    node = Node(None, StandIn())
+    node.hears("n2", term=7, last_index=500)
+    assert node.hears("n3", term=9, last_index=400) is Standing.LEARNER
+    assert node.file.state == HardState(9, "n1", Standing.LEARNER)
+    assert (node.engine.term, node.engine.voted_for) == (9, "n1")
+    assert not node.engine.may_vote
+
+
+def test_a_cluster_in_which_somebody_has_lost_something_is_not_new() -> None:
+    node = Node(None, StandIn())
+    node.hears("n2", standing=Standing.BLANK)
+    assert node.hears("n3", standing=Standing.LEARNER) is Standing.LEARNER
+
+
+def test_a_log_without_its_term_is_not_new() -> None:
+    node = Node(None, StandIn(last_index=10, last_term=4))
+    node.hears("n2", standing=Standing.BLANK)
+    assert node.hears("n3", standing=Standing.BLANK) is Standing.LEARNER
+    assert node.file.state == HardState(4, "n1", Standing.LEARNER)
+
+
+def test_a_node_on_its_own_needs_to_hear_of_nobody() -> None:
+    node = Node(None, StandIn(last_index=10, last_term=4), peers=())
+    assert node.turn() is Standing.VOTER
+    assert node.file.state == HardState(4, "n1", Standing.VOTER)
+
+
+def test_a_learner_is_a_voter_when_it_holds_all_that_a_leader_had() -> None:
+    node = Node(HardState(5, None, Standing.LEARNER), StandIn(term=5))
+    assert node.turn() is Standing.LEARNER
+    node.hears("n2", leads=True, term=5, last_index=100)
+    journal = node.engine.journal
+    journal.synced_index, node.engine.matched_index = 120, 99
+    assert node.turn() is Standing.LEARNER
+    journal.synced_index, node.engine.matched_index = 99, 120
+    assert node.turn() is Standing.LEARNER, "what is not durable does not count"
+    journal.synced_index, node.engine.matched_index = 100, 100
+    assert node.turn() is Standing.VOTER
+    assert node.file.state == HardState(5, None, Standing.VOTER)
+
+
+@pytest.mark.parametrize("term", [4, 6])
+def test_only_the_leader_of_the_own_term_counts(term: int) -> None:
+    node = Node(HardState(5, None, Standing.LEARNER), StandIn(term=5))
+    node.hears("n2", leads=True, term=term, last_index=10)
+    node.engine.journal.synced_index = node.engine.matched_index = 1000
+    assert node.turn() is Standing.LEARNER
+    assert node.hears("n2", term=5, last_index=10) is Standing.LEARNER, "it does not lead"
+
+
+def test_a_majority_without_a_log_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(HardState(5, None, Standing.LEARNER), StandIn(term=5))
+    with caplog.at_level(logging.ERROR):
+        node.hears("n2", standing=Standing.VOTER, last_index=70)
+        assert not caplog.records
+        node.hears("n3", standing=Standing.LEARNER)
+        node.hears("n3", standing=Standing.LEARNER)
+    [record] = caplog.records
+    assert "the logs of n1, n3 are damaged or lost" in record.getMessage()
+    assert "entries up to 70" in record.getMessage()
+    assert node.recovery.describe() == record.getMessage()
+
+
+def test_a_new_cluster_is_not_taken_for_a_lost_one(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(None, StandIn())
+    with caplog.at_level(logging.ERROR):
+        node.hears("n2", standing=Standing.BLANK)
+        node.hears("n3", standing=Standing.BLANK)
+    assert not caplog.records
