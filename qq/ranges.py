@@ -21,7 +21,7 @@ MESSAGES_MAX = MESSAGE_MASK
 
 
 class Range(NamedTuple):
-    """`count` consecutive messages of one Enqueue command: same entry, consecutive slots."""
+    """`count` consecutive messages of one batch: same entry, consecutive slots."""
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
     """Raft index of the entry that holds the messages."""
@@ -54,6 +54,10 @@ class Piece(NamedTuple, Generic[V]):
         return self.first + self.count - 1
 
 
+FrozenPieces = tuple[list[Piece[V]], int, int]
+"""A list that only grows, and the positions where those begin and end in it that are meant."""
+
+
 class RangeMap(Generic[V]):
     """An ordered map from ids to items, appended at the end and taken from anywhere, mostly from the front.
 
@@ -61,12 +65,14 @@ class RangeMap(Generic[V]):
     pointers behind it.
     """
 
-    __slots__ = ("_head", "_len", "_pieces")
+    __slots__ = ("_head", "_len", "_pieces", "_shared")
 
     def __init__(self) -> None:
         self._pieces: list[Piece[V]] = []
         self._head = 0
         self._len = 0
+        self._shared = False
+        """Whether somebody looks at the pieces that are there: then nothing is done to them but append."""
 
     def append(self, first: int, count: int, value: V) -> None:
         """Let the ids `first`, `first` + 1 ... stand for the `count` items of `value`; ids only grow."""
@@ -81,6 +87,8 @@ class RangeMap(Generic[V]):
         taken: list[Piece[V]] = []
         if first > last:
             return taken
+        if self._shared:
+            self._unshare()
         pieces, head = self._pieces, self._head
         start = self._find(first)
         position = start
@@ -108,12 +116,17 @@ class RangeMap(Generic[V]):
 
     def take_all(self) -> list[Piece[V]]:
         taken = self._pieces[self._head :]
-        self._pieces, self._head, self._len = [], 0, 0
+        self._pieces, self._head, self._len, self._shared = [], 0, 0, False
         return taken
 
     def pieces(self) -> list[Piece[V]]:
         """Return what is there, in order, as a copy."""
         return self._pieces[self._head :]
+
+    def freeze(self) -> FrozenPieces[V]:
+        """Return what is there, for any thread, without a copy; the next `take` makes one."""
+        self._shared = True
+        return self._pieces, self._head, len(self._pieces)
 
     def first(self) -> int | None:
         """Return the smallest id."""
@@ -134,6 +147,9 @@ class RangeMap(Generic[V]):
             return head
         position = bisect_right(pieces, key, lo=head, key=_first)
         return position - 1 if pieces[position - 1].last >= key else position
+
+    def _unshare(self) -> None:
+        self._pieces, self._head, self._shared = self._pieces[self._head :], 0, False
 
     def _compact(self) -> None:
         """Drop the emptied places once they are the greater half, so that each is moved O(1) times."""

@@ -2,8 +2,13 @@
 
     batch = message count u32 | commands length u32 | message size u32... | commands (msgpack) | message...
 
-All integers are little endian. A command is [opcode, field...]. A message is its content header frame and body frames
-as the publisher sent them, envelopes included.
+A command is [opcode, field...]. A message is its content header frame and body frames as the publisher sent them,
+envelopes included. Of a batch that was applied long ago only some messages are kept:
+
+    kept  = "KEP" 0xFF | head length u32 | head (msgpack) | message size u32... | message...
+    head  = [[publication...], [[ordinal of the first message, count, place of its publication]...]]
+
+Read as a message count, the first bytes are more than a batch can have. All integers are little endian.
 
 Law: a machine reads only the commands, so what apply costs does not depend on the number or size of messages. Bytes
 are believed only after every count, size, opcode and field type has been checked.
@@ -13,9 +18,9 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from decimal import Decimal
-from itertools import accumulate
+from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, get_origin, get_type_hints
 
@@ -25,7 +30,7 @@ from qq.machine.commands import OPCODES, Command, Enqueue
 from qq.ranges import MESSAGES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 Buffer = bytes | bytearray | memoryview
 
@@ -33,6 +38,9 @@ TABLE_DEPTH_MAX = 64
 """Nesting of a field table: deeper ones would exhaust the packers' recursion."""
 
 _HEAD = struct.Struct("<II")
+_KEPT_HEAD = struct.Struct("<4sI")
+_KEPT_MAGIC = b"KEP\xff"
+"""As a number greater than MESSAGES_MAX."""
 _EXT_DECIMAL = 1
 _DECIMAL = struct.Struct(">Bi")
 
@@ -46,14 +54,30 @@ class Batch(NamedTuple):
 
     commands: list[Command]
     enqueues: list[Enqueue]
-    first_messages: list[int]
-    """Ordinal of the first message of each of `enqueues`."""
     offsets: list[int]
     """Where in the payload each message begins, and at the end the payload's length."""
 
-    def enqueue_of(self, message: int) -> Enqueue:
-        """The command that published the message with this ordinal."""
-        return self.enqueues[bisect_right(self.first_messages, message) - 1]
+
+class Publication(NamedTuple):
+    """What consecutive messages of a batch have in common."""
+
+    exchange: str
+    routing_key: str
+    frames_channel: int
+
+
+class Piece(NamedTuple):
+    """Consecutive messages of a batch with one publication."""
+
+    first: int
+    """Ordinal of the first, in the batch as it was submitted."""
+    publication: Publication
+    offsets: list[int]
+    """Where each message begins, and at the end where the last one ends."""
+
+    @property
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+        return len(self.offsets) - 1
 
 
 def encode_batch(commands: Sequence[Command], messages: Sequence[Buffer]) -> list[Buffer]:
@@ -88,14 +112,64 @@ def decode_commands(payload: Buffer) -> list[Command]:
 def decode_batch(payload: Buffer) -> Batch:
     """A whole batch, with the place of each message. Raises MalformedBatch."""
     commands = decode_commands(payload)
-    count, _, body = _layout(memoryview(payload))
-    sizes = struct.unpack_from(f"<{count}I", payload, _HEAD.size)
-    offsets = list(accumulate(sizes, initial=body))
-    if offsets[-1] != len(payload):
-        raise MalformedBatch(f"messages end at {offsets[-1]} of {len(payload)} bytes")
     enqueues = [command for command in commands if type(command) is Enqueue]
-    ends = accumulate((enqueue.count for enqueue in enqueues), initial=0)
-    return Batch(commands, enqueues, list(ends)[:-1], offsets)
+    return Batch(commands, enqueues, _offsets(payload))
+
+
+def is_kept(payload: Buffer) -> bool:
+    """Whether this is a result of `keep`, and no batch."""
+    return payload[:4] == _KEPT_MAGIC
+
+
+def keep(payload: Buffer, messages: Sequence[tuple[int, int]]) -> bytes:
+    """Reduce a batch to some of its messages: (first ordinal, count), ascending and without overlap.
+
+    `payload` may be the result of an earlier call; what is not in it any more is left out. Raises MalformedBatch.
+    """
+    pieces = stored_pieces(payload)
+    view = memoryview(payload)
+    places: dict[Publication, int] = {}
+    rows: list[tuple[int, int, int]] = []
+    sizes: list[int] = []
+    bodies: list[Buffer] = []
+    for piece in _common(pieces, messages):
+        place = places.setdefault(piece.publication, len(places))
+        rows.append((piece.first, piece.count, place))
+        sizes.extend(end - start for start, end in pairwise(piece.offsets))
+        bodies.append(view[piece.offsets[0] : piece.offsets[-1]])
+    head = pack([list(places), rows])
+    size_column = struct.pack(f"<{len(sizes)}I", *sizes)
+    return b"".join([_KEPT_HEAD.pack(_KEPT_MAGIC, len(head)), head, size_column, *bodies])
+
+
+def stored_pieces(payload: Buffer) -> list[Piece]:
+    """The messages of a batch, or what was kept of it, ascending. Raises MalformedBatch.
+
+    Only of a batch that the machine has taken: its commands are not checked again.
+    """
+    return decode_kept(payload) if is_kept(payload) else _pieces(payload)
+
+
+def decode_kept(payload: Buffer) -> list[Piece]:
+    """What `keep` kept, ascending. Raises MalformedBatch."""
+    try:
+        magic, length = _KEPT_HEAD.unpack_from(payload)
+        start = _KEPT_HEAD.size + length
+        publications, rows = unpack(memoryview(payload)[_KEPT_HEAD.size : start])
+        total = sum(count for _, count, _ in rows)
+        sizes = struct.unpack_from(f"<{total}I", payload, start)
+        offsets = list(accumulate(sizes, initial=start + 4 * total))
+        pieces: list[Piece] = []
+        done = 0
+        for first, count, place in rows:
+            publication = Publication(*publications[place])
+            pieces.append(Piece(first, publication, offsets[done : done + count + 1]))
+            done += count
+    except (struct.error, ValueError, TypeError, IndexError) as error:
+        raise MalformedBatch(f"kept messages are not readable: {error}") from error
+    if magic != _KEPT_MAGIC or offsets[-1] != len(payload):
+        raise MalformedBatch(f"kept messages end at {offsets[-1]} of {len(payload)} bytes")
+    return pieces
 
 
 def check_table(table: object, depth: int = TABLE_DEPTH_MAX) -> None:
@@ -115,6 +189,13 @@ def pack(value: Any) -> bytes:
     return packed
 
 
+def make_packer() -> Any:
+    """A msgpack.Packer that packs as `pack` does, piece by piece; its `bytes()` is all of it."""
+    return msgpack.Packer(
+        default=_pack_extension, datetime=True, unicode_errors="surrogateescape", autoreset=False
+    )
+
+
 def unpack(data: Buffer) -> Any:
     """Read what `pack` wrote; raises ValueError for anything that it cannot have written."""
     try:
@@ -125,6 +206,16 @@ def unpack(data: Buffer) -> Any:
         raise
     except (msgpack.UnpackException, OverflowError, TypeError) as error:
         raise ValueError(f"not msgpack: {error}") from error
+
+
+def _offsets(payload: Buffer) -> list[int]:
+    """Where each message begins, and at the end the payload's length."""
+    count, _, body = _layout(memoryview(payload))
+    sizes = struct.unpack_from(f"<{count}I", payload, _HEAD.size)
+    offsets = list(accumulate(sizes, initial=body))
+    if offsets[-1] != len(payload):
+        raise MalformedBatch(f"messages end at {offsets[-1]} of {len(payload)} bytes")
+    return offsets
 
 
 def _layout(view: memoryview) -> tuple[int, int, int]:
@@ -139,6 +230,35 @@ def _layout(view: memoryview) -> tuple[int, int, int]:
     if end > len(view):
         raise MalformedBatch("the commands are cut short")
     return messages, start, end
+
+
+def _pieces(payload: Buffer) -> list[Piece]:
+    """Of many publishers that send one message each to the same place, the messages are one piece."""
+    _, first, stop = _layout(memoryview(payload))
+    offsets = _offsets(payload)
+    pieces: list[Piece] = []
+    start = end = 0
+    try:
+        rows = [row for row in unpack(memoryview(payload)[first:stop]) if row[0] == _ENQUEUE]
+        for publication, alike in groupby(rows, _publication):
+            end += sum(map(_count, alike))
+            pieces.append(Piece(start, Publication(*publication), offsets[start : end + 1]))
+            start = end
+    except (ValueError, TypeError, IndexError) as error:
+        raise MalformedBatch(f"commands are not readable: {error}") from error
+    return pieces
+
+
+def _common(pieces: Sequence[Piece], messages: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+    """Those parts of the pieces that are among the messages."""
+    firsts = [piece.first for piece in pieces]
+    for first, count in messages:
+        for position in range(max(bisect_right(firsts, first) - 1, 0), bisect_left(firsts, first + count)):
+            piece = pieces[position]
+            start = max(first, piece.first) - piece.first
+            end = min(first + count - piece.first, piece.count)
+            if start < end:
+                yield Piece(piece.first + start, piece.publication, piece.offsets[start : end + 1])
 
 
 def _command(row: object) -> Command:
@@ -184,6 +304,9 @@ def _shape(command: type[Command]) -> _Shape:
     )
 
 
+_ENQUEUE = OPCODES[Enqueue]
+_count = itemgetter(1 + Enqueue._fields.index("count"))  # the opcode comes first
+_publication = itemgetter(*(1 + Enqueue._fields.index(field) for field in Publication._fields))
 _SHAPE_OF_OPCODE = {opcode: _shape(command) for command, opcode in OPCODES.items()}
 _LEAVES = (type(None), bool, int, float, str, bytes, Decimal, dt.datetime)
 

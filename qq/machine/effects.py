@@ -80,6 +80,8 @@ class Reply(NamedTuple):
     node: str
     session: int
     result: Result
+    number: int
+    """The session's answers are counted from 1; a failure is one of them."""
 
 
 class Failed(NamedTuple):
@@ -94,6 +96,8 @@ class Failed(NamedTuple):
     text: str
     class_id: int
     method_id: int
+    number: int
+    """As in `Reply`."""
 
 
 class Returned(NamedTuple):
@@ -119,10 +123,25 @@ class ConsumerGone(NamedTuple):
     consumer: int
 
 
+class Known(NamedTuple):
+    """What there is of a session, told to a node that has been given the state instead of the entries that led to it.
+
+    Before it come the session's last answer, unless that was `ConsumerCancelled`, and everything that its consumers
+    hold; the node may have had some or all of that before.
+    """
+
+    node: str
+    session: int
+    answers: int
+    """How many it was given. Those after the last that is told were `ConsumerCancelled`, one for each `Cancel`."""
+    consumers: list[int]
+    """Those that are live. Another that was confirmed by `Consuming` and not cancelled has lost its queue."""
+
+
 class OriginExpelled(NamedTuple):
     """The others stopped waiting for the node: all its sessions are gone."""
 
     node: str
 
 
-Effect = Deliver | Reply | Failed | Returned | ConsumerGone | OriginExpelled
+Effect = Deliver | Reply | Failed | Returned | ConsumerGone | Known | OriginExpelled

@@ -1,7 +1,7 @@
 """The replicated state machine: what each command does, and which effects follow.
 
-Lives here: dispatch, sessions, whose consumer is whose, the dump. Not here: bytes (codec.py), the order of messages
-(queue.py), rules of declaration (catalog.py), replication (cluster), delivery tags (broker).
+Lives here: dispatch, sessions, whose consumer is whose. Not here: bytes (codec.py), the dump (state.py), the order of
+messages (queue.py), rules of declaration (catalog.py), replication (cluster), delivery tags (broker).
 
 Law: a method depends on its arguments and on self, nothing else. No clock, no randomness, no iteration over sets, no
 floats. Nothing that a client or a node can send makes it raise: a command that cannot be carried out yields `Failed`
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from qq.machine.arguments import CLASSIC, check_consumer_arguments
 from qq.machine.catalog import Catalog, Exchange, Owner, User
-from qq.machine.codec import MalformedBatch, decode_commands, pack, unpack
+from qq.machine.codec import MalformedBatch, decode_commands, keep
 from qq.machine.commands import (
     METHODS,
     BindExchange,
@@ -50,11 +50,13 @@ from qq.machine.effects import (
     ConsumerCancelled,
     ConsumerGone,
     Consuming,
+    Deliver,
     Done,
     Effect,
     Failed,
     GetEmpty,
     GetOk,
+    Known,
     OriginExpelled,
     QueueDeclared,
     QueueDeleted,
@@ -75,31 +77,35 @@ from qq.machine.errors import (
     the_queue,
 )
 from qq.machine.queue import Consumer, Queue, held
+from qq.machine.state import Frozen, answer_of, read_dump
 from qq.ranges import MESSAGE_BITS, Range
 from qq.routing.exchanges import Binding, Destination, DestinationKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-VERSION = 1
-"""Of the state and of what commands do to it. Bump it with every change of either: replicas must not disagree."""
-
-
-class MalformedDump(ValueError):
-    """The bytes are not a state of this version."""
+    from qq.machine.state import Answer
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One AMQP channel, from the first command that leaves something behind until `SessionDown`."""
+    """One AMQP channel, from its first command that is answered until `SessionDown`."""
 
     queue: str = ""
     """The queue that was declared last."""
     consumers: dict[int, Consumer] = field(default_factory=dict)
     tags: dict[str, Consumer] = field(default_factory=dict)
     """Consumers that are not cancelled, by consumer tag."""
-    failed: bool = False
-    """An error was sent: whatever was under way behind it must not happen."""
+    answers: int = 0
+    """How many of its commands were answered."""
+    answer: Answer | None = None
+    """The last answer, for a node that missed it. `ConsumerCancelled` does not count: it tells nothing, and several
+    can be missed at once."""
+
+    @property
+    def failed(self) -> bool:
+        """An error was sent: whatever was under way behind it must not happen."""
+        return type(self.answer) is Failed
 
 
 class QueueMachine:
@@ -186,16 +192,44 @@ class QueueMachine:
             self._effects.append(OriginExpelled(origin))
         return self._take_effects()
 
+    def outstanding(self, origin: str) -> list[Effect]:
+        """What the sessions of a node are owed: for each its last answer, all that its consumers hold, and `Known`."""
+        effects: list[Effect] = []
+        for (node, number), session in self._sessions.items():
+            if node != origin:
+                continue
+            if session.answer is not None:
+                effects.append(session.answer)
+            for consumer in session.consumers.values():
+                # What `Get` took was told in its answer.
+                if consumer.next_id:
+                    effects.extend(_deliveries(consumer))
+            live = [consumer.id for consumer in session.consumers.values() if consumer.live]
+            effects.append(Known(node, number, session.answers, live))
+        return effects
+
+    def compact(self, payload: bytes | memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
+        """Reduce a batch to some of its messages; one that cannot be read stays as it is."""
+        try:
+            return keep(payload, messages)
+        except MalformedBatch:
+            return bytes(payload)
+
     def _answer(self, origin: str, command: Any) -> None:
         """Carry out what a client waits for, unless an error has already closed its channel."""
-        if self._failed(origin, command.session):
+        session = self._session(origin, command.session)
+        if session.failed:
             return
         try:
             result = self._methods[type(command)](origin, command)
         except Refused as refused:
             self._fail(origin, command, refused)
-        else:
-            self._effects.append(Reply(origin, command.session, result))
+            return
+        session.answers += 1
+        reply = Reply(origin, command.session, result, session.answers)
+        if type(result) is not ConsumerCancelled:
+            session.answer = reply
+        self._effects.append(reply)
 
     # Messages
 
@@ -236,9 +270,7 @@ class QueueMachine:
             self._dirty[consumer.queue] = None
 
     def _recover(self, origin: str, command: Recover) -> Recovered:
-        session = self._sessions.get((origin, command.session))
-        if session is not None:
-            self._give_back(list(session.consumers.values()))
+        self._give_back(list(self._session(origin, command.session).consumers.values()))
         return Recovered()
 
     # Consumers
@@ -265,8 +297,7 @@ class QueueMachine:
         return Consuming(consumer.id)
 
     def _queue_to_consume(self, origin: str, command: Checkout) -> Queue:
-        session = self._sessions.get((origin, command.session))
-        if session is not None and command.tag in session.tags:
+        if command.tag in self._session(origin, command.session).tags:
             raise not_allowed(f"attempt to reuse consumer tag '{command.tag}'")
         queue = self._queue(origin, command.session, command.connection, command.queue)
         check_consumer_arguments(queue.name, queue.kind, command.arguments)
@@ -402,9 +433,11 @@ class QueueMachine:
         return effects
 
     def _fail(self, origin: str, command: Method, refused: Refused) -> None:
-        self._session(origin, command.session).failed = True
-        class_id, method_id = METHODS[type(command)]
-        self._effects.append(Failed(origin, command.session, refused.code, refused.text, class_id, method_id))
+        session = self._session(origin, command.session)
+        session.answers += 1
+        code, text, method = refused.code, refused.text, METHODS[type(command)]
+        session.answer = Failed(origin, command.session, code, text, *method, session.answers)
+        self._effects.append(session.answer)
 
     def _failed(self, origin: str, session: int) -> bool:
         known = self._sessions.get((origin, session))
@@ -417,10 +450,10 @@ class QueueMachine:
         return known
 
     def _last_declared(self, origin: str, session: int) -> str:
-        known = self._sessions.get((origin, session))
-        if known is None or not known.queue:
+        queue = self._session(origin, session).queue
+        if not queue:
             raise not_found("previously declared queue")
-        return known.queue
+        return queue
 
     def _queue(self, origin: str, session: int, connection: int, name: str) -> Queue:
         """The queue that the command means, if this connection may use it; else raises Refused."""
@@ -522,63 +555,64 @@ class QueueMachine:
         """By node and consumer id; those that are not `live` only hold messages."""
         return self._consumers
 
-    # The whole state as bytes
+    # The whole state
+
+    def freeze(self) -> Frozen:
+        """The state as it is now, to be read on any thread."""
+        catalog = self._catalog
+        return Frozen(
+            users=list(catalog.users.values()),
+            exchanges=list(catalog.exchanges.values()),
+            queues=[queue.freeze() for queue in catalog.queues.values()],
+            bindings=list(catalog.bindings),
+            sessions=[
+                (key, session.queue, session.answers, session.answer)
+                for key, session in self._sessions.items()
+            ],
+            consumers=[
+                (consumer, consumer.credit, consumer.live, consumer.next_id, consumer.unacked.freeze())
+                for consumer in self._consumers.values()
+            ],
+            dirty=list(self._dirty),
+        )
 
     def dump(self) -> bytes:
-        """The state, to be loaded by `load`. Maps are written in the order they have, which is part of the state."""
-        catalog = self._catalog
-        return pack(
-            [
-                VERSION,
-                [list(user) for user in catalog.users.values()],
-                [list(exchange) for exchange in catalog.exchanges.values()],
-                [_dump_queue(queue) for queue in catalog.queues.values()],
-                [[binding.source, *binding.destination, *binding[2:]] for binding in catalog.bindings],
-                [[*key, session.queue, session.failed] for key, session in self._sessions.items()],
-                [_dump_consumer(consumer) for consumer in self._consumers.values()],
-                [[[holder.node, holder.id] for holder in queue.ring] for queue in catalog.queues.values()],
-                [queue.name for queue in self._dirty],
-            ]
-        )
+        return self.freeze().dump()
 
     def load(self, data: bytes) -> None:
         """Replace the state by a dumped one. Raises MalformedDump."""
-        try:
-            state = unpack(data)
-        except ValueError as error:
-            raise MalformedDump(f"not a state: {error}") from error
-        if type(state) is not list or not state or state[0] != VERSION:
-            raise MalformedDump(f"not a state of version {VERSION}")
+        state = read_dump(data)
         self._reset()
-        _, users, exchanges, queues, bindings, sessions, consumers, rings, dirty = state
         catalog = self._catalog
-        for user in users:
+        for user in state.users:
             catalog.put_user(User(*user))
-        for exchange in exchanges:
+        for exchange in state.exchanges:
             if exchange[0] not in catalog.exchanges:
                 catalog.restore_exchange(Exchange(*exchange))
-        for row in queues:
-            catalog.restore_queue(_load_queue(row))
-        for source, kind, name, routing_key, arguments in bindings:
+        for row, returns in zip(state.queues, state.returns, strict=True):
+            catalog.restore_queue(_load_queue(row, returns))
+        for source, kind, name, routing_key, arguments in state.bindings:
             destination = Destination(DestinationKind(kind), name)
             catalog.restore_binding(Binding(source, destination, routing_key, arguments))
-        for node, number, last_declared, failed in sessions:
-            self._sessions[node, number] = Session(last_declared, failed=failed)
-        for row in consumers:
-            self._load_consumer(row)
-        for queue, ring in zip(catalog.queues.values(), rings, strict=True):
-            for node, number in ring:
+        for node, number, last_declared, answers, answer in state.sessions:
+            self._sessions[node, number] = Session(
+                last_declared, answers=answers, answer=answer_of(node, number, answer)
+            )
+        for row, unacked in zip(state.consumers, state.unacked, strict=True):
+            self._load_consumer(row, unacked)
+        for queue, row in zip(catalog.queues.values(), state.queues, strict=True):
+            for node, number in row[-1]:
                 queue.ring[self._consumers[node, number]] = None
-        for name in dirty:
+        for name in state.dirty:
             self._dirty[catalog.queues[name]] = None
 
-    def _load_consumer(self, row: list[Any]) -> None:
-        node, session, number, queue_name, *properties, live, next_id, ranges = row
+    def _load_consumer(self, row: list[Any], unacked: list[tuple[int, list[int]]]) -> None:
+        node, session, number, queue_name, *properties, live, next_id = row
         queue = self._catalog.queues[queue_name]
         consumer = Consumer(node, session, number, queue, *properties, live=live, next_id=next_id)
-        for first, messages in ranges:
-            messages = Range(*messages)
-            consumer.unacked.append(first, messages.count, messages)
+        for first, messages in unacked:
+            held_range = Range(*messages)
+            consumer.unacked.append(first, held_range.count, held_range)
         queue.holders[consumer] = None
         queue.consumers += live
         queue.unacked += len(consumer.unacked)
@@ -605,23 +639,8 @@ def _stripped(name: str) -> str:
     return name.replace("\r", "").replace("\n", "") if "\r" in name or "\n" in name else name
 
 
-def _dump_queue(queue: Queue) -> list[Any]:
-    return [
-        queue.name,
-        queue.kind,
-        queue.durable,
-        queue.owner,
-        queue.auto_delete,
-        queue.arguments,
-        queue.had_consumer,
-        queue.ready,
-        list(queue.returns),
-        queue.backlog.dump(),
-    ]
-
-
-def _load_queue(row: list[Any]) -> Queue:
-    name, kind, durable, owner, auto_delete, arguments, had_consumer, ready, returns, backlog = row
+def _load_queue(row: list[Any], returns: list[list[int]]) -> Queue:
+    name, kind, durable, owner, auto_delete, arguments, had_consumer, ready, backlog, _ = row
     queue = Queue(
         name, kind, durable, tuple(owner) if owner else None, auto_delete, arguments, had_consumer, ready
     )
@@ -630,20 +649,16 @@ def _load_queue(row: list[Any]) -> Queue:
     return queue
 
 
-def _dump_consumer(consumer: Consumer) -> list[Any]:
-    return [
-        consumer.node,
-        consumer.session,
-        consumer.id,
-        consumer.queue.name,
-        consumer.tag,
-        consumer.credit,
-        consumer.no_ack,
-        consumer.exclusive,
-        consumer.auto_credit,
-        consumer.cancel_on_failover,
-        consumer.arguments,
-        consumer.live,
-        consumer.next_id,
-        held(consumer),
-    ]
+def _deliveries(consumer: Consumer) -> Iterator[Deliver]:
+    """Everything that the consumer holds, as if it were delivered again."""
+    delivery: Deliver | None = None
+    next_id = 0
+    for first, messages in held(consumer):
+        if delivery is None or first != next_id:
+            if delivery is not None:
+                yield delivery
+            delivery = Deliver(consumer.node, consumer.session, consumer.id, first, [])
+        delivery.ranges.append(messages)
+        next_id = first + messages.count
+    if delivery is not None:
+        yield delivery

@@ -19,6 +19,7 @@ from qq.ranges import Piece, Range, RangeMap
 
 if TYPE_CHECKING:
     from qq.machine.commands import Table
+    from qq.machine.state import QueueRow
 
 CREDIT_MAX = 2**31 - 1
 """Credit is clamped here: no consumer is ever that far ahead, and the number stays small in every dump."""
@@ -148,6 +149,16 @@ class Queue:
         self.returns.clear()
         self.backlog.clear()
         return purged
+
+    def freeze(self) -> QueueRow:
+        return (
+            self,
+            self.had_consumer,
+            self.ready,
+            list(self.returns),
+            self.backlog.freeze(),
+            list(self.ring),
+        )
 
     @property
     def exclusively_consumed(self) -> bool:

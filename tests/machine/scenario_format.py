@@ -124,6 +124,8 @@ class Scenario:
                 return f"returned {code} {text} from '{exchange}' '{key}' on channel {channel}: {names}"
             case e.ConsumerGone(_, _, consumer):
                 return f"consumer-gone c{consumer}"
+            case e.Known(_, _, answers, consumers):
+                return f"known answers={answers} consumers={consumers}"
             case e.OriginExpelled(_):
                 return "expelled"
 

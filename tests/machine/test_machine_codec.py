@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime as dt
 import struct
 from decimal import Decimal
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,10 @@ from qq.machine.codec import (
     check_table,
     decode_batch,
     decode_commands,
+    decode_kept,
     encode_batch,
+    is_kept,
+    keep,
     pack,
     unpack,
 )
@@ -57,7 +61,7 @@ def test_a_batch_comes_back_as_it_was_sent() -> None:
     assert decoded.commands == decode_commands(payload) == commands
     bodies = [payload[start:end] for start, end in zip(decoded.offsets, decoded.offsets[1:], strict=False)]
     assert bodies == [b"one", b"", b"three"]
-    assert [decoded.enqueue_of(message).session for message in range(3)] == [1, 1, 2]
+    assert [enqueue.session for enqueue in decoded.enqueues] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +122,80 @@ def test_a_table_is_checked_before_it_is_sent() -> None:
         check_table(deep)
     with pytest.raises(MalformedBatch, match="holds a set"):
         check_table({"a": set()})
+
+
+counts = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+publications = st.tuples(st.sampled_from(["", "x"]), st.sampled_from(["q", "\udcff"]), st.integers(1, 2))
+
+
+def ranges_of(messages: set[int]) -> list[tuple[int, int]]:
+    """Ordinals as (first, count), ascending, apart from each other."""
+    ranges: list[tuple[int, int]] = []
+    for message in sorted(messages):
+        if ranges and sum(ranges[-1]) == message:
+            ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
+        else:
+            ranges.append((message, 1))
+    return ranges
+
+
+@given(st.data(), counts, st.sets(st.integers(0, 19)), st.sets(st.integers(0, 19)))
+def test_what_is_kept_of_a_batch_is_what_was_in_it(
+    data: st.DataObject, counts: list[int], wanted: set[int], then_wanted: set[int]
+) -> None:
+    asked: list[Command] = []
+    for count in counts:
+        exchange, key, channel = data.draw(publications)
+        asked += [Enqueue(1, 1, count, exchange, key, False, channel), Settle(1, 0, 0)]
+    bodies = [bytes([number]) * (number % 3) for number in range(sum(counts))]
+    payload = batch(asked, bodies)
+    enqueue_of = [enqueue for enqueue in decode_batch(payload).enqueues for _ in range(enqueue.count)]
+
+    kept = keep(memoryview(payload), ranges_of(wanted))
+
+    found: dict[int, bytes] = {}
+    for piece in decode_kept(kept):
+        for ordinal, (start, end) in enumerate(pairwise(piece.offsets), piece.first):
+            enqueue = enqueue_of[ordinal]
+            assert piece.publication == (enqueue.exchange, enqueue.routing_key, enqueue.frames_channel)
+            found[ordinal] = kept[start:end]
+    assert list(found) == sorted(found)
+    assert found == {ordinal: body for ordinal, body in enumerate(bodies) if ordinal in wanted}
+    assert is_kept(kept)
+    assert not is_kept(payload)
+    # Keeping some of what was kept is like keeping those alone, whether the rest is there or not.
+    assert keep(kept, ranges_of(then_wanted)) == keep(payload, ranges_of(wanted & then_wanted))
+    machine = QueueMachine()
+    assert machine.compact(memoryview(kept), ranges_of(then_wanted)) == keep(kept, ranges_of(then_wanted))
+
+
+def test_what_is_kept_is_small() -> None:
+    asked = [Enqueue(1, 1, 1, "a long exchange name", "a long routing key", False, 1) for _ in range(100)]
+    payload = batch(asked, [b"message"] * 100)
+    assert len(keep(payload, [(0, 100)])) < 100 * (len(b"message") + 8) + 100
+    assert len(keep(payload, [(7, 1)])) < 80
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"x" * 20, batch([Enqueue(1, 1, 1, "", "q", False, 1)], [b"abc"]) + b"x"]
+)
+def test_a_batch_that_cannot_be_read_is_kept_whole(payload: bytes) -> None:
+    with pytest.raises(MalformedBatch):
+        keep(payload, [(0, 1)])
+    assert QueueMachine().compact(memoryview(payload), [(0, 1)]) == payload
+
+
+@given(st.integers(0, 200), st.integers(0, 255), st.integers(0, 100))
+def test_damaged_kept_messages_are_read_or_named_as_such(place: int, value: int, cut: int) -> None:
+    asked = [Enqueue(1, 1, 2, "x", "q", False, 1), Enqueue(1, 1, 2, "y", "q", False, 1)]
+    kept = bytearray(keep(batch(asked, [b"1", b"22", b"", b"4444"]), [(1, 1), (3, 1)]))
+    kept[place % len(kept)] = value
+    damaged = bytes(kept[: len(kept) - cut])
+    try:
+        pieces = decode_kept(damaged)
+    except MalformedBatch:
+        return
+    assert all(piece.offsets[-1] <= len(damaged) for piece in pieces)
 
 
 @given(st.binary(max_size=40))

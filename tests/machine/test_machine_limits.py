@@ -22,8 +22,9 @@ from qq.machine.commands import (
     Settle,
 )
 from qq.machine.effects import Deliver, QueueDeclared, Reply
-from qq.machine.machine import MalformedDump, QueueMachine
+from qq.machine.machine import QueueMachine
 from qq.machine.queue import CREDIT_MAX
+from qq.machine.state import MalformedDump
 from qq.ranges import Range
 
 
@@ -111,8 +112,8 @@ def test_ever_new_routing_keys_do_not_fill_the_memory() -> None:
 
 def test_line_ends_are_dropped_from_names() -> None:
     driver = Driver()
-    assert driver.apply(declare("a\r\nb")) == [Reply("n1", 1, QueueDeclared("ab", 0, 0))]
-    assert driver.apply(declare("a\nb")) == [Reply("n1", 1, QueueDeclared("ab", 0, 0))]
+    assert driver.apply(declare("a\r\nb")) == [Reply("n1", 1, QueueDeclared("ab", 0, 0), 1)]
+    assert driver.apply(declare("a\nb")) == [Reply("n1", 1, QueueDeclared("ab", 0, 0), 2)]
 
 
 def test_users_are_put_replaced_and_deleted() -> None:

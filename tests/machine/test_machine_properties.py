@@ -1,21 +1,27 @@
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, pairwise
 from random import Random
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine_driver import batch, reloaded
+from machine_driver import Shell, batch, live_messages, reloaded
 from message_oracle import Oracle
 
 from qq.machine import commands as c
 from qq.machine import effects as e
+from qq.machine import runs
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from machine_driver import Place
+
+    from qq.machine.state import Frozen
 
 NODES = ("n1", "n2", "n3")
 QUEUES = ("q", "r")
@@ -39,12 +45,49 @@ steps = st.lists(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks() -> Iterator[None]:
+    """Backlogs of a few messages are packed, too."""
+    with mock.patch.object(runs, "_CHUNK_WORDS", 6):
+        yield
+
+
+class Moment:
+    """A state that was frozen, and what it was then."""
+
+    def __init__(self, machine: QueueMachine) -> None:
+        self.frozen: Frozen = machine.freeze()
+        self.dump = machine.dump()
+        self.live: list[Place] = live_messages(machine)
+
+    def check(self, last_index: int) -> None:
+        assert self.frozen.dump() == self.dump
+        bounds = [*range(0, last_index, 3), last_index + 1]
+        counts = [sum(first <= place[0] < end for place in self.live) for first, end in pairwise(bounds)]
+        assert self.frozen.counts(bounds) == counts
+        for first, end in ((0, last_index + 1), (last_index // 3, last_index // 2)):
+            found = self.frozen.live(first, end)
+            places = [
+                (index, ordinal, message)
+                for index, batches in found.items()
+                for ordinal, ranges in batches.items()
+                for start, number in ranges
+                for message in range(start, start + number)
+            ]
+            assert places == sorted({place for place in self.live if first <= place[0] < end})
+
+
 class Run:
-    """A machine, a twin that lives by dumps, and the oracle, under the same commands."""
+    """A machine, others that live by dumps, and the oracle, under the same commands."""
 
     def __init__(self) -> None:
         self.machine = QueueMachine()
         self.twin = QueueMachine()
+        """Loaded at every entry."""
+        self.heirs: list[QueueMachine] = []
+        """Each was loaded once, and followed the log from there."""
+        self.moments: list[Moment] = []
+        self.shells = {node: Shell(node) for node in NODES}
         self.oracle = Oracle()
         self.index = 0
         self.ids = count(1)
@@ -59,22 +102,29 @@ class Run:
             command = self._command(node, *ask)
             if command is not None:
                 commands.append(command)
-            if isinstance(command, c.DeleteQueue):
+            if isinstance(command, (c.DeleteQueue, c.SessionDown)):
                 break
         self._apply(node, commands)
+        last = commands[-1]
+        if isinstance(last, c.SessionDown):
+            self.shells[node].forget(last.session)
 
     def _apply(self, node: str, commands: list[c.Command]) -> None:
         self.index += 1
         messages = sum(command.count for command in commands if isinstance(command, c.Enqueue))
         payload = batch(commands, [b"x"] * messages)
         effects = self.machine.apply_batch(node, self.index, 0, 0, payload)
-        assert self.twin.apply_batch(node, self.index, 0, 0, payload) == effects
+        for other in (self.twin, *self.heirs):
+            assert other.apply_batch(node, self.index, 0, 0, payload) == effects
         self.oracle.apply(node, self.index, commands, effects)
+        self._told(effects)
         self._end_entry()
 
     def node_down(self, node: str, *, expelled: bool) -> None:
         effects = self.machine.origin_down(node, expelled=expelled)
-        assert self.twin.origin_down(node, expelled=expelled) == effects
+        for other in (self.twin, *self.heirs):
+            assert other.origin_down(node, expelled=expelled) == effects
+        self.shells[node] = Shell(node)
         assert effects == ([e.OriginExpelled(node)] if expelled else [])
         self.oracle.node_down(node)
         self._end_entry()
@@ -82,10 +132,31 @@ class Run:
     def _end_entry(self) -> None:
         self.twin = reloaded(self.twin)
         served = self.machine.end_entry()
-        assert self.twin.end_entry() == served
         self.oracle.follow(served, ended=True)
-        assert self.machine.digest() == self.twin.digest()
+        self._told(served)
+        dump = self.machine.dump()
+        for other in (self.twin, *self.heirs):
+            assert other.end_entry() == served
+            assert other.dump() == dump
         self.oracle.compare(self.machine)
+        if self.index % 10 == 0:
+            self.moments.append(Moment(self.machine))
+            self.heirs = [*self.heirs[-2:], reloaded(self.machine)]
+
+    def _told(self, effects: Sequence[e.Effect]) -> None:
+        """Each node hears of some entries and is given the state instead of others."""
+        for number, shell in enumerate(self.shells.values()):
+            if (self.index // 5 + number) % 3:
+                if shell.missed:
+                    shell.resume(self.machine)
+                else:
+                    shell.hear(effects)
+            else:
+                shell.missed = True
+
+    def check_moments(self) -> None:
+        for moment in self.moments:
+            moment.check(self.index)
 
     def _command(self, node: str, verb: str, one: int, two: int, three: int) -> c.Command | None:
         session, queue = one % SESSIONS, QUEUES[two % len(QUEUES)]
@@ -138,6 +209,8 @@ def test_every_message_is_where_the_oracle_has_it_after_every_entry(steps: list[
             run.entry(node, asked)
         else:
             run.node_down(node, expelled=run.index % 2 == 0)
+    run.moments.append(Moment(run.machine))
+    run.check_moments()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -155,3 +228,4 @@ def test_so_it_is_in_a_long_life(seed: int) -> None:
                 node,
                 [(chance.choice(verbs), *(chance.randrange(2**16) for _ in range(3))) for _ in range(size)],
             )
+    run.check_moments()

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.machine.runs import Runs
-from qq.ranges import Piece, Range, RangeMap
+from qq.ranges import FrozenPieces, Piece, RangeMap
 
 ids = st.integers(0, 60)
 steps = st.lists(
@@ -71,35 +70,17 @@ def test_taking_one_by_one_from_the_front_keeps_no_garbage() -> None:
             assert len(ranges._pieces) <= 24
 
 
-@given(st.lists(st.one_of(st.integers(1, 9), st.integers(-30, -1)), max_size=60))
-def test_a_backlog_behaves_like_a_list_of_messages(steps: list[int]) -> None:
-    runs = Runs()
-    oracle: list[tuple[int, int]] = []
-    for index, step in enumerate(steps, 1):
-        if step > 0:
-            slot = index << 24 | 7
-            runs.append(index, slot, step)
-            oracle += [(index, slot + offset) for offset in range(step)]
-        else:
-            count = min(-step, len(oracle))
-            taken = runs.take(count)
-            assert [(r.index, r.slot + offset) for r in taken for offset in range(r.count)] == oracle[:count]
-            del oracle[:count]
-        copy = Runs()
-        copy.load(runs.dump())
-        assert copy.dump() == runs.dump()
-        assert [
-            (r.index, r.slot + offset) for r in copy.take(len(oracle)) for offset in range(r.count)
-        ] == oracle
-
-
-def test_a_backlog_of_many_chunks_comes_out_in_order() -> None:
-    runs = Runs()
-    for index in range(20_000):
-        runs.append(index, 0, 2)
-    assert [r.index for r in runs.take(20_001)] == list(range(10_001))
-    copy = Runs()
-    copy.load(runs.dump())
-    assert copy.take(19_999) == runs.take(19_999)
-    runs.append(7, 8, 9)
-    assert runs.take(9) == [Range(7, 8, 9, 0)]
+def test_frozen_pieces_stay_as_they_were() -> None:
+    ranges: RangeMap[str] = RangeMap()
+    frozen: list[tuple[FrozenPieces[str], list[Piece[str]]]] = []
+    for first in range(0, 60, 10):
+        ranges.append(first, 10, "a")
+        frozen.append((ranges.freeze(), ranges.pieces()))
+        ranges.take(first + 2, first + 3)
+        frozen.append((ranges.freeze(), ranges.pieces()))
+        ranges.take(first - 5, first + 4)
+        frozen.append((ranges.freeze(), ranges.pieces()))
+    ranges.take_all()
+    ranges.append(60, 1, "b")
+    for (pieces, start, end), then in frozen:
+        assert pieces[start:end] == then

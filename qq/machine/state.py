@@ -1,0 +1,263 @@
+"""The machine's whole state at one moment, and as bytes.
+
+Lives here: `Frozen`, which the machine makes on the loop and others read on any thread; the format of a dump. Not here:
+how a machine is put together again (machine.py), how backlogs are packed (runs.py).
+
+Law: to freeze is to copy references, never messages. What a frozen state refers to never changes; of queues and
+consumers only what was declared is read. A dump packs little at a time, so that the interpreter can go back to the loop
+between any two rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.machine.codec import make_packer, unpack
+from qq.machine.effects import (
+    ConsumerCancelled,
+    Consuming,
+    Done,
+    Failed,
+    GetEmpty,
+    GetOk,
+    QueueDeclared,
+    QueueDeleted,
+    QueuePurged,
+    Recovered,
+    Reply,
+    Result,
+)
+from qq.machine.queue import Queue
+from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, FrozenPieces, Piece, Range
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from qq.machine.catalog import Exchange, User
+    from qq.machine.queue import Consumer
+    from qq.machine.runs import FrozenRuns
+    from qq.routing.exchanges import Binding
+
+VERSION = 2
+"""Of the state and of what commands do to it. Bump it with every change of either: replicas must not disagree."""
+
+Answer = Reply | Failed
+
+SessionRow = tuple[tuple[str, int], str, int, Answer | None]
+"""Node and number, the queue declared last, how many answers, the last one."""
+QueueRow = tuple[Queue, bool, int, "list[Range]", "FrozenRuns", "list[Consumer]"]
+"""The queue, had_consumer, ready, returns, backlog, ring."""
+ConsumerRow = tuple["Consumer", int, bool, int, FrozenPieces[Range]]
+"""The consumer, credit, live, next_id, unacked."""
+
+_FAILED = 0
+_RESULTS: tuple[type[Result], ...] = (
+    QueueDeclared,
+    QueueDeleted,
+    QueuePurged,
+    Done,
+    Consuming,
+    ConsumerCancelled,
+    GetOk,
+    GetEmpty,
+    Recovered,
+)
+"""In a dump they are numbered from 1, `Failed` is 0. New ones go to the end."""
+
+
+class MalformedDump(ValueError):
+    """The bytes are not a state of this version."""
+
+
+class Frozen(NamedTuple):
+    """The state; everything in the order that it has there, which is a part of it."""
+
+    users: list[User]
+    exchanges: list[Exchange]
+    queues: list[QueueRow]
+    bindings: list[Binding]
+    sessions: list[SessionRow]
+    consumers: list[ConsumerRow]
+    dirty: list[Queue]
+
+    def dump(self) -> bytes:
+        """The state, to be read by `read_dump`."""
+        packer = make_packer()
+
+        def write(rows: Collection[Any], row_of: Any = None) -> None:
+            packer.pack_array_header(len(rows))
+            for row in map(row_of, rows) if row_of else rows:
+                packer.pack(row)
+
+        packer.pack_array_header(_SECTIONS)
+        packer.pack(VERSION)
+        write(self.users)
+        write(self.exchanges)
+        write(self.queues, _queue_row)
+        packer.pack_array_header(len(self.queues))
+        for _, _, _, returns, _, _ in self.queues:
+            write(returns)
+        write(self.bindings, _binding_row)
+        write(self.sessions, _session_row)
+        write(self.consumers, _consumer_row)
+        packer.pack_array_header(len(self.consumers))
+        for _, _, _, _, (pieces, start, end) in self.consumers:
+            write(pieces[start:end], _held_row)
+        write([queue.name for queue in self.dirty])
+        return packer.bytes()
+
+    def counts(self, bounds: Sequence[int]) -> list[int]:
+        """How many references to messages there are with bounds[i] <= index < bounds[i + 1], for each i."""
+        counts = [0] * max(len(bounds) - 1, 0)
+        if not counts:
+            return counts
+        for _, _, _, _, backlog, _ in self.queues:
+            backlog.add_counts(bounds, counts)
+        for index, _, count in self._single_ranges():
+            cell = bisect_right(bounds, index) - 1
+            if 0 <= cell < len(counts):
+                counts[cell] += count
+        return counts
+
+    def live(self, first: int, end: int) -> dict[int, dict[int, list[tuple[int, int]]]]:
+        """The live messages of the entries from `first` to before `end`.
+
+        By index and ordinal of the batch: ordinal of the first message and count, in order and without overlap.
+        """
+        found: dict[int, list[tuple[int, int]]] = {}
+        for index, slot, count in self._single_ranges():
+            if first <= index < end:
+                found.setdefault(index, []).append((slot, count))
+        for _, _, _, _, backlog, _ in self.queues:
+            for index, slot, count in backlog.ranges(first, end):
+                found.setdefault(index, []).append((slot, count))
+        return {index: _merged(found[index]) for index in sorted(found)}
+
+    def _single_ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Index, slot and count of all that is referred to outside the backlogs."""
+        for _, _, _, returns, _, _ in self.queues:
+            for messages in returns:
+                yield messages[:3]
+        for _, _, _, _, (pieces, start, end) in self.consumers:
+            for piece in pieces[start:end]:
+                index, slot, _, _ = piece.value
+                yield index, slot + piece.offset, piece.count
+        for _, _, _, answer in self.sessions:
+            # The client may not have it yet, whatever became of it since.
+            if type(answer) is Reply and type(answer.result) is GetOk:
+                yield answer.result.range[:3]
+
+
+_SECTIONS = 10
+
+
+class Dump(NamedTuple):
+    """The rows of a dump."""
+
+    users: list[list[Any]]
+    exchanges: list[list[Any]]
+    queues: list[list[Any]]
+    returns: list[list[list[int]]]
+    """One list for each queue."""
+    bindings: list[list[Any]]
+    sessions: list[list[Any]]
+    consumers: list[list[Any]]
+    unacked: list[list[tuple[int, list[int]]]]
+    """One list for each consumer: the first message id, and the messages."""
+    dirty: list[str]
+
+
+def read_dump(data: bytes) -> Dump:
+    """Raises MalformedDump."""
+    try:
+        state = unpack(data)
+    except ValueError as error:
+        raise MalformedDump(f"not a state: {error}") from error
+    if type(state) is not list or not state or state[0] != VERSION or len(state) != _SECTIONS:
+        raise MalformedDump(f"not a state of version {VERSION}")
+    return Dump(*state[1:])
+
+
+def answer_of(node: str, session: int, row: Sequence[Any] | None) -> Answer | None:
+    """What `_answer_row` made a row of."""
+    if row is None:
+        return None
+    number, kind, *fields = row
+    if kind == _FAILED:
+        code, text, class_id, method_id = fields
+        return Failed(node, session, code, text, class_id, method_id, number)
+    result = _RESULTS[kind - 1]._make(fields)
+    if type(result) is GetOk:
+        result = result._replace(range=Range(*result.range))
+    return Reply(node, session, result, number)
+
+
+def _answer_row(answer: Answer | None) -> tuple[Any, ...] | None:
+    if answer is None:
+        return None
+    if isinstance(answer, Failed):
+        return (answer.number, _FAILED, *answer[2:-1])
+    return (answer.number, _RESULTS.index(type(answer.result)) + 1, *answer.result)
+
+
+def _session_row(row: SessionRow) -> tuple[Any, ...]:
+    (node, session), queue, answers, answer = row
+    return node, session, queue, answers, _answer_row(answer)
+
+
+def _queue_row(row: QueueRow) -> tuple[Any, ...]:
+    queue, had_consumer, ready, _, backlog, ring = row
+    return (
+        queue.name,
+        queue.kind,
+        queue.durable,
+        queue.owner,
+        queue.auto_delete,
+        queue.arguments,
+        had_consumer,
+        ready,
+        backlog.dump(),
+        [(consumer.node, consumer.id) for consumer in ring],
+    )
+
+
+def _binding_row(binding: Binding) -> tuple[Any, ...]:
+    return binding.source, *binding.destination, *binding[2:]
+
+
+def _consumer_row(row: ConsumerRow) -> tuple[Any, ...]:
+    consumer, credit, live, next_id, _ = row
+    return (
+        consumer.node,
+        consumer.session,
+        consumer.id,
+        consumer.queue.name,
+        consumer.tag,
+        credit,
+        consumer.no_ack,
+        consumer.exclusive,
+        consumer.auto_credit,
+        consumer.cancel_on_failover,
+        consumer.arguments,
+        live,
+        next_id,
+    )
+
+
+def _held_row(piece: Piece[Range]) -> tuple[int, Range]:
+    return piece.first, piece.value.part(piece.offset, piece.count)
+
+
+def _merged(places: Iterable[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
+    """Slots and counts of one entry, as ranges of messages of its batches."""
+    batches: dict[int, list[tuple[int, int]]] = {}
+    for slot, count in sorted(places):
+        first = slot & MESSAGE_MASK
+        ranges = batches.setdefault(slot >> MESSAGE_BITS, [])
+        if ranges and first <= ranges[-1][0] + ranges[-1][1]:
+            start, known = ranges[-1]
+            ranges[-1] = (start, max(known, first + count - start))
+        else:
+            ranges.append((first, count))
+    return batches

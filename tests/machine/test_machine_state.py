@@ -1,0 +1,185 @@
+"""What a session is owed after its node missed entries, and what of the state keeps messages alive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from machine_driver import Driver, reloaded
+
+from qq.machine.commands import (
+    BindQueue,
+    Cancel,
+    Checkout,
+    Command,
+    DeclareQueue,
+    DeleteQueue,
+    Enqueue,
+    Get,
+    PurgeQueue,
+    Recover,
+    SessionDown,
+    Settle,
+)
+from qq.machine.effects import (
+    Consuming,
+    Deliver,
+    Done,
+    Effect,
+    Failed,
+    GetEmpty,
+    GetOk,
+    Known,
+    QueueDeclared,
+    QueueDeleted,
+    QueuePurged,
+    Recovered,
+    Reply,
+    Result,
+)
+from qq.ranges import Range
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def declare(name: str, session: int = 1) -> DeclareQueue:
+    return DeclareQueue(session, 1, name, False, True, False, False, {})
+
+
+def consume(number: int, queue: str, credit: int, session: int = 1) -> Checkout:
+    return Checkout(session, 1, number, queue, str(number), credit, False, False, True, False, {})
+
+
+def publish(count: int, key: str = "q") -> Enqueue:
+    return Enqueue(1, 1, count, "", key, False, 1)
+
+
+def owed(driver: Driver) -> list[Effect]:
+    """What the node's sessions are owed; a machine that was loaded says the same."""
+    effects = driver.machine.outstanding("n1")
+    assert reloaded(driver.machine).outstanding("n1") == effects
+    return effects
+
+
+@pytest.mark.parametrize(
+    ("command", "result"),
+    [
+        (declare("q"), QueueDeclared("q", 2, 0)),
+        (DeleteQueue(1, 1, "q", False, False), QueueDeleted(2)),
+        (PurgeQueue(1, 1, "q"), QueuePurged(2)),
+        (BindQueue(1, 1, "q", "amq.direct", "", {}), Done()),
+        (consume(5, "q", 0), Consuming(5)),
+        (Get(1, 1, 5, "q", no_ack=False), GetOk(5, Range(2, 0, 1, 0), 1)),
+        (Get(1, 1, 5, "empty", no_ack=False), GetEmpty()),
+        (Recover(1), Recovered()),
+    ],
+)
+def test_the_last_answer_is_remembered(command: Command, result: Result) -> None:
+    driver = Driver()
+    driver.apply(declare("q"), declare("empty"))
+    driver.apply(publish(2), messages=[b"x"] * 2)
+    answer = driver.apply(command)
+    assert answer == [Reply("n1", 1, result, 3)]
+    live = [result.consumer] if isinstance(result, Consuming) else []
+    assert owed(driver) == [*answer, Known("n1", 1, 3, live)]
+
+
+def test_a_failure_is_the_last_answer() -> None:
+    driver = Driver()
+    failed = driver.apply(PurgeQueue(1, 1, "none"), declare("q"), publish(1, "none"), messages=[b"x"])
+    assert len(failed) == 1
+    assert isinstance(failed[0], Failed)
+    assert failed[0].number == 1
+    assert owed(driver) == [*failed, Known("n1", 1, 1, [])]
+
+
+def test_a_failed_publish_is_an_answer() -> None:
+    driver = Driver()
+    driver.apply(declare("q"))
+    failed = driver.apply(Enqueue(1, 1, 1, "none", "", False, 1), messages=[b"x"])
+    assert [getattr(effect, "number", None) for effect in failed] == [2]
+    assert owed(driver) == [*failed, Known("n1", 1, 2, [])]
+
+
+def test_a_session_is_known_from_its_first_answer_until_it_is_down() -> None:
+    driver = Driver()
+    driver.apply(Recover(1))
+    driver.apply(Recover(2), node="n2")
+    assert owed(driver) == [Reply("n1", 1, Recovered(), 1), Known("n1", 1, 1, [])]
+    driver.apply(SessionDown(1))
+    assert owed(driver) == []
+
+
+def test_a_publish_leaves_no_session_behind() -> None:
+    driver = Driver()
+    driver.apply(publish(1), messages=[b"x"])
+    assert owed(driver) == []
+
+
+def test_cancellations_are_counted_and_not_remembered() -> None:
+    driver = Driver()
+    driver.apply(declare("q"), consume(1, "q", 1), consume(2, "q", 1), Cancel(1, 1), Cancel(1, 2))
+    assert owed(driver) == [Reply("n1", 1, Consuming(2), 3), Known("n1", 1, 5, [])]
+
+
+def test_all_that_a_consumer_holds_is_delivered_as_it_holds_it() -> None:
+    driver = Driver()
+    driver.apply(declare("q", session=9), consume(1, "q", 100))
+    driver.apply(publish(4), messages=[b"x"] * 4)
+    driver.apply(publish(2), messages=[b"x"] * 2)
+    driver.apply(Settle(1, 2, 2))
+    driver.apply(Cancel(1, 1))
+    assert owed(driver) == [
+        Reply("n1", 9, QueueDeclared("q", 0, 0), 1),
+        Known("n1", 9, 1, []),
+        Reply("n1", 1, Consuming(1), 1),
+        Deliver("n1", 1, 1, 0, [Range(2, 0, 2, 0)]),
+        Deliver("n1", 1, 1, 3, [Range(2, 3, 1, 0), Range(3, 0, 2, 0)]),
+        Known("n1", 1, 2, []),
+    ]
+
+
+def test_a_consumer_whose_queue_is_gone_is_not_known() -> None:
+    driver = Driver()
+    driver.apply(declare("q"), declare("r"), consume(1, "q", 1), consume(2, "r", 1))
+    driver.apply(DeleteQueue(1, 1, "q", False, False))
+    assert owed(driver)[-1] == Known("n1", 1, 5, [2])
+
+
+def test_a_message_is_live_while_something_refers_to_it() -> None:
+    driver = Driver()
+    driver.apply(declare("q"), declare("r"), BindQueue(1, 1, "q", "amq.fanout", "", {}))
+    driver.apply(BindQueue(1, 1, "r", "amq.fanout", "", {}))
+    driver.apply(Enqueue(1, 1, 3, "amq.fanout", "", False, 1), publish(2), messages=[b"x"] * 5)
+    frozen = driver.machine.freeze()
+    assert frozen.counts([0, 3, 4]) == [0, 8]
+    assert frozen.live(0, 9) == {3: {0: [(0, 5)]}}
+    assert frozen.live(0, 3) == frozen.live(4, 9) == {}
+
+    driver.apply(PurgeQueue(1, 1, "r"), Get(1, 1, 1, "q", no_ack=False), Get(1, 1, 2, "q", no_ack=True))
+    driver.apply(Settle(1, 0, 0))
+    # The answer to the last Get has to be told to a node that misses this entry.
+    assert driver.machine.freeze().live(3, 4) == {3: {0: [(1, 4)]}}
+    driver.apply(Recover(1))
+    assert driver.machine.freeze().live(3, 4) == {3: {0: [(2, 3)]}}
+
+
+@pytest.mark.parametrize("bounds", [[], [5]])
+def test_no_cells_no_counts(bounds: Sequence[int]) -> None:
+    driver = Driver()
+    driver.apply(declare("q"))
+    driver.apply(publish(2), messages=[b"x"] * 2)
+    assert driver.machine.freeze().counts(bounds) == []
+
+
+def test_a_frozen_state_stays_as_it_was() -> None:
+    driver = Driver()
+    arguments: dict[str, Any] = {"x-max-length": 1}
+    driver.apply(DeclareQueue(1, 1, "q", False, True, False, False, arguments), consume(1, "q", 2))
+    driver.apply(publish(5), messages=[b"x"] * 5)
+    frozen = driver.machine.freeze()
+    dump = frozen.dump()
+    driver.apply(Settle(1, 0, 0), publish(3), messages=[b"x"] * 3)
+    driver.apply(Cancel(1, 1), SessionDown(1), DeleteQueue(2, 1, "q", False, False))
+    assert frozen.dump() == dump
