@@ -57,7 +57,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Upper bounds, each to be set as `[limits] name`; all are above zero."""
+    """Bounds, each to be set as `[limits] name`; all are above zero, but for those in `_MAY_BE_ZERO`."""
 
     channel_max: int = 2047
     """Channels of a connection. RabbitMQ's value: clients have it compiled in."""
@@ -75,6 +75,21 @@ class Limits:
     """Recent entries kept in memory; older ones are read back from the disk."""
     segment_bytes: int = 64 * 1024 * 1024
     """A segment file is closed here: the unit in which disk space is given back."""
+    segment_entries: int = 65_536
+    """Or here: what a start scans, of small entries."""
+    checkpoint_entries: int = 16_384
+    """Entries since the last checkpoint; then the state is written again. A start replays so many at most."""
+    checkpoint_bytes: int = 64 * 1024 * 1024
+    """The same in bytes of log; not before as much was logged as the last checkpoint is large."""
+    checkpoint_interval_s: float = 60.0
+    """The same in seconds, while anything is logged at all."""
+    retained_bytes: int = 128 * 1024 * 1024
+    """Of log kept for nodes that are behind; one that lacks more is sent the checkpoint and the stored messages."""
+    disk_free_limit_bytes: int = 50 * 1024 * 1024
+    """RabbitMQ's disk_free_limit: with less free space on a node's disk, publishers wait."""
+
+
+_MAY_BE_ZERO = ("retained_bytes",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +230,23 @@ class _Reader:
             raise self._error(section, key, "must be a number of seconds above zero")
         return float(value)
 
-    def size(self, section: str, key: str, default: int) -> int:
+    def size(self, section: str, key: str, default: int, minimum: int = 1) -> int:
         value = self._number(section, key, default)
-        if not isinstance(value, int) or value <= 0:
-            raise self._error(section, key, "must be a whole number above zero")
+        if not isinstance(value, int) or value < minimum:
+            what = "above zero" if minimum else "and not below zero"
+            raise self._error(section, key, f"must be a whole number {what}")
         return value
 
     def limits(self) -> Limits:
-        defaults = Limits()
-        names = [limit.name for limit in fields(Limits)]
-        return Limits(**{name: self.size("limits", name, getattr(defaults, name)) for name in names})
+        values: dict[str, Any] = {
+            limit.name: self._limit(limit.name, limit.default) for limit in fields(Limits)
+        }
+        return Limits(**values)
+
+    def _limit(self, name: str, default: Any) -> float:
+        if isinstance(default, float):
+            return self.seconds("limits", name, default)
+        return self.size("limits", name, default, minimum=0 if name in _MAY_BE_ZERO else 1)
 
     def path(self, section: str, key: str) -> Path:
         return self._path.parent / self.text(section, key)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
+STANDINGS = ("voter", "learner", "blank")
 _NO_LABELS: dict[str, str] = {}
 _PROTOCOL = {"protocol": "amqp091"}
 _QUEUE_TYPE = _PROTOCOL | {"queue_type": "rabbit_quorum_queue"}
@@ -56,11 +57,28 @@ class RaftMetrics:
 
     term: int
     is_leader: bool
+    standing: str
+    """One of `STANDINGS`."""
+    first_index: int
     last_index: int
     commit_index: int
     applied_index: int
+    checkpoint_index: int
     elections: int
     """Changes of leader that this node has seen."""
+    snapshots_installed: int
+    """How often this node took another's state, because what it lacked was no longer in the leader's log."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskMetrics:
+    """The node's disk, in bytes."""
+
+    log_bytes: int
+    free_bytes: int
+    free_limit_bytes: int
+    alarm: bool
+    """Publishers wait, because this node's disk or too many of the others' are full or nearly so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +90,7 @@ class MetricsSnapshot:
     version: str
     counters: Counters
     raft: RaftMetrics
+    disk: DiskMetrics
     queues: int
     messages_ready: int
     messages_unacked: int
@@ -100,6 +119,7 @@ class _NodeCollector(Collector):
         yield from _infos(snapshot)
         yield from _gauges(snapshot)
         yield from _raft(snapshot.raft)
+        yield from _disk(snapshot.disk)
         yield from _connections(snapshot.counters)
         yield from _messages(snapshot.counters)
 
@@ -137,10 +157,32 @@ def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
 def _raft(raft: RaftMetrics) -> Iterator[Metric]:
     yield _gauge("raft_term", "Term of this node", raft.term)
     yield _gauge("raft_leader", "1 if this node is the leader", int(raft.is_leader))
+    yield _standing(raft.standing)
+    yield _gauge("raft_first_index", "First entry in this node's log", raft.first_index)
     yield _gauge("raft_last_index", "Last entry in this node's log", raft.last_index)
     yield _gauge("raft_commit_index", "Last entry that this node knows to be committed", raft.commit_index)
     yield _gauge("raft_last_applied", "Last entry applied to this node's state", raft.applied_index)
+    yield _gauge("raft_checkpoint_index", "Entry of this node's newest checkpoint", raft.checkpoint_index)
     yield _counter("raft_elections", "Changes of leader that this node has seen", raft.elections)
+    installed = "Snapshots of other nodes that this node has installed"
+    yield _counter("raft_snapshots_installed", installed, raft.snapshots_installed)
+
+
+def _standing(current: str) -> Metric:
+    text = "1 for what this node is: a voter, or (learner, blank) one whose log is being repaired"
+    family = GaugeMetricFamily("rabbitmq_raft_standing", text, labels=["standing"])
+    for standing in STANDINGS:
+        family.add_metric([standing], int(standing == current))
+    return family
+
+
+def _disk(disk: DiskMetrics) -> Iterator[Metric]:
+    yield _gauge("raft_log_bytes", "Size of this node's log and stored messages on disk", disk.log_bytes)
+    yield _gauge("disk_space_available_bytes", "Free space on this node's disk", disk.free_bytes)
+    limit = "Free space below which publishers wait"
+    yield _gauge("disk_space_available_limit_bytes", limit, disk.free_limit_bytes)
+    alarm = "1 while publishers wait because disks are full or nearly so"
+    yield _gauge("alarms_free_disk_space_watermark", alarm, int(disk.alarm))
 
 
 def _connections(counters: Counters) -> Iterator[Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,21 @@ def test_variables_of_others_with_our_prefix_are_left_alone(file: Path) -> None:
     assert loaded(file, GOOD, QQ_SERVICE_HOST="10.0.0.1", QQ_PORT="tcp://10.0.0.1:5672").name == "n1"
 
 
+@pytest.mark.parametrize("limit", [limit.name for limit in fields(Limits)])
+def test_every_limit_can_be_set_and_is_above_zero(file: Path, limit: str) -> None:
+    config = loaded(file, GOOD + f"[limits]\n{limit} = 7\n")
+    assert config.limits == replace(Limits(), **{limit: 7})
+    if limit != "retained_bytes":
+        assert refusal(file, GOOD + f"[limits]\n{limit} = 0\n").endswith("above zero")
+
+
+def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(file: Path) -> None:
+    limits = loaded(
+        file, GOOD + "[limits]\nretained_bytes = 0\n", QQ_LIMITS_CHECKPOINT_INTERVAL_S="0.5"
+    ).limits
+    assert (limits.retained_bytes, limits.checkpoint_interval_s) == (0, 0.5)
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -162,6 +178,14 @@ def test_variables_of_others_with_our_prefix_are_left_alone(file: Path) -> None:
         ),
         (GOOD + "[limits]\nframe_max = 0\n", "[limits] frame_max: must be a whole number above zero"),
         (GOOD + "[limits]\nframe_max = 1.5\n", "[limits] frame_max: must be a whole number above zero"),
+        (
+            GOOD + "[limits]\nretained_bytes = -1\n",
+            "[limits] retained_bytes: must be a whole number and not below zero",
+        ),
+        (
+            GOOD + "[limits]\ncheckpoint_interval_s = 0\n",
+            "[limits] checkpoint_interval_s: must be a number of seconds above zero",
+        ),
         (
             GOOD + "[users]\nloopback_users = [1]\n",
             "[users] loopback_users: must be a list of non-empty strings",

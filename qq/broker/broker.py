@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.group import Confirmed, Expelled
 from qq.broker.entries import Entries
+from qq.broker.resume import resume
 from qq.broker.submissions import Submissions
 from qq.machine import commands
-from qq.machine.effects import ConsumerGone, Deliver, Effect, Failed, OriginExpelled, Reply, Returned
+from qq.machine.effects import ConsumerGone, Deliver, Effect, Failed, Known, OriginExpelled, Reply, Returned
 from qq.metrics import Counters
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Broker:
         self.connections_max = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE)
         self.elections = 0
         """Changes of leader that this node has seen."""
+        self.alarm: str | None = None
+        """Why publishers must wait."""
         self.live = False
         """This incarnation's first batch is applied: the node has caught up and may serve."""
         self._runtime = runtime
@@ -72,7 +75,7 @@ class Broker:
         """Connect to the group; before anything else is called."""
         self.group = group
         self.submissions = Submissions(group, self._runtime)
-        self.entries = Entries(group, disk, self._runtime.fail)
+        self.entries = Entries(group, disk, group.disk_failed)
 
     def new_id(self) -> int:
         """A number for a connection, session or consumer; never used twice while the process lives."""
@@ -126,6 +129,12 @@ class Broker:
     def waits_for_room(self, connection: ClientConnection) -> None:
         self._full[connection] = None
 
+    def alarm_changed(self, reason: str | None) -> None:
+        """Let publishers wait for a reason, or go on (None)."""
+        self.alarm = reason
+        for connection in self.connections.values():
+            connection.alarm_changed()
+
     # What the log says
 
     def applied(self, index: int, effects: Sequence[Any]) -> None:  # noqa: ARG002
@@ -157,10 +166,26 @@ class Broker:
                 channel.unroutable(effect)
             case ConsumerGone():
                 channel.consumer_gone(effect.consumer)
+            case Known():  # told in `resumed` only
+                pass
 
-    def _confirmed(self, sequence: int) -> None:
+    def resumed(self, sequence: int, outstanding: Sequence[Effect]) -> None:
+        """Go on from a snapshot: the batches up to `sequence` are applied, and `outstanding` is all that is told."""
+        for effect in outstanding:
+            channel = None if isinstance(effect, OriginExpelled) else self._sessions.get(effect.session)
+            if channel is not None:
+                resume(channel, effect)
+        if sequence:
+            self._confirmed(sequence, unseen=True)
+
+    def needed_from(self) -> int | None:
+        """The smallest index whose entry holds what waits for a client and is in no queue any more; None if nothing."""
+        indexes = [channel.outgoing.needed_from() for channel in self._sessions.values()]
+        return min((index for index in indexes if index is not None), default=None)
+
+    def _confirmed(self, sequence: int, *, unseen: bool = False) -> None:
         self.live = True
-        self.submissions.applied(sequence)
+        self.submissions.applied(sequence, unseen=unseen)
         if self._full and not self.is_full:
             waiting, self._full = self._full, {}
             for connection in waiting:

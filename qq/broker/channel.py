@@ -24,7 +24,7 @@ from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply, amqp_erro
 from qq.machine import commands, effects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from qq.broker.broker import Broker
     from qq.broker.listener import ClientConnection
@@ -48,6 +48,8 @@ class Channel:
         self.published = 0
         """Publish sequence number of the last message, in confirm mode."""
         self.closed = False
+        self.answered = 0
+        """How many answers the log has given; it numbers them in the same way."""
         self._confirmed = 0
         self._consumers: dict[str, Consumer] = {}
         """By tag; those that neither side has cancelled."""
@@ -104,6 +106,7 @@ class Channel:
         is_new = run is None or event.method != self._run_method or not self.broker.submissions.holds(run)
         if run is None or is_new:
             exchange, routing_key, mandatory = self.connection.publish_fields(event.method)
+            self.connection.publishes()
             first_sequence = self.published + 1 if self.confirming else 0
             run = self._run = OpenEnqueue(self, first_sequence, exchange, routing_key, mandatory)
             self._run_method = event.method
@@ -295,7 +298,12 @@ class Channel:
             consumer.cancel_on_failover,
             arguments,
         )
-        self._ask(command, lambda _: amqp.Basic.ConsumeOk(tag), nowait=frame.nowait)
+
+        def answer(_result: effects.Consuming) -> Frame:
+            consumer.started = True
+            return amqp.Basic.ConsumeOk(tag)
+
+        self._ask(command, answer, nowait=frame.nowait)
 
     def _on_cancel(self, frame: amqp.Basic.Cancel) -> None:
         tag = frame.consumer_tag or ""
@@ -350,6 +358,7 @@ class Channel:
 
     def replied(self, result: Any) -> None:
         """The log's answer to the oldest method that waits for one."""
+        self.answered += 1
         self._answers.popleft()(result)
         self._release_held()
 
@@ -360,9 +369,22 @@ class Channel:
         else:
             self.fail(error)
 
+    @property
+    def waits_for_answer(self) -> bool:
+        return bool(self._answers)
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        """Those that messages may still come for."""
+        return list(self._consumers_by_id.values())
+
+    def consumer(self, consumer_id: int) -> Consumer | None:
+        return self._consumers_by_id.get(consumer_id)
+
     def deliver(self, effect: effects.Deliver) -> None:
         consumer = self._consumers_by_id.get(effect.consumer)
         if consumer is not None:
+            consumer.next_id = effect.first_id + sum(part.count for part in effect.ranges)
             self.outgoing.deliver(consumer, effect.first_id, effect.ranges)
 
     def unroutable(self, effect: effects.Returned) -> None:
@@ -370,10 +392,18 @@ class Channel:
 
     def confirm(self, published: int) -> None:
         """Everything up to publish sequence number `published` is safe."""
-        if not self.closed:
+        if not self.closed and published > self._confirmed:
             self.broker.counters.messages_confirmed += published - self._confirmed
             self._confirmed = published
             self.outgoing.confirm(published)
+
+    def refuse(self, first: int, last: int) -> None:
+        """Nobody knows whether these publish sequence numbers reached a queue; all before them are safe."""
+        if not self.closed:
+            if first > self._confirmed + 1:
+                self.confirm(first - 1)
+            self._confirmed = last
+            self.outgoing.confirm(last, refused=True)
 
     def consumer_gone(self, consumer_id: int) -> None:
         """Consumer cancel notification: the queue was deleted."""

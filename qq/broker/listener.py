@@ -3,8 +3,9 @@
 Lives here: what a socket needs. Not here: the protocol (qq/amqp/connection.py) and the channels (channel.py).
 
 Back-pressure, both ways. In: reading stops while the connection has published more than the log has taken in, while it
-sends more than fits behind a method that waits for the log, or while it does not read the answers to what it asks. Out:
-deliveries are written only while the socket takes them (`has_room`); the rest stays in the log.
+sends more than fits behind a method that waits for the log, while it does not read the answers to what it asks, or,
+once it has published, during an alarm (https://www.rabbitmq.com/docs/connection-blocked). Out: deliveries are written
+only while the socket takes them (`has_room`); the rest stays in the log.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class ClientConnection(asyncio.Protocol):
         self._holding: dict[Channel, None] = {}
         self._held_bytes = 0
         self._reasons_to_pause: set[object] = set()
+        self._publishes = False
+        self._blocked = False
         self._has_read = False
         self._has_written = False
         self._silent_beats = 0
@@ -340,6 +343,27 @@ class ClientConnection(asyncio.Protocol):
         elif self._uncommitted_bytes <= limit // 2:
             self.resume_for(_PUBLISHING)
 
+    def publishes(self) -> None:
+        """The client publishes: it is one of those who wait while there is an alarm."""
+        if not self._publishes:
+            self._publishes = True
+            self.alarm_changed()
+
+    def alarm_changed(self) -> None:
+        """There is an alarm on this node, or no longer: who has published has to wait for its end, others go on."""
+        reason = self.broker.alarm
+        blocked = reason is not None and self._publishes
+        if blocked == self._blocked or self._amqp.phase is not Phase.OPEN:
+            return
+        self._blocked = blocked
+        if reason is not None:
+            self.pause_for(_ALARM)
+            self._amqp.block(reason)
+        else:
+            self.resume_for(_ALARM)
+            self._amqp.unblock()
+        self._ask_flush()
+
     def holds_back(self, channel: Channel) -> None:
         """The channel keeps what comes, for now."""
         self._holding[channel] = None
@@ -367,3 +391,4 @@ class ClientConnection(asyncio.Protocol):
 _PUBLISHING = "the log has to take in what was published"
 _HELD = "channels hold back what was sent behind a method"
 _ANSWERS = "answers are not read"
+_ALARM = "publishers must wait"

@@ -15,8 +15,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.amqp.encoding import confirm_frame, deliveries, get_ok, reframe, returned
-from qq.errors import ChannelError, Reply
+from pamqp.commands import Basic
+
+from qq.amqp.encoding import confirm_frame, deliveries, encode, get_ok, reframe, returned
+from qq.broker.entries import MessagesGone
+from qq.errors import ChannelError, ConnectionFault, Reply
 from qq.machine.commands import Settle
 from qq.ranges import Range, RangeMap
 
@@ -46,6 +49,10 @@ class Consumer:
     paced: bool
     """It has no prefetch limit: it may have more messages as its earlier ones are written."""
     cancel_on_failover: bool
+    started: bool = False
+    """The log has answered that it consumes."""
+    next_id: int = 0
+    """Message id of the first that it has not been given yet."""
 
 
 class Tagged(NamedTuple):
@@ -66,6 +73,7 @@ class _Delivery:
 
 class _Confirm(NamedTuple):
     published: int
+    refused: bool
 
 
 class _Get(NamedTuple):
@@ -119,12 +127,13 @@ class Outgoing:
     def unroutable(self, effect: Returned) -> None:
         self._put_answer(_Return(effect))
 
-    def confirm(self, published: int) -> None:
-        """Confirm all up to a publish sequence number; of two that wait, the later one says it all."""
-        if self._waiting and type(self._waiting[-1]) is _Confirm:
-            self._waiting[-1] = _Confirm(published)
+    def confirm(self, published: int, *, refused: bool = False) -> None:
+        """Confirm, or refuse, all up to a publish sequence number; of two that wait, the later one says it all."""
+        last = self._waiting[-1] if self._waiting else None
+        if type(last) is _Confirm and last.refused == refused:
+            self._waiting[-1] = _Confirm(published, refused)
         else:
-            self._put(_Confirm(published))
+            self._put(_Confirm(published, refused))
 
     # Acknowledgements
 
@@ -159,6 +168,12 @@ class Outgoing:
                 self._broker.submissions.credit(item.consumer.id, sum(part.count for part in item.ranges))
         self._waiting = kept
         self.pump()
+
+    def needed_from(self) -> int | None:
+        """The smallest index whose entry holds a message that waits here and is in no queue any more."""
+        if not self._answers_waiting:
+            return None
+        return min((index for index in map(_needed_index, self._waiting) if index is not None), default=None)
 
     # Ends
 
@@ -211,7 +226,7 @@ class Outgoing:
                 self._connection.write((item,))
                 return True
             case _Confirm():
-                self._connection.write((confirm_frame(self._number, item.published, True),))
+                self._connection.write((confirm_frame(self._number, item.published, True, item.refused),))
                 return True
             case _Delivery():
                 return self._write_delivery(item)
@@ -224,20 +239,29 @@ class Outgoing:
         consumer, ranges = delivery.consumer, delivery.ranges
         while ranges:
             part = ranges[0]
-            stored = self._stored(part, ranges)
+            try:
+                stored = self._stored(part, ranges)
+            except MessagesGone:
+                # Their queue was deleted while they waited here; the consumer hears that by itself.
+                delivery.next_id += part.count
+                ranges.popleft()
+                continue
             if stored is None:
                 return False
             out: list[bytes] = []
-            deliveries(
-                self._number,
-                consumer.tag,
-                self._next_tag,
-                part.deliveries > 0,
-                stored.exchange,
-                stored.routing_key,
-                self._framed(stored),
-                out,
-            )
+            tag = self._next_tag
+            for messages in stored:
+                deliveries(
+                    self._number,
+                    consumer.tag,
+                    tag,
+                    part.deliveries > 0,
+                    messages.exchange,
+                    messages.routing_key,
+                    self._framed(messages),
+                    out,
+                )
+                tag += len(messages.messages)
             self._connection.write(out)
             self._count_written(consumer, delivery.next_id, part.count, redelivered=part.deliveries > 0)
             delivery.next_id += part.count
@@ -263,17 +287,21 @@ class Outgoing:
 
     def _write_get(self, item: _Get) -> bool:
         consumer, part, remaining = item.result
-        stored = self._stored(part, (part,))
+        try:
+            stored = self._stored(part, (part,))
+        except MessagesGone:
+            return self._write_lost() if item.no_ack else self._write_get_empty()
         if stored is None:
             return False
-        [message] = self._framed(stored)
+        [messages] = stored
+        [message] = self._framed(messages)
         redelivered = part.deliveries > 0
         frame = get_ok(
             self._number,
             self._next_tag,
             redelivered,
-            stored.exchange,
-            stored.routing_key,
+            messages.exchange,
+            messages.routing_key,
             remaining,
             message,
         )
@@ -288,18 +316,37 @@ class Outgoing:
         self._next_tag += 1
         return True
 
+    def _write_get_empty(self) -> bool:
+        """The queue was deleted, and its messages with it."""
+        self._broker.counters.get_empty += 1
+        self._connection.write((encode(self._number, Basic.GetEmpty()),))
+        return True
+
+    def _write_lost(self) -> bool:
+        """The log was replaced by a snapshot while the last copy of a message waited here: the client must know."""
+        text = "a message for this client was lost while the node was away from its cluster"
+        self._connection.fail(ConnectionFault(Reply.INTERNAL_ERROR, text))
+        return False
+
     def _write_return(self, effect: Returned) -> bool:
         part = Range(effect.index, effect.first_slot, effect.count, 0)
-        stored = self._stored(part, (part,))
+        try:
+            stored = self._stored(part, (part,))
+        except MessagesGone:
+            return self._write_lost()
         if stored is None:
             return False
         self._broker.counters.messages_unroutable_returned += effect.count
         names = (effect.code, effect.text, effect.exchange, effect.routing_key)
-        self._connection.write([returned(self._number, *names, message) for message in self._framed(stored)])
+        framed = [message for messages in stored for message in self._framed(messages)]
+        self._connection.write([returned(self._number, *names, message) for message in framed])
         return True
 
-    def _stored(self, part: Range, ahead: Sequence[Range]) -> Messages | None:
-        """The messages of `part`; None while they are being read, with those of `ahead` behind them."""
+    def _stored(self, part: Range, ahead: Sequence[Range]) -> list[Messages] | None:
+        """The messages of `part`; None while they are being read, with those of `ahead` behind them.
+
+        Raises MessagesGone.
+        """
         entries = self._broker.entries
         stored = entries.messages(part)
         if stored is None:
@@ -319,3 +366,13 @@ class Outgoing:
         if stored.frames_channel == self._number and max(map(len, messages)) <= frame_max:
             return messages
         return [reframe(message, self._number, frame_max) for message in messages]
+
+
+def _needed_index(item: _Item) -> int | None:
+    match item:
+        case _Return():
+            return item.effect.index
+        case _Get(no_ack=True):
+            return item.result.range.index
+        case _:
+            return None

@@ -48,6 +48,8 @@ class _Applied(NamedTuple):
 
     sequence: int
     confirms: dict[Channel, int]
+    mandatory: list[tuple[Channel, int, int]]
+    """Publish sequence numbers, first and last, of what a channel wants back if it reaches no queue."""
     published_bytes: dict[ClientConnection, int]
 
 
@@ -124,21 +126,31 @@ class Submissions:
     def _submit(self) -> None:
         commands: list[Command] = []
         messages: list[bytes] = []
+        mandatory: list[tuple[Channel, int, int]] = []
         for command in self._commands:
             if isinstance(command, OpenEnqueue):
                 commands.append(_sealed(command))
+                if command.mandatory and command.first_sequence:
+                    last = command.first_sequence + len(command.messages) - 1
+                    mandatory.append((command.channel, command.first_sequence, last))
                 messages += command.messages
                 command.messages = []
             else:
                 commands.append(command)
         sequence = self._group.submit(encode_batch(commands, messages))
-        self._under_way.append(_Applied(sequence, self._confirms, self._published_bytes))
+        self._under_way.append(_Applied(sequence, self._confirms, mandatory, self._published_bytes))
         self._reset()
 
-    def applied(self, sequence: int) -> None:
-        """Note that the batches up to `sequence` are applied: their publishes are safe."""
+    def applied(self, sequence: int, *, unseen: bool = False) -> None:
+        """Note that the batches up to `sequence` are applied: their publishes are safe.
+
+        If that was `unseen`, nobody knows which of the mandatory ones would have been returned: those are refused.
+        """
         while self._under_way and self._under_way[0].sequence <= sequence:
             done = self._under_way.popleft()
+            if unseen:
+                for channel, first, last in done.mandatory:
+                    channel.refuse(first, last)
             for channel, published in done.confirms.items():
                 channel.confirm(published)
             for connection, size in done.published_bytes.items():

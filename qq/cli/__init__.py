@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qq.cli.inspect import dump, inspect
 from qq.cli.layout import BASE_PORT_MAX
 from qq.cli.serve import serve
 from qq.cli.status import status
@@ -49,6 +50,10 @@ def _run(options: argparse.Namespace) -> int:
             return serve(options.config)
         case "status":
             return status(options.http, options.user, options.password, as_json=options.json)
+        case "inspect":
+            if options.dump:
+                return dump(options.directory, options.first, options.last)
+            return inspect(options.directory)
         case command:
             raise AssertionError(command)
 
@@ -80,6 +85,14 @@ def _parser() -> argparse.ArgumentParser:
     status_command.add_argument("--user", default="guest")
     status_command.add_argument("--password", default="guest")
     status_command.add_argument("--json", action="store_true", help="print what the node answered")
+
+    inspect_command = commands.add_parser(
+        "inspect", help="check the data directory of a node that does not run"
+    )
+    inspect_command.add_argument("directory", type=Path, metavar="DIR", help="nothing in it is changed")
+    inspect_command.add_argument("--dump", action="store_true", help="print the entries of the log instead")
+    inspect_command.add_argument("--from", dest="first", type=int, default=0, metavar="INDEX")
+    inspect_command.add_argument("--to", dest="last", type=int, metavar="INDEX")
     return parser
 
 

@@ -15,15 +15,19 @@ import aiohttp
 from qq.errors import CommandError
 
 _ANSWER_TIMEOUT_S = 10.0
+_MIB = 1024 * 1024
 _COLUMNS = (
     "name",
     "state",
+    "standing",
     "term",
+    "first_index",
     "last_index",
     "commit_index",
     "applied_index",
-    "snapshot_index",
     "checkpoint_index",
+    "disk_free_bytes",
+    "alarm",
 )
 
 
@@ -59,8 +63,8 @@ async def _ask(url: str, user: str, password: str) -> Any:
 
 
 def _table(answer: dict[str, Any]) -> str:
-    rows = [[_cell(node[column]) for column in _COLUMNS] for node in answer["nodes"]]
-    head = [column.removesuffix("_index") for column in _COLUMNS]
+    rows = [[_cell(column, node[column]) for column in _COLUMNS] for node in answer["nodes"]]
+    head = [column.removesuffix("_index").removesuffix("_bytes").replace("_", " ") for column in _COLUMNS]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = [f"cluster {answer['cluster']}, as {answer['node']} sees it"]
     for row in [head, *rows]:
@@ -69,5 +73,11 @@ def _table(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _cell(value: Any) -> str:
-    return "-" if value is None else str(value)
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if column.endswith("_bytes"):
+        return f"{value / _MIB:,.0f} MiB"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

@@ -27,12 +27,18 @@ class NodeStatus(NamedTuple):
 
     name: str
     state: NodeState
+    standing: str | None = None
+    """"voter"; "learner" and "blank" for a node whose log is being repaired: it has no say yet."""
     term: int | None = None
+    first_index: int | None = None
+    """Where its log begins; of what is older it keeps the messages that are in a queue, and the state."""
     last_index: int | None = None
     commit_index: int | None = None
     applied_index: int | None = None
-    snapshot_index: int | None = None
     checkpoint_index: int | None = None
+    disk_free_bytes: int | None = None
+    alarm: bool | None = None
+    """Its disk is full, or nearly so."""
 
 
 class ClusterStatus(NamedTuple):
@@ -66,7 +72,7 @@ class NodeView(Protocol):
     def queues(self) -> Sequence[QueueStatus]: ...
 
     def ready(self) -> str | None:
-        """Say why the node does not serve clients (no leader, no listener); None if it does."""
+        """Say why the node does not serve clients (under repair, no leader, no listener); None if it does."""
         ...
 
     async def authenticate(self, user: str, password: str) -> bool:

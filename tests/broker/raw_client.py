@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -29,6 +30,7 @@ class RawClient:
         channel_max: int = 2047,
         heartbeat: int = 0,
         handshake: bool = True,
+        more_capabilities: Sequence[str] = (),
     ) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -36,7 +38,8 @@ class RawClient:
         if handshake:
             self.write(HEADER)
             self.expect(commands.Connection.Start)
-            self.send(0, self.start_ok())
+            capabilities = CAPABILITIES | dict.fromkeys(more_capabilities, True)
+            self.send(0, self.start_ok(capabilities=capabilities))
             self.expect(commands.Connection.Tune)
             self.send(0, commands.Connection.TuneOk(channel_max, frame_max, heartbeat))
             self.send(0, commands.Connection.Open("/"))

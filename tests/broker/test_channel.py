@@ -11,6 +11,7 @@ from pamqp import commands as amqp
 from qq.amqp.framing import Method
 from qq.broker.broker import Broker
 from qq.broker.channel import Channel
+from qq.broker.entries import Messages
 from qq.broker.outgoing import ANSWERS_WAITING_MAX
 from qq.machine import commands, effects
 from qq.metrics import Counters
@@ -91,9 +92,7 @@ class Stored:
 
     def messages(self, part: Range) -> Any:
         message = b"\2\0\1\0\0\0\x0e\0\x3c\0\0" + (1).to_bytes(8, "big") + b"\0\0\xce\3\0\1\0\0\0\1m\xce"
-        return SimpleNamespace(
-            exchange="", routing_key="q", frames_channel=1, messages=[message] * part.count
-        )
+        return [Messages("", "q", 1, [message] * part.count)]
 
 
 def channel_and_its_ends() -> tuple[Channel, Socket, Log]:

@@ -32,7 +32,9 @@ class View:
 
     def cluster_status(self) -> ClusterStatus:
         nodes = [NodeStatus(node.name, NodeState.DOWN) for node in self._config.nodes]
-        nodes[0] = NodeStatus(self._config.nodes[0].name, NodeState.LEADER, 3, 120, 119, 118)
+        nodes[0] = NodeStatus(
+            self._config.nodes[0].name, NodeState.LEADER, "voter", 3, 7, 120, 119, 118, 100, 5 * 2**30, True
+        )
         return ClusterStatus(self._config.cluster_name, self._config.name, nodes[0].name, nodes)
 
     def queues(self) -> list[QueueStatus]:

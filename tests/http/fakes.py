@@ -14,7 +14,7 @@ class FakeView:
     def cluster_status(self) -> ClusterStatus:
         if self.broken:
             raise RuntimeError("an invariant")
-        leader = NodeStatus("n1", NodeState.LEADER, 3, 12, 11, 10, 5, 9)
+        leader = NodeStatus("n1", NodeState.LEADER, "voter", 3, 5, 12, 11, 10, 9, 2**30, False)
         return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)])
 
     def queues(self) -> list[QueueStatus]:

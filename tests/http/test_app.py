@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from qq.errors import StartError
 from qq.http.app import build_app, listen
+from qq.http.view import NodeStatus, QueueStatus
 
 if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
@@ -77,22 +78,28 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node) 
             {
                 "name": "n1",
                 "state": "leader",
+                "standing": "voter",
                 "term": 3,
+                "first_index": 5,
                 "last_index": 12,
                 "commit_index": 11,
                 "applied_index": 10,
-                "snapshot_index": 5,
                 "checkpoint_index": 9,
+                "disk_free_bytes": 2**30,
+                "alarm": False,
             },
             {
                 "name": "n2",
                 "state": "down",
+                "standing": None,
                 "term": None,
+                "first_index": None,
                 "last_index": None,
                 "commit_index": None,
                 "applied_index": None,
-                "snapshot_index": None,
                 "checkpoint_index": None,
+                "disk_free_bytes": None,
+                "alarm": None,
             },
         ],
     }
@@ -210,6 +217,14 @@ def test_the_script_finds_every_element_it_asks_for(node: Node) -> None:
     page = node.ask("/", headers=GUEST).text
     for name in re.findall(r'getElementById\("([^"]+)"\)', node.ask("/static/page.js").text):
         assert f'id="{name}"' in page
+
+
+def test_the_script_shows_fields_that_there_are(node: Node) -> None:
+    script = node.ask("/static/page.js").text
+    for name in re.findall(r"\bnode\.(\w+)", script):
+        assert name in NodeStatus._fields
+    for name in re.findall(r"\bqueue\.(\w+)", script):
+        assert name in QueueStatus._fields
 
 
 def test_garbage_instead_of_http_is_answered_with_400() -> None:

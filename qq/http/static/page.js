@@ -24,10 +24,21 @@ async function read(path) {
   return body;
 }
 
+function mebibytes(bytes) {
+  return bytes === null ? null : `${Math.round(bytes / 2 ** 20).toLocaleString("en")} MiB`;
+}
+
+function showNode(node) {
+  const tr = row([node.name, node.state, node.standing, node.term, node.first_index, node.last_index, node.commit_index,
+    node.applied_index, node.checkpoint_index, mebibytes(node.disk_free_bytes)], node.state);
+  tr.lastChild.className = node.alarm ? "number alarm" : "number";
+  if (node.alarm) tr.lastChild.textContent += ", publishers wait";
+  return tr;
+}
+
 function showCluster(cluster) {
   document.getElementById("cluster").textContent = `cluster ${cluster.cluster}, seen from ${cluster.node}`;
-  document.getElementById("nodes").replaceChildren(...cluster.nodes.map((node) => row(
-    [node.name, node.state, node.term, node.last_index, node.commit_index, node.applied_index], node.state)));
+  document.getElementById("nodes").replaceChildren(...cluster.nodes.map(showNode));
 }
 
 function showQueues(queues) {

@@ -1,0 +1,362 @@
+"""`qq inspect`: what is in the data directory of a node that does not run, and whether it is whole.
+
+Lives here: finding the directory, printing what `cluster/inspection.py` finds, and the entries with the commands in
+them. Not here: formats, checks and what a start makes of damage.
+
+Law: nothing is written. What a client has put into a name is printed so that a terminal shows it and does nothing else;
+of a user only name and tags are ever printed, of messages only count and size.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
+
+from cluster.entry import (
+    KIND_EXPEL,
+    REGULAR,
+    BatchView,
+    MalformedEntry,
+    batches_of,
+    compacted_parts,
+    entry_time_ms,
+    is_compacted,
+)
+from cluster.hardstate import HardState, Standing
+from cluster.identity import Identity
+from cluster.inspection import (
+    INDEX_MAX,
+    CheckpointFound,
+    Cure,
+    EntryFound,
+    Finding,
+    HardStateFound,
+    Leftover,
+    LogFound,
+    ManifestFound,
+    Problem,
+    SegmentFound,
+    Trouble,
+    Whose,
+    entries,
+)
+from cluster.inspection import inspect as find_all
+from cluster.realworld import DirectoryInUse, ReadOnlyDisk, check_not_in_use
+from cluster.state import GroupState
+from qq.errors import CommandError
+from qq.machine.codec import MalformedBatch, decode_batch, decode_kept, is_kept
+from qq.machine.commands import Command, Enqueue, PutUser
+from qq.machine.machine import QueueMachine
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+    from pathlib import Path
+
+    from cluster.ports import Disk
+    from qq.machine.codec import Publication
+
+_HIDDEN: dict[type[Command], tuple[str, ...]] = {PutUser: ("salt", "hash")}
+_ENTRY_TYPES = {1: "the beginning of a reign", 2: "a change of the members", 3: "a version of the code"}
+"""What pysyncobj puts into the log besides our entries."""
+_GROUP = "groups/0"
+_SEGMENT_COLUMNS = "{:37}  {:6}  {:>11}  {:>11}  {:>8}  {:>13}  {:>9}  {}"
+_CHECKPOINT_COLUMNS = "{:37}  {:>6}  {:>13}  {}"
+_NEXT_START = {
+    Cure.SPARE: "puts right by itself what it has a second time or can make anew",
+    Cure.HEARING: "waits until it has heard from every other member, and then catches up",
+    Cure.REPAIR: "sets its log aside and is repaired from the others; without others it refuses to start",
+}
+
+
+def inspect(directory: Path) -> int:
+    """Print what the directory holds; exit status 1 if anything is damaged or missing. Raises CommandError."""
+    status = 0
+    with _group_of(directory) as (group, disk):
+        print(f"directory    {group}")
+        problems: dict[str, Problem] = {}
+        is_learner = False
+        last_title = ""
+        for finding in find_all(disk, "", _describe_state):
+            title = _title(finding)
+            if title != last_title:
+                print(f"\n{title}")
+                last_title = title
+            print(_line(finding))
+            if isinstance(finding, HardStateFound) and finding.state is not None:
+                is_learner = finding.state.standing is Standing.LEARNER
+            if not isinstance(finding, LogFound) and finding.problem is not None:
+                problems[_name(finding)] = finding.problem
+                status = 1
+        print(f"\n{_verdict(problems, is_learner=is_learner)}")
+    return status
+
+
+def dump(directory: Path, first: int, last: int | None) -> int:
+    """Print the entries; exit status 1 if any cannot be read. Raises CommandError."""
+    status = 0
+    with _group_of(directory) as (_, disk):
+        for found in entries(disk, "", first, INDEX_MAX if last is None else last):
+            if isinstance(found, Trouble):
+                status = 1
+                print(f"qq inspect: {found.path}: {found.problem.what}", file=sys.stderr)
+            else:
+                for line in _entry_lines(found):
+                    print(line)
+    return status
+
+
+@contextmanager
+def _group_of(directory: Path) -> Generator[tuple[Path, Disk]]:
+    """The group's directory and its files; explains what goes wrong, and ends quietly when nobody reads the output."""
+    try:
+        group = _find_group(directory)
+        data_dir = group.parent.parent
+        _check_stopped(data_dir)
+        try:
+            yield group, cast("Disk", ReadOnlyDisk(group))
+        finally:
+            _check_stopped(data_dir)  # what a node changes meanwhile may look like damage
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # At its end the interpreter flushes once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise CommandError(f"{error.filename or directory}: {error.strerror}") from None
+
+
+def _check_stopped(data_dir: Path) -> None:
+    try:
+        check_not_in_use(data_dir)
+    except DirectoryInUse as error:
+        raise CommandError(f"{error}; stop the node first, or ask it with `qq status`") from None
+
+
+def _find_group(directory: Path) -> Path:
+    """Of a node's data directory, the group's directory in it, or the node's directory that `qq up` makes."""
+    for group in (directory / _GROUP, directory, directory / "data" / _GROUP):
+        if (group / "identity").exists() or (group / "log").is_dir():
+            return group.resolve()
+    raise CommandError(f"{directory}: not the data directory of a node")
+
+
+def _describe_state(body: bytes) -> str:
+    machine = QueueMachine()
+    GroupState(machine).load(body)
+    queues = machine.queues.values()
+    ready, unacked = sum(queue.ready for queue in queues), sum(queue.unacked for queue in queues)
+    sessions = len(machine.freeze().sessions)
+    return (
+        f"{_count(len(queues), 'queue')}, {ready:,} ready, {unacked:,} unacked, {_count(sessions, 'session')}"
+    )
+
+
+# Findings
+
+
+def _title(finding: Finding) -> str:
+    match finding:
+        case SegmentFound():
+            head = ("segment", "kind", "first", "end", "entries", "bytes", "terms", "state")
+            return _SEGMENT_COLUMNS.format(*head)
+        case CheckpointFound():
+            return _CHECKPOINT_COLUMNS.format("checkpoint", "term", "bytes", "state")
+        case Leftover() | Trouble():
+            return "also"
+        case _:
+            return ""
+
+
+def _line(finding: Finding) -> str:
+    match finding:
+        case Whose():
+            return f"identity     {_describe_identity(finding.identity)}{_noted(finding.problem)}"
+        case HardStateFound(state=state, copies=copies):
+            return f"hardstate    {_describe_hard_state(state)}; copies: {', '.join(copies)}"
+        case ManifestFound():
+            state = "ok" if finding.present else "none yet"
+            return f"manifest     {finding.problem.what if finding.problem else state}"
+        case LogFound():
+            return f"log          {_describe_log(finding)}"
+        case SegmentFound():
+            return _segment_line(finding)
+        case CheckpointFound():
+            term = "-" if finding.term is None else finding.term
+            state = _damaged(finding.problem) if finding.problem else f"ok: {finding.state}"
+            return _CHECKPOINT_COLUMNS.format(finding.name, term, f"{finding.file_bytes:,}", state)
+        case Leftover():
+            what = finding.problem.what if finding.problem else finding.what
+            return f"{finding.path}  {finding.file_bytes:,} bytes, {what}"
+        case Trouble():
+            return f"{finding.path}  {finding.problem.what}"
+
+
+def _describe_identity(identity: Identity | None) -> str:
+    if identity is None:
+        return "unknown"
+    owner = identity.owner
+    whose = f"node {owner.node} of cluster {owner.cluster}, group {owner.group_id}"
+    return f"{whose}, incarnation {identity.incarnation}"
+
+
+def _describe_hard_state(state: HardState | None) -> str:
+    if state is None:
+        return "nothing is known"
+    return f"{state.standing.name.lower()}, term {state.term}, vote for {state.voted_for or 'nobody'}"
+
+
+def _describe_log(found: LogFound) -> str:
+    size = f"{found.file_bytes:,} bytes in {_count(found.files, 'file')}"
+    if found.last_index == 0:
+        return f"empty, {size}"
+    return f"entries {found.first_index:,} to {'?' if found.last_index is None else f'{found.last_index:,}'}, {size}"
+
+
+def _segment_line(found: SegmentFound) -> str:
+    first, last = found.terms or ("-", "-")
+    if found.problem is not None:
+        state = _damaged(found.problem)
+    else:
+        state = (
+            f"ok; torn tail: {found.torn_bytes:,} bytes, cut at the next start" if found.torn_bytes else "ok"
+        )
+    return _SEGMENT_COLUMNS.format(
+        found.name,
+        found.kind,
+        found.first,
+        found.end,
+        "-" if found.entries is None else f"{found.entries:,}",
+        f"{found.file_bytes:,}",
+        first if first == last else f"{first}-{last}",
+        state,
+    )
+
+
+def _damaged(problem: Problem) -> str:
+    return f"damaged: {problem.what}"
+
+
+def _noted(problem: Problem | None) -> str:
+    return f"; {problem.what}" if problem else ""
+
+
+def _name(finding: Finding) -> str:
+    match finding:
+        case Whose():
+            return "identity"
+        case HardStateFound():
+            return "hardstate"
+        case ManifestFound():
+            return "log/manifest"
+        case LogFound():
+            return "log"
+        case SegmentFound() | CheckpointFound():
+            return f"log/{finding.name}"
+        case Leftover() | Trouble():
+            return finding.path
+
+
+def _verdict(problems: dict[str, Problem], *, is_learner: bool) -> str:
+    """One line: whether all is whole, and what becomes of what is not."""
+    if not problems:
+        return "whole: nothing is damaged" + (
+            "; the node is a learner: it is being repaired from the others" if is_learner else ""
+        )
+    refused = [
+        f"{name}: {problem.what}" for name, problem in problems.items() if problem.cure is Cure.OPERATOR
+    ]
+    if refused:
+        return f"the node refuses to start until this is put right: {'; '.join(refused)}"
+    cures = sorted({problem.cure for problem in problems.values()})
+    future = ", and ".join(map(_NEXT_START.__getitem__, cures))
+    return f"damaged or missing: {', '.join(problems)}. At its next start the node {future}"
+
+
+# Entries
+
+
+def _entry_lines(found: EntryFound) -> Iterator[str]:
+    payload = found.payload
+    head = f"{found.index}  term {found.term}"
+    if is_compacted(payload):
+        yield f"{head}  compacted, {len(payload):,} bytes"
+        yield from _kept_lines(payload)
+    elif payload[:1] != bytes((REGULAR,)):
+        kind = _ENTRY_TYPES.get(payload[0], f"type {payload[0]}") if payload else "empty"
+        yield f"{head}  {kind}"
+    else:
+        try:
+            batches = batches_of(payload)
+        except MalformedEntry as error:
+            yield f"{head}  not readable: {error}"
+            return
+        yield f"{head}  {_time(entry_time_ms(payload))}  {len(payload):,} bytes"
+        for ordinal, batch in enumerate(batches):
+            yield from _batch_lines(ordinal, batch, payload)
+
+
+def _kept_lines(payload: bytes) -> Iterator[str]:
+    try:
+        parts = compacted_parts(payload)
+    except MalformedEntry as error:
+        yield f"  not readable: {error}"
+        return
+    for ordinal, part in parts.items():
+        yield f"  batch {ordinal}, {len(part):,} bytes"
+        yield from _part_lines(part)
+
+
+def _batch_lines(ordinal: int, view: BatchView, payload: bytes) -> Iterator[str]:
+    head = f"  batch {ordinal} of {view.origin} {view.incarnation}.{view.sequence}"
+    if view.kind == KIND_EXPEL:
+        yield f"{head}: {view.origin} is expelled"
+    elif view.start == view.end:
+        yield f"{head}: nothing, the node only tells that it lives"
+    else:
+        yield f"{head}, {view.end - view.start:,} bytes"
+        yield from _part_lines(memoryview(payload)[view.start : view.end])
+
+
+def _part_lines(payload: memoryview) -> Iterator[str]:
+    """The commands of a batch, or what was kept of them."""
+    try:
+        if is_kept(payload):
+            for piece in decode_kept(payload):
+                messages = _messages(piece.offsets[0], piece.offsets[-1], piece.count)
+                yield f"    kept from message {piece.first} on: {messages}; {_fields(piece.publication)}"
+            return
+        batch = decode_batch(payload)
+    except MalformedBatch as error:
+        yield f"    not readable: {error}"
+        return
+    message = 0
+    for command in batch.commands:
+        line = f"    {type(command).__name__} {_fields(command, _HIDDEN.get(type(command), ()))}"
+        if isinstance(command, Enqueue):
+            end = message + command.count
+            line += f": {_messages(batch.offsets[message], batch.offsets[end], command.count)}"
+            message = end
+        yield line
+
+
+def _messages(start: int, end: int, count: int) -> str:
+    return f"{_count(count, 'message')} of {end - start:,} bytes with frames"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def _fields(row: Command | Publication, hidden: Sequence[str] = ()) -> str:
+    values = zip(row._fields, row, strict=True)
+    return ", ".join(f"{name}={value!r}" for name, value in values if name not in hidden)
+
+
+def _time(time_ms: int) -> str:
+    try:
+        time = dt.datetime.fromtimestamp(time_ms / 1000, dt.UTC)
+    except (ValueError, OverflowError, OSError):  # the clock of that leader was far off
+        return f"{time_ms} ms"
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

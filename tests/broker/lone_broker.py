@@ -1,0 +1,176 @@
+"""A broker with its sockets and its machine, and a group that only pretends: what is submitted is applied at once.
+
+A test can have the group say what a real one says rarely: that there is an alarm, that a snapshot was installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from cluster.entry import batches_of, make_batch, make_entry
+from cluster.group import Confirmed
+from cluster.segment import EntryGone
+from qq.amqp.connection import Settings
+from qq.broker.broker import Broker, hash_password
+from qq.broker.listener import ClientConnection
+from qq.config import Limits
+from qq.machine.codec import encode_batch
+from qq.machine.commands import PutUser
+from qq.machine.machine import QueueMachine
+
+T = TypeVar("T")
+NAME = "n1"
+SALT = b"salt"
+
+
+class LoneGroup:
+    """Keeps the entries; `skipping`, it applies them without telling the broker, as if a snapshot brought them.
+
+    `holding`, it applies nothing.
+    """
+
+    def __init__(self, machine: QueueMachine, loop: asyncio.AbstractEventLoop) -> None:
+        self.machine = machine
+        self.journal = self
+        self.pending_bytes = 0
+        self.skipping = self.holding = False
+        self.entries: dict[int, bytes] = {}
+        self._loop = loop
+        self._index = 1
+        self._sequence = self._applied = 0
+        self._held: list[tuple[int, Any]] = []
+        self.failures: list[Exception] = []
+        self.disk_failed = self.failures.append
+
+    def attach(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def submit(self, payload: Any) -> int:
+        self._sequence += 1
+        self._loop.call_soon(self._apply, self._sequence, payload)
+        return self._sequence
+
+    def release(self) -> None:
+        self.holding = False
+        held, self._held = self._held, []
+        for sequence, payload in held:
+            self._apply(sequence, payload)
+
+    def _apply(self, sequence: int, payload: Any) -> None:
+        if self.holding:
+            self._held.append((sequence, payload))
+            return
+        self._index += 1
+        self._applied = sequence
+        entry = self.entries[self._index] = make_entry(0, [make_batch(NAME, 1, sequence, payload)])
+        [batch] = batches_of(entry)
+        effects: list[Any] = [
+            *self.machine.apply_batch(NAME, self._index, 0, 0, memoryview(entry)[batch.start : batch.end]),
+            Confirmed(sequence),
+            *self.machine.end_entry(),
+        ]
+        if not self.skipping:
+            self._broker.applied(self._index, effects)
+
+    def resume(self) -> None:
+        self.skipping = False
+        self._broker.resumed(self._applied, self.machine.outstanding(NAME))
+
+    # What `Entries` asks the journal and the disk
+
+    def payload(self, index: int) -> bytes | None:
+        return self.entries.get(index)
+
+    def read_job(self, indexes: Sequence[int]) -> Callable[[], list[bytes]]:
+        raise EntryGone(f"there is no entry {indexes[0]}")
+
+    def submit_read(self, job: Callable[[], Any], done: Callable[[Any, None], None]) -> None:
+        self._loop.call_soon(lambda: done(job(), None))
+
+
+class _Runtime:
+    """The part of the runtime that a broker uses."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.random = random.Random(1)
+        self.call_soon = loop.call_soon
+
+
+class LoneBroker:
+    """Runs on a thread of its own; `call` does something on that thread."""
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.amqp_port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        return self
+
+    async def _start(self) -> int:
+        self.machine = QueueMachine()
+        user = encode_batch([PutUser("guest", SALT, hash_password(SALT, b"guest"), [])], [])
+        self.machine.apply_batch(NAME, 1, 0, 0, b"".join(user))
+        self.group = LoneGroup(self.machine, self._loop)
+        runtime: Any = _Runtime(self._loop)
+        self.broker = Broker(NAME, self.machine, runtime, Settings(), ["guest"], Limits())
+        self.group.attach(self.broker)
+        group: Any = self.group
+        self.broker.attach(group, group)
+        self._server = await self._loop.create_server(partial(ClientConnection, self.broker), "127.0.0.1", 0)
+        return self._server.sockets[0].getsockname()[1]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        assert self.group.failures == []
+
+    async def _stop(self) -> None:
+        self._server.close()
+        for connection in list(self.broker.connections.values()):
+            connection.close_now()
+        while self.broker.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        answer: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(function(*arguments))
+            except BaseException as error:  # noqa: BLE001
+                answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(work)
+        return answer.result(10)
+
+    def lose_messages(self, kept: int = 0) -> None:
+        """The log holds no entry any more, or but one."""
+        self.group.entries = {index: entry for index, entry in self.group.entries.items() if index == kept}
+        self.broker.entries._views.clear()
+
+    def pass_some_time(self) -> None:
+        """Let the loop do what it has to do, and what follows from that."""
+        for _ in range(5):
+            self.call(int)
+
+    def alarm(self, reason: str | None) -> None:
+        self.call(self.broker.alarm_changed, reason)
+
+    def skip(self) -> None:
+        """From now on the log goes on without the broker's hearing of it."""
+        self.group.skipping = True
+
+    def resume(self) -> None:
+        """The state of what was skipped arrives."""
+        self.call(self.group.resume)

@@ -1,0 +1,222 @@
+"""Messages by reference, from whole entries and from what is left of them, while files come and go."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from cluster.entry import make_batch, make_compacted, make_entry
+from cluster.segment import CorruptJournal, EntryGone
+from qq.broker import entries as entries_module
+from qq.broker.entries import Entries, Messages, MessagesGone
+from qq.machine.codec import encode_batch, keep
+from qq.machine.commands import Enqueue
+from qq.ranges import MESSAGE_BITS, Range
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class FakeJournal:
+    """Entries on disk; a job that was made before `replace` finds its file gone."""
+
+    def __init__(self) -> None:
+        self.cached: dict[int, bytes] = {}
+        self.stored: dict[int, bytes] = {}
+        self.error: Exception | None = None
+        self._replaced = 0
+
+    def payload(self, index: int) -> bytes | None:
+        return self.cached.get(index)
+
+    def read_job(self, indexes: Sequence[int]) -> Callable[[], list[bytes]]:
+        if any(index not in self.stored for index in indexes):
+            raise EntryGone("not here")
+        payloads, replaced = [self.stored[index] for index in indexes], self._replaced
+
+        def job() -> list[bytes]:
+            if self.error is not None:
+                raise self.error
+            if self._replaced != replaced:
+                raise EntryGone("the file went away")
+            return payloads
+
+        return job
+
+    def replace(self, stored: dict[int, bytes]) -> None:
+        self.stored = stored
+        self._replaced += 1
+
+
+class FakeDisk:
+    """Reads when it is told to."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[[], Any], Callable[[Any, Exception | None], None]]] = []
+        self.reads = 0
+
+    def submit_read(self, job: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
+        self._waiting.append((job, done))
+
+    def read(self) -> None:
+        while self._waiting:
+            self.reads += 1
+            job, done = self._waiting.pop(0)
+            try:
+                result = job()
+            except CorruptJournal as error:
+                done(None, error)
+            else:
+                done(result, None)
+
+
+class Setup:
+    def __init__(self) -> None:
+        self.journal = FakeJournal()
+        self.disk = FakeDisk()
+        self.failures: list[BaseException] = []
+        group: Any = SimpleNamespace(journal=self.journal)
+        self.entries = Entries(group, cast("Any", self.disk), self.failures.append)
+        self.loaded: list[str] = []
+
+    def load(self, *indexes: int, name: str = "") -> None:
+        self.entries.load(list(indexes), lambda: self.loaded.append(name))
+
+    def bodies(self, index: int, slot: int, count: int) -> list[bytes] | None:
+        found = self.entries.messages(Range(index, slot, count, 0))
+        return [body for messages in found for body in messages.messages] if found else None
+
+
+@pytest.fixture
+def setup() -> Setup:
+    return Setup()
+
+
+def payload(*bodies: bytes) -> bytes:
+    """A batch that publishes the first two messages to one exchange and the others to another."""
+    asked = [Enqueue(1, 1, 2, "x", "k", False, 1), Enqueue(1, 1, len(bodies) - 2, "y", "l", False, 2)]
+    return b"".join(encode_batch(asked, list(bodies)))
+
+
+BODIES = [b"0", b"1", b"2", b"3", b"4"]
+WHOLE = make_entry(
+    1, [make_batch("n1", 1, 1, [payload(*BODIES)]), make_batch("n2", 1, 1, [payload(*BODIES)])]
+)
+KEPT = make_compacted({1: keep(payload(*BODIES), [(1, 3)])})
+SECOND = 1 << MESSAGE_BITS
+
+
+def test_messages_in_memory_are_there_at_once(setup: Setup) -> None:
+    setup.journal.cached[7] = WHOLE
+    assert setup.entries.messages(Range(7, SECOND | 2, 2, 0)) == [Messages("y", "l", 2, [b"2", b"3"])]
+
+
+def test_messages_of_several_publications(setup: Setup) -> None:
+    """A range goes over the borders of publications, also in what was kept, and not over a hole."""
+    both = [Messages("x", "k", 1, [b"1"]), Messages("y", "l", 2, [b"2", b"3"])]
+    setup.journal.cached = {7: WHOLE, 8: KEPT}
+    assert setup.entries.messages(Range(7, SECOND | 1, 3, 0)) == both
+    assert setup.entries.messages(Range(8, SECOND | 1, 3, 0)) == both
+    with pytest.raises(MessagesGone):
+        setup.entries.messages(Range(8, SECOND, 3, 0))
+    with pytest.raises(MessagesGone):
+        setup.entries.messages(Range(8, SECOND | 2, 3, 0))
+
+
+def test_messages_on_disk_are_read_first(setup: Setup) -> None:
+    setup.journal.stored = {7: WHOLE, 8: WHOLE}
+    assert setup.bodies(7, 0, 1) is None
+    setup.load(7, 8)
+    assert setup.bodies(7, 0, 1) is None
+    setup.disk.read()
+    assert setup.loaded == [""]
+    assert setup.bodies(7, 0, 2) == [b"0", b"1"]
+    assert setup.bodies(8, SECOND, 1) == [b"0"]
+
+
+def test_messages_of_a_compacted_entry(setup: Setup) -> None:
+    setup.journal.stored = {7: KEPT}
+    setup.load(7)
+    setup.disk.read()
+    assert setup.entries.messages(Range(7, SECOND | 1, 1, 0)) == [Messages("x", "k", 1, [b"1"])]
+    assert setup.entries.messages(Range(7, SECOND | 2, 2, 0)) == [Messages("y", "l", 2, [b"2", b"3"])]
+    assert setup.bodies(7, SECOND | 3, 1) == [b"3"]
+
+
+@pytest.mark.parametrize(
+    ("slot", "count"), [(SECOND, 1), (SECOND | 3, 2), (SECOND | 4, 1), (0, 1), (2 << MESSAGE_BITS, 1)]
+)
+def test_messages_that_were_not_kept_are_gone(setup: Setup, slot: int, count: int) -> None:
+    setup.journal.stored = {7: KEPT}
+    setup.load(7)
+    setup.disk.read()
+    with pytest.raises(MessagesGone):
+        setup.bodies(7, slot, count)
+
+
+def test_a_batch_that_was_kept_whole(setup: Setup) -> None:
+    setup.journal.cached[7] = make_compacted({3: payload(*BODIES)})
+    assert setup.bodies(7, 3 << MESSAGE_BITS | 1, 1) == [b"1"]
+
+
+def test_a_file_that_was_replaced_while_it_was_read(setup: Setup) -> None:
+    setup.journal.stored = {6: WHOLE, 7: WHOLE}
+    setup.load(7, 6, name="first")
+    setup.journal.replace({7: KEPT})
+    setup.load(7, name="second")
+    setup.disk.read()
+    assert setup.loaded == ["first", "second"]
+    assert setup.disk.reads == 3
+    assert setup.bodies(7, SECOND | 1, 1) == [b"1"]
+    assert setup.failures == []
+
+
+def test_an_entry_that_is_not_stored_is_gone_when_it_was_asked_for(setup: Setup) -> None:
+    gone: list[int] = []
+
+    def used() -> None:
+        with pytest.raises(MessagesGone):
+            setup.bodies(7, 0, 1)
+        gone.append(7)
+
+    setup.journal.stored = {8: WHOLE}
+    setup.entries.load([7, 8], used)
+    assert gone == []
+    setup.disk.read()
+    assert gone == [7]
+    assert setup.bodies(8, 0, 1) == [b"0"]
+
+
+def test_an_entry_that_comes_back_is_found(setup: Setup) -> None:
+    setup.load(7)
+    setup.disk.read()
+    assert setup.bodies(7, 0, 1) is None
+    setup.journal.stored = {7: WHOLE}
+    setup.load(7)
+    setup.disk.read()
+    assert setup.bodies(7, 0, 1) == [b"0"]
+
+
+def test_damage_is_a_failure_of_the_node(setup: Setup) -> None:
+    setup.journal.stored = {7: WHOLE}
+    setup.journal.error = CorruptJournal("file", 0, "damaged")
+    setup.load(7)
+    setup.disk.read()
+    assert setup.failures == [setup.journal.error]
+    assert setup.loaded == []
+
+
+def test_views_are_limited_by_their_bytes(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries_module, "VIEWS_BYTES_MAX", len(WHOLE) * 2)
+    setup.journal.stored = dict.fromkeys(range(1, 10), WHOLE)
+    for index in (1, 2, 3):
+        setup.load(index)
+        # Meanwhile it is found in memory, so it arrives a second time.
+        setup.journal.cached[index] = WHOLE
+        assert setup.bodies(index, 0, 1) == [b"0"]
+        setup.disk.read()
+    setup.journal.cached.clear()
+    assert setup.bodies(1, 0, 1) is None
+    assert setup.bodies(2, 0, 1) == setup.bodies(3, 0, 1) == [b"0"]
