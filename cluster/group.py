@@ -25,18 +25,12 @@ from cluster.checkpoints import Checkpoint
 from cluster.directory import GroupDirectory
 from cluster.engine import Engine, Role, Timing, is_regular
 from cluster.entry import (
-    BATCHES_MAX,
     KIND_EXPEL,
-    KIND_SUBMITTED,
-    Batch,
     BatchView,
     MalformedEntry,
-    batch_at,
     batches_of,
     entry_time_ms,
-    make_batch,
     make_entry,
-    read_batches,
 )
 from cluster.envelope import (
     Chunk,
@@ -61,6 +55,7 @@ from cluster.recovery import Recovery
 from cluster.segment import CorruptJournal
 from cluster.space import CHECK_INTERVAL_S, Space
 from cluster.state import GroupState
+from cluster.submission import Proposals, Reign, Submissions
 
 log = logging.getLogger(__name__)
 
@@ -194,17 +189,9 @@ class Group:
         self._owner = Owner(config.cluster, config.name, config.group_id)
         self._running = False
         self._turn_asked = False
-        self._leader: tuple[str | None, int] = (None, 0)
-        # Submissions of this node, oldest first, until they are seen applied; and how far they were sent to whom.
-        self._pending: deque[Batch] = deque()
-        self.pending_bytes = 0
-        self._next_sequence = 1
-        self._sent_sequence = 0
-        self._sent_to: tuple[str | None, int] = (None, 0)
-        # The leader's side: batches for the next entries, and what it has taken in during this reign.
-        self._proposals: deque[Batch] = deque()
-        self._accepted: dict[str, tuple[int, int]] = {}
-        self._expelling: set[tuple[str, int]] = set()
+        self._reign = Reign(None, 0)
+        self._submissions = Submissions(config.name)
+        self._proposals = Proposals()
         self._handover_ends_s = 0.0
         self._handover_asked = False
         self._waiting: deque[tuple[int, str, Message]] = deque()
@@ -240,6 +227,7 @@ class Group:
         self._running = True
         self.recovery.turn(self.engine, self.journal)
         self._links.register(config.group_id, self)
+        self._submissions.begin(self._incarnation)
         self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
         self._beat()
         self._tell_status()
@@ -320,16 +308,18 @@ class Group:
 
         It is repeated to every new leader until a `Confirmed` effect reports it, or `Expelled` gives it up.
         """
-        batch = make_batch(self.config.name, self._incarnation, self._next_sequence, payload)
-        self._next_sequence += 1
-        self._pending.append(batch)
-        self.pending_bytes += batch.size
+        sequence = self._submissions.add(payload)
         self._wake()
-        return batch.sequence
+        return sequence
 
     @property
     def pending_batches(self) -> int:
-        return len(self._pending)
+        """Submitted and not yet seen applied."""
+        return len(self._submissions)
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._submissions.pending_bytes
 
     def transfer_leadership(self) -> bool:
         """Hand leadership to a peer, before a planned stop; `leader` tells when it has changed. False if none is there.
@@ -347,7 +337,7 @@ class Group:
 
     @property
     def leader(self) -> str | None:
-        return self._leader[0]
+        return self._reign.leader
 
     @property
     def is_alone(self) -> bool:
@@ -405,8 +395,7 @@ class Group:
         self._transmit(peer, self._own_status())
         self.engine.peer_connected(peer)
         self._taker.connected(peer)
-        if self._sent_to[0] == peer:
-            self._sent_to = (None, 0)
+        self._submissions.link_is_new(peer)
         self._wake()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
@@ -414,7 +403,7 @@ class Group:
         self.engine.peer_lost(peer)
         if dead:
             self._dead_since_s.setdefault(peer, self._runtime.monotonic())
-        if self._leader[0] == peer:
+        if self._reign.leader == peer:
             self._runtime.call_later(self.config.timing.campaign_jitter_s, self._wake)
         self._wake()
 
@@ -505,19 +494,16 @@ class Group:
             self._wake()
 
     def _note_leader(self) -> None:
-        leader = (self.engine.leader, self.engine.term)
-        if leader == self._leader:
+        reign = Reign(self.engine.leader, self.engine.term)
+        if reign == self._reign:
             return
-        was_leading = self._leader[0] == self.config.name
-        self._leader = leader
-        log.info("leader of term %d: %s", leader[1], leader[0] or "none")
-        if was_leading or leader[0] == self.config.name:
+        if self.config.name in (self._reign.leader, reign.leader):
             self._proposals.clear()
-            self._accepted.clear()
-            self._expelling.clear()
             self._handover_ends_s = 0.0
+        self._reign = reign
+        log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         self._wake()  # submissions go to the new leader
-        self._events.leader_changed(*leader)
+        self._events.leader_changed(*reign)
 
     def _start_sync(self) -> None:
         if self.journal.dirty and not self.journal.sync_in_flight:
@@ -608,7 +594,7 @@ class Group:
             self._begin_incarnation()
             self._events.applied(index, [Expelled()])
             return
-        self._applied_up_to(origin.sequence)
+        self._submissions.applied(origin.sequence)
         self._events.resumed(origin.sequence, self.machine.outstanding(self.config.name))
 
     def _send(self) -> None:
@@ -653,59 +639,26 @@ class Group:
 
     def _forward(self) -> None:
         """Give the leader what it has not got from this node yet; a new leader, or a new link to it, gets all again."""
-        leader = self._leader
-        if not self._pending or leader[0] is None:
+        reign, submissions = self._reign, self._submissions
+        if reign.leader is None or not submissions.has_unsent(reign):
             return
-        if leader != self._sent_to:
-            self._sent_to = leader
-            self._sent_sequence = self._pending[0].sequence - 1
-        # Batches that the last leader had proposed may have been applied before this one was sent them.
-        self._sent_sequence = max(self._sent_sequence, self._pending[0].sequence - 1)
-        unsent = self._sent_sequence + 1 - self._pending[0].sequence
-        if unsent >= len(self._pending):
-            return
-        if leader[0] == self.config.name:
-            self._accept_own(unsent)
-        elif self._links.connected(leader[0]) and not self._links.congested(leader[0]):
-            self._forward_to(leader[0], unsent)
-
-    def _accept_own(self, unsent: int) -> None:
-        for position in range(unsent, len(self._pending)):
-            self._proposals.append(self._pending[position])
-        self._sent_sequence = self._pending[-1].sequence
-
-    def _forward_to(self, leader: str, unsent: int) -> None:
-        buffers: list[Buffer] = []
-        size = 0
-        for position in range(unsent, len(self._pending)):
-            batch = self._pending[position]
-            if size and size + batch.size > self.config.forward_bytes_max:
+        if reign.leader == self.config.name:
+            self._proposals.extend(submissions.take_unsent())
+        elif self._links.connected(reign.leader) and not self._links.congested(reign.leader):
+            batches = submissions.take_unsent(self.config.forward_bytes_max)
+            buffers = [buffer for batch in batches for buffer in batch.buffers]
+            self._transmit(reign.leader, Forward(reign.term, buffers))
+            if submissions.has_unsent(reign):
                 self._wake()
-                break
-            buffers.extend(batch.buffers)
-            size += batch.size
-            self._sent_sequence = batch.sequence
-        self._transmit(leader, Forward(self._leader[1], buffers))
 
     def _receive_forward(self, peer: str, message: Forward) -> None:
         """Take in batches of a reign that is still on; a node repeats what an ended reign dropped."""
         if not self.engine.is_leader or message.term != self.engine.term:
             return
-        data = b"".join(message.batches)
         try:
-            views = list(read_batches(data, 0))
+            self._proposals.take_in(peer, b"".join(message.batches))
         except MalformedEntry:
             log.exception("peer %s forwarded malformed batches; ignored", peer)
-            return
-        for view in views:
-            accepted = self._accepted.get(view.origin, (0, 0))
-            if (
-                view.kind == KIND_SUBMITTED
-                and view.origin == peer
-                and (view.incarnation, view.sequence) > accepted
-            ):
-                self._accepted[view.origin] = (view.incarnation, view.sequence)
-                self._proposals.append(batch_at(data, view))
 
     def _compose(self) -> None:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
@@ -714,13 +667,7 @@ class Group:
             self._handover_asked = self._handover_asked or self.engine.transfer_leadership(self._not_voting())
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
-            batches = [self._proposals.popleft()]
-            size = batches[0].size
-            while self._proposals and len(batches) < BATCHES_MAX:
-                size += self._proposals[0].size
-                if size > self.config.entry_bytes_max:
-                    break
-                batches.append(self._proposals.popleft())
+            batches = self._proposals.next_entry(self.config.entry_bytes_max)
             time_ms = max(self._runtime.wall_ms(), self._state.time_ms)
             self.engine.propose(make_entry(time_ms, batches))
 
@@ -728,14 +675,13 @@ class Group:
         now_s = self._runtime.monotonic()
         for peer in self.config.peers:
             origin = self._state.origins.get(peer)
-            if origin is None or origin.expelled or (peer, origin.incarnation) in self._expelling:
+            if origin is None or origin.expelled:
                 continue
             dead_s = self._dead_since_s.get(peer, now_s)
             silent = now_s - self._heard_s[peer] > self.config.silent_origin_grace_s
-            if silent or now_s - dead_s > self.config.dead_origin_grace_s:
+            is_gone = silent or now_s - dead_s > self.config.dead_origin_grace_s
+            if is_gone and self._proposals.expel(peer, origin.incarnation):
                 log.warning("node %s is gone: its consumers' messages return", peer)
-                self._expelling.add((peer, origin.incarnation))
-                self._proposals.append(make_batch(peer, origin.incarnation, 0, [], KIND_EXPEL))
                 self._wake()
 
     # Applying
@@ -776,15 +722,8 @@ class Group:
             part = payload[batch.start : batch.end]
             effects.extend(self.machine.apply_batch(batch.origin, index, ordinal, self._state.time_ms, part))
         if batch.origin == self.config.name and batch.incarnation == self._incarnation:
-            self._confirm(batch.sequence, effects)
-
-    def _confirm(self, sequence: int, effects: list[Any]) -> None:
-        self._applied_up_to(sequence)
-        effects.append(Confirmed(sequence))
-
-    def _applied_up_to(self, sequence: int) -> None:
-        while self._pending and self._pending[0].sequence <= sequence:
-            self.pending_bytes -= self._pending.popleft().size
+            self._submissions.applied(batch.sequence)
+            effects.append(Confirmed(batch.sequence))
 
     def _apply_expulsion(self, batch: BatchView, effects: list[Any]) -> None:
         if not self._state.origins.expel(batch.origin, batch.incarnation):
@@ -806,8 +745,5 @@ class Group:
         known = self._state.origins.get(self.config.name)
         least = known.incarnation + 1 if known is not None else 0
         self._incarnation = self._directory.claim(max(self._runtime.wall_ms(), least)).incarnation
-        self._pending.clear()
-        self.pending_bytes = 0
-        self._next_sequence = 1
-        self._sent_to = (None, 0)
+        self._submissions.begin(self._incarnation)
         self.submit([])

@@ -1,0 +1,159 @@
+"""Submissions on their way into the log: at the node that made them, and at the leader that proposes them.
+
+Lives here: `Submissions`, what this node has submitted and not yet seen applied, and how much of it the leader has;
+`Proposals`, what a leader has taken in for its next entries. Not here: who leads and what may be sent (group.py), what
+was applied already (origins.py), bytes (entry.py).
+
+Law: nothing leaves `Submissions` before it is seen applied, and a new leader gets everything again; a leader proposes
+the batches of one node once in its reign, in their order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from cluster.entry import (
+    BATCHES_MAX,
+    KIND_EXPEL,
+    KIND_SUBMITTED,
+    Batch,
+    batch_at,
+    make_batch,
+    read_batches,
+)
+
+if TYPE_CHECKING:
+    from cluster.ports import Buffer
+
+
+class Reign(NamedTuple):
+    """A leader and its term; None while none is known."""
+
+    leader: str | None
+    term: int
+
+
+_NOBODY = Reign(None, 0)
+
+
+class Submissions:
+    """The batches of this node under one incarnation after the other, oldest first, until they are seen applied."""
+
+    def __init__(self, origin: str) -> None:
+        self.pending_bytes = 0
+        self._origin = origin
+        self._incarnation = 0
+        self._pending: deque[Batch] = deque()
+        self._next_sequence = 1
+        self._sent_sequence = 0
+        self._sent_to = _NOBODY
+
+    def __len__(self) -> int:
+        """Count the batches that are pending."""
+        return len(self._pending)
+
+    def begin(self, incarnation: int) -> None:
+        """Give up what is pending, and number anew."""
+        self._incarnation = incarnation
+        self._pending.clear()
+        self.pending_bytes = 0
+        self._next_sequence = 1
+        self._sent_to = _NOBODY
+
+    def add(self, payload: Sequence[Buffer]) -> int:
+        """Number a batch; returns its sequence."""
+        batch = make_batch(self._origin, self._incarnation, self._next_sequence, payload)
+        self._next_sequence += 1
+        self._pending.append(batch)
+        self.pending_bytes += batch.size
+        return batch.sequence
+
+    def applied(self, sequence: int) -> None:
+        """All up to `sequence` are applied."""
+        while self._pending and self._pending[0].sequence <= sequence:
+            self.pending_bytes -= self._pending.popleft().size
+
+    def link_is_new(self, peer: str) -> None:
+        """What was sent to `peer` may not have arrived."""
+        if self._sent_to.leader == peer:
+            self._sent_to = _NOBODY
+
+    def has_unsent(self, reign: Reign) -> bool:
+        """Whether there are batches that this leader has not been sent in this term."""
+        if not self._pending:
+            return False
+        first = self._pending[0].sequence
+        if reign != self._sent_to:
+            self._sent_to = reign
+            self._sent_sequence = first - 1
+        # Batches that the last leader had proposed may have been applied before this one was sent them.
+        self._sent_sequence = max(self._sent_sequence, first - 1)
+        return self._sent_sequence < self._pending[-1].sequence
+
+    def take_unsent(self, bytes_max: int | None = None) -> list[Batch]:
+        """The next batches for the leader of `has_unsent`, which counts as having them then.
+
+        About `bytes_max`, if given, and at least one.
+        """
+        batches: list[Batch] = []
+        size = 0
+        for position in range(self._sent_sequence + 1 - self._pending[0].sequence, len(self._pending)):
+            batch = self._pending[position]
+            size += batch.size
+            if batches and bytes_max is not None and size > bytes_max:
+                break
+            batches.append(batch)
+            self._sent_sequence = batch.sequence
+        return batches
+
+
+class Proposals:
+    """What a leader will propose, for as long as it leads."""
+
+    def __init__(self) -> None:
+        self._batches: deque[Batch] = deque()
+        self._accepted: dict[str, tuple[int, int]] = {}
+        self._expelled: set[tuple[str, int]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    def clear(self) -> None:
+        """Another reign: what was not proposed is repeated by those who submitted it."""
+        self._batches.clear()
+        self._accepted.clear()
+        self._expelled.clear()
+
+    def extend(self, batches: Sequence[Batch]) -> None:
+        """Take in the leader's own."""
+        self._batches.extend(batches)
+
+    def take_in(self, peer: str, data: bytes) -> None:
+        """Take in what `peer` forwarded, without repeats. Raises `MalformedEntry`, and then nothing is taken in."""
+        for view in list(read_batches(data, 0)):
+            accepted = self._accepted.get(view.origin, (0, 0))
+            is_new = (view.incarnation, view.sequence) > accepted
+            if view.kind == KIND_SUBMITTED and view.origin == peer and is_new:
+                self._accepted[view.origin] = (view.incarnation, view.sequence)
+                self._batches.append(batch_at(data, view))
+
+    def expel(self, origin: str, incarnation: int) -> bool:
+        """Propose that nobody waits for this incarnation any more; False if that is proposed already."""
+        if (origin, incarnation) in self._expelled:
+            return False
+        self._expelled.add((origin, incarnation))
+        self._batches.append(make_batch(origin, incarnation, 0, [], KIND_EXPEL))
+        return True
+
+    def next_entry(self, bytes_max: int) -> list[Batch]:
+        """Remove the batches of the next entry: at least one, or about `bytes_max`."""
+        batches = [self._batches.popleft()]
+        size = batches[0].size
+        while self._batches and len(batches) < BATCHES_MAX:
+            size += self._batches[0].size
+            if size > bytes_max:
+                break
+            batches.append(self._batches.popleft())
+        return batches

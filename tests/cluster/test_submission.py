@@ -1,0 +1,122 @@
+"""Submissions at their node and at the leader."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.entry import KIND_EXPEL, MalformedEntry, batches_of, make_entry
+from cluster.submission import Proposals, Reign, Submissions
+
+FIRST, SECOND = Reign("n1", 1), Reign("n2", 2)
+
+
+@pytest.fixture
+def submissions() -> Submissions:
+    submissions = Submissions("n3")
+    submissions.begin(7)
+    for number in range(4):
+        submissions.add([bytes([number]) * 100])
+    return submissions
+
+
+def wire(submissions: Submissions, reign: Reign) -> bytes:
+    assert submissions.has_unsent(reign)
+    return b"".join(bytes(buffer) for batch in submissions.take_unsent() for buffer in batch.buffers)
+
+
+def proposed(proposals: Proposals) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    while proposals:
+        entry = make_entry(0, proposals.next_entry(10_000))
+        found += [(view.origin, view.sequence) for view in batches_of(entry)]
+    return found
+
+
+def test_a_leader_is_sent_each_batch_once_and_a_new_one_all_again(submissions: Submissions) -> None:
+    assert submissions.has_unsent(FIRST)
+    assert [batch.sequence for batch in submissions.take_unsent()] == [1, 2, 3, 4]
+    assert not submissions.has_unsent(FIRST)
+    assert submissions.add([]) == 5
+    assert submissions.has_unsent(FIRST)
+    assert [batch.sequence for batch in submissions.take_unsent()] == [5]
+    assert submissions.has_unsent(SECOND)
+    assert [batch.sequence for batch in submissions.take_unsent()] == [1, 2, 3, 4, 5]
+
+
+def test_a_new_link_to_the_leader_gets_all_again(submissions: Submissions) -> None:
+    wire(submissions, FIRST)
+    submissions.link_is_new("n2")
+    assert not submissions.has_unsent(FIRST)
+    submissions.link_is_new("n1")
+    assert submissions.has_unsent(FIRST)
+
+
+def test_what_is_applied_is_not_sent(submissions: Submissions) -> None:
+    size = submissions.pending_bytes
+    submissions.applied(2)
+    assert (len(submissions), submissions.pending_bytes) == (2, size // 2)
+    assert submissions.has_unsent(FIRST)
+    submissions.applied(3)  # a batch that the leader before had proposed
+    assert submissions.has_unsent(FIRST)
+    assert [batch.sequence for batch in submissions.take_unsent()] == [4]
+    submissions.applied(4)
+    assert not submissions.has_unsent(FIRST)
+
+
+def test_what_is_sent_at_once_is_bounded(submissions: Submissions) -> None:
+    assert submissions.has_unsent(FIRST)
+    size = submissions.pending_bytes // 4
+    assert len(submissions.take_unsent(2 * size)) == 2
+    assert submissions.has_unsent(FIRST)
+    assert len(submissions.take_unsent(1)) == 1, "at least one"
+
+
+def test_another_incarnation_begins_with_nothing(submissions: Submissions) -> None:
+    submissions.begin(8)
+    assert (len(submissions), submissions.pending_bytes) == (0, 0)
+    assert not submissions.has_unsent(FIRST)
+    assert submissions.add([]) == 1
+
+
+def test_a_leader_proposes_repeats_once(submissions: Submissions) -> None:
+    proposals = Proposals()
+    data = wire(submissions, FIRST)
+    proposals.take_in("n3", data)
+    proposals.take_in("n3", data)
+    assert proposed(proposals) == [("n3", number) for number in (1, 2, 3, 4)]
+    proposals.take_in("n3", data)
+    assert not proposals, "proposed already in this reign"
+    proposals.clear()
+    proposals.take_in("n3", data)
+    assert proposals
+
+
+def test_a_node_forwards_for_itself_only(submissions: Submissions) -> None:
+    proposals = Proposals()
+    proposals.take_in("n4", wire(submissions, FIRST))
+    assert not proposals
+
+
+def test_a_malformed_forward_is_refused_as_a_whole(submissions: Submissions) -> None:
+    proposals = Proposals()
+    with pytest.raises(MalformedEntry):
+        proposals.take_in("n3", wire(submissions, FIRST)[:-1])
+    assert not proposals
+
+
+def test_an_entry_is_bounded(submissions: Submissions) -> None:
+    proposals = Proposals()
+    proposals.extend(submissions.take_unsent() if submissions.has_unsent(FIRST) else [])
+    size = submissions.pending_bytes // 4
+    assert len(proposals.next_entry(3 * size)) == 3
+    assert len(proposals.next_entry(1)) == 1
+    assert not proposals
+
+
+def test_an_incarnation_is_expelled_once() -> None:
+    proposals = Proposals()
+    assert proposals.expel("n2", 5)
+    assert not proposals.expel("n2", 5)
+    assert proposals.expel("n2", 6)
+    kinds = [view.kind for view in batches_of(make_entry(0, proposals.next_entry(10_000)))]
+    assert kinds == [KIND_EXPEL, KIND_EXPEL]
