@@ -68,6 +68,9 @@ def _run_many(first: int, seeds: int, jobs: int, nodes: int) -> int:
             entries=outcome.entries,
             confirms=outcome.confirms,
             elections=outcome.elections,
+            installs=outcome.installs,
+            repairs=outcome.repairs,
+            compacted=outcome.compacted,
             faults=sum(outcome.faults.values()),
         )
         if number % REPORT_EVERY == 0 or number == seeds:

@@ -9,26 +9,34 @@ index - holds for all nodes and all their later lives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
+import msgpack
+
 from cluster.engine import Role
+from cluster.hardstate import Standing
+from cluster.ports import pack
+from cluster.segment import CorruptJournal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world import World
-    from cluster.machine import Machine
+    from cluster.machine import Frozen, Machine
 
 TAG = Struct("<QQ")
 """Before each payload: which client of the node made it, and its number, from 1."""
 
-DIGEST_EVERY = 4
+DIGEST_EVERY = 8
 """States are compared at every index that this divides; a difference that matters lasts."""
+
+BELIEFS_EVERY = 4
+"""What a leader believes is looked at after so many of its steps, and whenever it commits something."""
 
 MINORITY_GRACE_S = 4.0
 """A leader without a majority steps down within this time, and messages under way at the cut have arrived."""
@@ -69,7 +77,10 @@ class AppliedListener(Protocol):
 
 
 class WatchedMachine:
-    """The machine of one process life, with every call compared to what other lives did at this point."""
+    """The machine of one process life, with every call compared to what other lives did at this point.
+
+    Its state has the position in the history, so a life that begins with a checkpoint knows where it is.
+    """
 
     def __init__(self, machine: Machine, checks: Checks) -> None:
         self.inner = machine
@@ -84,6 +95,7 @@ class WatchedMachine:
         record = Applied(origin, index, ordinal, time_ms, crc32(payload), _checksum(effects))
         if self._checks.happened_first(self, record):
             self._checks.count_batch(origin, *TAG.unpack_from(payload))
+            self._checks.batches[index, ordinal] = bytes(payload)
             if self._checks.listener is not None:
                 self._checks.listener.batch(origin, index, ordinal, body, effects)
         return effects
@@ -102,14 +114,46 @@ class WatchedMachine:
             self._checks.listener.origin_down(origin, effects)
         return effects
 
+    def outstanding(self, origin: str) -> Sequence[Any]:
+        return self.inner.outstanding(origin)
+
+    def compact(self, payload: memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
+        return bytes(payload[: TAG.size]) + self.inner.compact(payload[TAG.size :], messages)
+
+    def freeze(self) -> WatchedFrozen:
+        return WatchedFrozen(self.position, self.inner.freeze(), self._checks)
+
     def dump(self) -> bytes:
-        return self.inner.dump()
+        return self.freeze().dump()
 
     def load(self, data: bytes) -> None:
-        self.inner.load(data)
+        self.position, inner = msgpack.unpackb(data)
+        self._checks.same_state(self.position, inner)
+        self.inner.load(inner)
+        self._checks.same_state(self.position, self.inner.dump())
 
     def digest(self) -> str:
         return self.inner.digest()
+
+
+class WatchedFrozen:
+    """A frozen machine: what it shows at any later time is the state at this point of the history."""
+
+    def __init__(self, position: int, inner: Frozen, checks: Checks) -> None:
+        self._position = position
+        self._inner = inner
+        self._checks = checks
+
+    def dump(self) -> bytes:
+        dumped = self._inner.dump()
+        self._checks.same_state(self._position, dumped)
+        return pack([self._position, dumped])
+
+    def counts(self, bounds: Sequence[int]) -> list[int]:
+        return self._inner.counts(bounds)
+
+    def live(self, first: int, end: int) -> Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]:
+        return self._inner.live(first, end)
 
 
 @dataclass(slots=True)
@@ -122,6 +166,17 @@ class _Seen:
     led_since_s: float = 0.0
     term: int = 0
     vote: str | None = None
+    standing: Standing = Standing.BLANK
+    installs: int = 0
+    steps: int = 0
+
+
+class Damage(NamedTuple):
+    """What was done to a node's disk, and what the node had promised before."""
+
+    life: int
+    owed_index: int
+    """It may have acknowledged entries up to here, and that may have committed them."""
 
 
 class Checks:
@@ -133,14 +188,26 @@ class Checks:
         self.committed: list[Committed] = []
         """By index, from 2: entry 1 is the same empty one everywhere."""
         self.history: list[Applied] = []
+        self.batches: dict[tuple[int, int], bytes] = {}
+        """What was submitted, by index of the entry and ordinal of the batch in it."""
+        self.replays_to: dict[str, int] = {}
+        """Index of a node's checkpoint that was damaged: until it has come so far again, its state may refer to
+        messages that were dead, and removed, before."""
         self.elections = 0
+        self.entry_bytes_max = 0
+        """Size of the largest committed entry."""
         self.confirms = 0
+        self.installs = 0
+        self.repairs = 0
         self._world = world
         self._new_machine = machine
         self._leaders: dict[int, str] = {}
         self._digests: dict[int, int] = {}
+        self._states: dict[int, int] = {}
         self._counted: dict[tuple[str, int], int] = {}
         self._seen: dict[str, _Seen] = {}
+        self._damage: dict[str, Damage] = {}
+        self._forgotten_terms: dict[str, int] = {}
         self._terms: dict[str, int] = {}
         self._votes: dict[tuple[str, int], str] = {}
         self._minority_since_s: dict[str, float] = {}
@@ -158,19 +225,65 @@ class Checks:
     # A node's life
 
     def started(self, node: SimulatedNode) -> None:
-        term = node.group.engine.term
+        engine = node.group.engine
+        term = engine.term
+        if node.standing is Standing.BLANK and self.may_find_damage(node):
+            forgotten = self._terms.pop(node.name, 0)
+            self._forgotten_terms[node.name] = max(forgotten, self._forgotten_terms.get(node.name, 0))
         if term < self._terms.get(node.name, 0):
             self.fail(f"{node.name} has forgotten term {self._terms[node.name]}")
         vote = self._votes.get((node.name, term))
-        if vote is not None and vote != node.group.engine.voted_for:
+        if vote not in (None, engine.voted_for) and term > self._forgotten_terms.get(node.name, 0):
             self.fail(f"{node.name} has forgotten that it voted for {vote} in term {term}")
-        self._seen[node.name] = _Seen(node.life)
+        before = self._seen.get(node.name)
+        loses = before is not None and before.standing is Standing.VOTER is not node.standing
+        if loses and not self.may_find_damage(node):
+            self.fail(f"{node.name} has given its log up, and nothing was done to that")
+        self._terms[node.name] = term
+        self._seen[node.name] = _Seen(node.life, term=term, vote=engine.voted_for, standing=node.standing)
+        if engine.applied_index > 1:
+            self._check_state(node, engine.applied_index)
         self.topology_changed()
+
+    def resumed(self, node: SimulatedNode) -> None:
+        """It has installed a snapshot."""
+        self._check_state(node, node.group.engine.applied_index)
 
     def node_failed(self, node: SimulatedNode, error: BaseException) -> None:
         if isinstance(error, ViolationError):
             raise error
         raise ViolationError(f"at {self._world.now_s:.3f} s: {node.name} failed: {error!r}") from error
+
+    # Damage
+
+    def damaged(self, node: SimulatedNode) -> None:
+        """What a disk has promised to keep is not there any more; of one node at a time, see `may_be_damaged`.
+
+        One that is up may not notice.
+        """
+        synced_index = node.group.journal.synced_index if node.has_started else 0
+        known = self._damage.get(node.name, Damage(0, 0))
+        owed_index = max(known.owed_index, min(synced_index, len(self.committed) + 1))
+        self._damage[node.name] = Damage(node.life - node.up, owed_index)
+
+    def may_be_damaged(self, node: SimulatedNode) -> bool:
+        """Whether all other nodes have what they promised, so that no promise hangs on this node alone."""
+        others = [other for other in self._cluster.nodes if other is not node]
+        return all(other.standing is Standing.VOTER and not self._is_damaged(other) for other in others)
+
+    def may_find_damage(self, node: SimulatedNode) -> bool:
+        return node.name in self._damage
+
+    def _is_damaged(self, node: SimulatedNode) -> bool:
+        damage = self._damage.get(node.name)
+        if damage is None:
+            return False
+        runs = node.up and node.has_started and node.runtime.alive
+        whole = runs and node.life > damage.life and node.standing is Standing.VOTER
+        if whole and not node.disk.damaged_files():
+            del self._damage[node.name]
+            return False
+        return True
 
     # After everything that a node does
 
@@ -179,24 +292,44 @@ class Checks:
         seen = self._seen.get(node.name)
         if seen is None or seen.life != node.life or not node.runtime.alive:
             return
-        engine = node.group.engine
-        role = engine.role
-        if engine.term != seen.term or engine.voted_for != seen.vote:
+        group = node.group
+        engine = group.engine
+        seen.steps += 1
+        is_new_term = engine.term != seen.term or engine.voted_for != seen.vote
+        if is_new_term:
             self._new_term(node, seen)
-        if role is not Role.FOLLOWER:
-            if role is Role.LEADER and engine.term != seen.led_term:
-                seen.led_term = engine.term
-                seen.led_since_s = self._world.now_s
-                self._new_leader(node, engine.term)
-            self._check_minority(node, role)
-            if role is Role.LEADER:
-                self._check_beliefs(node)
-        if engine.applied_index > node.group.journal.last_index:
+        standing = group.recovery.standing
+        if standing is not seen.standing:
+            self.repairs += seen.standing is Standing.LEARNER and standing is Standing.VOTER
+            seen.standing = standing
+        leads = engine.is_leader
+        # Whoever begins a campaign begins a term.
+        if leads or is_new_term:
+            self._check_office(node, seen, leads=leads)
+        if group.snapshots_installed > seen.installs:
+            self.installs += 1
+            seen.installs = group.snapshots_installed
+        if engine.applied_index > group.journal.last_index:
             self.fail(f"{node.name} has deleted entry {engine.applied_index}, which it had applied")
         commit_index = engine.commit_index
+        if leads and (commit_index > seen.commit_index or seen.steps % BELIEFS_EVERY == 0):
+            self._check_beliefs(node)
         if commit_index > seen.commit_index:
-            self._check_committed(node, seen.commit_index + 1, commit_index)
-            seen.commit_index = commit_index
+            seen.commit_index = self._check_committed(node, seen.commit_index + 1, commit_index)
+
+    def _check_office(self, node: SimulatedNode, seen: _Seen, *, leads: bool) -> None:
+        """Only a voter leads or campaigns."""
+        role = Role.LEADER if leads else node.group.engine.role
+        if role is Role.FOLLOWER:
+            return
+        if seen.standing is not Standing.VOTER:
+            self.fail(f"{node.name} is a {seen.standing.name.lower()} and a {role.name.lower()}")
+        term = node.group.engine.term
+        if leads and term != seen.led_term:
+            seen.led_term = term
+            seen.led_since_s = self._world.now_s
+            self._new_leader(node, term)
+        self._check_minority(node, role)
 
     def _new_term(self, node: SimulatedNode, seen: _Seen) -> None:
         """A term only grows; a node votes for one in a term."""
@@ -204,8 +337,21 @@ class Checks:
         seen.term, seen.vote = engine.term, engine.voted_for
         self._terms[node.name] = engine.term
         vote = engine.voted_for
-        if vote is not None and self._votes.setdefault((node.name, engine.term), vote) != vote:
+        if vote is None or seen.standing is Standing.BLANK:
+            return  # one who rises from blank notes a vote that it may have given
+        if self._votes.setdefault((node.name, engine.term), vote) != vote:
             self.fail(f"{node.name} votes for {vote} in term {engine.term}, and did for another")
+        self._check_may_vote(node, vote)
+
+    def _check_may_vote(self, node: SimulatedNode, vote: str) -> None:
+        """Only a voter votes, and only one that has what it acknowledged."""
+        if node.standing is not Standing.VOTER:
+            self.fail(f"{node.name} is a {node.standing.name.lower()} and votes for {vote}")
+        damage = self._damage.get(node.name)
+        if damage is not None and node.life > damage.life:
+            journal = node.group.journal
+            if journal.last_index < damage.owed_index:
+                self.fail(f"{node.name} votes for {vote} without entry {damage.owed_index}, which it had")
 
     def _new_leader(self, node: SimulatedNode, term: int) -> None:
         """At most one leader per term; a leader has every committed entry."""
@@ -215,7 +361,8 @@ class Checks:
         if other != node.name:
             self.fail(f"{other} and {node.name} both lead term {term}")
         journal = node.group.journal
-        for index, committed in enumerate(self.committed, start=2):
+        for index in range(max(journal.first_index, 2), len(self.committed) + 2):
+            committed = self.committed[index - 2]
             if committed.committed_in >= term:
                 break
             if index > journal.last_index:
@@ -226,29 +373,47 @@ class Checks:
     def _check_beliefs(self, leader: SimulatedNode) -> None:
         """What a leader takes for acknowledged is on the follower's disk, and is what the leader has.
 
-        A follower that is in an earlier term has acknowledged nothing; one in a later term may have another log by now.
+        A follower that is in an earlier term has acknowledged nothing; one in a later term may have another log by now;
+        one that has lost its log is not relied on before it is a voter again.
         """
         engine, journal = leader.group.engine, leader.group.journal
         for node in self._cluster.nodes:
             index = engine.acknowledged_index(node.name)
-            if not index or not node.up or node.group.engine.term > engine.term:
+            if not index or not (node.up and node.has_started) or node.group.engine.term > engine.term:
                 continue
-            if node.group.engine.term < engine.term or node.group.journal.synced_index < index:
+            if node.name in self._damage and node.standing is not Standing.VOTER:
+                continue
+            there = node.group.journal
+            if node.group.engine.term < engine.term or there.synced_index < index:
                 self.fail(f"{leader.name} believes that {node.name} has synced entry {index}")
-            if index > journal.last_index or node.group.journal.term_at(index) != journal.term_at(index):
+            if index < max(there.first_index, journal.first_index):
+                continue
+            if index > journal.last_index or there.term_at(index) != journal.term_at(index):
                 self.fail(f"{leader.name} believes that {node.name} has its entry {index}")
 
-    def _check_committed(self, node: SimulatedNode, first: int, last: int) -> None:
-        """Log matching over committed prefixes."""
+    def _check_committed(self, node: SimulatedNode, first: int, last: int) -> int:
+        """Log matching over committed prefixes, as far as the log reaches back. How far it could be read."""
         journal = node.group.journal
         if last > journal.last_index:
             self.fail(f"{node.name} has committed entry {last}, which it does not have")
-        for index in range(first, last + 1):
-            record = Committed(journal.term_at(index), crc32(journal.read(index)), node.group.engine.term)
+        if journal.first_index > len(self.committed) + 2:
+            self.fail(
+                f"the log of {node.name} begins at {journal.first_index}, before which not all was committed"
+            )
+        for index in range(max(first, journal.first_index), last + 1):
+            try:
+                payload = journal.read(index)
+            except CorruptJournal as damage:
+                if not self.may_find_damage(node):
+                    self.fail(f"{node.name} cannot read entry {index}: {damage}")
+                return index - 1
+            record = Committed(journal.term_at(index), crc32(payload), node.group.engine.term)
             if index - 2 == len(self.committed):
                 self.committed.append(record)
+                self.entry_bytes_max = max(self.entry_bytes_max, len(payload))
             elif self.committed[index - 2][:2] != record[:2]:
                 self.fail(f"{node.name} has committed another entry {index} than was committed before")
+        return last
 
     def _check_minority(self, node: SimulatedNode, role: Role) -> None:
         """H9: who has not reached a majority for a while neither leads nor campaigns.
@@ -305,12 +470,22 @@ class Checks:
             self.fail(f"batch {number} of client {client} at {origin} is confirmed and has not taken effect")
 
     def applied(self, node: SimulatedNode, index: int) -> None:
+        if index % DIGEST_EVERY == 0:
+            self._check_state(node, index)
+
+    def _check_state(self, node: SimulatedNode, index: int) -> None:
         """Equal state at equal index."""
-        if index % DIGEST_EVERY:
-            return
         digest = crc32(node.group.dump())
         if self._digests.setdefault(index, digest) != digest:
             self.fail(f"{node.name} has another state at index {index} than a node had before")
+
+    def same_state(self, position: int, dumped: bytes) -> None:
+        """Equal state of the machine after equal steps, however it came about."""
+        if position > len(self.history):
+            self.fail(f"a state has step {position} of {len(self.history)}")
+        digest = crc32(dumped)
+        if self._states.setdefault(position, digest) != digest:
+            self.fail(f"a machine has another state at step {position} than one had before")
 
     # At the end
 

@@ -14,16 +14,21 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from chaos.sim.disk import SimulatedDisk
+from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.engine import Engine, Timing
 from cluster.group import Confirmed, Expelled, Group, GroupConfig
+from cluster.hardstate import Standing
+from cluster.segment import JournalError
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks, WatchedMachine
 
 CLUSTER = "simulation"
+GROUP = "groups/0"
+LOG = f"{GROUP}/log"
+"""Where the files are on each node's disk."""
 START_RETRY_S = 0.5
 
 
@@ -64,7 +69,15 @@ class Options:
     disk_slowness: float = 1.0
     """Factor of the disks' latencies, which are a millisecond or two."""
     segment_bytes: int = 16 * 1024
+    segment_entries: int = 65_536
     cache_bytes: int = 64 * 1024
+    checkpoint_entries: int = 40
+    checkpoint_bytes: int = 64 * 1024
+    checkpoint_interval_s: float = 2.0
+    retained_bytes: int = 16 * 1024
+    disk_free_limit_bytes: int = 0
+    checks_disk_use: bool = False
+    """Whether load goes on after the faults until the disks are as empty as they must become."""
     message_bytes_max: int = 16 * 1024
     """What production bounds to a megabyte: entries, forwards, appends."""
     skew_max_ms: int = 5_000
@@ -79,7 +92,11 @@ class NodeEvents(Protocol):
 
     def expelled(self, node: SimulatedNode) -> None: ...
 
-    def effects(self, node: SimulatedNode, index: int, effects: Sequence[Any]) -> None: ...
+    def effect(self, node: SimulatedNode, effect: Any) -> None: ...
+
+    def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None: ...
+
+    def needed_from(self, node: SimulatedNode) -> int | None: ...
 
 
 class SimulatedNode:
@@ -94,6 +111,10 @@ class SimulatedNode:
         self.peers = [peer for peer in cluster.names if peer != name]
         self.life = 0
         self.up = False
+        self._power_loss_within = False
+        self.has_started = False
+        """Whether this life has come through its start, so that there are an engine, a log and a standing."""
+        self._standing = Standing.BLANK
         self._cluster = cluster
         self._world = cluster.world
         self.wall = WallClock(self._world, cluster.skew_ms())
@@ -110,6 +131,8 @@ class SimulatedNode:
         """Begin a new life, or try again later if the disk does not allow it."""
         if self.up:
             return
+        self._standing = self.standing
+        self.has_started = False
         self.life += 1
         checks = self._cluster.checks
         runtime = SimulatedRuntime(
@@ -118,6 +141,7 @@ class SimulatedNode:
             self._world.random(f"node {self.name} {self.life}"),
             happened=partial(checks.observe, self),
             failed=self._failed,
+            ended=self._ended_within,
         )
         self.runtime = runtime
         self._cluster.network.host_has_power(self.name)
@@ -140,8 +164,12 @@ class SimulatedNode:
             self.end(power_loss=False)
             self._world.after(START_RETRY_S, self.start)
             return
+        except ProcessEnds:
+            self._ended_within()
+            return
         except Exception as error:  # noqa: BLE001 - whatever else keeps a node from starting is a finding
             checks.node_failed(self, error)
+        self.has_started = True
         checks.started(self)
         self._cluster.events.started(self)
 
@@ -155,8 +183,29 @@ class SimulatedNode:
         self._cluster.network.process_ended(self.name, power_loss=power_loss)
         self._cluster.checks.topology_changed()
 
+    def end_within(self, steps: int, *, power_loss: bool) -> None:
+        """Let the process end in the middle of what it does to its disk, after some steps more."""
+        self._power_loss_within = power_loss
+        self.disk.end_process_after(steps)
+
+    def spare(self) -> None:
+        """Take `end_within` back."""
+        self.disk.spare_process()
+
+    def _ended_within(self) -> None:
+        self.end(power_loss=self._power_loss_within)
+        self._world.after(START_RETRY_S, self.start)
+
+    @property
+    def standing(self) -> Standing:
+        """As the node itself knew it last."""
+        return self.group.recovery.standing if self.has_started else self._standing
+
     def _failed(self, error: BaseException) -> None:
-        if not isinstance(error, OSError):
+        if isinstance(error, ProcessEnds):
+            return  # on its way to `_ended_within`
+        damaged = isinstance(error, JournalError) and self._cluster.checks.may_find_damage(self)
+        if not (damaged or isinstance(error, OSError)):
             self._cluster.checks.node_failed(self, error)
         self._world.after(0.0, partial(self._end_life, self.life))
 
@@ -176,11 +225,21 @@ class SimulatedNode:
                 events.confirmed(self, effect.sequence)
             elif type(effect) is Expelled:
                 events.expelled(self)
-        if effects:
-            events.effects(self, index, effects)
+            else:
+                events.effect(self, effect)
 
     def leader_changed(self, leader: str | None, term: int) -> None:
         """What the checks need to know they see in `observe`."""
+
+    def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:
+        self._cluster.checks.resumed(self)
+        self._cluster.events.resumed(self, sequence, outstanding)
+
+    def needed_from(self) -> int | None:
+        return self._cluster.events.needed_from(self)
+
+    def alarm_changed(self, reason: str | None) -> None:
+        """Clients look at `Group.alarm`."""
 
 
 class SimulatedCluster:
@@ -212,7 +271,13 @@ class SimulatedCluster:
             dead_origin_grace_s=0.6,
             silent_origin_grace_s=5.0,
             segment_bytes=options.segment_bytes,
+            segment_entries=options.segment_entries,
             cache_bytes=options.cache_bytes,
+            checkpoint_entries=options.checkpoint_entries,
+            checkpoint_bytes=options.checkpoint_bytes,
+            checkpoint_interval_s=options.checkpoint_interval_s,
+            retained_bytes=options.retained_bytes,
+            disk_free_limit_bytes=options.disk_free_limit_bytes,
             entry_bytes_max=options.message_bytes_max,
             forward_bytes_max=options.message_bytes_max,
             append_bytes_max=options.message_bytes_max,
@@ -224,11 +289,13 @@ class SimulatedCluster:
         return max(leaders, key=lambda node: node.group.engine.term, default=None)
 
     def settled(self) -> bool:
-        """Everybody is up, agrees on one leader, has applied everything and waits for nothing."""
+        """Everybody is up and a voter, agrees on one leader, has applied everything and waits for nothing."""
         leaders = 0
         applied: dict[int, None] = {}
         for node in self.nodes:
             if not node.up or node.runtime.paused or node.group.pending_batches:
+                return False
+            if node.standing is not Standing.VOTER:
                 return False
             engine = node.group.engine
             leaders += engine.is_leader
@@ -245,10 +312,13 @@ class SimulatedCluster:
 def _describe(node: SimulatedNode) -> str:
     if not node.up:
         return f"{node.name} down"
+    if not node.has_started:
+        return f"{node.name} has not started"
     engine, journal = node.group.engine, node.group.journal
     asleep = " paused" if node.runtime.paused else ""
+    standing = "" if node.standing is Standing.VOTER else f" {node.standing.name.lower()}"
     return (
-        f"{node.name}{asleep} {engine.role.name.lower()} of {engine.leader} term {engine.term} "
-        f"last {journal.last_index} synced {journal.synced_index} commit {engine.commit_index} "
+        f"{node.name}{asleep}{standing} {engine.role.name.lower()} of {engine.leader} term {engine.term} "
+        f"log {journal.first_index} to {journal.last_index} synced {journal.synced_index} commit {engine.commit_index} "
         f"applied {engine.applied_index} pending {node.group.pending_batches}"
     )

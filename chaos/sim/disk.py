@@ -3,8 +3,9 @@
 Lives here: the `Disk` port with crash semantics and fault hooks. When things happen is the world's business:
 it gives `schedule` and calls `crash`.
 
-Law: everything random comes from the given generator, and after a crash the disk may show anything that POSIX
-allows and nothing else: what was synced is there, what was not may be there, in part, or as garbage.
+Law: everything random comes from the given generator, and after a crash the disk may show anything that a journaling
+file system allows and nothing else: what was synced is there, what was not may be there, in part, or as garbage, and a
+rename loses no file.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +25,14 @@ if TYPE_CHECKING:
 SECTOR_BYTES = 512
 LATENCY_MIN_S = 0.000_3
 LATENCY_MEAN_S = 0.001_5
-_STEPS_MAX = 12  # disk operations that a job under way may have done when the crash comes
+BACKGROUND_FACTOR = 2.0
+"""Jobs of the background lane take longer, so that more of them are under way when something happens."""
+UNLIMITED_BYTES = 1 << 50
+_STEPS_MAX = (4, 12, 60)  # disk operations that a job under way may have done when the crash comes
+
+
+class ProcessEnds(BaseException):
+    """The process ends inside a disk operation; not an Exception, so that nothing goes on after it."""
 
 
 class SimulatedDisk:
@@ -35,45 +44,62 @@ class SimulatedDisk:
     full: bool = False
     """Whatever needs space fails with ENOSPC, appends after having written a part."""
 
+    capacity_bytes: int | None = None
+    """How much all files may hold together; None is no limit."""
+
     def __init__(self, rng: Random, schedule: Callable[[float, Callable[[], None]], object]) -> None:
         self._rng = rng
         self._files: dict[str, _Inode] = {}
-        self._directories: set[str] = {""}
+        self._directories: dict[str, None] = {"": None}
         self._name_changes: dict[str, list[_NameChange]] = {}
+        self._moves: list[tuple[str, str]] = []
+        self._flipped: list[tuple[_Inode, int, int]] = []
         self._life = 0
+        self._session = 1
         self._steps_left: int | None = None
         self._next_sync_error: OSError | None = None
         self._writes = _Lane(self, rng, schedule)
         self._reads = _Lane(self, rng, schedule)
+        self._background = _Lane(self, rng, schedule, BACKGROUND_FACTOR)
 
     # The port
 
     def make_directory(self, path: str) -> None:
-        while path:
-            self._directories.add(path)
-            path = path.rpartition("/")[0]
+        if path in self._directories:
+            return
+        parent = _directory_of(path)
+        self.make_directory(parent)
+        self._step()
+        self._check_space()
+        self._directories[path] = None
+        self._make_names_durable(parent)
 
     def list_directory(self, path: str) -> list[str]:
         self._check_directory(path)
-        return sorted(
-            name
-            for directory, _, name in (
-                known.rpartition("/") for known in self._files.keys() | self._directories - {""}
-            )
-            if directory == path
-        )
+        known = [*self._files, *self._directories]
+        return sorted(name.rpartition("/")[2] for name in known if name and _directory_of(name) == path)
 
     def read_file(self, path: str) -> bytes:
-        return bytes(self._inode(path).content)
+        return self.read(self._inode(path), 0, None)
 
     def replace_file(self, path: str, data: bytes) -> None:
         self._step()
-        self._check_space()
+        self._check_space(max(len(data), 1))
         inode = _Inode()
         inode.append(data)
         self._sync(inode)
         self._set_name(path, inode)
-        self.sync_directory(path.rpartition("/")[0])
+        self.sync_directory(_directory_of(path))
+
+    def overwrite_file(self, path: str, data: bytes) -> None:
+        inode = self._inode(path)
+        if len(data) != len(inode.content):
+            raise ValueError(
+                f"{path}: has {len(inode.content)} bytes and cannot be overwritten with {len(data)}"
+            )
+        self._step()
+        inode.overwrite(data)
+        self.sync(inode)
 
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
         if create:
@@ -84,15 +110,49 @@ class SimulatedDisk:
             self._set_name(path, _Inode())
         return SimulatedFile(self, self._inode(path))
 
+    def rename(self, source: str, target: str) -> None:
+        self._step()
+        if source in self._directories:
+            self._check_directory(_directory_of(target))
+            if target in self._directories:
+                raise _os_error(errno.ENOTEMPTY, target)
+            self._move_directory(source, target)
+            self._moves.append((source, target))
+        else:
+            arrival = self._set_name(target, self._inode(source))
+            self._set_name(source, None, after=arrival)
+
     def remove(self, path: str) -> None:
         self._step()
         self._inode(path)
         self._set_name(path, None)
 
+    def remove_directory(self, path: str) -> None:
+        if path not in self._directories:
+            return
+        for name in self.list_directory(path):
+            inside = f"{path}/{name}"
+            if inside in self._directories:
+                self.remove_directory(inside)
+            else:
+                self.remove(inside)
+        self._step()
+        del self._directories[path]
+
     def sync_directory(self, path: str) -> None:
         self._step()
         self._check_directory(path)
-        self._name_changes.pop(path, None)
+        self._make_names_durable(path)
+
+    def free_bytes(self) -> int:
+        if self.full:
+            return 0
+        if self.capacity_bytes is None:
+            return UNLIMITED_BYTES
+        return max(self.capacity_bytes - self.used_bytes(), 0)
+
+    def session(self) -> str:
+        return f"session-{self._session}"
 
     def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         self._writes.submit(job, done)
@@ -100,31 +160,87 @@ class SimulatedDisk:
     def submit_read(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         self._reads.submit(job, done)
 
+    def submit_background(
+        self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]
+    ) -> None:
+        self._background.submit(job, done)
+
     # Faults
 
     def crash(self, *, power_loss: bool) -> None:
         """End the node's process now; with `power_loss` lose what was not synced.
 
-        A job that was under way may have done a part of its work; its `done` is never called. Files opened
-        before are dead.
+        The job that was under way in each lane may have done a part of its work; its `done` is never called. Files
+        opened before are dead.
         """
         self._interrupt()
         self._life += 1
         inodes = self._all_inodes()
         if power_loss:
+            self._session += 1
             self._lose_names()
         for inode in inodes:
+            inode.unreadable = False
             # After a failed sync the lost pages count as clean: a new process reads what the disk has.
             if power_loss or inode.sync_failed:
                 inode.lose(self._rng)
+
+    def end_process_after(self, steps: int) -> None:
+        """Let the operation that follows `steps` more changes raise ProcessEnds; `crash` must follow."""
+        self._steps_left = steps
+
+    def spare_process(self) -> None:
+        """Take `end_process_after` back."""
+        self._steps_left = None
 
     def fail_next_sync(self, code: int = errno.EIO) -> None:
         """Let the next sync of a file fail; what it should have written may never become durable."""
         self._next_sync_error = _os_error(code, "sync")
 
+    def fail_reads(self, path: str) -> None:
+        """Let the file not be readable until `heal_reads` or the next crash."""
+        self._inode(path).unreadable = True
+
+    def heal_reads(self) -> None:
+        for inode in self._all_inodes():
+            inode.unreadable = False
+
     def flip_bit(self, path: str, bit: int) -> None:
         """Damage one bit, counted from the start of the file."""
-        self._inode(path).content[bit // 8] ^= 1 << bit % 8
+        inode = self._inode(path)
+        inode.content[bit // 8] ^= 1 << bit % 8
+        self._flipped.append((inode, bit // 8, inode.content[bit // 8]))
+
+    def lose_everything(self) -> None:
+        """An empty disk takes the place of this one; only while the process is down."""
+        self._files.clear()
+        self._directories = {"": None}
+        self._name_changes.clear()
+        self._moves.clear()
+        self._flipped.clear()
+
+    # What the simulation may know
+
+    def files(self) -> dict[str, int]:
+        """Size by path of all files that are there, sorted."""
+        return {path: len(self._files[path].content) for path in sorted(self._files)}
+
+    def vouched_bytes(self, path: str) -> int:
+        """How much of the file, from its start, was safe before the last sync that added something to it."""
+        return self._inode(path).vouched_bytes()
+
+    def damaged_files(self) -> list[str]:
+        """Which files have a flipped bit or cannot be read."""
+        self._flipped = [
+            (inode, place, value)
+            for inode, place, value in self._flipped
+            if place < len(inode.content) and inode.content[place] == value
+        ]
+        flipped = [inode for inode, _, _ in self._flipped]
+        return [path for path, inode in self._files.items() if inode.unreadable or inode in flipped]
+
+    def used_bytes(self) -> int:
+        return sum(len(inode.content) for inode in self._files.values())
 
     # Inside
 
@@ -134,10 +250,16 @@ class SimulatedDisk:
 
     def append_to(self, inode: _Inode, data: bytes) -> None:
         self._step()
-        if self.full:
-            inode.append(data[: self._rng.randint(0, len(data))])
-            self._check_space()
+        free = len(data) if self.full else self.free_bytes()
+        if self.full or free < len(data):
+            inode.append(data[: self._rng.randint(0, free)])
+            raise _os_error(errno.ENOSPC, "disk")
         inode.append(data)
+
+    def read(self, inode: _Inode, offset: int, end: int | None) -> bytes:
+        if inode.unreadable:
+            raise _os_error(errno.EIO, "read")
+        return bytes(inode.content[offset:end])
 
     def truncate(self, inode: _Inode, size: int) -> None:
         self._step()
@@ -148,7 +270,8 @@ class SimulatedDisk:
         self._sync(inode)
 
     def _sync(self, inode: _Inode) -> None:
-        if self._next_sync_error is not None:
+        # Not while the process is ending: it would take the knowledge that its sync failed with it.
+        if self._next_sync_error is not None and self._steps_left is None:
             error, self._next_sync_error = self._next_sync_error, None
             inode.sync_failed = True
             raise error
@@ -158,22 +281,23 @@ class SimulatedDisk:
         """Stop before a change if the process ends here."""
         if self._steps_left is not None:
             if self._steps_left == 0:
-                raise _Interrupted
+                raise ProcessEnds
             self._steps_left -= 1
 
     def _interrupt(self) -> None:
-        job = self._writes.job_under_way()
-        self._writes.cancel()
-        self._reads.cancel()
-        if job is None:
-            return
-        self._steps_left = self._rng.randint(0, _STEPS_MAX)
-        try:
-            job()
-        except (_Interrupted, OSError):
-            pass
-        finally:
-            self._steps_left = None
+        """Do a part of what the writing lanes were at. Which of the two came further is up to chance."""
+        jobs = [lane.job_under_way() for lane in (self._writes, self._background)]
+        for lane in (self._writes, self._reads, self._background):
+            lane.cancel()
+        under_way = [job for job in jobs if job is not None]
+        self._rng.shuffle(under_way)
+        for job in under_way:
+            self._steps_left = self._rng.randint(0, self._rng.choice(_STEPS_MAX))
+            try:
+                job()
+            except (ProcessEnds, Exception):  # noqa: BLE001, S112 - nobody is left who could be told
+                continue
+        self._steps_left = None
 
     def _inode(self, path: str) -> _Inode:
         inode = self._files.get(path)
@@ -185,16 +309,20 @@ class SimulatedDisk:
         if path not in self._directories:
             raise _os_error(errno.ENOENT, path)
 
-    def _check_space(self) -> None:
-        if self.full:
+    def _check_space(self, size: int = 1) -> None:
+        if self.free_bytes() < size:
             raise _os_error(errno.ENOSPC, "disk")
 
-    def _set_name(self, path: str, inode: _Inode | None) -> None:
-        directory = path.rpartition("/")[0]
+    # Names
+
+    def _set_name(self, path: str, inode: _Inode | None, after: _NameChange | None = None) -> _NameChange:
+        """Let the path name `inode`, or nothing; not durable, and never more durable than the change `after`."""
+        directory = _directory_of(path)
         self._check_directory(directory)
-        change = (path, self._files.get(path), inode)
+        change = _NameChange(path, self._files.get(path), inode, after)
         self._name_changes.setdefault(directory, []).append(change)
         self._put_name(path, inode)
+        return change
 
     def _put_name(self, path: str, inode: _Inode | None) -> None:
         if inode is None:
@@ -202,22 +330,101 @@ class SimulatedDisk:
         else:
             self._files[path] = inode
 
+    def _make_names_durable(self, directory: str) -> None:
+        self._moves = [move for move in self._moves if directory not in map(_directory_of, move)]
+        for known in list(self._name_changes):
+            if self._last_directory(known) == directory:
+                for change in self._name_changes.pop(known, ()):
+                    self._make_durable(change.after)
+
+    def _last_directory(self, path: str) -> str:
+        """The directory itself or, if it was removed, the nearest one around it that is still there."""
+        while path not in self._directories:
+            path = _directory_of(path)
+        return path
+
+    def _make_durable(self, change: _NameChange | None) -> None:
+        """A rename is one change on the disk: the new name is not less durable than the loss of the old one."""
+        if change is None:
+            return
+        directory = _directory_of(change.path)
+        changes = self._name_changes.get(directory, [])
+        if change not in changes:
+            return
+        cut = changes.index(change) + 1
+        durable = [earlier for earlier in changes[:cut] if earlier.path == change.path]
+        self._name_changes[directory] = [other for other in changes if other not in durable]
+        for earlier in durable:
+            self._make_durable(earlier.after)
+
+    def _move_directory(self, source: str, target: str) -> None:
+        def moved(path: str) -> str:
+            return target + path[len(source) :] if f"{path}/".startswith(f"{source}/") else path
+
+        self._files = {moved(path): inode for path, inode in self._files.items()}
+        self._directories = {moved(path): None for path in self._directories}
+        self._name_changes = {moved(path): changes for path, changes in self._name_changes.items()}
+        for changes in self._name_changes.values():
+            for change in changes:
+                change.path = moved(change.path)
+
     def _all_inodes(self) -> list[_Inode]:
         """All that may have a name after a crash, in an order that the seed determines."""
         inodes = [self._files[path] for path in sorted(self._files)]
         for changes in self._name_changes.values():
-            for _, before, after in changes:
-                inodes.extend(inode for inode in (before, after) if inode is not None)
+            for change in changes:
+                inodes.extend(inode for inode in (change.before, change.inode) if inode is not None)
         return list({id(inode): inode for inode in inodes}.values())
 
     def _lose_names(self) -> None:
-        """For each name some of its unsynced changes survive, oldest first; names are independent."""
+        """For each name some of its unsynced changes survive, oldest first; names are independent but for renames."""
+        while self._moves:
+            source, target = self._moves.pop()
+            if self._rng.random() < 0.5 and target in self._directories and source not in self._directories:
+                self._move_directory(target, source)
+        by_path: dict[str, list[_NameChange]] = {}
         for changes in self._name_changes.values():
-            for path in dict.fromkeys(path for path, _, _ in changes):
-                states = [change for change in changes if change[0] == path]
-                survived = self._rng.randint(0, len(states))
-                self._put_name(path, states[survived - 1][2] if survived else states[0][1])
+            for change in changes:
+                by_path.setdefault(change.path, []).append(change)
         self._name_changes.clear()
+        survived: list[_NameChange] = []
+        for states in by_path.values():
+            survived += states[: self._rng.randint(0, len(states))]
+        while survivors := _implied(survived, by_path):
+            survived += survivors
+        for path, states in by_path.items():
+            done = [change for change in states if change in survived]
+            self._put_name(path, done[-1].inode if done else states[0].before)
+        for path in list(self._files):
+            # The directory was removed, and a file of it has come back.
+            self._restore_directory(_directory_of(path))
+
+    def _restore_directory(self, path: str) -> None:
+        while path not in self._directories:
+            self._directories[path] = None
+            path = _directory_of(path)
+
+
+def _implied(survived: list[_NameChange], by_path: dict[str, list[_NameChange]]) -> list[_NameChange]:
+    """Changes that survived because something did that does not come before them."""
+    implied: list[_NameChange] = []
+    for change in survived:
+        needed = change.after
+        states = by_path.get(needed.path, []) if needed is not None else []
+        if needed in states:
+            implied += states[: states.index(needed) + 1]
+    return [change for change in dict.fromkeys(implied) if change not in survived]
+
+
+@dataclass(eq=False, slots=True)
+class _NameChange:
+    """One change of what a path names."""
+
+    path: str
+    before: _Inode | None
+    inode: _Inode | None
+    after: _NameChange | None
+    """Another change that does not become durable later than this one."""
 
 
 class SimulatedFile:
@@ -237,7 +444,7 @@ class SimulatedFile:
         self._disk.append_to(self._alive(), b"".join(buffers))
 
     def pread(self, offset: int, length: int) -> bytes:
-        return bytes(self._alive().content[offset : offset + length])
+        return self._disk.read(self._alive(), offset, offset + length)
 
     def truncate(self, size: int) -> None:
         self._disk.truncate(self._alive(), size)
@@ -260,8 +467,13 @@ class _Inode:
     def __init__(self) -> None:
         self.content = bytearray()
         self.sync_failed = False
+        self.unreadable = False
+        self._overwritten: bytes | None = (
+            None  # what the last sync left, if the file was then overwritten in place
+        )
         self._durable = 0  # content[:_durable] + _hidden is what the last sync left on the disk
         self._hidden = b""
+        self._marks: list[int] = []  # ends of what each sync that added something made safe
         self._unsynced: list[bytes | int] = []  # appended bytes, or the size that was truncated to
 
     def append(self, data: bytes) -> None:
@@ -272,18 +484,42 @@ class _Inode:
         if size < self._durable:
             self._hidden = bytes(self.content[size : self._durable]) + self._hidden
             self._durable = size
+        self._cut_marks(size)
         _resize(self.content, size)
         self._unsynced.append(size)
+
+    def overwrite(self, data: bytes) -> None:
+        """In place. Of appended bytes none may be unsynced: nobody mixes the two, and a mix is not modelled."""
+        if self._unsynced:
+            raise ValueError("overwritten with unsynced changes")
+        if self._overwritten is None:
+            self._overwritten = bytes(self.content)
+        self.content[:] = data
 
     def sync(self) -> None:
         if self.sync_failed:
             return
+        self._overwritten = None
+        if self._durable < len(self.content):
+            self._marks.append(len(self.content))
         self._durable = len(self.content)
         self._hidden = b""
         self._unsynced.clear()
 
+    def vouched_bytes(self) -> int:
+        return self._marks[-2] if len(self._marks) > 1 else 0
+
+    def _cut_marks(self, size: int) -> None:
+        if self._marks and self._marks[-1] > size:
+            self._marks = [mark for mark in self._marks if mark < size] + [size]
+
     def lose(self, rng: Random) -> None:
         """Keep what was durable and a random part of the rest."""
+        if self._overwritten is not None:
+            self.content = _mix(self._overwritten, self.content, rng)
+            self._overwritten = None
+            self.sync_failed = False
+            return
         durable = bytes(self.content[: self._durable]) + self._hidden
         image = bytearray(durable)
         safe = len(durable)
@@ -297,9 +533,24 @@ class _Inode:
         _damage(image, safe, durable, rng)
         self.content = image
         self.sync_failed = False
+        self._cut_marks(safe)
         self._durable = len(image)
         self._hidden = b""
         self._unsynced.clear()
+
+
+def _mix(old: bytes, new: bytearray, rng: Random) -> bytearray:
+    """Each sector of an overwritten file is the old one or the new one; the one under way may be neither."""
+    image = bytearray(old)
+    starts = range(0, len(image), SECTOR_BYTES)
+    for start in starts:
+        if rng.random() < 0.5:
+            image[start : start + SECTOR_BYTES] = new[start : start + SECTOR_BYTES]
+    if starts and rng.random() < 0.3:
+        start = rng.choice(starts)
+        end = min(start + SECTOR_BYTES, len(image))
+        image[start:end] = rng.randbytes(end - start)
+    return image
 
 
 def _change(image: bytearray, change: bytes | int) -> int:
@@ -338,8 +589,13 @@ class _Lane:
     """Jobs of one thread, in order, each taking some time."""
 
     def __init__(
-        self, disk: SimulatedDisk, rng: Random, schedule: Callable[[float, Callable[[], None]], object]
+        self,
+        disk: SimulatedDisk,
+        rng: Random,
+        schedule: Callable[[float, Callable[[], None]], object],
+        factor: float = 1.0,
     ) -> None:
+        self._factor = factor
         self._disk = disk
         self._rng = rng
         self._schedule = schedule
@@ -366,7 +622,7 @@ class _Lane:
 
     def _start(self) -> None:
         life = self._disk.life()
-        latency_s = LATENCY_MIN_S + self._rng.expovariate(1 / LATENCY_MEAN_S)
+        latency_s = (LATENCY_MIN_S + self._rng.expovariate(1 / LATENCY_MEAN_S)) * self._factor
 
         def finish() -> None:
             if self._disk.life() != life:
@@ -379,12 +635,8 @@ class _Lane:
         self._schedule(latency_s * self._disk.slow, finish)
 
 
-_NameChange = tuple[str, "_Inode | None", "_Inode | None"]
-"""Path, what it named before, what it names after."""
-
-
-class _Interrupted(BaseException):
-    """The process ends inside a disk operation; not an Exception, so that no job goes on after it."""
+def _directory_of(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _os_error(code: int, what: str) -> OSError:

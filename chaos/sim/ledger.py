@@ -1,26 +1,112 @@
-"""The smallest machine: it remembers what it was given, in order. For the checks that concern the cluster only."""
+"""The smallest machine: it remembers what it was given, in order. For the checks that concern the cluster only.
+
+A batch is cut into messages, each of which stays live for some batches more of the same origin: most for a few, some
+for very long. So logs have something to compact, and compacted ones something to keep.
+
+    batch = 0 | data                   the messages are MESSAGES_MAX equal parts of the data, or fewer small ones
+    kept  = 1 | msgpack [[ordinal, message], ...]
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgpack
 
+from cluster.ports import Buffer, pack
+
+MESSAGE_BYTES_MIN = 16
+MESSAGES_MAX = 16
+_WHOLE = 0
+_KEPT = 1
+_LIVES = (0, 0, 1, 2, 3, 5, 8, 20)
+_LONG_LIFE = 150
+_LONG_LIVES_ONE_IN = 16
+
+
+def make_batch(data: bytes) -> bytes:
+    return bytes([_WHOLE]) + data
+
+
+def messages_of(payload: Buffer) -> dict[int, bytes]:
+    """The messages of a batch, or of what was kept of it, by ordinal."""
+    data = bytes(payload)
+    if data[0] == _KEPT:
+        return dict(msgpack.unpackb(data[1:]))
+    size = _message_bytes(len(data) - 1)
+    return {ordinal: data[start : start + size] for ordinal, start in enumerate(range(1, len(data), size))}
+
+
+def _message_bytes(batch_bytes: int) -> int:
+    return max(MESSAGE_BYTES_MIN, -(-batch_bytes // MESSAGES_MAX))
+
+
+class Live(NamedTuple):
+    """A message that is still needed."""
+
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
+    batch: int
+    message: int
+    until: int
+    """Which batch of the origin ends it."""
+
+
+class FrozenLedger:
+    """A ledger as it was."""
+
+    def __init__(self, count: int, checksum: int, origins: list[tuple[str, int, list[Live]]]) -> None:
+        self._row = (count, checksum, origins)
+
+    def dump(self) -> bytes:
+        return pack(self._row)
+
+    def counts(self, bounds: Sequence[int]) -> list[int]:
+        live = self._live()
+        places = [bisect_left(live, (bound,)) for bound in bounds]
+        return [after - before for before, after in pairwise(places)]
+
+    def live(self, first: int, end: int) -> dict[int, dict[int, list[tuple[int, int]]]]:
+        found: dict[int, dict[int, list[tuple[int, int]]]] = {}
+        for index, batch, message, _ in self._live():
+            if first <= index < end:
+                ranges = found.setdefault(index, {}).setdefault(batch, [])
+                if ranges and sum(ranges[-1]) == message:
+                    ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
+                else:
+                    ranges.append((message, 1))
+        return found
+
+    def _live(self) -> list[Live]:
+        return sorted(live for _, _, lives in self._row[2] for live in lives)
+
 
 class Ledger:
-    """A count and a running checksum of every batch and every death."""
+    """A count and a running checksum of every batch and every death, and the messages that are live."""
 
     def __init__(self) -> None:
         self._count = 0
         self._checksum = 0
+        self._batches: dict[str, int] = {}
+        self._live: dict[str, list[Live]] = {}
 
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
     ) -> Sequence[Any]:
         self._note(f"{origin} {index} {ordinal} {time_ms}".encode())
         self._checksum = crc32(payload, self._checksum)
+        number = self._batches[origin] = self._batches.get(origin, 0) + 1
+        chance = crc32(payload)
+        live = [live for live in self._live.get(origin, ()) if live.until > number]
+        size = len(payload) - 1
+        for message in range(-(-size // _message_bytes(size))):
+            life = _life(chance + message * 0x9E3779B1)
+            if life:
+                live.append(Live(index, ordinal, message, number + life))
+        self._live[origin] = live
         return []
 
     def end_entry(self) -> Sequence[Any]:
@@ -28,18 +114,43 @@ class Ledger:
 
     def origin_down(self, origin: str, *, expelled: bool) -> Sequence[Any]:
         self._note(f"{origin} {expelled}".encode())
+        if expelled:
+            self._live[origin] = []
         return []
 
     def _note(self, what: bytes) -> None:
         self._count += 1
         self._checksum = crc32(what, self._checksum)
 
+    def outstanding(self, origin: str) -> Sequence[Any]:  # noqa: ARG002 - it has no effects
+        return []
+
+    def compact(self, payload: memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
+        there = messages_of(payload)
+        kept = [
+            (ordinal, there[ordinal]) for first, count in messages for ordinal in range(first, first + count)
+        ]
+        return bytes([_KEPT]) + pack(kept)
+
+    def freeze(self) -> FrozenLedger:
+        origins = [(origin, number, self._live.get(origin, [])) for origin, number in self._batches.items()]
+        return FrozenLedger(self._count, self._checksum, origins)
+
     def dump(self) -> bytes:
-        dumped: bytes = msgpack.packb([self._count, self._checksum])  # pyright: ignore[reportAssignmentType]
-        return dumped
+        return self.freeze().dump()
 
     def load(self, data: bytes) -> None:
-        self._count, self._checksum = msgpack.unpackb(data)
+        self._count, self._checksum, origins = msgpack.unpackb(data)
+        self._batches = {origin: number for origin, number, _ in origins}
+        self._live = {origin: [Live(*live) for live in lives] for origin, _, lives in origins}
 
     def digest(self) -> str:
         return f"{self._count}/{self._checksum:08x}"
+
+
+def _life(chance: int) -> int:
+    """How many batches more of its origin a message lives."""
+    chance = (chance ^ chance >> 15) & 0xFFFF
+    return (
+        _LONG_LIFE if chance % _LONG_LIVES_ONE_IN == 0 else _LIVES[chance // _LONG_LIVES_ONE_IN % len(_LIVES)]
+    )

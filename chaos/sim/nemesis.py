@@ -3,7 +3,8 @@
 Lives here: the faults by name, each with its undoing. Not here: how a fault works (world, network, disk) and what must
 hold in spite of it (checks.py).
 
-Law: every fault ends by itself or in `stop`; after that the world is a good one.
+Law: every fault ends by itself or in `stop`; after that the world is a good one. Damage to what a disk promised to keep
+hits one node at a time, and none as long as another has not got over it: the rest is a majority.
 """
 
 from __future__ import annotations
@@ -11,12 +12,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from chaos.sim.cluster import CLUSTER, GROUP, LOG
+from cluster.identity import Owner
+from cluster.manifest import MANIFEST_NAME, load_manifest
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
 
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world import World
+
+
+SMALL_DISK_FREE_BYTES_MAX = 48 * 1024
+STEPS_OF_START_MAX = 30
 
 
 class Nemesis:
@@ -37,6 +46,11 @@ class Nemesis:
         "slow disk",
         "failing sync",
         "full disk",
+        "small disk",
+        "crash in a write",
+        "flip bit",
+        "read error",
+        "lose directory",
         "clock jump",
         "transfer",
     )
@@ -64,6 +78,11 @@ class Nemesis:
             "slow disk": self._slow_disk,
             "failing sync": self._failing_sync,
             "full disk": self._full_disk,
+            "small disk": self._small_disk,
+            "crash in a write": self._crash_in_a_write,
+            "flip bit": self._flip_bit,
+            "read error": self._read_error,
+            "lose directory": self._lose_directory,
             "clock jump": self._clock_jump,
             "transfer": self._transfer,
         }
@@ -189,7 +208,7 @@ class Nemesis:
         self._cluster.network.lag(source, target, self._random.uniform(0.05, 1.5))
         self._until(self._short_or_long_s(5.0), partial(self._cluster.network.lag, source, target, 0.0))
 
-    # Disks and clocks
+    # Disks
 
     def _slow_disk(self) -> None:
         nodes = self._cluster.nodes if self._random.random() < 0.3 else [self._anyone()]
@@ -212,7 +231,120 @@ class Nemesis:
         def undo() -> None:
             disk.full = False
 
-        self._until(self._short_or_long_s(3.0), undo)
+        self._until(self._short_or_long_s(8.0), undo)
+
+    def _small_disk(self) -> None:
+        """Not much more fits than what is there: what is removed makes room."""
+        disk = self._anyone().disk
+        disk.capacity_bytes = disk.used_bytes() + self._random.randint(0, SMALL_DISK_FREE_BYTES_MAX)
+
+        def undo() -> None:
+            disk.capacity_bytes = None
+
+        self._until(self._short_or_long_s(8.0), undo)
+
+    def _crash_in_a_write(self) -> None:
+        """Now, or in the start that follows: the loop's own writes are interrupted nowhere else."""
+        node = self._anyone()
+        if not node.up:
+            return
+        if self._random.random() < 0.6:
+            node.end(power_loss=self._is_power_loss())
+            node.end_within(self._random.randint(0, STEPS_OF_START_MAX), power_loss=self._is_power_loss())
+            node.start()
+        else:
+            node.end_within(self._random.randint(0, 4), power_loss=self._is_power_loss())
+        self._until(2.0, node.spare)
+
+    def _is_power_loss(self) -> bool:
+        return self._random.random() < 0.5
+
+    # Damage
+
+    def _flip_bit(self) -> None:
+        node = self._victim()
+        if node is None:
+            return
+        self._end(node, power_loss=self._is_power_loss())
+        places = _flippable(node)
+        if places:
+            kinds = sorted({_kind(path) for path in places})
+            kind = self._random.choice(kinds)
+            path = self._random.choice([path for path in places if _kind(path) == kind])
+            node.disk.flip_bit(path, self._random.randrange(places[path] * 8))
+            self._cluster.checks.damaged(node)
+            if kind == "checkpoint":
+                index = int(path.rpartition("/")[2].partition(".")[0])
+                known = self._cluster.checks.replays_to.get(node.name, 0)
+                self._cluster.checks.replays_to[node.name] = max(index, known)
+
+    def _read_error(self) -> None:
+        node = self._victim()
+        segments = [path for path in node.disk.files() if _is_segment(path)] if node is not None else []
+        if node is not None and segments:
+            node.disk.fail_reads(self._random.choice(segments))
+            self._cluster.checks.damaged(node)
+            self._until(self._short_or_long_s(6.0), node.disk.heal_reads)
+
+    def _lose_directory(self) -> None:
+        node = self._victim()
+        if node is not None:
+            self._end(node, power_loss=self._is_power_loss())
+            node.disk.lose_everything()
+            self._cluster.checks.damaged(node)
+
+    def _victim(self) -> SimulatedNode | None:
+        """A running node that the others can do without."""
+        node = self._anyone()
+        return node if node.up and self._cluster.checks.may_be_damaged(node) else None
+
+    # Clocks
 
     def _clock_jump(self) -> None:
         self._anyone().wall.skew_ms += self._random.randint(-20_000, 20_000)
+
+
+def _flippable(node: SimulatedNode) -> dict[str, int]:
+    """Where damage must be noticed or do no harm: how many bytes, from its start, of each file.
+
+    Not in the last synced batch of the open segment, where torn writes look the same, nor where no copy would be left.
+    """
+    disk = node.disk
+    files = disk.files()
+    places: dict[str, int] = {}
+    sealed = _sealed(node)
+    damaged = disk.damaged_files()
+    for path, size in files.items():
+        if _kind(path) == "hardstate":
+            same = [disk.read_file(other) for other in files if _kind(other) == "hardstate"]
+            places[path] = size if len(same) == 2 and same[0] == same[1] else 0
+        elif _kind(path) in ("identity", "manifest"):
+            places[path] = 0 if path in damaged else size
+        elif _kind(path) == "segment":
+            places[path] = size if path in sealed else disk.vouched_bytes(path)
+        elif _kind(path) in ("sparse", "checkpoint"):
+            places[path] = size
+    return {path: size for path, size in places.items() if size}
+
+
+def _sealed(node: SimulatedNode) -> list[str]:
+    """Paths of the segments that are not written to any more, as the disk knows them."""
+    path = f"{LOG}/{MANIFEST_NAME}"
+    if path not in node.disk.files():
+        return []
+    manifest = load_manifest(node.disk, path, Owner(CLUSTER, node.name, 0).key())
+    return [f"{LOG}/{row.name}" for row in manifest.sealed]
+
+
+def _is_segment(path: str) -> bool:
+    return path.startswith(LOG) and _kind(path) in ("segment", "sparse")
+
+
+def _kind(path: str) -> str:
+    """What kind of file this is; empty if it is not one that a start needs."""
+    directory, _, name = path.rpartition("/")
+    if directory == GROUP and name in ("identity", "hardstate-0", "hardstate-1"):
+        return name.partition("-")[0]
+    if directory == LOG:
+        return name if name == MANIFEST_NAME else name.rpartition(".")[2]
+    return ""

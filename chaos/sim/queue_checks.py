@@ -9,10 +9,11 @@ time in the order of the log; one that comes back is marked with how often it di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.codec import decode_commands
+from qq.machine.codec import decode_batch, decode_commands, decode_kept, is_kept
 from qq.machine.commands import (
     Checkout,
     Discard,
@@ -29,6 +30,17 @@ from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
+
+
+def messages_of(payload: bytes) -> dict[int, bytes]:
+    """The messages of a batch, or of what was kept of it, by ordinal."""
+    if not is_kept(payload):
+        return dict(enumerate(payload[start:end] for start, end in pairwise(decode_batch(payload).offsets)))
+    return {
+        piece.first + number: payload[start:end]
+        for piece in decode_kept(payload)
+        for number, (start, end) in enumerate(pairwise(piece.offsets))
+    }
 
 
 class Message(NamedTuple):
@@ -63,6 +75,8 @@ class QueueOracle:
         """Places of the messages delivered for the first time by the effects under way, by queue."""
         self._newest: dict[str, tuple[int, int]] = {}
         self._holders: dict[tuple[str, int], Holder] = {}
+        self._delivered_to: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
+        """Place by message id of all that a consumer was ever given."""
         self._questions: dict[tuple[str, int], str] = {}
         """Which queue the get or purge of a session is about."""
 
@@ -71,6 +85,17 @@ class QueueOracle:
 
     def held(self, queue: str) -> int:
         return sum(len(holder.held) for holder in self._holders.values() if holder.queue == queue)
+
+    def place(self, origin: str, consumer: int, message_id: int) -> tuple[int, int] | None:
+        """Which message a consumer was given under this id."""
+        return self._delivered_to.get((origin, consumer), {}).get(message_id)
+
+    def held_ids(self, origin: str) -> Iterator[tuple[int, int]]:
+        """Consumer and message id of everything that the consumers of a node hold."""
+        for (node, consumer), holder in self._holders.items():
+            if node == origin:
+                for message_id in holder.held:
+                    yield consumer, message_id
 
     # In log order
 
@@ -99,10 +124,9 @@ class QueueOracle:
 
     def _command(self, origin: str, command: Any) -> None:
         match command:
-            case Checkout():
+            case Checkout() | Get():
                 self._holders[origin, command.consumer] = Holder(command.session, command.queue)
-            case Get():
-                self._holders[origin, command.consumer] = Holder(command.session, command.queue)
+                self._delivered_to[origin, command.consumer] = {}
             case PurgeQueue():
                 self._questions[origin, command.session] = command.name
             case Settle() | Discard():
@@ -139,7 +163,7 @@ class QueueOracle:
                         self._fail(f"a purge reports {messages} of {len(ready)} messages")
                     ready.clear()
                 case Reply(node, _, GetOk(consumer, range_, _)):
-                    self._take(self._holders[node, consumer], range_)
+                    self._take(node, consumer, range_)
                 case Failed():
                     self._fail(f"refused: {effect}")
                 case _:
@@ -169,9 +193,10 @@ class QueueOracle:
         if effect.first_id != holder.next_id:
             self._fail(f"message id {effect.first_id} where {holder.next_id} was due: {effect}")
         for range_ in effect.ranges:
-            self._take(holder, range_)
+            self._take(effect.node, effect.consumer, range_)
 
-    def _take(self, holder: Holder, range_: Range) -> None:
+    def _take(self, node: str, consumer: int, range_: Range) -> None:
+        holder = self._holders[node, consumer]
         ready = self._ready.get(holder.queue, {})
         for slot in range(range_.slot, range_.slot + range_.count):
             place = (range_.index, slot)
@@ -189,6 +214,7 @@ class QueueOracle:
                 holder.newest = place
                 self._first_deliveries.setdefault(holder.queue, []).append(place)
             holder.held[holder.next_id] = message
+            self._delivered_to[node, consumer][holder.next_id] = place
             holder.next_id += 1
 
     def _holders_of(self, origin: str, session: int) -> list[Holder]:

@@ -8,23 +8,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from traceback import format_exception
 from typing import NamedTuple
 
 from chaos.sim.checks import Checks, ViolationError
 from chaos.sim.cluster import Options, Parts, SimulatedCluster
 from chaos.sim.ledger import Ledger
+from chaos.sim.ledger import messages_of as messages_of_ledger
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.network import NetworkOptions
-from chaos.sim.queue_checks import QueueOracle
+from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_workload import QUEUES, QueueWorkload
+from chaos.sim.stored import StoredMessages
 from chaos.sim.workload import Workload
 from chaos.sim.world import World
 from qq.machine.machine import QueueMachine
 
 CONVERGENCE_S = 30.0
 """After the faults have ended: reconnect, elect, catch up, confirm everything that was pending."""
+SLOW_DISK = 10.0
 SERVICE_S = 10.0
+LIGHT_LOAD_S = 2.0
+CLEANING_S = 20.0
+CLEANING_PER_FILE_S = 3.0
+"""Housekeeping measures one segment a second if the log hardly grows, and some more than once."""
 SLICE_S = 0.25
+FILES_INTERVAL_S = 0.5
 
 
 class Outcome(NamedTuple):
@@ -38,6 +47,12 @@ class Outcome(NamedTuple):
     entries: int
     confirms: int
     elections: int
+    installs: int
+    """Snapshots that nodes took over."""
+    repairs: int
+    """How often a node became a voter that had been a learner."""
+    compacted: int
+    """Live messages that were found in compacted entries."""
     faults: dict[str, int]
 
 
@@ -55,7 +70,12 @@ _FAULTS = {
     "pause": 1.5,
     "slow disk": 1.0,
     "failing sync": 0.3,
-    "full disk": 0.2,
+    "full disk": 0.3,
+    "small disk": 0.3,
+    "crash in a write": 1.0,
+    "flip bit": 1.0,
+    "read error": 0.5,
+    "lose directory": 0.6,
     "clock jump": 0.5,
     "transfer": 0.5,
 }
@@ -65,12 +85,14 @@ def draw_options(seed: int) -> Options:
     """The mix of one seed. Each fault is common in some runs and absent in others."""
     random = Random(f"{seed}/options")
     spikes = random.random() < 0.3
-    return Options(
+    busy = random.random() < 0.7
+    large_batches = random.choice((0.0, 0.0, 0.05, 0.3))
+    options = Options(
         nodes=5 if random.random() < 0.3 else 3,
         queues=random.random() < 0.5,
-        duration_s=random.uniform(8.0, 24.0),
+        duration_s=random.uniform(5.0, 15.0),
         submit_interval_s=random.choice((0.1, 0.25, 0.6)),
-        large_batches=random.choice((0.0, 0.0, 0.05, 0.3)),
+        large_batches=large_batches,
         fault_interval_s=random.uniform(0.2, 2.0),
         faults={name: weight * random.random() ** 2 for name, weight in _FAULTS.items()},
         network=NetworkOptions(
@@ -79,9 +101,31 @@ def draw_options(seed: int) -> Options:
             spike_max_s=random.uniform(0.1, 1.0),
         ),
         disk_slowness=random.choice((1.0, 1.0, 10.0, 50.0)),
-        segment_bytes=random.choice((4, 16, 256)) * 1024,
+        segment_bytes=random.choice((2, 4, 16) if busy else (16, 256)) * 1024,
+        segment_entries=random.choice((8, 30, 65_536)),
         cache_bytes=random.choice((1, 64, 1024)) * 1024,
+        checkpoint_entries=random.choice((5, 20, 60)) if busy else random.choice((200, 16_384)),
+        checkpoint_bytes=random.choice((4, 32, 1024)) * 1024 if busy else 2**26,
+        checkpoint_interval_s=random.choice((0.5, 2.0, 60.0)) if busy else 60.0,
+        retained_bytes=random.choice((0, 4, 16)) * 1024 if busy else 2**20,
+        disk_free_limit_bytes=random.choice((0, 16 * 1024)),
         message_bytes_max=random.choice((1, 16, 64)) * 1024,
+    )
+    if busy and not large_batches and random.random() < 0.2:
+        return _with_check_of_disk_use(options)
+    return options
+
+
+def _with_check_of_disk_use(options: Options) -> Options:
+    """So little is kept in any case that it shows if something is not removed."""
+    return replace(
+        options,
+        segment_bytes=2 * 1024,
+        checkpoint_bytes=2 * 1024,
+        retained_bytes=2 * 1024,
+        message_bytes_max=1024,
+        disk_slowness=1.0,
+        checks_disk_use=True,
     )
 
 
@@ -93,6 +137,8 @@ def run(seed: int, options: Options, parts: Parts = Parts()) -> Outcome:  # noqa
         simulation.run()
     except ViolationError as error:
         violation = str(error)
+    except Exception as error:  # noqa: BLE001 - the run is over, whosever fault it is; the others go on
+        violation = "".join(format_exception(error))
     return simulation.outcome(violation)
 
 
@@ -115,12 +161,17 @@ class Simulation:
         self.workload = self._workload()
         self.cluster.events = self.workload
         self.nemesis = Nemesis(self.world, self.cluster)
+        stored_as = messages_of if options.queues else messages_of_ledger
+        self.stored = StoredMessages(self.cluster, self.checks, stored_as)
 
     def _workload(self) -> Workload:
         if self.options.queues:
             self.checks.listener = self.oracle
-        workload = QueueWorkload if self.options.queues else Workload
-        return workload(self.world, self.checks, self.options.submit_interval_s, self.options.large_batches)
+        kind = QueueWorkload if self.options.queues else Workload
+        workload = kind(self.world, self.checks, self.options.submit_interval_s, self.options.large_batches)
+        if isinstance(workload, QueueWorkload):
+            workload.oracle = self.oracle
+        return workload
 
     def run(self) -> None:
         """Raises ViolationError."""
@@ -128,6 +179,7 @@ class Simulation:
         for node in self.cluster.nodes:
             self.world.after(random.uniform(0.0, 1.0), node.start)
         self.nemesis.start()
+        self._look_at_files()
         self.world.run_until(self.options.duration_s)
         self.nemesis.stop()
         self.workload.stop()
@@ -137,9 +189,31 @@ class Simulation:
         self.workload.submit_once()
         self._converge(SERVICE_S, "does not serve")
         self.checks.check_agreement()
+        if self.options.checks_disk_use:
+            self._check_disk_use()
         if isinstance(self.workload, QueueWorkload):
+            self.workload.check_clients()
             self._check_queues(self.workload)
         self.checks.check_agreement()
+        self.stored.check_all()
+
+    def _look_at_files(self) -> None:
+        self.stored.check_changed()
+        self.world.after(FILES_INTERVAL_S, self._look_at_files)
+
+    def _check_disk_use(self) -> None:
+        """Under a light load each node gets rid of what it does not need, in some time after messages have died."""
+        self.workload.go_on(LIGHT_LOAD_S)
+        nodes = self.cluster.nodes
+        files = max(len(node.group.journal.segments()) for node in nodes)
+        deadline_s = self.world.now_s + CLEANING_S + CLEANING_PER_FILE_S * files
+        while any(self.stored.excess(node) > 0 for node in nodes):
+            self.world.run_until(self.world.now_s + 1.0)
+            if self.world.now_s > deadline_s:
+                excess = {node.name: self.stored.excess(node) for node in nodes}
+                self.checks.fail(f"more is on the disks than there should be: {excess}")
+        self.workload.stop()
+        self._converge(SERVICE_S, "does not come to rest")
 
     def _check_queues(self, workload: QueueWorkload) -> None:
         """What is unsettled is there, can be fetched, and then nothing is left."""
@@ -160,6 +234,7 @@ class Simulation:
                 self.oracle.check_machine(node.name, machine)
 
     def _converge(self, within_s: float, complaint: str) -> None:
+        within_s *= 1 + self.options.disk_slowness / SLOW_DISK
         deadline_s = self.world.now_s + within_s
         while self.world.now_s < deadline_s:
             self.world.run_until(self.world.now_s + SLICE_S)
@@ -177,5 +252,8 @@ class Simulation:
             len(self.checks.committed),
             self.checks.confirms,
             self.checks.elections,
+            self.checks.installs,
+            self.checks.repairs,
+            self.stored.compacted,
             self.nemesis.done,
         )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chaos.sim.checks import TAG
+from chaos.sim.ledger import make_batch
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 PENDING_MAX = 100
 """A client does not pile up more than this at a node that gets nothing confirmed."""
+DISOBEDIENCE = 0.1
+"""How often a client publishes all the same while its node says that publishers must wait."""
 
 
 class Client:
@@ -28,6 +31,9 @@ class Client:
 
     def __init__(self, node: SimulatedNode, number: int, workload: Workload) -> None:
         self.node = node
+        self.life = node.life
+        self.live = False
+        """Whether anything of the present incarnation has been applied: before that come effects for another."""
         self.number = number
         self.workload = workload
         self._submitted = 0
@@ -43,14 +49,29 @@ class Client:
         if number is not None:
             self.workload.checks.confirmed(self.node.name, self.number, number)
 
+    def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:  # noqa: ARG002 - a ledger owes nothing
+        """Hear what has happened while this node did not see the entries."""
+        for applied in [known for known in self._unconfirmed if known <= sequence]:
+            self.confirmed(applied)
+
+    def needed_from(self) -> int | None:
+        """The first entry that this client is going to read."""
+        return None
+
     def act(self) -> None:
         """Do something; called at random times."""
         random = self.workload.random
-        large = random.random() < self.workload.large_batches
-        self.submit([random.randbytes(random.randint(4_000, 40_000) if large else random.randint(1, 200))])
+        if not self.must_wait():
+            large = random.random() < self.workload.large_batches
+            size = random.randint(4_000, 40_000) if large else random.randint(1, 200)
+            self.submit([make_batch(random.randbytes(size))])
 
-    def effects(self, index: int, effects: Sequence[Any]) -> None:
-        """Hear of what an entry did."""
+    def must_wait(self) -> bool:
+        """Whether this client keeps from publishing."""
+        return self.node.group.alarm is not None and self.workload.random.random() > DISOBEDIENCE
+
+    def effect(self, effect: Any) -> None:
+        """Hear of something that an entry did."""
 
 
 class Workload:
@@ -71,6 +92,13 @@ class Workload:
     def stop(self) -> None:
         """No client begins anything any more."""
         self._stopped = True
+
+    def go_on(self, interval_s: float) -> None:
+        """Let the present clients act again."""
+        self._stopped = False
+        self._interval_s = interval_s
+        for client in self.clients.values():
+            self._later(client)
 
     def submit_once(self) -> None:
         """One more batch at every node, to see that the cluster serves."""
@@ -93,10 +121,23 @@ class Workload:
         self._later(client)
 
     def confirmed(self, node: SimulatedNode, sequence: int) -> None:
-        self.clients[node.name].confirmed(sequence)
+        client = self.clients[node.name]
+        client.live = True
+        client.confirmed(sequence)
 
-    def effects(self, node: SimulatedNode, index: int, effects: Sequence[Any]) -> None:
-        self.clients[node.name].effects(index, effects)
+    def effect(self, node: SimulatedNode, effect: Any) -> None:
+        client = self.clients[node.name]
+        if client.live:
+            client.effect(effect)
+
+    def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None:
+        client = self.clients[node.name]
+        client.live = True
+        client.resumed(sequence, outstanding)
+
+    def needed_from(self, node: SimulatedNode) -> int | None:
+        client = self.clients.get(node.name)
+        return None if client is None or client.life != node.life else client.needed_from()
 
     def _later(self, client: Client) -> None:
         delay_s = self.random.expovariate(1 / self._interval_s)

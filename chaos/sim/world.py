@@ -16,6 +16,8 @@ from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING
 
+from chaos.sim.disk import ProcessEnds
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -95,7 +97,8 @@ class WallClock:
 class SimulatedRuntime:
     """One life of one process: the `Runtime` port. Nothing of it happens after its end.
 
-    `happened` is called after everything that the process did; `failed` when it stops itself.
+    `happened` is called after everything that the process did; `failed` when it stops itself; `ended` when its disk
+    ends it in the middle of something.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class SimulatedRuntime:
         random: Random,
         happened: Callable[[], None],
         failed: Callable[[BaseException], None],
+        ended: Callable[[], None],
     ) -> None:
         self.random = random
         self.alive = True
@@ -113,6 +117,7 @@ class SimulatedRuntime:
         self._wall = wall
         self._happened = happened
         self._failed = failed
+        self._ended = ended
         self._deferred: deque[Callable[[], None]] = deque()
 
     # The port
@@ -145,6 +150,9 @@ class SimulatedRuntime:
             return
         try:
             callback()
+        except ProcessEnds:
+            self._ended()
+            return
         except Exception as error:  # noqa: BLE001 - any exception that leaves the node is what the simulation looks for
             self.fail(error)
         self._happened()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.sim.disk import SECTOR_BYTES, SimulatedDisk, SimulatedFile
+from chaos.sim.disk import SECTOR_BYTES, ProcessEnds, SimulatedDisk, SimulatedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -201,6 +201,185 @@ def test_a_flipped_bit_is_there() -> None:
     disk = disk_with(b"\x00\x00")
     disk.flip_bit("file", 9)
     assert disk.read_file("file") == b"\x00\x02"
+
+
+def test_an_overwritten_file_is_the_new_one_or_after_a_power_loss_a_mix() -> None:
+    old, new = b"a" * 2 * SECTOR_BYTES, b"b" * 2 * SECTOR_BYTES
+    killed: set[bytes] = set()
+    found: set[bytes] = set()
+    for seed in SEEDS:
+        for power_loss, outcomes in ((False, killed), (True, found)):
+            disk = disk_with(old, seed)
+            disk.submit(lambda disk=disk: disk.overwrite_file("file", new), lambda _result, _error: None)
+            disk.crash(power_loss=power_loss)
+            outcomes.add(disk.read_file("file"))
+    assert killed == {old, new}
+    mixed = old[:SECTOR_BYTES] + new[SECTOR_BYTES:]
+    assert {old, new, mixed} < found
+
+
+def test_an_overwritten_file_is_durable_and_keeps_its_size() -> None:
+    for seed in SEEDS:
+        disk = disk_with(b"old", seed)
+        disk.full = True
+        disk.overwrite_file("file", b"new")
+        assert after_power_loss(disk) == b"new"
+    with pytest.raises(ValueError, match="3 bytes"):
+        disk_with(b"old").overwrite_file("file", b"newer")
+
+
+def test_a_rename_never_loses_the_file() -> None:
+    outcomes: set[tuple[tuple[str, bytes], ...]] = set()
+    for seed in SEEDS:
+        disk, _ = new_disk(seed)
+        disk.make_directory("d")
+        disk.make_directory("e")
+        disk.replace_file("d/new", b"new")
+        disk.replace_file("e/name", b"old")
+        disk.rename("d/new", "e/name")
+        assert disk.list_directory("d") == []
+        assert disk.read_file("e/name") == b"new"
+        if seed % 2:
+            disk.sync_directory("d")
+        disk.crash(power_loss=True)
+        outcomes.add(tuple((path, disk.read_file(path)) for path in disk.files()))
+        if seed % 2:
+            assert disk.files() == {"e/name": 3}
+    before = (("d/new", b"new"), ("e/name", b"old"))
+    both = (("d/new", b"new"), ("e/name", b"new"))
+    assert outcomes == {before, both, (("e/name", b"new"),)}
+
+
+def test_a_synced_rename_stays() -> None:
+    for seed in SEEDS:
+        disk = disk_with(b"data", seed)
+        disk.rename("file", "renamed")
+        disk.sync_directory("")
+        disk.crash(power_loss=True)
+        assert disk.files() == {"renamed": 4}
+
+
+def test_a_renamed_directory_takes_everything_with_it_or_stays() -> None:
+    outcomes: set[str] = set()
+    for seed in SEEDS:
+        disk, _ = new_disk(seed)
+        disk.make_directory("a/b/c")
+        disk.replace_file("a/b/c/file", b"data")
+        disk.rename("a/b", "a/d")
+        assert disk.list_directory("a") == ["d"]
+        if seed % 2:
+            disk.make_directory("a/b")
+        disk.crash(power_loss=True)
+        (path,) = disk.files()
+        outcomes.add(path)
+        assert path == "a/d/c/file" or not seed % 2
+        assert disk.list_directory(path.removesuffix("/c/file")) == ["c"]
+    assert outcomes == {"a/b/c/file", "a/d/c/file"}
+
+
+def test_a_directory_does_not_take_the_place_of_another() -> None:
+    disk, _ = new_disk()
+    disk.make_directory("a")
+    disk.make_directory("b")
+    with pytest.raises(OSError, match="not empty"):
+        disk.rename("a", "b")
+
+
+def test_files_of_a_removed_directory_may_come_back_until_that_is_synced() -> None:
+    outcomes: set[tuple[str, ...]] = set()
+    for seed in SEEDS:
+        disk, _ = new_disk(seed)
+        disk.make_directory("d/e")
+        for path in ("d/1", "d/e/2"):
+            disk.replace_file(path, b"")
+        disk.remove_directory("d")
+        disk.remove_directory("d")
+        assert disk.list_directory("") == []
+        if seed % 2:
+            disk.sync_directory("")
+        disk.crash(power_loss=True)
+        outcomes.add(tuple(disk.files()))
+        assert not (disk.files() and seed % 2)
+    assert outcomes == {(), ("d/1",), ("d/e/2",), ("d/1", "d/e/2")}
+
+
+def test_a_small_disk_is_full_until_something_goes() -> None:
+    disk = disk_with(b"x" * 600)
+    disk.capacity_bytes = 1000
+    assert disk.free_bytes() == 400
+    file = disk.open("other", create=True)
+    with pytest.raises(OSError, match="No space left"):
+        file.append([b"y" * 500])
+    assert file.size <= 400
+    with pytest.raises(OSError, match="No space left"):
+        disk.replace_file("file", b"z" * 401)
+    file.truncate(0)
+    file.append([b"y" * 400])
+    disk.overwrite_file("file", b"z" * 600)
+    with pytest.raises(OSError, match="No space left"):
+        disk.open("third", create=True)
+    disk.remove("file")
+    assert disk.free_bytes() == 600
+    disk.full = True
+    assert disk.free_bytes() == 0
+
+
+def test_a_file_that_cannot_be_read() -> None:
+    disk = disk_with(b"data")
+    for heal in (disk.heal_reads, lambda: disk.crash(power_loss=False)):
+        disk.fail_reads("file")
+        with pytest.raises(OSError, match="Input/output error"):
+            disk.open("file").pread(0, 1)
+        with pytest.raises(OSError, match="Input/output error"):
+            disk.read_file("file")
+        heal()
+        assert disk.read_file("file") == b"data"
+
+
+def test_the_session_changes_when_writes_may_have_been_lost() -> None:
+    disk, _ = new_disk()
+    first = disk.session()
+    disk.crash(power_loss=False)
+    assert disk.session() == first
+    disk.crash(power_loss=True)
+    assert disk.session() != first
+
+
+def test_each_writing_lane_is_interrupted_somewhere() -> None:
+    seen: set[tuple[int, int]] = set()
+    for seed in SEEDS:
+        disk, _ = new_disk(seed)
+        files = [disk.open(name, create=True) for name in ("1", "2")]
+
+        def append_twice(file: SimulatedFile) -> None:
+            file.append([b"x"])
+            file.append([b"x"])
+
+        disk.submit(lambda files=files: append_twice(files[0]), lambda _result, _error: None)
+        disk.submit_background(lambda files=files: append_twice(files[1]), lambda _result, _error: None)
+        disk.crash(power_loss=False)
+        seen.add((files[0].size, files[1].size))
+    assert seen == {(one, other) for one in range(3) for other in range(3)}
+
+
+def test_the_process_may_end_in_the_middle_of_a_change() -> None:
+    disk = disk_with(b"old")
+    disk.end_process_after(1)
+    with pytest.raises(ProcessEnds):
+        disk.overwrite_file("file", b"new")
+    with pytest.raises(ProcessEnds):
+        disk.remove("file")
+    disk.crash(power_loss=True)
+    disk.overwrite_file("file", b"new")
+
+
+def test_an_emptied_disk_has_nothing() -> None:
+    disk, _ = new_disk()
+    disk.make_directory("d")
+    disk.open("d/file", create=True)
+    disk.lose_everything()
+    disk.crash(power_loss=True)
+    assert disk.list_directory("") == []
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -1,0 +1,131 @@
+"""What nodes must have on their disks, and what they must not: every live message, and little else.
+
+Lives here: the comparison of a node's live messages, as its machine names them, with what its journal gives for them,
+and of its disk use with what housekeeping promises. Not here: which messages must be live (queue_checks.py).
+
+Law: as in checks.py, nothing is touched. What was submitted is known from when it took effect first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from chaos.sim.checks import TAG
+from cluster.entry import batches_of, compacted_parts, is_compacted, make_compacted
+from cluster.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
+
+if TYPE_CHECKING:
+    from chaos.sim.checks import Checks
+    from chaos.sim.cluster import SimulatedCluster, SimulatedNode
+
+RECORD_BYTES = RECORD_HEADER_BYTES + 8
+"""What a record takes beside its payload, its place in the index of a sparse file included."""
+SMALL_FILES_BYTES = 16 * 1024
+"""Identity, term and vote, manifest."""
+
+MessagesOf = Callable[[bytes], Mapping[int, bytes]]
+"""Messages by ordinal, of a batch or of what the machine has kept of it."""
+
+
+def batch_payloads(entry: bytes) -> dict[int, bytes]:
+    """What there is of the batches of an entry, by ordinal."""
+    if is_compacted(entry):
+        return {ordinal: bytes(part) for ordinal, part in compacted_parts(entry).items()}
+    return {ordinal: entry[view.start : view.end] for ordinal, view in enumerate(batches_of(entry))}
+
+
+class StoredMessages:
+    """Looks for live messages in the logs."""
+
+    def __init__(self, cluster: SimulatedCluster, checks: Checks, messages_of: MessagesOf) -> None:
+        self.found = 0
+        self.compacted = 0
+        """How many of these were found in compacted entries."""
+        self._cluster = cluster
+        self._checks = checks
+        self._messages_of = messages_of
+        self._files: dict[str, list[str]] = {}
+
+    def check_changed(self) -> None:
+        """Look at the nodes whose files below the log have changed since the last time."""
+        for node in self._cluster.nodes:
+            if node.has_started and node.up:
+                files = [segment.name for segment in node.group.journal.segments() if segment.sparse]
+                files.append(str(node.group.journal.first_index))
+                if files != self._files.get(node.name):
+                    self._files[node.name] = files
+                    self.check(node)
+
+    def check_all(self) -> None:
+        for node in self._cluster.nodes:
+            self.check(node)
+
+    def check(self, node: SimulatedNode) -> None:
+        """Every live message is there, and is what was submitted."""
+        if not (node.up and node.has_started and node.runtime.alive) or node.runtime.paused:
+            return
+        if node.group.engine.applied_index < self._checks.replays_to.get(node.name, 0):
+            return
+        live = node.machine.freeze().live(0, node.group.engine.applied_index + 1)
+        for index, batches in live.items():
+            try:
+                entry = node.group.journal.read(index)
+            except EntryGone:
+                self._checks.fail(f"{node.name} has lost entry {index}, of which {batches} are live")
+                return
+            except CorruptJournal as damage:
+                if not self._checks.may_find_damage(node):
+                    self._checks.fail(f"{node.name} cannot read entry {index}: {damage}")
+                node.runtime.enter(partial(node.group.disk_failed, damage))
+                return
+            self._check_entry(node, index, entry, batches)
+
+    def excess(self, node: SimulatedNode) -> int:
+        """By how many bytes the node's log exceeds what `cluster/housekeeping.py` promises; negative if it does not."""
+        options = self._cluster.options
+        group = node.group
+        entry_bytes = self._checks.entry_bytes_max
+        checkpoint_bytes = max(
+            (size for path, size in node.disk.files().items() if path.endswith(".checkpoint")), default=0
+        )
+        segment_bytes = options.segment_bytes + entry_bytes
+        logged_bytes = max(options.checkpoint_bytes, checkpoint_bytes) + entry_bytes
+        bound = (
+            2.25 * self._live_bytes(node)
+            + max(options.retained_bytes, 2 * logged_bytes)
+            + logged_bytes
+            + 4 * segment_bytes
+        )
+        pinned = group.housekeeping.pinned
+        used = sum(segment.file_bytes for segment in group.journal.segments() if segment.name not in pinned)
+        rest = node.disk.used_bytes() - group.journal.disk_bytes - 3 * checkpoint_bytes - SMALL_FILES_BYTES
+        return max(used - int(bound), rest)
+
+    def _live_bytes(self, node: SimulatedNode) -> int:
+        """What the live messages take if nothing else is stored."""
+        total = 0
+        for index, batches in node.machine.freeze().live(0, node.group.engine.applied_index + 1).items():
+            parts = {
+                ordinal: node.machine.compact(memoryview(self._checks.batches[index, ordinal]), ranges)
+                for ordinal, ranges in batches.items()
+            }
+            total += RECORD_BYTES + len(make_compacted(parts))
+        return total
+
+    def _check_entry(
+        self, node: SimulatedNode, index: int, entry: bytes, batches: Mapping[int, Sequence[tuple[int, int]]]
+    ) -> None:
+        payloads = batch_payloads(entry)
+        for ordinal, ranges in batches.items():
+            stored = self._messages_of(payloads[ordinal][TAG.size :]) if ordinal in payloads else {}
+            submitted = self._messages_of(self._checks.batches[index, ordinal][TAG.size :])
+            for first, count in ranges:
+                for message in range(first, first + count):
+                    if stored.get(message) != submitted[message]:
+                        there = "another" if message in stored else "no"
+                        place = f"message {message} of batch {ordinal} of entry {index}"
+                        self._checks.fail(f"{node.name} has {there} {place}, which is live")
+                self.found += count
+                self.compacted += count * is_compacted(entry)
