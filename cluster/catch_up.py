@@ -100,14 +100,15 @@ class SnapshotGiver:
 
     def turn(self, engine: Engine) -> None:
         """Make an offer to each peer that the engine finds too far behind."""
+        if not engine.is_leader:
+            self._sealing.clear()
+            return
         for peer, next_index in engine.needs_snapshot.items():
             given = self._given.get(peer)
             if given is not None and next_index > given.offer.index:
                 self._take_back(peer)  # it has this one; meanwhile the log begins even later
             if peer not in self._given:
                 self._prepare(peer)
-        if self._sealing and not engine.is_leader:
-            self._sealing.clear()
 
     def tick(self, engine: Engine) -> None:
         """Once in a while: repeat offers that were not heard, and take back those that nobody uses."""

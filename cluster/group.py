@@ -494,9 +494,9 @@ class Group:
             self._wake()
 
     def _note_leader(self) -> None:
-        reign = Reign(self.engine.leader, self.engine.term)
-        if reign == self._reign:
+        if (self.engine.leader, self.engine.term) == self._reign:
             return
+        reign = Reign(self.engine.leader, self.engine.term)
         if self.config.name in (self._reign.leader, reign.leader):
             self._proposals.clear()
             self._handover_ends_s = 0.0

@@ -266,6 +266,10 @@ class Checks:
         owed_index = max(known.owed_index, min(synced_index, len(self.committed) + 1))
         self._damage[node.name] = Damage(node.life - node.up, owed_index)
 
+    def checkpoint_damaged(self, node: SimulatedNode, index: int) -> None:
+        """A start may go back to the one before; it is no question of promises, see `replays_to`."""
+        self.replays_to[node.name] = max(index, self.replays_to.get(node.name, 0))
+
     def may_be_damaged(self, node: SimulatedNode) -> bool:
         """Whether all other nodes have what they promised, so that no promise hangs on this node alone."""
         others = [other for other in self._cluster.nodes if other is not node]

@@ -29,7 +29,7 @@ STEPS_OF_START_MAX = 30
 
 
 class Nemesis:
-    """Does harm at random times."""
+    """Does harm at random times. A fault that finds nobody whom it may hit does not count as done."""
 
     FAULTS = (
         "kill",
@@ -63,7 +63,7 @@ class Nemesis:
         self._stopped = False
         self._undos: dict[int, Callable[[], None]] = {}
         self._count = 0
-        self._faults: dict[str, Callable[[], None]] = {
+        self._faults: dict[str, Callable[[], bool | None]] = {
             "kill": partial(self._kill, power_loss=False),
             "power loss": partial(self._kill, power_loss=True),
             "kill all": partial(self._kill_all, power_loss=False),
@@ -105,8 +105,8 @@ class Nemesis:
             return
         weights = self._cluster.options.faults
         name = self._random.choices(list(weights), list(weights.values()))[0]
-        self.done[name] = self.done.get(name, 0) + 1
-        self._faults[name]()
+        if self._faults[name]() is not False:
+            self.done[name] = self.done.get(name, 0) + 1
         self._cluster.checks.topology_changed()
         self._later()
 
@@ -261,37 +261,42 @@ class Nemesis:
 
     # Damage
 
-    def _flip_bit(self) -> None:
+    def _flip_bit(self) -> bool:
         node = self._victim()
         if node is None:
-            return
+            return False
         self._end(node, power_loss=self._is_power_loss())
         places = _flippable(node)
-        if places:
-            kinds = sorted({_kind(path) for path in places})
-            kind = self._random.choice(kinds)
-            path = self._random.choice([path for path in places if _kind(path) == kind])
-            node.disk.flip_bit(path, self._random.randrange(places[path] * 8))
-            self._cluster.checks.damaged(node)
-            if kind == "checkpoint":
-                index = int(path.rpartition("/")[2].partition(".")[0])
-                known = self._cluster.checks.replays_to.get(node.name, 0)
-                self._cluster.checks.replays_to[node.name] = max(index, known)
+        if not places:
+            return False
+        kind = self._random.choice(sorted({_kind(path) for path in places}))
+        path = self._random.choice([path for path in places if _kind(path) == kind])
+        node.disk.flip_bit(path, self._random.randrange(places[path] * 8))
+        self._cluster.checks.damaged(node)
+        if kind == "checkpoint":
+            self._cluster.checks.checkpoint_damaged(node, int(path.rpartition("/")[2].partition(".")[0]))
+        return True
 
-    def _read_error(self) -> None:
+    def _read_error(self) -> bool:
         node = self._victim()
-        segments = [path for path in node.disk.files() if _is_segment(path)] if node is not None else []
-        if node is not None and segments:
-            node.disk.fail_reads(self._random.choice(segments))
-            self._cluster.checks.damaged(node)
-            self._until(self._short_or_long_s(6.0), node.disk.heal_reads)
+        if node is None:
+            return False
+        segments = [path for path in node.disk.files() if _is_segment(path)]
+        if not segments:
+            return False
+        node.disk.fail_reads(self._random.choice(segments))
+        self._cluster.checks.damaged(node)
+        self._until(self._short_or_long_s(6.0), node.disk.heal_reads)
+        return True
 
-    def _lose_directory(self) -> None:
+    def _lose_directory(self) -> bool:
         node = self._victim()
-        if node is not None:
-            self._end(node, power_loss=self._is_power_loss())
-            node.disk.lose_everything()
-            self._cluster.checks.damaged(node)
+        if node is None:
+            return False
+        self._end(node, power_loss=self._is_power_loss())
+        node.disk.lose_everything()
+        self._cluster.checks.damaged(node)
+        return True
 
     def _victim(self) -> SimulatedNode | None:
         """A running node that the others can do without."""

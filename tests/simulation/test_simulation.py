@@ -39,10 +39,20 @@ def test_every_seed_keeps_the_promises(chunk: int) -> None:
         outcome = run_seed(seed)
         assert not outcome.violation, f"{outcome.violation}\nreplay: python -m chaos.sim --seed {seed} -v"
         totals.update(entries=outcome.entries, confirms=outcome.confirms, elections=outcome.elections)
-        totals.update(faults=sum(outcome.faults.values()))
+        totals.update(faults=sum(outcome.faults.values()), compacted=outcome.compacted)
     assert totals["faults"] > 5 * SEEDS_PER_CHUNK
     assert totals["elections"] > 2 * SEEDS_PER_CHUNK
     assert totals["confirms"] > 50 * SEEDS_PER_CHUNK
+    assert totals["compacted"] > 20 * SEEDS_PER_CHUNK
+
+
+def test_logs_are_replaced_and_repaired() -> None:
+    totals: Counter[str] = Counter()
+    for seed in range(1000, 1030):
+        outcome = run_seed(seed)
+        totals.update(installs=outcome.installs, repairs=outcome.repairs)
+    assert totals["installs"] >= 3
+    assert totals["repairs"] >= 5
 
 
 def test_the_same_seed_is_the_same_run_in_every_process() -> None:
@@ -69,7 +79,7 @@ def test_both_sizes_and_both_machines_are_drawn() -> None:
 
 @pytest.mark.parametrize("fault", Nemesis.FAULTS)
 def test_each_fault_alone_is_survived(fault: str) -> None:
-    options = Options(duration_s=6.0, fault_interval_s=0.5, faults={fault: 1.0}, queues=True)
+    options = Options(duration_s=15.0, fault_interval_s=0.5, faults={fault: 1.0}, queues=True)
     simulation = Simulation(7, options)
     simulation.run()
     assert simulation.nemesis.done[fault] > 3
