@@ -26,6 +26,7 @@ TEXT = {
     ".yml",
     "",
 }
+BUILT = {"__pycache__", "build"}
 LOCK_FILES = ("uv.lock", "poetry.lock", "Pipfile.lock", "pdm.lock", "package-lock.json", "yarn.lock")
 
 # Directories of one machine: a home, a checkout, a place for local packages.
@@ -38,7 +39,10 @@ REQUIREMENT = re.compile(
 
 def _text_files() -> list[Path]:
     below = [
-        file for name in OURS for file in sorted((ROOT / name).rglob("*")) if "__pycache__" not in file.parts
+        file
+        for name in OURS
+        for file in sorted((ROOT / name).rglob("*"))
+        if not BUILT.intersection(file.relative_to(ROOT).parts)
     ]
     files = [*sorted(ROOT.iterdir()), *below]
     return [file for file in files if file.is_file() and file.suffix in TEXT and file.name != ".git"]

@@ -55,6 +55,26 @@ def test_logs_are_replaced_and_repaired() -> None:
     assert totals["repairs"] >= 5
 
 
+def test_a_node_that_lost_its_directory_and_whose_clock_was_set_back_comes_back() -> None:
+    """Its new incarnation is the time, which is less than that of its earlier life."""
+    simulation = Simulation(1, Options(faults={"reset": 1.0}, fault_interval_s=1000.0))
+    cluster, world, checks = simulation.cluster, simulation.world, simulation.checks
+    for node in cluster.nodes:
+        node.start()
+    world.run_until(5.0)
+    node = cluster.nodes[0]
+    node.end(power_loss=False)
+    node.disk.lose_everything()
+    checks.damaged(node)
+    node.wall.skew_ms -= 3_600_000
+    node.start()
+    world.run_until(10.0)
+    simulation.workload.stop()
+    world.run_until(20.0)
+    assert cluster.settled(), cluster.describe()
+    checks.check_agreement()
+
+
 def test_the_same_seed_is_the_same_run_in_every_process() -> None:
     assert _fingerprints(hash_seed="1") == _fingerprints(hash_seed="2")
 

@@ -1,0 +1,143 @@
+"""How a node's process goes on and ends: damage, failures, a stop in good order."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pika
+import pika.exceptions
+import pytest
+
+from cluster.segment import CorruptJournal
+from qq import node
+from qq.config import NodeAddress, NodeConfig
+from qq.errors import StartError
+from qq.testing import ClusterNode, LocalCluster
+
+CONFIG = NodeConfig("n1", Path("data"), (NodeAddress("n1", "127.0.0.1", 1, 2, 3),), "0123456789abcdef")
+DAMAGE = CorruptJournal("groups/0/log/7.segment", 42, "checksum")
+THE_END = StartError("node n1 stops: its disk failed")
+
+
+class FakeNode:
+    """Serves for so long, in seconds, and fails as it is told; one after the other."""
+
+    failures: ClassVar[list[tuple[float, Exception]]]
+    events: ClassVar[list[str]]
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.events.append("made")
+
+    async def start(self) -> None:
+        self.events.append("start")
+
+    async def serve(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._fail(*self.failures.pop(0)))
+
+    async def _fail(self, after_s: float, failure: Exception) -> None:
+        await asyncio.sleep(after_s)
+        raise failure
+
+    async def stop(self) -> None:
+        self.events.append("stop")
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNode.failures, FakeNode.events = [], []
+    monkeypatch.setattr(node, "Node", FakeNode)
+
+
+def run() -> str:
+    """The line that the operator reads at the end."""
+    with pytest.raises(StartError) as caught:
+        asyncio.run(node.run(CONFIG))
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_node_with_a_damaged_log_starts_anew(caplog: pytest.LogCaptureFixture) -> None:
+    FakeNode.failures = [(0, DAMAGE), (0, THE_END)]
+    assert run() == str(THE_END)
+    assert FakeNode.events == ["made", "start", "stop"] * 2
+    assert [record.getMessage() for record in caplog.records] == [f"node n1 starts anew: {DAMAGE}"]
+
+
+@pytest.mark.usefixtures("fakes")
+def test_a_node_that_finds_its_log_damaged_again_and_again_gives_up() -> None:
+    FakeNode.failures = [(0, DAMAGE)] * 10
+    assert run() == f"data: the log is damaged again and again: {DAMAGE}"
+    assert FakeNode.events == ["made", "start", "stop"] * (1 + node.REPAIRS_MAX)
+
+
+@pytest.mark.usefixtures("fakes")
+def test_damage_now_and_then_is_repaired_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "DAMAGED_AGAIN_S", 0.001)
+    FakeNode.failures = [(0.002, DAMAGE)] * 10 + [(0, THE_END)]
+    assert run() == str(THE_END)
+    assert FakeNode.events.count("start") == 11
+
+
+def channel_to(member: ClusterNode) -> Any:
+    return pika.BlockingConnection(pika.URLParameters(member.url)).channel()
+
+
+def log_directory(directory: Path, member: ClusterNode) -> Path:
+    return directory / member.name / "data" / "groups" / "0" / "log"
+
+
+def test_a_stop_in_good_order_leaves_a_checkpoint_of_everything(tmp_path: Path) -> None:
+    with LocalCluster(nodes=1, directory=tmp_path) as cluster:
+        [member] = cluster.nodes
+        channel = channel_to(member)
+        channel.confirm_delivery()
+        channel.queue_declare("q")
+        for _ in range(10):
+            channel.basic_publish("", "q", b"m")
+        channel.connection.close()
+        applied = member.status()["nodes"][0]["applied_index"]
+        member.stop()
+        newest = max(log_directory(tmp_path, member).glob("*.checkpoint"))
+        assert int(newest.stem) >= applied
+        member.start()
+        member.wait_ready()
+        assert [queue["messages"] for queue in member.queues()] == [10]
+
+
+def test_a_node_that_reads_something_damaged_is_repaired_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, size = 60, 50_000
+    monkeypatch.setenv("QQ_LIMITS_CACHE_BYTES", "100000")
+    monkeypatch.setenv("QQ_LIMITS_SEGMENT_BYTES", "1000000")
+    with LocalCluster(nodes=3, directory=tmp_path) as cluster:
+        member = cluster.followers()[0]
+        channel = channel_to(member)
+        channel.confirm_delivery()
+        channel.queue_declare("q")
+        for number in range(count):
+            channel.basic_publish("", "q", bytes([number]) * size)
+        channel.connection.close()
+        pid = member.pid
+        segment = min(log_directory(tmp_path, member).glob("*.segment"))
+        data = segment.read_bytes()
+        damaged_at = data.index(bytes([5]) * size)
+        with segment.open("r+b") as file:  # the same file: the node has it open
+            file.seek(damaged_at)
+            file.write(b"damage")
+        channel = channel_to(member)
+        with pytest.raises(pika.exceptions.AMQPError):
+            for _ in channel.consume("q"):
+                pass
+        member.wait_ready()
+        assert member.pid == pid
+        channel = channel_to(member)
+        bodies = [body for _, (_, _, body) in zip(range(count), channel.consume("q"), strict=False)]
+        assert bodies == [bytes([number]) * size for number in range(count)]
+        channel.connection.close()
+        starts = [line for line in member.log.read_text().splitlines() if " starts anew: " in line]
+        assert len(starts) == 1
+        assert segment.name in starts[0]
