@@ -3,11 +3,13 @@
 #   make up ARGS="--nodes 5 --fresh"     options of `qq up`
 #   make test TESTS=tests/http           a part of the tests
 #   make sim SEEDS=100000                the simulation, for the night
+#   make bench ARGS="--only drain" RECOVERY="--messages 1000000 --singles 0"
 
 PYTHON ?= python3
 TESTS ?= tests
 SEEDS ?= 1000
 ARGS ?=
+RECOVERY ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,6 +41,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS)
+	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY)
 
 sim: setup
 	$(BIN)/python -m chaos.sim --seeds $(SEEDS) $(ARGS)

@@ -1,0 +1,165 @@
+"""How fast nodes come back with a large backlog, and what it costs them: the second half of `make bench`.
+
+Fills one queue with 12-byte messages through ordinary clients, kills nodes with SIGKILL and times how long after their
+start a client has the first message: on one node while the others go on, and on a cluster of which all nodes were
+killed. The same with an empty cluster is what a start costs anyway. Prints a Markdown table.
+
+    python tests/benchmarks/recovery.py [--messages 10000000] [--singles 1000000] [--repeat 3]
+
+`--messages` are published in batches of confirms; `--singles` one by one, each waiting for its confirm, by 64
+publishers: the worst case for a state that is made of runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pika
+import pika.exceptions
+from bench import load
+
+from qq.testing import LocalCluster
+
+QUEUE = "backlog"
+PATIENCE_S = 120.0
+POLL_S = 0.005
+DEAD_S = 2.0
+"""A killed node stays away for so long: the others notice, and take back what its clients held."""
+MIB = 2**20
+
+
+class Start(NamedTuple):
+    """Seconds from the start of the process, or of all of them, until a client has what it asked for."""
+
+    one_node_s: float
+    all_nodes_s: float
+
+
+def has_answer(url: str, *, empty: bool) -> bool:
+    """Whether `basic.get` on this node gives a message, or says that there is none if the queue is `empty`."""
+    try:
+        connection = pika.BlockingConnection(pika.URLParameters(url))
+    except (pika.exceptions.AMQPError, OSError):
+        return False
+    try:
+        method, _, _ = connection.channel().basic_get(QUEUE)
+        return (method is None) is empty
+    finally:
+        connection.close()
+
+
+def seconds_until(condition: Callable[[], bool]) -> float:
+    begun = time.monotonic()
+    while not condition():
+        if time.monotonic() - begun > PATIENCE_S:
+            sys.exit(f"nothing after {PATIENCE_S:.0f} s")
+        time.sleep(POLL_S)
+    return time.monotonic() - begun
+
+
+def time_starts(cluster: LocalCluster, repeat: int, *, empty: bool) -> Start:
+    """Medians."""
+    one: list[float] = []
+    everybody: list[float] = []
+    for turn in range(repeat):
+        number = turn % len(cluster.nodes)
+        for killed, times in (([number], one), (list(range(len(cluster.nodes))), everybody)):
+            times.append(time_start(cluster, killed, empty=empty))
+            cluster.wait_caught_up()
+    return Start(statistics.median(one), statistics.median(everybody))
+
+
+def time_start(cluster: LocalCluster, numbers: list[int], *, empty: bool) -> float:
+    """Kill these nodes, start them again at once, and wait until one of them answers."""
+    for number in numbers:
+        cluster.nodes[number].kill()
+    time.sleep(DEAD_S)
+    for number in numbers:
+        cluster.nodes[number].start()
+    urls = [cluster.urls[number] for number in numbers]
+    return seconds_until(lambda: any(has_answer(url, empty=empty) for url in urls))
+
+
+def endpoint(url: str) -> str:
+    return f"{pika.URLParameters(url).host}:{pika.URLParameters(url).port}"
+
+
+def memory_mib(cluster: LocalCluster) -> list[float]:
+    """Resident memory of each node."""
+    return [
+        int(Path(f"/proc/{node.pid}/statm").read_text().split()[1]) * 4096 / MIB for node in cluster.nodes
+    ]
+
+
+def disk_mib(directory: Path) -> float:
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()) / MIB
+
+
+def checked(result: dict[str, Any]) -> dict[str, Any]:
+    if not result.get("ok"):
+        sys.exit(f"the load generator failed: {result}")
+    return result
+
+
+def run(name: str, messages: int, options: list[str], repeat: int) -> None:
+    """Fill, start again, drain; print one row."""
+    with (
+        tempfile.TemporaryDirectory(prefix="qq-bench-") as directory,
+        LocalCluster(3, Path(directory)) as cluster,
+    ):
+        at = [endpoint(url) for url in cluster.urls]
+        queue = ["-q", QUEUE]
+        checked(load(at[:1], *queue, "declare"))
+        fresh = 200_000
+        checked(load(at, *queue, "-n", str(fresh), "-w", "4000", "-s", "12", "publish"))
+        fresh_rate = checked(load(at[:1], *queue, "-n", str(fresh), "--ack", "100", "consume"))[
+            "consume_rate"
+        ]
+        idle = time_starts(cluster, repeat, empty=True)
+        idle_mib = memory_mib(cluster)
+        checked(load(at, *queue, "-n", str(messages), "-s", "12", *options, "publish"))
+        full_mib = memory_mib(cluster)
+        used_mib = disk_mib(Path(directory)) / len(cluster.nodes)
+        full = time_starts(cluster, repeat, empty=False)
+        started_mib = memory_mib(cluster)
+        drain = checked(load(at[:1], *queue, "-n", str(messages), "--ack", "100", "consume"))["consume_rate"]
+        grown = [after - before for after, before in zip(full_mib, idle_mib, strict=True)]
+        restarted = [after - before for after, before in zip(started_mib, idle_mib, strict=True)]
+        print(
+            f"| {name} | {idle.one_node_s:.2f} / {full.one_node_s:.2f} "
+            f"| {idle.all_nodes_s:.2f} / {full.all_nodes_s:.2f} | {max(idle_mib):.0f} | +{max(grown):.0f} / +{max(restarted):.0f} | {used_mib:.0f} "
+            f"| {fresh_rate:,.0f} / {drain:,.0f} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--messages", type=int, default=10_000_000)
+    parser.add_argument("--singles", type=int, default=1_000_000)
+    parser.add_argument("--repeat", type=int, default=3)
+    options = parser.parse_args()
+    print(
+        "| backlog | one node: empty / full s | all nodes: empty / full s | idle MiB | more when filled / after a "
+        "start | disk MiB a node | drain: fresh / backlog msg/s |"
+    )
+    print("|---" * 7 + "|")
+    if options.messages:
+        name = f"{options.messages:,} x 12 B"
+        run(name, options.messages, ["-P", "4", "-w", "4000"], options.repeat)
+    if options.singles:
+        name = f"{options.singles:,} x 12 B, one by one"
+        run(name, options.singles, ["-P", "64", "-w", "1"], options.repeat)
+
+
+if __name__ == "__main__":
+    main()
