@@ -81,7 +81,9 @@ class ForeignJournal(JournalError):
     """A file belongs to another node, cluster or group."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path}: belongs to another node, cluster or group; check the data directory setting")
+        super().__init__(
+            f"{path}: belongs to another node, cluster or group; check the data directory setting"
+        )
         self.path = path
 
 

@@ -79,8 +79,16 @@ class Load:
         for node in nodes:
             os.kill(node.pid, signal.SIGKILL)
         for node in nodes:
-            _poll(lambda node=node: not node.running, lambda node=node: f"{node.name} survives SIGKILL")
+            poll(lambda node=node: not node.running, lambda node=node: f"{node.name} survives SIGKILL")
             self._world.deaths.end(node)
+
+    @contextmanager
+    def dying(self, node: ClusterNode) -> Generator[None]:
+        """The node may drop its clients at any moment, because it finds its disk damaged or failing."""
+        self._world.deaths.begin(node)
+        self._fault_s = time.monotonic()
+        yield
+        self._world.deaths.end(node)
 
     def stop(self, node: ClusterNode) -> None:
         """End the process in good order: its clients are told, and leadership is handed over."""
@@ -126,14 +134,16 @@ class Load:
     def finish(self) -> None:
         """Stop the publishers, drain the queues, stop the consumers, and check the history."""
         _stop(self.publishers)
-        _poll(self._is_drained, lambda: f"the queues do not drain: {self.cluster.queues()}")
+        poll(self.is_drained, lambda: f"the queues do not drain: {self.cluster.queues()}")
         _stop(self.consumers)
         found = violations(self.history, [SHARED, ORDERED], [ORDERED])
         assert not found, "\n".join([f"{len(found)} broken promises:", *found[:SHOWN]])
-        assert self._is_drained(), "what was acknowledged came back"
+        assert self.is_drained(), "what was acknowledged came back"
 
-    def _is_drained(self) -> bool:
-        return all(queue["messages"] == 0 for queue in self.cluster.queues())
+    def is_drained(self) -> bool:
+        """Whether all that was published has been acknowledged."""
+        ours = [queue for queue in self.cluster.queues() if queue["name"] in (SHARED, ORDERED)]
+        return all(queue["messages"] == 0 for queue in ours)
 
     def abandon(self) -> None:
         for client in self.clients:
@@ -175,7 +185,8 @@ def _stop(clients: Sequence[Client]) -> None:
         assert not client.is_alive(), f"{client.name} does not end: it waits for an answer"
 
 
-def _poll(condition: Callable[[], bool], complaint: Callable[[], str]) -> None:
+def poll(condition: Callable[[], object], complaint: Callable[[], str]) -> None:
+    """Wait until the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, complaint()
