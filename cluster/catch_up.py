@@ -28,7 +28,7 @@ from cluster.checkpoints import (
     checkpoint_name,
     read_checkpoint,
 )
-from cluster.envelope import Chunk, Fetch, Message, Offer, SnapshotFile, Withdrawn
+from cluster.envelope import Chunk, Fetch, Message, Offer, SnapshotFile, Spoilt, Withdrawn
 from cluster.sealed import verify
 from cluster.segment import CorruptJournal, JournalError, Segment, adopt_header
 
@@ -76,7 +76,7 @@ class SnapshotGiver:
     def __init__(
         self,
         disk: Disk,
-        directory: str,
+        directory: GroupDirectory,
         journal: SegmentedJournal,
         housekeeping: Housekeeping,
         runtime: Runtime,
@@ -97,6 +97,8 @@ class SnapshotGiver:
         self._next_id = first_id
         self._sealing: dict[str, _Sealing] = {}
         self._given: dict[str, _Given] = {}
+        self._spoilt_index = 0
+        """Of the last checkpoint that was found damaged."""
 
     def turn(self, engine: Engine) -> None:
         """Make an offer to each peer that the engine finds too far behind."""
@@ -132,7 +134,7 @@ class SnapshotGiver:
             self._send(peer, Withdrawn(request.snapshot))
             return
         given.used_s = self._runtime.monotonic()
-        path = f"{self._directory}/{given.names[request.file]}"
+        path = f"{self._directory.log}/{given.names[request.file]}"
         read = partial(_read, self._disk, path, request.offset, min(request.length, CHUNK_BYTES))
         self._disk.submit_read(read, partial(self._have_read, peer, request, path))
 
@@ -147,13 +149,38 @@ class SnapshotGiver:
             return
         self._send(peer, Chunk(request.snapshot, request.file, request.offset, crc32(data), data))
 
+    def spoilt(self, peer: str, message: Spoilt) -> None:
+        """Verify the file: it may be damaged here."""
+        given = self._given.get(peer)
+        if given is None or given.offer.snapshot != message.snapshot or message.file >= len(given.names):
+            return
+        path = f"{self._directory.log}/{given.names[message.file]}"
+        check = verify if message.file else read_checkpoint
+        self._disk.submit_background(
+            partial(check, self._disk, path, self._directory.identity),
+            partial(self._checked, given, message.file),
+        )
+        self._take_back(peer)
+
+    def _checked(self, given: _Given, file: int, _result: object, error: Exception | None) -> None:
+        if isinstance(error, JournalError) and not file:
+            log.warning("a checkpoint is damaged and will be taken anew: %s", error)
+            self._spoilt_index = given.offer.index
+            self._housekeeping.renew()
+        elif error is not None and not isinstance(error, FileNotFoundError):
+            self._failed(error)
+
     def _prepare(self, peer: str) -> None:
         sealing = self._sealing.get(peer)
         if sealing is None:
             self._journal.seal()
             sealing = self._sealing[peer] = _Sealing(self._journal.written, self._journal.last_index + 1)
         checkpoint = self._housekeeping.newest
-        if self._journal.synced < sealing.barrier or checkpoint is None:
+        if (
+            self._journal.synced < sealing.barrier
+            or checkpoint is None
+            or checkpoint.index == self._spoilt_index
+        ):
             return
         del self._sealing[peer]
         segments = [
@@ -164,7 +191,7 @@ class SnapshotGiver:
 
     def _offer(self, peer: str, index: int, term: int, segments: Sequence[Segment]) -> None:
         name = checkpoint_name(index)
-        size = self._disk.open(f"{self._directory}/{name}")
+        size = self._disk.open(f"{self._directory.log}/{name}")
         files = [
             SnapshotFile(segment.first, segment.end, segment.file_bytes, segment.sparse)
             for segment in segments
@@ -367,7 +394,7 @@ class SnapshotTaker:
     # Stored: on the loop
 
     def _stored(self, taking: _Taking, part: _Part, _result: None, error: Exception | None) -> None:
-        if not self._is_on(taking, error):
+        if not self._is_on(taking, error, part.file):
             return
         taking.storing -= 1
         taking.moved_s = self._runtime.monotonic()
@@ -376,14 +403,15 @@ class SnapshotTaker:
         else:
             self._ask(taking)
 
-    def _is_on(self, taking: _Taking, error: Exception | None) -> bool:
-        """Whether the transfer goes on after a job has ended, in an error or not."""
+    def _is_on(self, taking: _Taking, error: Exception | None, file: int = 0) -> bool:
+        """Whether the transfer goes on after a job on `file` has ended, in an error or not."""
         if self._taking is not taking:
             return False
         if error is None:
             return True
         if isinstance(error, JournalError):
             log.error("the snapshot from %s is damaged: %s", taking.peer, error)
+            self._send(taking.peer, Spoilt(taking.offer.snapshot, file))
         elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             log.error("no space for a snapshot of %d bytes", _size(taking.offer))
         else:

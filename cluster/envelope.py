@@ -165,6 +165,13 @@ class Withdrawn(NamedTuple):
     snapshot: int
 
 
+class Spoilt(NamedTuple):
+    """A file of the snapshot has arrived as it was sent, and is damaged."""
+
+    snapshot: int
+    file: int
+
+
 Message = (
     Append
     | Appended
@@ -180,6 +187,7 @@ Message = (
     | Fetch
     | Chunk
     | Withdrawn
+    | Spoilt
 )
 
 
@@ -202,6 +210,7 @@ _SMALL: dict[int, type[Any]] = {
     10: Status,
     13: Fetch,
     14: Withdrawn,
+    15: Spoilt,
 }
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
 _APPEND = struct.Struct("<BQQQQI")

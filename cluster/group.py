@@ -39,6 +39,7 @@ from cluster.envelope import (
     MalformedFrame,
     Message,
     Offer,
+    Spoilt,
     Status,
     Withdrawn,
     decode,
@@ -59,6 +60,7 @@ from cluster.submission import Proposals, Reign, Submissions
 
 log = logging.getLogger(__name__)
 
+INCARNATION_LEAP = 2**20
 SNAPSHOT_ID_BITS = 20
 """A life of a node gives fewer than 2**20 snapshots, so their numbers never come again."""
 
@@ -196,6 +198,7 @@ class Group:
         self._handover_asked = False
         self._waiting: deque[tuple[int, str, Message]] = deque()
         self._peer_status: dict[str, Status] = {}
+        self._damage: CorruptJournal | None = None
         self._tried_full_disk_s = 0.0
         self._cleaned = False
         self._installed_at = 0
@@ -274,7 +277,7 @@ class Group:
         self.housekeeping.begin(checkpoint)
         self._giver = SnapshotGiver(
             self._disk,
-            directory.log,
+            directory,
             self.journal,
             self.housekeeping,
             runtime,
@@ -287,11 +290,39 @@ class Group:
         )
 
     def disk_failed(self, error: Exception) -> None:
-        """What the disk holds cannot be trusted: stop, and let the next start know why."""
-        if isinstance(error, CorruptJournal):
-            self._directory.note_damage(error)
+        """What the disk holds cannot be trusted: stop, and let the next start know why.
+
+        Damage of what was once stored is no reason to stop at once: the others must be able to go on without this node,
+        since it comes back as a learner.
+        """
+        if isinstance(error, CorruptJournal) and self.config.peers:
+            if self._damage is None:
+                log.error("%s: this node will be repaired from the others", error)
+                self._damage = error
+            self._leave_if_the_others_can_go_on()
         else:
             self._directory.note_writes_lost()
+            self._stop_for(error)
+
+    def _leave_if_the_others_can_go_on(self) -> None:
+        """Stop for damage, as a follower, once the other voters are a majority without this node."""
+        if self._damage is None or not self._running:
+            return
+        self.engine.may_lead = False
+        statuses = self._peer_status.items()
+        voters = [
+            peer
+            for peer, status in statuses
+            if status.standing == Standing.VOTER and self._links.connected(peer)
+        ]
+        if self.engine.is_leader:
+            if self._runtime.monotonic() >= self._handover_ends_s:
+                self.transfer_leadership()
+        elif len(voters) * 2 > len(self.config.peers) + 1:
+            self._directory.note_damage(self._damage)
+            self._stop_for(self._damage)
+
+    def _stop_for(self, error: Exception) -> None:
         self._running = False
         self._runtime.fail(error)
 
@@ -439,6 +470,8 @@ class Group:
                 self._taker.chunk(peer, message)
             case Withdrawn():
                 self._taker.withdrawn(peer, message)
+            case Spoilt():
+                self._giver.spoilt(peer, message)
             case _ if self.recovery.standing is not Standing.BLANK:
                 self.engine.receive(peer, message)
                 self._start_sync()
@@ -458,6 +491,7 @@ class Group:
         if self._running:
             self._wake()
             self._watch_space()
+            self._leave_if_the_others_can_go_on()
             if self.engine.is_leader:
                 self._expel_the_gone()
             self._runtime.call_later(self.config.timing.heartbeat_s / 2, self._beat)
@@ -552,7 +586,7 @@ class Group:
             self.alarm = reason
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._events.alarm_changed(reason)
-        self.engine.may_lead = not self.journal.full
+        self.engine.may_lead = not self.journal.full and self._damage is None
         if self.journal.full:
             self._try_full_disk(alarmed)
 
@@ -743,7 +777,8 @@ class Group:
     def _begin_incarnation(self) -> None:
         """The others gave this node up while it was away: all that its clients held has gone back to the queues."""
         known = self._state.origins.get(self.config.name)
-        least = known.incarnation + 1 if known is not None else 0
+        # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
+        least = known.incarnation + self._runtime.random.randint(1, INCARNATION_LEAP) if known else 0
         self._incarnation = self._directory.claim(max(self._runtime.wall_ms(), least)).incarnation
         self._submissions.begin(self._incarnation)
         self.submit([])

@@ -160,6 +160,7 @@ class Housekeeping:
         self._taken: _Taken | None = None
         self._taken_applying_s = self._applying_s
         self._writing_s = 0.0
+        self._is_damaged = False
         self._taken_s = now_s
         self._taken_bytes = self._journal.appended_bytes
         self._retry_s = now_s
@@ -202,6 +203,10 @@ class Housekeeping:
         """Of the newest checkpoint; 0 if there is none."""
         return self.newest.index if self.newest else 0
 
+    def renew(self) -> None:
+        """The newest checkpoint is damaged: take another one as soon as there is anything new."""
+        self._is_damaged = True
+
     def pin(self, names: Iterable[str]) -> None:
         """Keep these files as they are until `unpin`."""
         for name in names:
@@ -240,6 +245,7 @@ class Housekeeping:
             or logged_bytes >= max(settings.checkpoint_bytes, self._checkpoint_bytes)
             or now_s - self._taken_s >= settings.checkpoint_interval_s
             or self._replay_is_long(now_s)
+            or self._is_damaged
         )
 
     def _replay_is_long(self, now_s: float) -> bool:
@@ -251,6 +257,7 @@ class Housekeeping:
         self._taken_s = self._now()
         self._taken_bytes = self._journal.appended_bytes
         self._taken_applying_s = self._applying_s
+        self._is_damaged = False
         self._taken = _Taken(CheckpointPosition(index, term), self._freeze())
 
     def _write(self, taken: _Taken) -> None:

@@ -22,6 +22,7 @@ from cluster.manifest import (
     Manifest,
     Row,
     is_segment_name,
+    load_copies,
     load_manifest,
     serial_of,
     store_manifest,
@@ -73,6 +74,8 @@ def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) 
     path = path_in(directory, MANIFEST_NAME)
     if MANIFEST_NAME in names:
         manifest = load_manifest(disk, path, identity)
+        if None in load_copies(disk, path, identity):
+            store_manifest(disk, path, identity, manifest)  # the other copy may be damaged next
     else:
         _check_new(directory, names)
         manifest = Manifest()

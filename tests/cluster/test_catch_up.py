@@ -11,9 +11,9 @@ import pytest
 
 from chaos.sim.disk import SimulatedDisk
 from cluster.catch_up import CHUNK_BYTES, GIVEN_S, Installable, SnapshotGiver, SnapshotTaker
-from cluster.checkpoints import Checkpoint, write_checkpoint
+from cluster.checkpoints import Checkpoint, checkpoint_name, write_checkpoint
 from cluster.directory import GroupDirectory
-from cluster.envelope import Chunk, Fetch, Message, Offer, Withdrawn, decode, encode
+from cluster.envelope import Chunk, Fetch, Message, Offer, Spoilt, Withdrawn, decode, encode
 from cluster.hardstate import HardState, HardStateFile, Standing
 from cluster.housekeeping import CheckpointPosition
 from cluster.identity import Owner
@@ -92,6 +92,10 @@ class Pins:
     def __init__(self, newest: CheckpointPosition) -> None:
         self.newest = newest
         self.pinned: list[str] = []
+        self.renewed = 0
+
+    def renew(self) -> None:
+        self.renewed += 1
 
     def pin(self, names: list[str]) -> None:
         self.pinned += names
@@ -129,7 +133,7 @@ class Transfer:
         self.spoil: Callable[[Message], Message] = lambda message: message
         self.giver = SnapshotGiver(
             self.here.disk,
-            self.here.directory.log,
+            self.here.directory,
             self.here.journal,
             cast("Any", self.pins),
             cast("Any", self.world),
@@ -171,8 +175,13 @@ class Transfer:
                 raise AssertionError(message)
 
     def _giver_gets(self, message: Message) -> None:
-        assert isinstance(message, Fetch)
-        self.giver.fetch("taker", message)
+        match message:
+            case Fetch():
+                self.giver.fetch("taker", message)
+            case Spoilt():
+                self.giver.spoilt("taker", message)
+            case _:
+                raise AssertionError(message)
 
     def begin(self) -> None:
         self.giver.turn(cast("Any", self.engine))
@@ -265,6 +274,40 @@ def test_a_damaged_file_is_not_believed(transfer: Transfer) -> None:
     transfer.world.run()
     assert not transfer.installed
     assert transfer.there.journal.last_index == 1
+    assert [
+        error.path.rpartition("/")[2] for error in transfer.failures if isinstance(error, CorruptJournal)
+    ] == [name]
+
+
+def test_a_damaged_checkpoint_is_taken_anew_and_then_given(transfer: Transfer) -> None:
+    directory = transfer.here.directory
+    transfer.begin()
+    transfer.here.disk.flip_bit(f"{directory.log}/{checkpoint_name(150)}", 8 * 40_000)
+    transfer.world.run()
+    transfer.begin()
+    transfer.tick()
+    transfer.world.run()
+    assert (transfer.pins.renewed, transfer.installed, transfer.failures) == (1, [], [])
+    assert len([message for message in transfer.sent if isinstance(message, Offer)]) == 1
+    write_checkpoint(transfer.here.disk, directory.log, directory.identity, 160, 1, STATE)
+    transfer.pins.newest = CheckpointPosition(160, 1)
+    transfer.begin()
+    transfer.world.run()
+    assert [installable.checkpoint.index for installable in transfer.installed] == [160]
+
+
+def test_a_file_that_only_arrived_damaged_is_nobodys_damage(transfer: Transfer) -> None:
+    """The disk of the taker spoils it, say."""
+    transfer.begin()
+    incoming = transfer.there.directory.incoming
+    transfer.world.run(lambda: transfer.there.disk.files().get(f"{incoming}/00000000", 0) > 1_000)
+    transfer.there.disk.flip_bit(f"{incoming}/00000000", 8 * 1_000)
+    transfer.world.run()
+    assert not transfer.failures
+    assert not transfer.installed
+    transfer.begin()
+    transfer.world.run()
+    transfer.check_installed()
 
 
 def test_a_file_that_cannot_be_read_is_the_givers_damage(transfer: Transfer) -> None:

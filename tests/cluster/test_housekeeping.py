@@ -249,6 +249,18 @@ def test_a_checkpoint_is_taken_after_so_much_work() -> None:
     assert checkpoints(node) == [3, 5]
 
 
+def test_a_checkpoint_that_is_damaged_is_taken_anew_when_there_is_anything_new() -> None:
+    node = make_node()
+    for _ in range(10):
+        publish(node)
+    node.housekeeping.renew()
+    node.run()
+    assert checkpoints(node) == [10]
+    publish(node)
+    publish(node)
+    assert checkpoints(node) == [10, 11]
+
+
 def test_a_checkpoint_is_not_written_before_its_entries_are() -> None:
     node = make_node()
     for index in range(1, 11):
