@@ -296,6 +296,14 @@ class SnapshotTaker:
         if self._taking is not None and self._taking.peer == peer:
             self._ask_again(self._taking)
 
+    def tick(self) -> None:
+        """Once in a while: do not hold on to what is not needed any more, or will not come."""
+        taking = self._taking
+        if taking is not None:
+            is_stuck = taking.moved_s + GIVEN_S < self._runtime.monotonic()
+            if is_stuck or not self.is_of_use(taking.offer.index, taking.offer.term):
+                self._give_up()
+
     def withdrawn(self, peer: str, message: Withdrawn) -> None:
         taking = self._taking
         if taking is not None and (taking.peer, taking.offer.snapshot) == (peer, message.snapshot):
@@ -349,9 +357,18 @@ class SnapshotTaker:
     def _give_up(self) -> None:
         if self._taking is not None:
             self._taking.lost = True
+            self._disk.submit_background(partial(self._clean_up, self._taking, ()), _ignore)
             self._taking = None
 
     # Storing: on the background thread
+
+    def _clean_up(self, taking: _Taking, moved: Sequence[str]) -> None:
+        """Remove what was fetched, and what of it was moved."""
+        if taking.file is not None:
+            taking.file.close()
+        for name in moved:
+            self._disk.remove(f"{self._directory.log}/{name}")
+        self._disk.remove_directory(self._directory.incoming)
 
     def _make_room(self) -> None:
         self._disk.remove_directory(self._directory.incoming)
@@ -432,7 +449,9 @@ class SnapshotTaker:
             return
         self._taking = None
         if not self.is_of_use(checkpoint.index, checkpoint.term):
-            return  # the files are removed as leftovers at the next start
+            # The checkpoint stays: it is one of this log, and perhaps this node's own.
+            self._disk.submit_background(partial(self._clean_up, taking, names), _ignore)
+            return
         segments = [
             Segment.sealed_file(name, row.first, row.end, row.size, sparse=row.sparse)
             for name, row in zip(names, taking.offer.segments, strict=True)
@@ -457,3 +476,7 @@ def _read(disk: Disk, path: str, offset: int, length: int) -> bytes:
         return file.pread(offset, length)
     finally:
         file.close()
+
+
+def _ignore(_result: None, _error: Exception | None) -> None:
+    """Take no notice: what was not removed is a leftover, and is removed at the next start."""

@@ -61,6 +61,7 @@ from cluster.submission import Proposals, Reign, Submissions
 log = logging.getLogger(__name__)
 
 INCARNATION_LEAP = 2**20
+"""By so much, at most, an incarnation exceeds the last known one of a node that has lost count."""
 SNAPSHOT_ID_BITS = 20
 """A life of a node gives fewer than 2**20 snapshots, so their numbers never come again."""
 
@@ -181,6 +182,8 @@ class Group:
         self.machine = machine
         self.alarm: str | None = None
         """Why publishers must wait, if they must."""
+        self.damage: CorruptJournal | None = None
+        """What was found damaged, while the others cannot yet go on without this node."""
         self.snapshots_installed = 0
         self._state = GroupState(machine)
         self._runtime = runtime
@@ -198,7 +201,6 @@ class Group:
         self._handover_asked = False
         self._waiting: deque[tuple[int, str, Message]] = deque()
         self._peer_status: dict[str, Status] = {}
-        self._damage: CorruptJournal | None = None
         self._tried_full_disk_s = 0.0
         self._cleaned = False
         self._installed_at = 0
@@ -296,9 +298,9 @@ class Group:
         since it comes back as a learner.
         """
         if isinstance(error, CorruptJournal) and self.config.peers:
-            if self._damage is None:
+            if self.damage is None:
                 log.error("%s: this node will be repaired from the others", error)
-                self._damage = error
+                self.damage = error
             self._leave_if_the_others_can_go_on()
         else:
             self._directory.note_writes_lost()
@@ -306,7 +308,7 @@ class Group:
 
     def _leave_if_the_others_can_go_on(self) -> None:
         """Stop for damage, as a follower, once the other voters are a majority without this node."""
-        if self._damage is None or not self._running:
+        if self.damage is None or not self._running:
             return
         self.engine.may_lead = False
         statuses = self._peer_status.items()
@@ -319,8 +321,8 @@ class Group:
             if self._runtime.monotonic() >= self._handover_ends_s:
                 self.transfer_leadership()
         elif len(voters) * 2 > len(self.config.peers) + 1:
-            self._directory.note_damage(self._damage)
-            self._stop_for(self._damage)
+            self._directory.note_damage(self.damage)
+            self._stop_for(self.damage)
 
     def _stop_for(self, error: Exception) -> None:
         self._running = False
@@ -411,6 +413,8 @@ class Group:
 
     def describe_standing(self) -> str | None:
         """Why this node does not take full part, or None if it does."""
+        if self.damage is not None:
+            return f"{self.damage}; this node will be repaired as soon as the others can go on without it"
         return self.recovery.describe()
 
     def dump(self) -> bytes:
@@ -586,7 +590,7 @@ class Group:
             self.alarm = reason
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._events.alarm_changed(reason)
-        self.engine.may_lead = not self.journal.full and self._damage is None
+        self.engine.may_lead = not self.journal.full and self.damage is None
         if self.journal.full:
             self._try_full_disk(alarmed)
 
@@ -657,6 +661,7 @@ class Group:
         if self._running:
             self._tell_peers(self._own_status())
             self._giver.tick(self.engine)
+            self._taker.tick()
             self._clean_up()
             self._runtime.call_later(STATUS_INTERVAL_S, self._tell_status)
 

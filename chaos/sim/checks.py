@@ -283,7 +283,7 @@ class Checks:
         if damage is None:
             return False
         runs = node.up and node.has_started and node.runtime.alive
-        whole = runs and node.life > damage.life and node.standing is Standing.VOTER
+        whole = runs and node.life > damage.life and node.standing is Standing.VOTER and not node.group.damage
         if whole and not node.disk.damaged_files():
             del self._damage[node.name]
             return False

@@ -207,6 +207,15 @@ class Transfer:
         self.there.open()
         self.check_log()
 
+    def check_clean(self) -> None:
+        """Nothing of a snapshot that was not installed stays, but perhaps its checkpoint."""
+        files = self.there.disk.files()
+        assert not [path for path in files if path.startswith(self.there.directory.incoming)]
+        segments = [path for path in files if path.endswith((".segment", ".sparse"))]
+        assert sorted(segments) == [
+            f"{self.there.directory.log}/{segment.name}" for segment in self.there.journal.segments()
+        ]
+
     def check_log(self) -> None:
         journal = self.there.journal
         assert (journal.first_index, journal.last_index) == (1, ENTRIES)
@@ -347,6 +356,31 @@ def test_who_gets_the_entry_meanwhile_does_not_install(transfer: Transfer) -> No
     transfer.world.run()
     assert not transfer.installed
     assert transfer.there.journal.last_index == 161
+    transfer.check_clean()
+
+
+def test_what_is_not_needed_any_more_is_given_up(transfer: Transfer) -> None:
+    transfer.begin()
+    transfer.world.run(lambda: len(transfer.fetches()) > 8)
+    transfer.there.add(2, 160)
+    transfer.taker.tick()
+    asked = len(transfer.fetches())
+    transfer.world.run()
+    assert len(transfer.fetches()) == asked
+    transfer.check_clean()
+
+
+def test_what_does_not_come_any_more_is_given_up(transfer: Transfer) -> None:
+    transfer.begin()
+    transfer.world.run(lambda: len(transfer.fetches()) > 8)
+    transfer.is_up = False
+    transfer.world.run()
+    transfer.taker.tick()
+    assert transfer.there.disk.list_directory(transfer.there.directory.incoming)
+    transfer.world.now_s += GIVEN_S + 0.1
+    transfer.taker.tick()
+    transfer.world.run()
+    transfer.check_clean()
 
 
 def test_the_files_are_pinned_until_they_are_not_needed(transfer: Transfer) -> None:
