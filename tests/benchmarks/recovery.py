@@ -33,6 +33,8 @@ POLL_S = 0.005
 DEAD_S = 2.0
 """A killed node stays away for so long: the others notice, and take back what its clients held."""
 MIB = 2**20
+FRESH_MESSAGES = 200_000
+"""What the drain of the backlog is compared with: a queue that was just filled in the same way."""
 
 
 class Start(NamedTuple):
@@ -102,6 +104,13 @@ def disk_mib(directory: Path) -> float:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()) / MIB
 
 
+def drain(cluster: LocalCluster, messages: int) -> float:
+    """Consume so many messages through the leader; messages per second."""
+    at = [endpoint(cluster.urls[cluster.nodes.index(cluster.leader())])]
+    consumed = checked(load(at, "-q", QUEUE, "-n", str(messages), "--ack", "100", "consume"))
+    return float(consumed["consume_rate"])
+
+
 def checked(result: dict[str, Any]) -> dict[str, Any]:
     if not result.get("ok"):
         sys.exit(f"the load generator failed: {result}")
@@ -117,11 +126,9 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> None:
         at = [endpoint(url) for url in cluster.urls]
         queue = ["-q", QUEUE]
         checked(load(at[:1], *queue, "declare"))
-        fresh = 200_000
-        checked(load(at, *queue, "-n", str(fresh), "-w", "4000", "-s", "12", "publish"))
-        fresh_rate = checked(load(at[:1], *queue, "-n", str(fresh), "--ack", "100", "consume"))[
-            "consume_rate"
-        ]
+        fresh = min(messages, FRESH_MESSAGES)
+        checked(load(at, *queue, "-n", str(fresh), "-s", "12", *options, "publish"))
+        fresh_rate = drain(cluster, fresh)
         idle = time_starts(cluster, repeat, empty=True)
         idle_mib = memory_mib(cluster)
         checked(load(at, *queue, "-n", str(messages), "-s", "12", *options, "publish"))
@@ -129,15 +136,18 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> None:
         used_mib = disk_mib(Path(directory)) / len(cluster.nodes)
         full = time_starts(cluster, repeat, empty=False)
         started_mib = memory_mib(cluster)
-        drain = checked(load(at[:1], *queue, "-n", str(messages), "--ack", "100", "consume"))["consume_rate"]
+        drain_rate = drain(cluster, messages)
         grown = [after - before for after, before in zip(full_mib, idle_mib, strict=True)]
         restarted = [after - before for after, before in zip(started_mib, idle_mib, strict=True)]
-        print(
-            f"| {name} | {idle.one_node_s:.2f} / {full.one_node_s:.2f} "
-            f"| {idle.all_nodes_s:.2f} / {full.all_nodes_s:.2f} | {max(idle_mib):.0f} | +{max(grown):.0f} / +{max(restarted):.0f} | {used_mib:.0f} "
-            f"| {fresh_rate:,.0f} / {drain:,.0f} |",
-            flush=True,
-        )
+        cells = [
+            f"{idle.one_node_s:.2f} / {full.one_node_s:.2f}",
+            f"{idle.all_nodes_s:.2f} / {full.all_nodes_s:.2f}",
+            f"{max(idle_mib):.0f}",
+            f"+{max(grown):.0f} / +{max(restarted):.0f}",
+            f"{used_mib:.0f}",
+            f"{fresh_rate:,.0f} / {drain_rate:,.0f}",
+        ]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:
