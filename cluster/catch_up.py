@@ -119,6 +119,7 @@ class SnapshotGiver:
             idle_s = now_s - given.used_s
             if idle_s > GIVEN_S or (engine.is_leader and peer not in engine.needs_snapshot):
                 self._take_back(peer)
+                engine.needs_snapshot.pop(peer, None)  # a peer that still does will say so again
             elif idle_s > REPEAT_S:
                 self._send(peer, given.offer)
 
@@ -295,6 +296,13 @@ class SnapshotTaker:
         """A new link: what was under way on the old one is asked for again."""
         if self._taking is not None and self._taking.peer == peer:
             self._ask_again(self._taking)
+
+    def remove_installed(self) -> None:
+        """The snapshot is the log now, durably; its directory may be the next one's already."""
+        if self._taking is None:
+            self._disk.submit_background(
+                partial(self._disk.remove_directory, self._directory.incoming), _ignore
+            )
 
     def tick(self) -> None:
         """Once in a while: do not hold on to what is not needed any more, or will not come."""

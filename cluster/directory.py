@@ -158,18 +158,12 @@ class GroupDirectory:
 
     # Cleaning
 
-    def remove_incoming(self) -> None:
-        """Off the loop: the snapshot has become the log."""
-        self._remove(self.incoming)
-
     def remove_set_aside(self) -> None:
         """Off the loop: this node has everything again."""
         for name in self._disk.list_directory(self.path):
             if name.startswith(ASIDE_PREFIX):
-                self._remove(f"{self.path}/{name}")
-
-    def _remove(self, directory: str) -> None:
-        self._disk.submit_background(partial(self._disk.remove_directory, directory), _ignore)
+                remove = partial(self._disk.remove_directory, f"{self.path}/{name}")
+                self._disk.submit_background(remove, _ignore)
 
 
 def _ignore(_result: None, _error: Exception | None) -> None:

@@ -669,7 +669,7 @@ class Group:
         """Remove what only a crash or a loss that is now impossible would have needed."""
         if self._installed_at and self.journal.synced >= self._installed_at:
             self._installed_at = 0
-            self._directory.remove_incoming()
+            self._taker.remove_installed()
         if not self._cleaned and self.recovery.standing is Standing.VOTER:
             self._cleaned = True
             self._directory.remove_set_aside()

@@ -379,7 +379,9 @@ class Housekeeping:
         if group:
             self._rewrite(frozen, group)
             return
-        unknown = next((candidate for run in runs for candidate in run if not candidate.is_known), None)
+        all_unknown = [candidate for run in runs for candidate in run if not candidate.is_known]
+        # The largest first: small ones that lose a message now and then must not keep it from its turn.
+        unknown = max(all_unknown, key=_file_bytes, default=None)
         if unknown is None:
             self._round_open = False
         elif self._pace_allows(unknown.segment.file_bytes):
@@ -484,6 +486,10 @@ class Housekeeping:
                 path = path_in(self._directory, segment.name)
                 self._run(partial(verify, self._disk, path, self._identity), _ignore)
                 return
+
+
+def _file_bytes(candidate: Candidate) -> int:
+    return candidate.segment.file_bytes
 
 
 def _count(frozen: Frozen, segments: Sequence[Segment]) -> dict[str, int]:

@@ -362,8 +362,12 @@ async def _run_once(config: NodeConfig) -> None:
     try:
         await node.start()
         await node.serve()
-    except* (StartError, CorruptJournal) as errors:
-        raise errors.exceptions[0] from None
+    except ExceptionGroup as group:
+        # Not except*: what is raised in one arrives in a group again with some versions of Python 3.11.
+        known = group.subgroup((StartError, CorruptJournal))
+        if known is None:
+            raise
+        raise known.exceptions[0] from None
     finally:
         await node.stop()
 

@@ -207,10 +207,14 @@ class Transfer:
         self.there.open()
         self.check_log()
 
-    def check_clean(self) -> None:
-        """Nothing of a snapshot that was not installed stays, but perhaps its checkpoint."""
+    def check_clean_incoming(self) -> None:
         files = self.there.disk.files()
         assert not [path for path in files if path.startswith(self.there.directory.incoming)]
+
+    def check_clean(self) -> None:
+        """Nothing of a snapshot that was not installed stays, but perhaps its checkpoint."""
+        self.check_clean_incoming()
+        files = self.there.disk.files()
         segments = [path for path in files if path.endswith((".segment", ".sparse"))]
         assert sorted(segments) == [
             f"{self.there.directory.log}/{segment.name}" for segment in self.there.journal.segments()
@@ -418,6 +422,20 @@ def test_who_has_installed_one_and_is_still_behind_is_given_another(transfer: Tr
     transfer.begin()
     transfer.world.run()
     assert [installable.checkpoint.index for installable in transfer.installed] == [150, 240]
+
+
+def test_removing_an_installed_snapshot_leaves_the_next_one_alone(transfer: Transfer) -> None:
+    transfer.begin()
+    transfer.world.run()
+    transfer.taker.remove_installed()
+    transfer.world.run()
+    transfer.check_clean_incoming()
+    transfer.tick()  # nothing of it is the log yet, so it is given again
+    asked = len(transfer.fetches())
+    transfer.world.run(lambda: len(transfer.fetches()) > asked + 8)
+    transfer.taker.remove_installed()
+    transfer.world.run()
+    assert len(transfer.installed) == 2
 
 
 @pytest.mark.parametrize("events", range(0, 120, 3))

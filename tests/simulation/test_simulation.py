@@ -104,3 +104,34 @@ def test_each_fault_alone_is_survived(fault: str) -> None:
     simulation.run()
     assert simulation.nemesis.done[fault] > 3
     assert simulation.checks.confirms > 10
+
+
+def test_a_peer_that_is_down_and_needs_a_snapshot_pins_nothing_for_ever() -> None:
+    options = Options(
+        submit_interval_s=0.1,
+        fault_interval_s=1e9,
+        faults={"reset": 1.0},
+        segment_bytes=2048,
+        checkpoint_entries=5,
+        checkpoint_bytes=2048,
+        retained_bytes=0,
+    )
+    simulation = Simulation(5, options)
+    world, cluster = simulation.world, simulation.cluster
+    for node in cluster.nodes:
+        node.start()
+    world.run_until(4.0)
+    leader = cluster.leader()
+    assert leader is not None
+    peer = next(node for node in cluster.nodes if node is not leader)
+    peer.end(power_loss=False)
+    world.run_until(12.0)
+    peer.start()
+    world.run_until(20.0, stop=lambda: peer.name in leader.group.engine.needs_snapshot)
+    peer.end(power_loss=False)
+    pinned: list[bool] = []
+    for time_s in (30.0, 120.0):
+        world.run_until(time_s)
+        pinned.append(bool(leader.group.housekeeping.pinned))
+    assert cluster.leader() is leader
+    assert pinned == [True, False]
