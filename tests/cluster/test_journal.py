@@ -754,7 +754,9 @@ def test_a_log_without_its_manifest_is_corruption() -> None:
         node.disk.replace_file(f"log/{MANIFEST_NAME}", manifest)
         node.disk.flip_bit(f"log/{MANIFEST_NAME}", bit)
         assert contents(node.open()) == log_of(1, 1)
-    node.disk.flip_bit(f"log/{MANIFEST_NAME}", 0)
+        assert node.disk.read_file(f"log/{MANIFEST_NAME}") == manifest, "both copies are whole again"
+    for bit in (0, len(manifest) * 4):
+        node.disk.flip_bit(f"log/{MANIFEST_NAME}", bit)
     with pytest.raises(CorruptJournal, match=f"log/{MANIFEST_NAME}: offset 0: both copies"):
         node.open()
 

@@ -186,7 +186,7 @@ def test_a_sparse_segment_may_have_gaps_but_no_way_back() -> None:
 
 def test_a_file_of_another_cluster_is_refused() -> None:
     data = a_segment(*TWO_BATCHES)
-    with pytest.raises(ForeignJournal, match=f"{PATH}: belongs to another cluster"):
+    with pytest.raises(ForeignJournal, match=f"{PATH}: belongs to another node, cluster"):
         unpack_file_header(data, PATH, b"other")
 
 
