@@ -163,12 +163,16 @@ class SnapshotGiver:
         )
         self._take_back(peer)
 
+    def _is_sealed(self, name: str) -> bool:
+        """Whether the segment is as it was offered: a conflicting tail may have cut it since."""
+        return any(segment.name == name and segment.sealed for segment in self._journal.segments())
+
     def _checked(self, given: _Given, file: int, _result: object, error: Exception | None) -> None:
         if isinstance(error, JournalError) and not file:
             log.warning("a checkpoint is damaged and will be taken anew: %s", error)
             self._spoilt_index = given.offer.index
             self._housekeeping.renew()
-        elif error is not None and not isinstance(error, FileNotFoundError):
+        elif error is not None and self._is_sealed(given.names[file]):
             self._failed(error)
 
     def _prepare(self, peer: str) -> None:
