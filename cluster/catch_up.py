@@ -85,8 +85,6 @@ class SnapshotGiver:
         first_id: int,
     ) -> None:
         """Snapshots are numbered from `first_id`, which no earlier life of this node has reached."""
-        self.given = 0
-        """Snapshots that were fetched to the end, or have become superfluous."""
         self._disk = disk
         self._directory = directory
         self._journal = journal
@@ -130,8 +128,8 @@ class SnapshotGiver:
 
     def fetch(self, peer: str, request: Fetch) -> None:
         """Answer with the chunk, once it is read."""
-        given = self._given.get(peer)
-        if given is None or given.offer.snapshot != request.snapshot or request.file >= len(given.names):
+        given = self._given_to(peer, request.snapshot, request.file)
+        if given is None:
             self._send(peer, Withdrawn(request.snapshot))
             return
         given.used_s = self._runtime.monotonic()
@@ -142,18 +140,17 @@ class SnapshotGiver:
     def _have_read(
         self, peer: str, request: Fetch, path: str, data: bytes | None, error: Exception | None
     ) -> None:
-        given = self._given.get(peer)
-        if given is None or given.offer.snapshot != request.snapshot:
-            return
-        if data is None:
+        if self._given_to(peer, request.snapshot, request.file) is None:
+            self._send(peer, Withdrawn(request.snapshot))
+        elif data is None:
             self._failed(CorruptJournal(path, request.offset, f"cannot be read: {error}"))
-            return
-        self._send(peer, Chunk(request.snapshot, request.file, request.offset, crc32(data), data))
+        else:
+            self._send(peer, Chunk(request.snapshot, request.file, request.offset, crc32(data), data))
 
     def spoilt(self, peer: str, message: Spoilt) -> None:
         """Verify the file: it may be damaged here."""
-        given = self._given.get(peer)
-        if given is None or given.offer.snapshot != message.snapshot or message.file >= len(given.names):
+        given = self._given_to(peer, message.snapshot, message.file)
+        if given is None:
             return
         path = f"{self._directory.log}/{given.names[message.file]}"
         check = verify if message.file else read_checkpoint
@@ -162,6 +159,16 @@ class SnapshotGiver:
             partial(self._checked, given, message.file),
         )
         self._take_back(peer)
+
+    def _given_to(self, peer: str, snapshot: int, file: int) -> _Given | None:
+        """What the peer is given, if it is this snapshot and the file is in it, still as it was offered."""
+        given = self._given.get(peer)
+        if given is None or given.offer.snapshot != snapshot or file >= len(given.names):
+            return None
+        if file and not self._is_sealed(given.names[file]):
+            self._take_back(peer)
+            return None
+        return given
 
     def _is_sealed(self, name: str) -> bool:
         """Whether the segment is as it was offered: a conflicting tail may have cut it since."""
@@ -196,13 +203,13 @@ class SnapshotGiver:
 
     def _offer(self, peer: str, index: int, term: int, segments: Sequence[Segment]) -> None:
         name = checkpoint_name(index)
-        size = self._disk.open(f"{self._directory.log}/{name}")
+        checkpoint = self._disk.open(f"{self._directory.log}/{name}")
         files = [
             SnapshotFile(segment.first, segment.end, segment.file_bytes, segment.sparse)
             for segment in segments
         ]
-        offer = Offer(self._next_id, index, term, size.size, files)
-        size.close()
+        offer = Offer(self._next_id, index, term, checkpoint.size, files)
+        checkpoint.close()
         self._next_id += 1
         names = [name, *(segment.name for segment in segments)]
         self._given[peer] = _Given(offer, names, self._runtime.monotonic())
@@ -212,7 +219,6 @@ class SnapshotGiver:
 
     def _take_back(self, peer: str) -> None:
         self._housekeeping.unpin(self._given.pop(peer).names)
-        self.given += 1
 
 
 class Installable(NamedTuple):
@@ -252,7 +258,7 @@ class _Taking:
 class SnapshotTaker:
     """Fetches a snapshot into a directory of its own and hands it over when it is complete.
 
-    `install` is called on the loop, and says whether it took the snapshot.
+    `install` is called on the loop.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from cluster.hardstate import HardState, HardStateFile, Standing, Stored
 from cluster.identity import FILE as IDENTITY_NAME
 from cluster.identity import WRITES_LOST, Identity, is_loss_noted
 from cluster.identity import load_copies as load_identity_copies
-from cluster.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name
+from cluster.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name, log_start
 from cluster.manifest import load_copies as load_manifest_copies
 from cluster.sealed import load_index, open_file, records, verify
 from cluster.segment import (
@@ -485,12 +485,7 @@ def _log_range(manifest: Manifest, scan: Scan | None) -> tuple[int, int]:
     """First and last index of the entries without a gap."""
     grown = scan is not None and bool(scan.records.offsets)
     end = scan.records.end if grown and scan else manifest.sealed[-1].end if manifest.sealed else 1
-    start = manifest.open_first if grown else end
-    for row in reversed(manifest.sealed):
-        if row.sparse or row.end != start:
-            break
-        start = row.first
-    return start, end - 1
+    return log_start(manifest.sealed, manifest.open_first if grown else end), end - 1
 
 
 def _sequence(stored: Stored) -> int:

@@ -27,7 +27,7 @@ from pysyncobj.journal import Journal
 
 from cluster.hardstate import HardState, HardStateFile, Standing
 from cluster.journal_views import Entry, EntrySlice, LazyEntry, Window
-from cluster.manifest import row_of, segment_name
+from cluster.manifest import log_start, row_of, segment_name
 from cluster.sealed import footer_bytes
 from cluster.segment import (
     PAYLOAD_BYTES_MAX,
@@ -74,7 +74,7 @@ class SegmentedJournal(Journal):
 
     Opening raises CorruptJournal, ForeignJournal, UnknownFormat or OSError. `writes_lost` tells that writes may have
     been lost since the last process: without that a damaged tail is no torn one. `on_failure` is called when the disk
-    fails: nothing is reported as synced after that. `on_full` is called when a sync found no space: call `start_sync`
+    fails: nothing is reported as synced after that. When a sync has found no space, `full` is set: call `start_sync`
     again, at any time; what waits for it stays in order.
     """
 
@@ -93,7 +93,6 @@ class SegmentedJournal(Journal):
         hard_state: HardStateFile,
         *,
         writes_lost: bool = True,
-        on_full: Callable[[], None] | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         segment_entries: int = SEGMENT_ENTRIES,
         cache_bytes: int = CACHE_BYTES,
@@ -118,7 +117,6 @@ class SegmentedJournal(Journal):
         self._directory = directory
         self._identity = identity
         self._on_failure = on_failure
-        self._on_full = on_full
         self._hard_state = hard_state
         self._failed = False
         self._segment_bytes = segment_bytes
@@ -171,12 +169,7 @@ class SegmentedJournal(Journal):
 
     def _log_start(self) -> int:
         """The first index of the first dense segment behind which there is no hole."""
-        start = self._open.first if self._open else self._sealed[-1].end
-        for segment in reversed(self._sealed):
-            if segment.sparse or segment.end != start:
-                break
-            start = segment.first
-        return start
+        return log_start(self._sealed, self._open.first if self._open else self._sealed[-1].end)
 
     # Which files there are
 
@@ -539,8 +532,6 @@ class SegmentedJournal(Journal):
                 return
             if isinstance(error, DiskFull):
                 self._put_back(operations)
-                if self._on_full is not None:
-                    self._on_full()
             elif error is not None:
                 self._fail(error)
             else:

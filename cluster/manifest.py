@@ -24,7 +24,7 @@ import msgpack
 
 from cluster.ports import pack
 from cluster.term_runs import TermRuns
-from cluster.twofold import pack_twice, read_copies, read_twice
+from cluster.twofold import pack_twice, read_copies, whole_of
 
 if TYPE_CHECKING:
     from cluster.ports import Disk
@@ -116,6 +116,15 @@ def row_of(segment: Segment) -> Row:
     return Row(segment.name, segment.first, segment.end, segment.file_bytes, segment.sparse)
 
 
+def log_start(sealed: Sequence[Row | Segment], start: int) -> int:
+    """The first index of the first dense segment behind which there is no hole; what comes last begins at `start`."""
+    for segment in reversed(sealed):
+        if segment.sparse or segment.end != start:
+            break
+        start = segment.first
+    return start
+
+
 def segment_name(first: int, serial: int, *, sparse: bool = False) -> str:
     return f"{first:020}-{serial:08}.{'sparse' if sparse else 'segment'}"
 
@@ -133,7 +142,7 @@ def serial_of(name: str) -> int:
 
 def load_manifest(disk: Disk, path: str, identity: bytes) -> Manifest:
     """Raises CorruptJournal, UnknownFormat, ForeignJournal or FileNotFoundError."""
-    return _unpack(read_twice(disk, path, _MAGIC, FORMAT_VERSION, identity))
+    return whole_of(load_copies(disk, path, identity), path)
 
 
 def load_copies(disk: Disk, path: str, identity: bytes) -> list[Manifest | None]:

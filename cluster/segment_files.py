@@ -23,7 +23,6 @@ from cluster.manifest import (
     Row,
     is_segment_name,
     load_copies,
-    load_manifest,
     serial_of,
     store_manifest,
 )
@@ -41,6 +40,7 @@ from cluster.segment import (
     read_extent,
     scan_records,
 )
+from cluster.twofold import whole_of
 
 if TYPE_CHECKING:
     from cluster.ports import Disk
@@ -73,8 +73,9 @@ def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) 
     names = disk.list_directory(directory)
     path = path_in(directory, MANIFEST_NAME)
     if MANIFEST_NAME in names:
-        manifest = load_manifest(disk, path, identity)
-        if None in load_copies(disk, path, identity):
+        copies = load_copies(disk, path, identity)
+        manifest = whole_of(copies, path)
+        if None in copies:
             store_manifest(disk, path, identity, manifest)  # the other copy may be damaged next
     else:
         _check_new(directory, names)

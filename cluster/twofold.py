@@ -17,15 +17,19 @@ import errno
 import logging
 from hashlib import sha256
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
 from cluster.segment import CorruptJournal, ForeignJournal, UnknownFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cluster.ports import Disk, File
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SECTOR_BYTES = 512
 
@@ -44,11 +48,15 @@ def read_twice(disk: Disk, path: str, magic: bytes, version: int, identity: byte
 
     Raises CorruptJournal if both copies are damaged, UnknownFormat, ForeignJournal or FileNotFoundError.
     """
-    bodies = read_copies(disk, path, magic, version, identity)
-    whole = [body for body in bodies if body is not None]
+    return whole_of(read_copies(disk, path, magic, version, identity), path)
+
+
+def whole_of(copies: Sequence[T | None], path: str) -> T:
+    """The first copy that is not damaged. Raises CorruptJournal if there is none."""
+    whole = [copy for copy in copies if copy is not None]
     if not whole:
         raise CorruptJournal(path, 0, "both copies of the content are damaged")
-    if len(whole) < len(bodies):
+    if len(whole) < len(copies):
         log.warning("%s: one of the two copies of the content is damaged; the other one is used", path)
     return whole[0]
 

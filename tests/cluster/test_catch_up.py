@@ -332,6 +332,22 @@ def test_a_file_that_cannot_be_read_is_the_givers_damage(transfer: Transfer) -> 
     assert not transfer.installed
 
 
+@pytest.mark.parametrize("end", [ENTRIES - 3, 181], ids=["cut", "removed"])
+def test_a_segment_that_a_conflicting_tail_has_cut_is_withdrawn(transfer: Transfer, end: int) -> None:
+    """The one who gives is no leader any more, and what it offered beyond the checkpoint was not committed."""
+    transfer.begin()
+    transfer.world.run(lambda: len(transfer.fetches()) > 5)
+    assert transfer.here.journal.segments()[-1].first == 181
+    transfer.here.journal.deleteEntriesFrom(end)
+    transfer.here.journal.sync_now()
+    transfer.world.run()
+    assert isinstance(transfer.sent[-1], Withdrawn)
+    assert not transfer.failures
+    assert not transfer.installed
+    assert not transfer.pins.pinned
+    transfer.check_clean()
+
+
 def test_a_full_disk_ends_the_transfer_and_the_next_offer_begins_it_again(transfer: Transfer) -> None:
     transfer.begin()
     transfer.world.run(lambda: len(transfer.fetches()) > 5)

@@ -398,13 +398,19 @@ def test_a_stop_writes_no_checkpoint_of_what_is_not_synced() -> None:
     assert checkpoints(node) == []
 
 
-@pytest.mark.parametrize(("applied_index", "expected"), [(10, []), (11, [11])])
-def test_a_stop_while_a_checkpoint_is_being_written(applied_index: int, expected: list[int]) -> None:
+def make_node_with_due_checkpoint(entries: int = 10) -> Node:
+    """The checkpoint at 10 has been begun, and nothing has had the time to happen."""
     node = make_node()
-    for index in range(1, 12):
+    for index in range(1, entries + 1):
         node.journal.add(entry_of([[b"x"]]), index, 1)
     node.journal.sync_now()
     node.housekeeping.turn(10, 1)
+    return node
+
+
+@pytest.mark.parametrize(("applied_index", "expected"), [(10, []), (11, [11])])
+def test_a_stop_while_a_checkpoint_is_being_written(applied_index: int, expected: list[int]) -> None:
+    node = make_node_with_due_checkpoint(11)
     node.housekeeping.checkpoint_now(applied_index, 1)
     assert checkpoints(node) == expected
     node.clock.run()
@@ -421,11 +427,7 @@ def test_a_stop_on_a_full_disk_is_a_stop(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_what_was_under_way_when_the_log_was_replaced_is_dropped() -> None:
-    node = make_node()
-    for index in range(1, 11):
-        node.journal.add(entry_of([[b"x"]]), index, 1)
-    node.journal.sync_now()
-    node.housekeeping.turn(10, 1)
+    node = make_node_with_due_checkpoint()
     node.housekeeping.begin(None)
     node.clock.run()
     assert node.housekeeping.newest is None
@@ -435,11 +437,7 @@ def test_what_was_under_way_when_the_log_was_replaced_is_dropped() -> None:
 
 
 def test_what_went_wrong_with_a_log_that_was_replaced_does_not_matter() -> None:
-    node = make_node()
-    for index in range(1, 11):
-        node.journal.add(entry_of([[b"x"]]), index, 1)
-    node.journal.sync_now()
-    node.housekeeping.turn(10, 1)
+    node = make_node_with_due_checkpoint()
     node.housekeeping.begin(None)
     node.disk.fail_next_sync()
     node.clock.run()
@@ -449,11 +447,7 @@ def test_what_went_wrong_with_a_log_that_was_replaced_does_not_matter() -> None:
 
 
 def test_after_a_stop_nothing_begins_and_nothing_is_taken_over() -> None:
-    node = make_node()
-    for index in range(1, 11):
-        node.journal.add(entry_of([[b"x"]]), index, 1)
-    node.journal.sync_now()
-    node.housekeeping.turn(10, 1)
+    node = make_node_with_due_checkpoint()
     node.housekeeping.stop()
     node.clock.run()
     assert node.housekeeping.newest is None
