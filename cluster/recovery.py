@@ -4,9 +4,11 @@ A vote and an acknowledgement are promises: a node that has forgotten one must n
 the standing of a node (hardstate.py):
 
 BLANK    knows nothing of its past: no file of term and vote. It takes no part until every other member has told its
-         term since this start. A vote that it may have given was for one of them, so it cannot be of a later term than
-         the latest it hears of; it takes that term and counts its vote in it as given. If nobody holds an entry, the
-         cluster is new and the node is a voter at once; else it is a learner.
+         term since this start. A vote that it may have given to one of them cannot be of a later term than the latest
+         it hears of; it takes that term and counts its vote in it as given. One that it gave itself can be of a later
+         one, if nobody heard of that campaign. Nobody will: who tells its term does so on a new link, and what was
+         under way on the old one is never heard. So that vote is void, and it may give another in that term. If nobody
+         holds an entry, the cluster is new and the node is a voter at once; else it is a learner.
 LEARNER  knows its term, but its log may lack entries that it has acknowledged. It stores and acknowledges what a leader
          sends, and neither votes nor campaigns. The leader of a term has everything that was ever committed, and what
          it told of its log's end it told after this start; a node that holds all of that is a voter again.

@@ -235,6 +235,7 @@ class Checks:
         vote = self._votes.get((node.name, term))
         if vote not in (None, engine.voted_for) and term > self._forgotten_terms.get(node.name, 0):
             self.fail(f"{node.name} has forgotten that it voted for {vote} in term {term}")
+        self._forget_campaigns(node)
         before = self._seen.get(node.name)
         loses = before is not None and before.standing is Standing.VOTER is not node.standing
         if loses and not self.may_find_damage(node):
@@ -306,6 +307,7 @@ class Checks:
         if standing is not seen.standing:
             self.repairs += seen.standing is Standing.LEARNER and standing is Standing.VOTER
             seen.standing = standing
+            self._forget_campaigns(node)
         leads = engine.is_leader
         # Whoever begins a campaign begins a term.
         if leads or is_new_term:
@@ -341,11 +343,30 @@ class Checks:
         seen.term, seen.vote = engine.term, engine.voted_for
         self._terms[node.name] = engine.term
         vote = engine.voted_for
-        if vote is None or seen.standing is Standing.BLANK:
+        if vote is None or (seen.standing is Standing.BLANK and engine.role is Role.FOLLOWER):
             return  # one who rises from blank notes a vote that it may have given
         if self._votes.setdefault((node.name, engine.term), vote) != vote:
             self.fail(f"{node.name} votes for {vote} in term {engine.term}, and did for another")
+        if self._votes.get((vote, engine.term)) != vote:
+            self.fail(f"{node.name} votes for {vote} in term {engine.term}, which does not campaign in it")
         self._check_may_vote(node, vote)
+
+    def _forget_campaigns(self, node: SimulatedNode) -> None:
+        """One that has lost its memory may take back a vote for itself, and no other, if nobody has voted for it.
+
+        Nobody will any more: what it had sent was lost with its connections, and whoever got it has told of that term
+        (recovery.py). `_new_term` sees to it that from now on it gets no vote in that term without a new campaign.
+        """
+        if node.standing is Standing.BLANK:
+            return
+        name, term = node.name, node.group.engine.term
+        for later in range(term + 1, self._forgotten_terms.get(name, 0) + 1):
+            vote = self._votes.pop((name, later), name)
+            if vote != name:
+                self.fail(f"{name} has forgotten that it voted for {vote} in term {later}")
+            for other in self._cluster.names:
+                if self._votes.get((other, later)) == name:
+                    self.fail(f"{name} has forgotten term {later}, in which {other} voted for it")
 
     def _check_may_vote(self, node: SimulatedNode, vote: str) -> None:
         """Only a voter votes, and only one that has what it acknowledged."""

@@ -8,13 +8,19 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from chaos.sim.cluster import Options
+from chaos.sim.checks import ViolationError
+from chaos.sim.cluster import Options, SimulatedNode
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.run import Simulation, draw_options, run_seed
+from cluster.engine import Engine
+from cluster.envelope import Message, TimeoutNow, VoteRequest, encode
+from cluster.hardstate import HardState, Standing
+from cluster.recovery import Recovery
 
 ROOT = Path(__file__).parent.parent.parent
 CHUNKS = 20
@@ -73,6 +79,108 @@ def test_a_node_that_lost_its_directory_and_whose_clock_was_set_back_comes_back(
     world.run_until(20.0)
     assert cluster.settled(), cluster.describe()
     checks.check_agreement()
+
+
+def test_a_campaign_of_which_nobody_heard_may_be_forgotten() -> None:
+    story = ForgottenCampaign()
+    assert story.loser.group.engine.voted_for == story.loser.name
+    story.lose_everything()
+    assert story.loser.standing is Standing.VOTER
+    assert story.loser.group.engine.term == story.term - 1
+    story.elect_other()
+    engine = story.loser.group.engine
+    assert (engine.term, engine.voted_for) == (story.term, story.other.name)
+
+
+def test_a_campaign_in_which_somebody_votes_is_remembered_by_that() -> None:
+    story = ForgottenCampaign(heard=True)
+    assert story.other.group.engine.voted_for == story.loser.name
+    story.lose_everything()
+    assert story.loser.standing is Standing.VOTER
+    assert story.loser.group.engine.term >= story.term
+
+
+def test_it_is_found_if_a_campaign_in_which_somebody_voted_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    story = ForgottenCampaign(heard=True)
+    monkeypatch.setattr(Recovery, "_remember", story.remember_an_earlier_term)
+    with pytest.raises(ViolationError, match=rf"forgotten term {story.term}, in which \w+ voted for it"):
+        story.lose_everything()
+
+
+def test_it_is_found_if_a_vote_for_another_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = ForgottenCampaign()
+    story.lose_everything()
+    story.elect_other()
+    monkeypatch.setattr(Recovery, "_remember", story.remember_an_earlier_term)
+    with pytest.raises(ViolationError, match="has forgotten that it voted for"):
+        story.lose_everything()
+
+
+def test_it_is_found_if_one_gets_a_vote_in_a_term_that_it_has_forgotten() -> None:
+    story = ForgottenCampaign()
+    story.lose_everything()
+    late = VoteRequest(story.term, last_index=1_000_000, last_term=story.term)
+    with pytest.raises(ViolationError, match=f"votes for {story.loser.name} .* does not campaign in it"):
+        story.receives(story.other, story.loser, late)
+
+
+class ForgottenCampaign:
+    """A follower campaigns, in term `term`, and loses its directory before anything comes of it (seed 6009799)."""
+
+    def __init__(self, *, heard: bool = False) -> None:
+        simulation = Simulation(1, Options(faults={"reset": 1.0}, fault_interval_s=1e9))
+        self.world, self.cluster, self.checks = simulation.world, simulation.cluster, simulation.checks
+        for node in self.cluster.nodes:
+            node.start()
+        self.world.run_until(5.0)
+        simulation.workload.stop()
+        self.world.run_until(7.0)
+        leader = self.cluster.leader()
+        assert leader is not None
+        # A leader hands over to the follower with the smaller name.
+        self.leader = leader
+        self.other, self.loser = [node for node in self.cluster.nodes if node is not leader]
+        self.term = leader.group.engine.term + 1
+        self._cuts = [(self.loser.name, leader.name), (leader.name, self.loser.name)]
+        self._cuts.append((self.other.name, self.loser.name))
+        if not heard:
+            self._cuts.append((self.loser.name, self.other.name))
+        for cut in self._cuts:
+            self.cluster.network.cut(*cut)
+        self.receives(self.loser, leader, TimeoutNow(self.term - 1))
+        self.world.run_until(self.world.now_s + 0.2)
+        assert self.loser.group.engine.term == self.term
+
+    def receives(self, node: SimulatedNode, peer: SimulatedNode, message: Message) -> None:
+        node.runtime.enter(partial(node.group.frame_received, peer.name, b"".join(encode(message))))
+
+    def lose_everything(self) -> None:
+        """The disk is replaced, all links are whole again, and the node has some time to come back."""
+        for node in (self.leader, self.other):
+            self.cluster.network.reset(self.loser.name, node.name)
+        self.loser.end(power_loss=False)
+        self.loser.disk.lose_everything()
+        self.checks.damaged(self.loser)
+        for cut in self._cuts:
+            self.cluster.network.heal(*cut)
+        self._cuts = []
+        self.loser.start()
+        self.world.run_until(self.world.now_s + 5.0)
+
+    def remember_an_earlier_term(self, engine: Engine) -> None:
+        """In place of what `Recovery` does: the latest term that the others tell is not taken over."""
+        self.loser.group.recovery._rise(HardState(self.term - 1, None, Standing.LEARNER))
+        engine.remember(self.term - 1, None)
+
+    def elect_other(self) -> None:
+        self.leader.runtime.enter(self._hand_over)
+        self.world.run_until(self.world.now_s + 2.0)
+        assert self.cluster.leader() is self.other
+
+    def _hand_over(self) -> None:
+        self.leader.group.transfer_leadership()
 
 
 def test_the_same_seed_is_the_same_run_in_every_process() -> None:
