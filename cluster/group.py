@@ -5,9 +5,10 @@ write, a submission, a timer) asks for a turn; turns run one at a time on the lo
 leave before the leader's own sync, acknowledgements wait for it, and a leader counts no entry beyond its own synced
 tail (the engine sees to that).
 
-Lives here: the driving of the engine, exactly-once submission (`submit`), forwarding to the leader, the decision to
-stop waiting for a node. Not here: consensus (engine.py), files (directory.py, journal.py, housekeeping.py), snapshots
-(catch_up.py), standing (recovery.py), sockets (links.py), what an entry means (the machine).
+Lives here: the driving of the engine, exactly-once submission (`submit`), forwarding to the leader, *tick entries* that
+bring the machine nothing but the time, the decision to stop waiting for a node. Not here: consensus (engine.py), files
+(directory.py, journal.py, housekeeping.py), snapshots (catch_up.py), standing (recovery.py), sockets (links.py), what
+an entry means (the machine).
 
 Law: no entry is applied twice, none out of order, and a submission is repeated until this node has seen it applied.
 """
@@ -51,7 +52,7 @@ from cluster.identity import Owner
 from cluster.journal import SegmentedJournal
 from cluster.machine import Machine
 from cluster.origins import Admission
-from cluster.ports import Buffer, Disk, Links, Runtime
+from cluster.ports import Buffer, Disk, Links, Runtime, Timer
 from cluster.recovery import Recovery
 from cluster.segment import CorruptJournal
 from cluster.space import CHECK_INTERVAL_S, Space
@@ -199,6 +200,10 @@ class Group:
         self._proposals = Proposals()
         self._handover_ends_s = 0.0
         self._handover_asked = False
+        self._beat_s = config.timing.heartbeat_s / 2
+        self._timer: Timer | None = None
+        self._timer_s = 0.0
+        """When it goes off."""
         self._waiting: deque[tuple[int, str, Message]] = deque()
         self._peer_status: dict[str, Status] = {}
         self._tried_full_disk_s = 0.0
@@ -498,7 +503,7 @@ class Group:
             self._leave_if_the_others_can_go_on()
             if self.engine.is_leader:
                 self._expel_the_gone()
-            self._runtime.call_later(self.config.timing.heartbeat_s / 2, self._beat)
+            self._runtime.call_later(self._beat_s, self._beat)
 
     def _turn(self) -> None:
         self._turn_asked = False
@@ -707,8 +712,42 @@ class Group:
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = self._proposals.next_entry(self.config.entry_bytes_max)
-            time_ms = max(self._runtime.wall_ms(), self._state.time_ms)
-            self.engine.propose(make_entry(time_ms, batches))
+            self.engine.propose(make_entry(self._time_ms(), batches))
+        self._tick_if_due()
+
+    def _time_ms(self) -> int:
+        """The leader's clock, or the time of the state if that is ahead: another's clock may have been."""
+        return max(self._runtime.wall_ms(), self._state.time_ms)
+
+    def _tick_if_due(self) -> None:
+        """Propose a tick entry if the machine has something to do by now, and have a turn when it will have.
+
+        Not while anything is under way: that brings the time as well, and there is a turn when it is applied.
+        """
+        if self.engine.applied_index < self.journal.last_index:
+            return
+        due_ms = self.machine.due_ms()
+        if due_ms is None:
+            return
+        time_ms = self._time_ms()
+        if due_ms <= time_ms:
+            self.engine.propose(make_entry(time_ms, []))
+        else:
+            self._wake_in((due_ms - self._runtime.wall_ms()) / 1000)
+
+    def _wake_in(self, delay_s: float) -> None:
+        """Have a turn then, if there would be none before: each beat brings one, and so does an earlier timer."""
+        goes_off_s = self._runtime.monotonic() + delay_s
+        if delay_s > self._beat_s or (self._timer is not None and self._timer_s <= goes_off_s):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._runtime.call_later(delay_s, self._timer_went_off)
+        self._timer_s = goes_off_s
+
+    def _timer_went_off(self) -> None:
+        self._timer = None
+        self._wake()
 
     def _expel_the_gone(self) -> None:
         now_s = self._runtime.monotonic()
@@ -746,7 +785,7 @@ class Group:
                 self._apply_expulsion(batch, effects)
             else:
                 self._apply_batch(index, ordinal, batch, view, effects)
-        effects.extend(self.machine.end_entry())
+        effects.extend(self.machine.end_entry(self._state.time_ms))
         return effects
 
     def _apply_batch(
@@ -756,7 +795,7 @@ class Group:
         if admission is Admission.DROP:
             return
         if admission is Admission.APPLY_AFTER_RESTART:
-            effects.extend(self.machine.origin_down(batch.origin, expelled=False))
+            effects.extend(self.machine.origin_down(batch.origin, self._state.time_ms, expelled=False))
         if batch.end > batch.start:
             part = payload[batch.start : batch.end]
             effects.extend(self.machine.apply_batch(batch.origin, index, ordinal, self._state.time_ms, part))
@@ -767,7 +806,7 @@ class Group:
     def _apply_expulsion(self, batch: BatchView, effects: list[Any]) -> None:
         if not self._state.origins.expel(batch.origin, batch.incarnation):
             return
-        effects.extend(self.machine.origin_down(batch.origin, expelled=True))
+        effects.extend(self.machine.origin_down(batch.origin, self._state.time_ms, expelled=True))
         if batch.origin == self.config.name and batch.incarnation == self._incarnation:
             self._begin_incarnation()
             effects.append(Expelled())

@@ -52,14 +52,26 @@ class Machine(Protocol):
         """
         ...
 
-    def end_entry(self) -> Sequence[Any]:
-        """Called once after the batches of an entry."""
+    def end_entry(self, time_ms: int) -> Sequence[Any]:
+        """Called once after the batches of an entry, if it has any: what time brings is done here.
+
+        `time_ms` is that of `apply_batch`. One call may leave a part of what is due to the next.
+        """
         ...
 
-    def origin_down(self, origin: str, *, expelled: bool) -> Sequence[Any]:
+    def due_ms(self) -> int | None:
+        """From which moment on an entry would do something although nobody submits anything; None for never.
+
+        Asked for in every turn of a leader, which appends an entry without batches then. A moment that is past is as
+        good as now, but each such entry must get something done: there will be one after the other until there is
+        nothing due.
+        """
+        ...
+
+    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
         """Everything that `origin` held is given up.
 
-        It restarted, or (`expelled`) the cluster stopped waiting for it.
+        It restarted, or (`expelled`) the cluster stopped waiting for it. `time_ms` is that of the entry which tells it.
         """
         ...
 

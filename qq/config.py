@@ -87,9 +87,25 @@ class Limits:
     """Of log kept for nodes that are behind; one that lacks more is sent the checkpoint and the stored messages."""
     disk_free_limit_bytes: int = 50 * 1024 * 1024
     """RabbitMQ's disk_free_limit: with less free space on a node's disk, publishers wait."""
+    consumer_timeout_ms: int = 1_800_000
+    """RabbitMQ's consumer_timeout: a delivery may be unacknowledged for so long; 0 for ever."""
+    default_consumer_prefetch: int = 0
+    """RabbitMQ's default_consumer_prefetch: of a channel that has not said basic.qos; 0 is no limit."""
+    consumer_max_per_channel: int = 0
+    """RabbitMQ's consumer_max_per_channel; 0 is no limit."""
+    transaction_bytes: int = 64 * 1024 * 1024
+    """Published and not committed on one channel: a transaction is in memory, and one entry of the log."""
+    publish_timeout_ms: int = 0
+    """A publish that is not confirmed after so long is refused (basic.nack), outcome unknown; 0: never."""
 
 
-_MAY_BE_ZERO = ("retained_bytes",)
+_MAY_BE_ZERO = (
+    "retained_bytes",
+    "consumer_timeout_ms",
+    "default_consumer_prefetch",
+    "consumer_max_per_channel",
+    "publish_timeout_ms",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,14 @@ from qq.broker.broker import SALT_BYTES, Broker, hash_password
 from qq.broker.listener import ClientConnection
 from qq.errors import StartError
 from qq.http.app import build_app, listen
-from qq.http.view import ClusterStatus, NodeState, NodeStatus, QueueStatus
+from qq.http.view import ClusterStatus, NodeState, NodeStatus
 from qq.machine.commands import PutUser
 from qq.machine.machine import QueueMachine
+from qq.management import Management
 from qq.metrics import DiskMetrics, MetricsSnapshot, RaftMetrics, node_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
     from qq.config import NodeConfig, TlsFiles
 
@@ -103,7 +104,8 @@ class Node:
             raise StartError(
                 f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}"
             ) from None
-        app = build_app(self, node_registry(self.metrics), config.loopback_users)
+        self.management = Management(self.broker, self.group, self.runtime)
+        app = build_app(self, self.management, node_registry(self.metrics), config.loopback_users)
         self._http = await listen(app, config.http_host, config.address.http_port)
 
     async def serve(self) -> None:
@@ -114,6 +116,7 @@ class Node:
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_for_failure())
+            tasks.create_task(self.management.watch())
             await self._catch_up()
             gc.collect()
             gc.freeze()
@@ -266,22 +269,6 @@ class Node:
             ],
         )
 
-    def queues(self) -> Sequence[QueueStatus]:
-        return [
-            QueueStatus(
-                name=queue.name,
-                vhost=self.broker.vhost,
-                type=queue.kind,
-                durable=queue.durable,
-                exclusive=queue.owner is not None,
-                auto_delete=queue.auto_delete,
-                messages_ready=queue.ready,
-                messages_unacknowledged=queue.unacked,
-                consumers=queue.consumers,
-            )
-            for queue in self.machine.queues.values()
-        ]
-
     def metrics(self) -> MetricsSnapshot:
         group, queues = self.group, self.machine.queues.values()
         engine, journal = group.engine, group.journal
@@ -327,9 +314,10 @@ class Node:
             return "the node is catching up with the cluster"
         return None
 
-    async def authenticate(self, user: str, password: str) -> bool:
+    async def authenticate(self, user: str, password: str) -> Collection[str] | None:
         # Where from is checked by the application, before the password.
-        return self.broker.authenticate(user, password.encode(), LOOPBACK)
+        admitted = self.broker.authenticate(user, password.encode(), LOOPBACK)
+        return self.machine.users[user].tags if admitted else None
 
 
 async def run(config: NodeConfig) -> None:

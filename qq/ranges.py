@@ -20,6 +20,12 @@ MESSAGES_MAX = MESSAGE_MASK
 """Messages in one batch: a greater ordinal would run into the next batch's slots."""
 
 
+LEVELS = 32
+"""Priority levels of a queue, 0 the lowest (RabbitMQ 4.3)."""
+NORMAL = 4
+"""Level of a message without a priority; above it is high where there are only two."""
+
+
 class Range(NamedTuple):
     """`count` consecutive messages of one batch: same entry, consecutive slots."""
 
@@ -27,18 +33,36 @@ class Range(NamedTuple):
     """Raft index of the entry that holds the messages."""
     slot: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
-    deliveries: int
+    deliveries: int = 0
     """How often the messages were returned before; more than 0 means redelivered."""
+    size: int = 0
+    """Octets of all these messages, as they are stored."""
+    position: int = 0
+    """Place of the first in its queue's order of arrival; the others follow."""
+    expires_ms: int = 0
+    """From this moment on (cluster time) the messages are not delivered any more; 0 is never."""
+    level: int = NORMAL
+    history: int = 0
+    """What befell the messages before, as their queue numbers it (machine/history.py); 0 is nothing."""
+    failures: int = 0
+    """How many of the returns count as failed deliveries, where a queue tells them apart (RabbitMQ 4.3)."""
 
     def part(self, offset: int, count: int) -> Range:
-        """`count` messages from the `offset`-th on."""
+        """`count` messages from the `offset`-th on; a part of a part is as it would be of the whole, its size too."""
         if count == self.count:
             return self
-        return Range(self.index, self.slot + offset, count, self.deliveries)
+        index, slot, whole, deliveries, size, position, expires_ms, level, history, failures = self
+        # The first of them are an octet larger if they cannot all be equal.
+        each, more = divmod(size, whole)
+        size = each * count + min(max(more - offset, 0), count)
+        position += offset
+        return Range(
+            index, slot + offset, count, deliveries, size, position, expires_ms, level, history, failures
+        )
 
-    def returned(self) -> Range:
-        """Give the same messages after one more unsuccessful delivery."""
-        return Range(self.index, self.slot, self.count, self.deliveries + 1)
+    def returned(self, *, failed: bool = False) -> Range:
+        """Give the same messages after one more delivery in vain."""
+        return self._replace(deliveries=self.deliveries + 1, failures=self.failures + failed)
 
 
 class Piece(NamedTuple, Generic[V]):

@@ -59,6 +59,7 @@ def _run_many(first: int, seeds: int, jobs: int, nodes: int) -> int:
     started_s = time.monotonic()
     failed = 0
     totals: Counter[str] = Counter()
+    fates: Counter[str] = Counter()
     for number, outcome in enumerate(_outcomes(range(first, first + seeds), jobs, nodes), start=1):
         if outcome.violation:
             failed += 1
@@ -73,10 +74,12 @@ def _run_many(first: int, seeds: int, jobs: int, nodes: int) -> int:
             compacted=outcome.compacted,
             faults=sum(outcome.faults.values()),
         )
+        fates.update(outcome.fates)
         if number % REPORT_EVERY == 0 or number == seeds:
             rate = number / (time.monotonic() - started_s)
             sums = ", ".join(f"{total} {name}" for name, total in totals.items())
             print(f"{number} seeds, {failed} failed, {rate:.1f}/s: {sums}", flush=True)
+            print("  messages: " + ", ".join(f"{fates[fate]} {fate}" for fate in sorted(fates)), flush=True)
     return 1 if failed else 0
 
 

@@ -65,15 +65,22 @@ class Applied(NamedTuple):
 
 
 class AppliedListener(Protocol):
-    """Hears once of everything that took effect, in log order."""
+    """Hears once of everything that took effect, in log order; `machine` is the first to show it."""
 
     def batch(
-        self, origin: str, index: int, ordinal: int, payload: memoryview, effects: Sequence[Any]
+        self,
+        machine: Any,
+        origin: str,
+        index: int,
+        ordinal: int,
+        time_ms: int,
+        payload: memoryview,
+        effects: Sequence[Any],
     ) -> None: ...
 
-    def entry_ended(self, effects: Sequence[Any]) -> None: ...
+    def entry_ended(self, machine: Any, time_ms: int, effects: Sequence[Any]) -> None: ...
 
-    def origin_down(self, origin: str, effects: Sequence[Any]) -> None: ...
+    def origin_down(self, machine: Any, origin: str, time_ms: int, effects: Sequence[Any]) -> None: ...
 
 
 class WatchedMachine:
@@ -97,21 +104,25 @@ class WatchedMachine:
             self._checks.count_batch(origin, *TAG.unpack_from(payload))
             self._checks.batches[index, ordinal] = bytes(payload)
             if self._checks.listener is not None:
-                self._checks.listener.batch(origin, index, ordinal, body, effects)
+                self._checks.listener.batch(self.inner, origin, index, ordinal, time_ms, body, effects)
         return effects
 
-    def end_entry(self) -> Sequence[Any]:
-        effects = self.inner.end_entry()
-        first = self._checks.happened_first(self, Applied("", 0, 0, 0, 0, _checksum(effects)))
-        if first and self._checks.listener is not None:
-            self._checks.listener.entry_ended(effects)
+    def end_entry(self, time_ms: int) -> Sequence[Any]:
+        effects = self.inner.end_entry(time_ms)
+        if self._checks.happened_first(self, Applied("", 0, 0, time_ms, 0, _checksum(effects))):
+            self._checks.time_passed(time_ms)
+            if self._checks.listener is not None:
+                self._checks.listener.entry_ended(self.inner, time_ms, effects)
         return effects
 
-    def origin_down(self, origin: str, *, expelled: bool) -> Sequence[Any]:
-        effects = self.inner.origin_down(origin, expelled=expelled)
+    def due_ms(self) -> int | None:
+        return self.inner.due_ms()
+
+    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
+        effects = self.inner.origin_down(origin, time_ms, expelled=expelled)
         first = self._checks.happened_first(self, Applied(origin, 0, 0, 0, expelled, _checksum(effects)))
         if first and self._checks.listener is not None:
-            self._checks.listener.origin_down(origin, effects)
+            self._checks.listener.origin_down(self.inner, origin, time_ms, effects)
         return effects
 
     def outstanding(self, origin: str) -> Sequence[Any]:
@@ -205,6 +216,7 @@ class Checks:
         self._digests: dict[int, int] = {}
         self._states: dict[int, int] = {}
         self._counted: dict[tuple[str, int], int] = {}
+        self._time_ms = 0
         self._seen: dict[str, _Seen] = {}
         self._damage: dict[str, Damage] = {}
         self._forgotten_terms: dict[str, int] = {}
@@ -487,6 +499,12 @@ class Checks:
         if number != expected:
             self.fail(f"batch {number} of client {client} at {origin} took effect, batch {expected} was due")
         self._counted[origin, client] = number
+
+    def time_passed(self, time_ms: int) -> None:
+        """The time of entries does not go back."""
+        if time_ms < self._time_ms:
+            self.fail(f"an entry of {time_ms} ms follows one of {self._time_ms} ms")
+        self._time_ms = time_ms
 
     def confirmed(self, origin: str, client: int, number: int) -> None:
         """A confirm tells the truth."""

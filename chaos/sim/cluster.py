@@ -96,6 +96,10 @@ class NodeEvents(Protocol):
 
     def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None: ...
 
+    def entry_applied(self, node: SimulatedNode) -> None: ...
+
+    def leader_changed(self, node: SimulatedNode, leader: str | None) -> None: ...
+
     def needed_from(self, node: SimulatedNode) -> int | None: ...
 
 
@@ -227,9 +231,10 @@ class SimulatedNode:
                 events.expelled(self)
             else:
                 events.effect(self, effect)
+        events.entry_applied(self)
 
-    def leader_changed(self, leader: str | None, term: int) -> None:
-        """What the checks need to know they see in `observe`."""
+    def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002 - the checks see it in `observe`
+        self._cluster.events.leader_changed(self, leader)
 
     def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:
         self._cluster.checks.resumed(self)

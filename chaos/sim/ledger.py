@@ -3,13 +3,16 @@
 A batch is cut into messages, each of which stays live for some batches more of the same origin: most for a few, some
 for very long. So logs have something to compact, and compacted ones something to keep.
 
+Some batches set alarms, several for the same moment. An entry rings a few of those that are due, so that now and then
+it takes more than one until nothing is.
+
     batch = 0 | data                   the messages are MESSAGES_MAX equal parts of the data, or fewer small ones
     kept  = 1 | msgpack [[ordinal, message], ...]
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,6 +29,11 @@ _KEPT = 1
 _LIVES = (0, 0, 1, 2, 3, 5, 8, 20)
 _LONG_LIFE = 150
 _LONG_LIVES_ONE_IN = 16
+_ALARMS_ONE_IN = 4
+_ALARMS_MAX = 6
+_ALARM_DELAY_MAX_MS = 3_000
+_RUNG_MAX = 2
+"""Alarms that one entry rings."""
 
 
 def make_batch(data: bytes) -> bytes:
@@ -55,11 +63,19 @@ class Live(NamedTuple):
     """Which batch of the origin ends it."""
 
 
+class Rung(NamedTuple):
+    """An effect: the alarm of this moment has rung."""
+
+    due_ms: int
+
+
 class FrozenLedger:
     """A ledger as it was."""
 
-    def __init__(self, count: int, checksum: int, origins: list[tuple[str, int, list[Live]]]) -> None:
-        self._row = (count, checksum, origins)
+    def __init__(
+        self, count: int, checksum: int, origins: list[tuple[str, int, list[Live]]], alarms: list[int]
+    ) -> None:
+        self._row = (count, checksum, origins, alarms)
 
     def dump(self) -> bytes:
         return pack(self._row)
@@ -85,13 +101,15 @@ class FrozenLedger:
 
 
 class Ledger:
-    """A count and a running checksum of every batch and every death, and the messages that are live."""
+    """A count and a running checksum of all that happened, the messages that are live and the alarms that are set."""
 
     def __init__(self) -> None:
         self._count = 0
         self._checksum = 0
         self._batches: dict[str, int] = {}
         self._live: dict[str, list[Live]] = {}
+        self._alarms: list[int] = []
+        """When they are due, ascending."""
 
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
@@ -107,13 +125,22 @@ class Ledger:
             if life:
                 live.append(Live(index, ordinal, message, number + life))
         self._live[origin] = live
+        for due_ms in _alarms(chance, time_ms):
+            insort(self._alarms, due_ms)
         return []
 
-    def end_entry(self) -> Sequence[Any]:
-        return []
+    def end_entry(self, time_ms: int) -> Sequence[Any]:
+        rung = self._alarms[: min(bisect_right(self._alarms, time_ms), _RUNG_MAX)]
+        del self._alarms[: len(rung)]
+        for due_ms in rung:
+            self._note(f"{due_ms} {time_ms}".encode())
+        return [Rung(due_ms) for due_ms in rung]
 
-    def origin_down(self, origin: str, *, expelled: bool) -> Sequence[Any]:
-        self._note(f"{origin} {expelled}".encode())
+    def due_ms(self) -> int | None:
+        return self._alarms[0] if self._alarms else None
+
+    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
+        self._note(f"{origin} {time_ms} {expelled}".encode())
         if expelled:
             self._live[origin] = []
         return []
@@ -134,13 +161,13 @@ class Ledger:
 
     def freeze(self) -> FrozenLedger:
         origins = [(origin, number, self._live.get(origin, [])) for origin, number in self._batches.items()]
-        return FrozenLedger(self._count, self._checksum, origins)
+        return FrozenLedger(self._count, self._checksum, origins, list(self._alarms))
 
     def dump(self) -> bytes:
         return self.freeze().dump()
 
     def load(self, data: bytes) -> None:
-        self._count, self._checksum, origins = msgpack.unpackb(data)
+        self._count, self._checksum, origins, self._alarms = msgpack.unpackb(data)
         self._batches = {origin: number for origin, number, _ in origins}
         self._live = {origin: [Live(*live) for live in lives] for origin, _, lives in origins}
 
@@ -154,3 +181,11 @@ def _life(chance: int) -> int:
     return (
         _LONG_LIFE if chance % _LONG_LIVES_ONE_IN == 0 else _LIVES[chance // _LONG_LIVES_ONE_IN % len(_LIVES)]
     )
+
+
+def _alarms(chance: int, time_ms: int) -> list[int]:
+    """The alarms that a batch sets at `time_ms`: all for the same moment, if any."""
+    if chance % _ALARMS_ONE_IN:
+        return []
+    delay_ms = 1 + (chance >> 5) % _ALARM_DELAY_MAX_MS
+    return [time_ms + delay_ms] * (1 + (chance >> 20) % _ALARMS_MAX)

@@ -1,35 +1,74 @@
 """What queues promise, kept message by message by the dumbest means there is.
 
 Lives here: an oracle that is told of every batch and every effect once, in log order, and knows where each message must
-be. Not here: how the machine does it.
+be. Not here: how the machine does it, what is right between nodes (checks.py).
 
-Law: each message that was enqueued is ready, held by one consumer, or settled; messages are delivered for the first
-time in the order of the log; one that comes back is marked with how often it did.
+Law: each message that was enqueued is ready (or will be, after a delay), held by one consumer, or dying, until it has
+met its fate: settled, expired, dropped by a limit, moved to where its dead-letter exchange routes it, and so on. The
+oracle computes every fate but two itself: which messages a limit on the length drops, and whether a full queue takes a
+dead letter. There it looks at the machine, and checks that this might be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.codec import decode_batch, decode_commands, decode_kept, is_kept
 from qq.machine.commands import (
+    NO_PRIORITY,
+    NO_TTL,
+    Cancel,
     Checkout,
+    Command,
+    Commit,
+    DeadLetter,
     Discard,
     Enqueue,
     Get,
+    Limit,
+    Publish,
     PurgeQueue,
     Recover,
+    Reject,
     Return,
     SessionDown,
+    SetPrefetch,
     Settle,
 )
-from qq.machine.effects import Deliver, Failed, GetOk, QueuePurged, Reply
+from qq.machine.effects import (
+    Committed,
+    ConsumerGone,
+    Consuming,
+    Deliver,
+    DeliveryTimeout,
+    Failed,
+    GetOk,
+    QueuePurged,
+    Rejected,
+    Reply,
+)
+from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, History
+from qq.machine.settings import UNLIMITED, Settings
 from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
+    from qq.machine.queue import Queue
+
+LOOKED_AT_EVERY = 16
+"""At the end of so many entries all places are compared, not only how many messages there are."""
+
+Deaths = tuple[tuple[str, str, int], ...]
+"""What befell a message, the newest first: queue, reason, how often."""
+Key = tuple[int, int, Deaths]
+"""A message as its place in the log and what befell it tell it from all others in a queue."""
+Consumer = tuple[str, int]
+"""Node and consumer id."""
 
 
 def messages_of(payload: bytes) -> dict[int, bytes]:
@@ -43,48 +82,182 @@ def messages_of(payload: bytes) -> dict[int, bytes]:
     }
 
 
-class Message(NamedTuple):
-    """Where a message is in the log, and how often it came back."""
+@dataclass(slots=True, eq=False)
+class Message:
+    """A message in one queue; in another it is another."""
 
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
-    slot: int
-    returns: int
+    place: tuple[int, int]
+    deaths: Deaths
+    level: int
+    expires_ms: int
+    """0 is never."""
+    ready_ms: int
+    """Not delivered before."""
+    key: str | None = None
+    """The routing key that took the place of those it was published with, when it died."""
+    arrival: int = 0
+    """Number among those of its level that wait for their first delivery in their order; 0 if it is not one of them."""
+    returns: int = 0
+    failures: int = 0
+    reason: str = ""
+    """Why it is dying."""
+
+    @property
+    def name(self) -> Key:
+        return (*self.place, self.deaths)
+
+
+@dataclass(slots=True, eq=False)
+class QueueModel:
+    """What the oracle knows of a queue."""
+
+    name: str
+    number: int
+    settings: Settings
+    kind: str
+    ready: dict[Key, list[Message]] = field(default_factory=dict)
+    """And those that are delayed."""
+    count: int = 0
+    """Of these."""
+    held: int = 0
+    dying: deque[Message] = field(default_factory=deque)
+    """In the order of the machine."""
+    died: list[Message] = field(default_factory=list)
+    """They follow, but were not looked for yet."""
+    dying_first: int = 0
+    expiries: list[tuple[int, int, Message]] = field(default_factory=list)
+    """A heap, with those that are not ready any more."""
+    order: dict[int, dict[int, Message]] = field(default_factory=dict)
+    """By level and arrival, those that wait for their first delivery in their order."""
+    newest: dict[int, int] = field(default_factory=dict)
+    """By level, the last arrival that was delivered for the first time."""
+    doubtful: list[Message] = field(default_factory=list)
+    """Dead letters that it may have had no room for."""
+    was_full: bool = False
+    """Whether one of these may have been too many."""
+    peak: int = 0
+    """How many there could be at once in this entry, at most, if none had gone."""
+    drops_head: bool = False
+    """Whether it may have dropped messages over its limit in this entry."""
+    keeps_dead: bool = False
+    """Whether in this entry messages that died may have had to be dead-lettered, ..."""
+    drops_dead: bool = False
+    """... and whether they may have been dropped."""
+    trims: bool = False
+    """Whether it may have had a limit and dropped what was over it."""
+    least_limit: int | None = None
+    """The smallest maximum length that counted in this entry."""
+
+    def note_settings(self, settings: Settings) -> None:
+        """Other settings may come in the middle of an entry, and what time and limits do may come before or after."""
+        self.settings = settings
+        self.trims |= _drops_head(settings)
+        self.drops_head |= settings.overflow == "drop-head"
+        self.keeps_dead |= settings.dead_letter_exchange is not None
+        self.drops_dead |= settings.dead_letter_exchange is None
+        limit = settings.max_length
+        if limit is not None and (self.least_limit is None or limit < self.least_limit):
+            self.least_limit = limit
+
+    def begin_entry(self) -> None:
+        self.peak = self.count
+        self.trims = self.drops_head = self.keeps_dead = self.drops_dead = False
+        self.least_limit = None
+        self.note_settings(self.settings)
+
+    @property
+    def messages(self) -> int:
+        """All that is not held."""
+        return self.count + len(self.dying) + len(self.died)
 
 
 class Holder:
     """A consumer, or what a get took."""
 
-    def __init__(self, session: int, queue: str) -> None:
+    def __init__(self, session: int, model: QueueModel, prefetch: int) -> None:
         self.session = session
-        self.queue = queue
+        self.model = model
+        self.prefetch = prefetch
+        """How much it may hold; 0 for what a get took."""
+        self.live = prefetch > 0
         self.held: dict[int, Message] = {}
+        self.since_ms: dict[int, int] = {}
         self.next_id = 0
-        self.newest: tuple[int, int] = (0, 0)
-        """Place of the last message it got for the first time."""
+
+
+class Outcomes(NamedTuple):
+    """What the effects of a batch say of its commands."""
+
+    results: dict[int, Any]
+    """By session, of the commands that were answered."""
+    refused: dict[int, Rejected]
+    """By session, the first publishes that were refused."""
 
 
 class QueueOracle:
     """The `AppliedListener` of queue runs."""
 
     def __init__(self, fail: Callable[[str], None]) -> None:
-        self.settled = 0
         self.enqueued = 0
+        self.fates: Counter[str] = Counter()
         self._fail = fail
-        self._ready: dict[str, dict[tuple[int, int], Message]] = {}
-        self._first_deliveries: dict[str, list[tuple[int, int]]] = {}
-        """Places of the messages delivered for the first time by the effects under way, by queue."""
-        self._newest: dict[str, tuple[int, int]] = {}
-        self._holders: dict[tuple[str, int], Holder] = {}
-        self._delivered_to: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
+        self._now_ms = 0
+        self._entries = 0
+        self._numbers = count(1)
+        self._queues: dict[str, QueueModel] = {}
+        self._bound: dict[str, list[str]] = {}
+        """By exchange, the queues that get all its messages."""
+        self._published: dict[tuple[int, int], Enqueue | Publish] = {}
+        self._publishers: dict[str, int] = {}
+        """The last sequence number of each that was admitted."""
+        self._sequences: dict[tuple[str, str, int], None] = {}
+        """Queue, publisher and sequence number of whatever was enqueued."""
+        self._holders: dict[Consumer, Holder] = {}
+        self._delivered_to: dict[Consumer, dict[int, tuple[int, int]]] = {}
         """Place by message id of all that a consumer was ever given."""
-        self._questions: dict[tuple[str, int], str] = {}
-        """Which queue the get or purge of a session is about."""
+        self._limits: dict[tuple[str, int], int] = {}
+        self._purges: dict[tuple[str, int], str] = {}
+        """By session, the queue that it purges."""
+        self._failed: dict[tuple[str, int], None] = {}
+        """Sessions whose channel an error has closed."""
+        self._late: dict[tuple[str, int], int] = {}
+        """Consumer by session, for those that were said to be too slow."""
+        self._gone: dict[Consumer, None] = {}
+        """Consumers that were cancelled for that."""
+        self._firsts: dict[tuple[QueueModel, int], list[int]] = {}
+        """Arrivals of the messages delivered for the first time by the effects under way, by queue and level."""
+
+    # What clients may ask
 
     def ready(self, queue: str) -> int:
-        return len(self._ready.get(queue, ()))
+        """How many messages are ready or delayed."""
+        return self._queues[queue].count if queue in self._queues else 0
 
     def held(self, queue: str) -> int:
-        return sum(len(holder.held) for holder in self._holders.values() if holder.queue == queue)
+        return self._queues[queue].held if queue in self._queues else 0
+
+    def dying(self, queue: str) -> int:
+        model = self._queues.get(queue)
+        return 0 if model is None else len(model.dying) + len(model.died)
+
+    def is_stuck(self, queue: str) -> bool:
+        """Whether its dead letters have to wait for room where nobody makes any, so that this may be for ever.
+
+        It happens where queues dead-letter at least once to each other: those that wait count as messages of theirs.
+        """
+        model = self._queues.get(queue)
+        if model is None or not model.dying or model.settings.dead_letter_strategy != "at-least-once":
+            return False
+        targets, deaths, _ = self._targets_of_dead(model, model.dying[0])
+        return any(_is_full(target) and not _goes_in_circles(deaths, target.name) for target in targets)
+
+    def admitted(self, publisher: str) -> int:
+        """The last sequence number that has taken effect."""
+        return self._publishers.get(publisher, 0)
+
+    def is_gone(self, node: str, consumer: int) -> bool:
+        """Whether the consumer was cancelled for being too slow."""
+        return (node, consumer) in self._gone
 
     def place(self, origin: str, consumer: int, message_id: int) -> tuple[int, int] | None:
         """Which message a consumer was given under this id."""
@@ -100,151 +273,722 @@ class QueueOracle:
     # In log order
 
     def batch(
-        self, origin: str, index: int, ordinal: int, payload: memoryview, effects: Sequence[Any]
+        self,
+        machine: QueueMachine,
+        origin: str,
+        index: int,
+        ordinal: int,
+        time_ms: int,
+        payload: memoryview,
+        effects: Sequence[Any],
     ) -> None:
-        slot = ordinal << MESSAGE_BITS
-        for command in decode_commands(payload):
-            if isinstance(command, Enqueue):
-                ready = self._ready.setdefault(command.routing_key, {})
-                for message in range(slot, slot + command.count):
-                    ready[index, message] = Message(index, message, 0)
-                slot += command.count
-                self.enqueued += command.count
+        self._now_ms = time_ms
+        self._look_at_queues(machine)
+        outcomes = _outcomes(origin, effects)
+        commands = decode_commands(payload)
+        slots = count(ordinal << MESSAGE_BITS)
+        limited: list[QueueModel] = []
+        positions = iter(range(len(commands)))
+        for position in positions:
+            command = commands[position]
+            if isinstance(command, Commit):
+                content = commands[position + 1 : position + 1 + command.count]
+                self._commit(origin, index, slots, content, outcomes, command.session)
+                for _ in content:
+                    next(positions)
+            elif isinstance(command, Enqueue | Publish):
+                limited += self._publish(origin, index, slots, command, outcomes)
+            elif isinstance(command, DeadLetter):
+                self._dead_letter(machine, command)
             else:
-                self._command(origin, command)
-        self._effects(effects)
+                self._command(origin, command, outcomes)
+        self._effects(machine, effects)
+        for model in limited:
+            self._check_limit(model, machine.queues[model.name])
+        for model in self._queues.values():
+            queue = machine.queues[model.name]
+            if model.doubtful:
+                self._resolve_doubts(model, queue)
+            if queue.dying_first != model.dying_first:
+                self._fail(f"{model.name} has moved dead letters that nobody asked for")
 
-    def entry_ended(self, effects: Sequence[Any]) -> None:
-        self._effects(effects)
+    def entry_ended(self, machine: QueueMachine, time_ms: int, effects: Sequence[Any]) -> None:
+        self._now_ms = time_ms
+        self._effects(machine, effects, ended=True)
+        self._look_at_queues(machine)
+        self._entries += 1
+        for model in self._queues.values():
+            self._end_entry(model, machine.queues[model.name])
+        if self._entries % LOOKED_AT_EVERY == 0:
+            self.check_machine("the first node", machine)
 
-    def origin_down(self, origin: str, effects: Sequence[Any]) -> None:
+    def origin_down(self, machine: QueueMachine, origin: str, time_ms: int, effects: Sequence[Any]) -> None:
+        self._now_ms = time_ms
+        self._look_at_queues(machine)
         for key in [key for key in self._holders if key[0] == origin]:
-            self._give_back(self._holders.pop(key))
-        self._effects(effects)
+            self._give_back(self._holders.pop(key), failed=False)
+        for known in (self._limits, self._failed, self._late):
+            for key in [key for key in known if key[0] == origin]:
+                del known[key]
+        self._effects(machine, effects)
 
-    def _command(self, origin: str, command: Any) -> None:
+    # Queues
+
+    def _look_at_queues(self, machine: QueueMachine) -> None:
+        """Which queues there are and what is set: that it is what was asked for is tested elsewhere."""
+        for name, model in list(self._queues.items()):
+            queue = machine.queues.get(name)
+            if queue is None or queue.number != model.number:
+                self._remove(model)
+        for name, queue in machine.queues.items():
+            model = self._queues.get(name)
+            if model is None:
+                model = QueueModel(name, queue.number, queue.settings, queue.kind)
+                self._queues[name] = model
+            model.note_settings(queue.settings)
+        self._bound = {}
+        for binding in machine.bindings:
+            self._bound.setdefault(binding.source, []).append(binding.destination.name)
+
+    def _remove(self, model: QueueModel) -> None:
+        """The queue has expired, with all that was in it."""
+        del self._queues[model.name]
+        mine = [key for key, holder in self._holders.items() if holder.model is model]
+        if model.settings.expires_ms is None:
+            self._fail(f"{model.name} is gone")
+        for key in mine:
+            if self._holders[key].live:
+                self._fail(f"{model.name} is gone, and {key} consumed it")
+            del self._holders[key]
+        self.fates["gone with its queue"] += model.messages + model.held
+
+    def _route(self, exchange: str, keys: Iterable[str]) -> list[QueueModel]:
+        names = self._bound.get(exchange, ()) if exchange else dict.fromkeys(keys)
+        return [self._queues[name] for name in names if name in self._queues]
+
+    def _end_entry(self, model: QueueModel, queue: Queue) -> None:
+        now_ms = self._now_ms
+        while model.expiries and model.expiries[0][0] <= now_ms:
+            message = heappop(model.expiries)[2]
+            if self._take(model, message):
+                self._die(model, message, EXPIRED)
+        backlog = queue.backlog
+        if backlog.count + backlog.delayed != model.count:
+            self._drop_over_limit(model, queue)
+        settings = model.settings
+        if settings.overflow == "drop-head" and settings.max_length is not None:
+            over = backlog.count + backlog.delayed - settings.max_length
+            if over > 0 and backlog.count:
+                self._fail(f"{model.name} has {over} messages more than its limit")
+        if model.died or queue.dying_count != len(model.dying):
+            self._look_at_dying(model, queue)
+        if queue.unacked != model.held:
+            self._fail(f"consumers hold {queue.unacked} messages of {model.name}, not {model.held}")
+        model.begin_entry()
+
+    def _drop_over_limit(self, model: QueueModel, queue: Queue) -> None:
+        """What is not there any more, and did not expire, was over the limit."""
+        there = Counter(_names(queue, _waiting(queue)))
+        dropped: list[Message] = []
+        for name, messages in model.ready.items():
+            missing = len(messages) - there.pop(name, 0)
+            if missing < 0:
+                self._fail(f"{model.name} has {name} too often")
+            dropped.extend(messages[:missing])
+        if there:
+            self._fail(f"{model.name} has what should not be there: {list(there)[:5]}")
+        bound = 0 if model.least_limit is None else max(model.peak - model.least_limit, 0)
+        settings = model.settings
+        is_bounded = settings.max_length_bytes is not None or len(dropped) <= bound
+        if not (model.drops_head and is_bounded):
+            names = [message.name for message in dropped[:5]]
+            self._fail(f"{model.name} has lost {len(dropped)} messages (by limit: {bound}): {names}")
+        for message in dropped:
+            self._take(model, message)
+            self._die(model, message, MAXLEN)
+
+    def _look_at_dying(self, model: QueueModel, queue: Queue) -> None:
+        """The machine dead-letters in the order in which messages die, which is not looked into."""
+        there = [(name, dead.reason) for dead in queue.dying for name in _names(queue, [dead.range])]
+        known = [(message.name, message.reason) for message in model.dying]
+        if there[: len(known)] != known:
+            self._fail(f"the dying messages of {model.name} were {known[:5]} and are {there[:5]}")
+        died: dict[tuple[Key, str], list[Message]] = {}
+        for message in model.died:
+            died.setdefault((message.name, message.reason), []).append(message)
+        for death in there[len(known) :]:
+            messages = died.get(death)
+            if not messages:
+                self._fail(f"{death} of {model.name} is dying and should not be")
+                return
+            model.dying.append(messages.pop())
+        lost = [death for death, messages in died.items() if messages]
+        if lost and not model.drops_dead:
+            self._fail(f"messages of {model.name} are not dead-lettered: {lost[:5]}")
+        model.died.clear()
+
+    # Publishing
+
+    def _commit(
+        self,
+        origin: str,
+        index: int,
+        slots: Iterator[int],
+        content: Sequence[Command],
+        outcomes: Outcomes,
+        session: int,
+    ) -> None:
+        """All or nothing."""
+        if (origin, session) in self._failed:
+            is_done = False
+        else:
+            is_done = isinstance(outcomes.results.get(session), Committed)
+            if is_done and session in outcomes.refused:
+                self._fail(f"a transaction is carried out in part: {outcomes.refused[session]}")
+            if not is_done and not any(_rejects(model) for model in self._targets(content)):
+                self._fail(f"a transaction is not carried out: {content}")
+        self.fates["transactions" if is_done else "transactions not carried out"] += 1
+        for part in content:
+            if isinstance(part, Enqueue | Publish):
+                if is_done:
+                    self._publish(origin, index, slots, part, outcomes)
+                else:
+                    _pass_over(slots, part.count)
+            elif is_done:
+                self._settle(origin, part)
+
+    def _publish(
+        self,
+        origin: str,
+        index: int,
+        slots: Iterator[int],
+        command: Enqueue | Publish,
+        outcomes: Outcomes,
+    ) -> list[QueueModel]:
+        """Returns the queues that took messages and have a limit that they must not exceed."""
+        places = [(index, slot) for _, slot in zip(range(command.count), slots, strict=False)]
+        if (origin, command.session) in self._failed:
+            return []
+        properties = command if isinstance(command, Publish) else _plain(command)
+        first, accepted = 0, command.count
+        targets = self._route(command.exchange, [command.routing_key, *properties.more_keys])
+        refused = outcomes.refused.get(command.session)
+        if refused is not None:
+            accepted = min(max(refused.first_seq - command.first_seq, 0), accepted)
+        publisher, sequence = properties.publisher, properties.publish_seq
+        if publisher:
+            seen = self._publishers.get(publisher, 0)
+            first = min(max(seen - sequence + 1, 0), accepted)
+            self._publishers[publisher] = max(seen, sequence + accepted - 1)
+            self.fates["repeated"] += first
+        for number in range(first, accepted):
+            self._published[places[number]] = properties
+            for model in targets:
+                if publisher:
+                    enqueued = (model.name, publisher, sequence + number)
+                    if enqueued in self._sequences:
+                        self._fail(f"{enqueued} is enqueued again")
+                    self._sequences[enqueued] = None
+                self._arrive(model, self._new_message(model, places[number], properties))
+                self.enqueued += 1
+        if accepted < command.count:
+            self.fates["refused"] += command.count - accepted
+            if not any(map(_is_full, targets)):
+                self._fail(f"{refused} refuses what there is room for")
+        return [model for model in targets if first < accepted and _rejects(model)]
+
+    def _targets(self, content: Iterable[Command]) -> list[QueueModel]:
+        targets: list[QueueModel] = []
+        for part in content:
+            if isinstance(part, Enqueue | Publish):
+                keys = part.more_keys if isinstance(part, Publish) else []
+                targets += self._route(part.exchange, [part.routing_key, *keys])
+        return targets
+
+    def _check_limit(self, model: QueueModel, queue: Queue) -> None:
+        limit = model.settings.max_length
+        if limit is not None and queue.messages > limit:
+            self._fail(f"{model.name} has taken a message more than {limit}")
+
+    def _new_message(self, model: QueueModel, place: tuple[int, int], properties: Publish) -> Message:
+        ready_ms = self._now_ms + properties.delay_ms
+        own = None if properties.ttl_ms == NO_TTL else properties.ttl_ms
+        message = Message(
+            place, (), model.settings.level(properties.priority), _expiry_ms(model, own, ready_ms), ready_ms
+        )
+        if not properties.delay_ms:
+            message.arrival = next(self._numbers)
+        return message
+
+    def _arrive(self, model: QueueModel, message: Message) -> None:
+        if message.arrival:
+            model.order.setdefault(message.level, {})[message.arrival] = message
+        self._make_ready(model, message)
+
+    def _make_ready(self, model: QueueModel, message: Message) -> None:
+        model.ready.setdefault(message.name, []).append(message)
+        model.count += 1
+        model.peak += 1
+        if message.expires_ms:
+            heappush(model.expiries, (message.expires_ms, next(self._numbers), message))
+
+    def _take(self, model: QueueModel, message: Message) -> bool:
+        """Take a message out of a queue, if it is ready."""
+        messages = model.ready.get(message.name, ())
+        if message not in messages:
+            return False
+        self._forget_ready(model, message)
+        return True
+
+    def _forget_ready(self, model: QueueModel, message: Message) -> None:
+        messages = model.ready[message.name]
+        messages.remove(message)
+        if not messages:
+            del model.ready[message.name]
+        model.count -= 1
+        if message.arrival:
+            del model.order[message.level][message.arrival]
+
+    # Dying
+
+    def _die(self, model: QueueModel, message: Message, reason: str) -> None:
+        self.fates[reason] += 1
+        message.arrival = 0
+        if model.settings.dead_letter_exchange is not None or (
+            model.keeps_dead and reason in (EXPIRED, MAXLEN)
+        ):
+            message.reason = reason
+            model.died.append(message)
+
+    def _dead_letter(self, machine: QueueMachine, command: DeadLetter) -> None:
+        model = self._queues.get(command.queue)
+        if model is None or model.number != command.number or model.dying_first != command.first:
+            return  # somebody else has done it
+        asked = min(command.count, len(model.dying))
+        moved = min(machine.queues[command.queue].dying_first - model.dying_first, asked)
+        if moved < asked and model.settings.dead_letter_strategy != "at-least-once":
+            self._fail(f"dead letters of {model.name} stay, and none has to: {command}")
+        for _ in range(moved):
+            message = model.dying.popleft()
+            model.dying_first += 1
+            self._check_publication(model, message, command)
+            self._move(model, message)
+
+    def _check_publication(self, model: QueueModel, message: Message, command: DeadLetter) -> None:
+        """What the leader read in its log is what was published."""
+        known = self._published[message.place]
+        expiration = "" if known.ttl_ms == NO_TTL else str(known.ttl_ms)
+        told = (command.exchange, command.routing_key, [*command.cc, *command.bcc], command.expiration)
+        if told != (known.exchange, known.routing_key, known.more_keys, expiration):
+            self._fail(f"{message.name} of {model.name} is dead-lettered as another: {command}, {known}")
+
+    def _move(self, model: QueueModel, message: Message) -> None:
+        """The message goes to where the dead-letter exchange routes it, in the same step."""
+        if model.settings.dead_letter_exchange is None:
+            self.fates["no dead-letter exchange any more"] += 1
+            return
+        targets, deaths, new_key = self._targets_of_dead(model, message)
+        is_safe = model.settings.dead_letter_strategy == "at-least-once"
+        if not targets:
+            self.fates["not routed"] += 1
+            if is_safe:
+                self._fail(f"{message.name} of {model.name} is dropped, which no queue takes")
+        for target in targets:
+            if _goes_in_circles(deaths, target.name):
+                self.fates["circles"] += 1
+                continue
+            level = target.settings.level(message.level)
+            expires_ms = _expiry_ms(target, None, self._now_ms)
+            number = next(self._numbers)
+            copy = Message(message.place, deaths, level, expires_ms, self._now_ms, new_key, number)
+            self.fates["dead-lettered safely" if is_safe else "dead-lettered"] += 1
+            self._arrive(target, copy)
+            if target.settings.overflow == "reject-publish" and not is_safe:
+                target.doubtful.append(copy)
+                target.was_full |= _is_full(target, 1)
+
+    def _targets_of_dead(
+        self, model: QueueModel, message: Message
+    ) -> tuple[list[QueueModel], Deaths, str | None]:
+        """Where a dead message goes, what has befallen it then, and the key that took the place of its own."""
+        settings = model.settings
+        exchange, key = settings.dead_letter_exchange, settings.dead_letter_routing_key
+        deaths = _died(message.deaths, model.name, message.reason)
+        new_key = message.key if key is None else key
+        known = self._published[message.place]
+        keys = [known.routing_key, *known.more_keys] if new_key is None else [new_key]
+        return self._route(exchange or "", keys), deaths, new_key
+
+    def _resolve_doubts(self, model: QueueModel, queue: Queue) -> None:
+        """A dead letter that found no room is dropped, unless it has to be kept."""
+        there = Counter(_names(queue, [*_waiting(queue), *(dead.range for dead in queue.dying)]))
+        for message in model.doubtful:
+            if there[message.name]:
+                there[message.name] -= 1
+            elif self._take(model, message):
+                self.fates["no room"] += 1
+                if not model.was_full:
+                    self._fail(f"{message.name} is not moved to {model.name}, which has room")
+        model.doubtful.clear()
+        model.was_full = False
+
+    # Other commands
+
+    def _command(self, origin: str, command: Command, outcomes: Outcomes) -> None:
         match command:
-            case Checkout() | Get():
-                self._holders[origin, command.consumer] = Holder(command.session, command.queue)
-                self._delivered_to[origin, command.consumer] = {}
-            case PurgeQueue():
-                self._questions[origin, command.session] = command.name
-            case Settle() | Discard():
-                self.settled += len(self._taken(origin, command.consumer, command.first, command.last))
-            case Return():
+            case Checkout():
+                if isinstance(outcomes.results.get(command.session), Consuming):
+                    self._begin(origin, command, command.credit)
+            case Get():
+                if isinstance(outcomes.results.get(command.session), GetOk):
+                    self._begin(origin, command, 0)
+            case Cancel():
                 holder = self._holders.get((origin, command.consumer))
-                if holder is not None:
-                    self._put_back(
-                        holder.queue, self._taken(origin, command.consumer, command.first, command.last)
-                    )
+                if holder is not None and holder.session == command.session:
+                    holder.live = False
+            case SetPrefetch():
+                holder = self._holders.get((origin, command.consumer))
+                if holder is not None and holder.live:
+                    holder.prefetch = command.credit
+            case Limit():
+                if command.session in outcomes.results:
+                    self._limits[origin, command.session] = command.count
+            case PurgeQueue():
+                self._purges[origin, command.session] = command.name
             case Recover():
-                for holder in self._holders_of(origin, command.session):
-                    self._give_back(holder)
+                if command.session in outcomes.results:
+                    for holder in self._holders_of(origin, command.session):
+                        self._give_back(holder, failed=False)
             case SessionDown():
-                for holder in self._holders_of(origin, command.session):
-                    self._give_back(holder)
-                self._holders = {
-                    key: holder
-                    for key, holder in self._holders.items()
-                    if key[0] != origin or holder.session != command.session
-                }
+                self._session_down(origin, command.session)
+            case Settle() | Return() | Reject() | Discard():
+                self._settle(origin, command)
             case _:
                 pass
 
-    def _effects(self, effects: Sequence[Any]) -> None:
-        for effect in effects:
-            match effect:
-                case Deliver():
-                    self._delivered(effect)
-                case Reply(node, session, QueuePurged(messages)):
-                    ready = self._ready.get(self._questions[node, session], {})
-                    self.settled += messages
-                    if messages != len(ready):
-                        self._fail(f"a purge reports {messages} of {len(ready)} messages")
-                    ready.clear()
-                case Reply(node, _, GetOk(consumer, range_, _)):
-                    self._take(node, consumer, range_)
-                case Failed():
-                    self._fail(f"refused: {effect}")
-                case _:
-                    pass
-        for queue, places in self._first_deliveries.items():
-            self._check_order(queue, places)
-        self._first_deliveries.clear()
+    def _begin(self, origin: str, command: Checkout | Get, prefetch: int) -> None:
+        model = self._queues[command.queue]
+        self._holders[origin, command.consumer] = Holder(command.session, model, prefetch)
+        self._delivered_to[origin, command.consumer] = {}
 
-    def _check_order(self, queue: str, places: list[tuple[int, int]]) -> None:
-        """What went out for the first time is what came next; consumers take turns, so it is compared as a set."""
-        if min(places) < self._newest.get(queue, (0, 0)):
-            self._fail(f"{min(places)} of {queue} is delivered after {self._newest[queue]}")
-        self._newest[queue] = max(places)
-        next_place = next(
-            (place for place, message in self._ready[queue].items() if not message.returns), None
-        )
-        if next_place is not None and next_place < max(places):
-            self._fail(f"{next_place} of {queue} is passed over for {max(places)}")
+    def _purge(self, machine: QueueMachine, model: QueueModel, messages: int) -> None:
+        gone = sum(0 < message.expires_ms <= self._now_ms for message in _all(model))
+        least = model.messages - (0 if model.settings.dead_letter_exchange else gone)
+        if _drops_head(model.settings):
+            least = 0
+        if not least <= messages <= model.messages:
+            self._fail(f"a purge of {model.name} reports {messages} of {model.messages} messages")
+        self.fates["purged"] += model.messages
+        for message in list(_all(model)):
+            self._forget_ready(model, message)
+        model.dying.clear()
+        model.died.clear()
+        model.dying_first = machine.queues[model.name].dying_first
 
-    # Messages
+    def _session_down(self, origin: str, session: int) -> None:
+        for holder in self._holders_of(origin, session):
+            self._give_back(holder, failed=True)
+        self._holders = {
+            key: holder
+            for key, holder in self._holders.items()
+            if key[0] != origin or holder.session != session
+        }
+        for known in (self._limits, self._failed, self._late):
+            known.pop((origin, session), None)
 
-    def _delivered(self, effect: Deliver) -> None:
-        holder = self._holders.get((effect.node, effect.consumer))
-        if holder is None:
-            self._fail(f"delivered to nobody: {effect}")
+    def _settle(self, origin: str, command: Command) -> None:
+        if not isinstance(command, Settle | Return | Reject | Discard):
             return
-        if effect.first_id != holder.next_id:
-            self._fail(f"message id {effect.first_id} where {holder.next_id} was due: {effect}")
-        for range_ in effect.ranges:
-            self._take(effect.node, effect.consumer, range_)
-
-    def _take(self, node: str, consumer: int, range_: Range) -> None:
-        holder = self._holders[node, consumer]
-        ready = self._ready.get(holder.queue, {})
-        for slot in range(range_.slot, range_.slot + range_.count):
-            place = (range_.index, slot)
-            message = ready.pop(place, None)
-            if message is None:
-                self._fail(f"{place} of {holder.queue} is delivered and was not ready")
-                return
-            if message.returns != range_.deliveries:
-                self._fail(f"{message} is marked as returned {range_.deliveries} times")
-            if not message.returns:
-                if place < holder.newest:
-                    self._fail(
-                        f"{place} of {holder.queue} is delivered after {holder.newest} to the same consumer"
-                    )
-                holder.newest = place
-                self._first_deliveries.setdefault(holder.queue, []).append(place)
-            holder.held[holder.next_id] = message
-            self._delivered_to[node, consumer][holder.next_id] = place
-            holder.next_id += 1
+        holder = self._holders.get((origin, command.consumer))
+        if holder is None:
+            return
+        messages = self._let_go(holder, command.first, command.last)
+        match command:
+            case Settle():
+                self.fates["settled"] += len(messages)
+            case Discard():
+                for message in messages:
+                    self._die(holder.model, message, REJECTED)
+            case _:
+                self._put_back(holder.model, messages, failed=isinstance(command, Reject))
 
     def _holders_of(self, origin: str, session: int) -> list[Holder]:
         return [
             holder for key, holder in self._holders.items() if key[0] == origin and holder.session == session
         ]
 
-    def _taken(self, origin: str, consumer: int, first: int, last: int) -> list[Message]:
-        holder = self._holders.get((origin, consumer))
-        if holder is None:
-            return []
+    def _let_go(self, holder: Holder, first: int, last: int) -> list[Message]:
         ids = [number for number in holder.held if first <= number <= last]
+        holder.model.held -= len(ids)
+        for number in ids:
+            del holder.since_ms[number]
         return [holder.held.pop(number) for number in ids]
 
-    def _give_back(self, holder: Holder) -> None:
-        messages = list(holder.held.values())
-        holder.held.clear()
-        self._put_back(holder.queue, messages)
+    def _give_back(self, holder: Holder, *, failed: bool) -> None:
+        self._put_back(holder.model, self._let_go(holder, 0, holder.next_id), failed=failed)
 
-    def _put_back(self, queue: str, messages: Sequence[Message]) -> None:
-        ready = self._ready.setdefault(queue, {})
+    def _put_back(self, model: QueueModel, messages: Sequence[Message], *, failed: bool) -> None:
+        """After one more delivery in vain: ready again, now or later, unless there were too many."""
+        settings = model.settings
+        is_told_apart = settings.count_contract == "4.3"
         for message in messages:
-            ready[message[:2]] = message._replace(returns=message.returns + 1)
+            message.returns += 1
+            message.failures += failed and is_told_apart
+            times = message.failures if is_told_apart else message.returns
+            if settings.delivery_limit > UNLIMITED and times > settings.delivery_limit:
+                self._die(model, message, DELIVERY_LIMIT)
+                continue
+            if settings.retry_type in ("all", "failed" if failed else "returned"):
+                delay_ms = min(settings.retry_min_ms * max(1, times), settings.retry_max_ms)
+                message.ready_ms = self._now_ms + delay_ms
+                self.fates["retried later"] += 1
+            self._make_ready(model, message)
+
+    # Effects
+
+    def _effects(self, machine: QueueMachine, effects: Sequence[Any], *, ended: bool = False) -> None:
+        for effect in effects:
+            match effect:
+                case Deliver():
+                    self._delivered(effect)
+                case Reply(node, _, GetOk(consumer, range_, _, history)):
+                    self._give(self._holders[node, consumer], (node, consumer), range_, history)
+                case Reply(node, session, QueuePurged(messages)):
+                    self._purge(machine, self._queues[self._purges[node, session]], messages)
+                case DeliveryTimeout():
+                    self._timed_out(effect)
+                case ConsumerGone():
+                    self._consumer_gone(effect)
+                case Failed():
+                    self._session_failed(machine, effect)
+                case _:
+                    pass
+        for (model, level), arrivals in self._firsts.items():
+            self._check_order(model, level, arrivals, ended=ended)
+        self._firsts.clear()
+
+    def _delivered(self, effect: Deliver) -> None:
+        key = effect.node, effect.consumer
+        holder = self._holders.get(key)
+        if holder is None:
+            self._fail(f"delivered to nobody: {effect}")
+            return
+        if effect.first_id != holder.next_id:
+            self._fail(f"message id {effect.first_id} where {holder.next_id} was due: {effect}")
+        for range_ in effect.ranges:
+            self._give(holder, key, range_, effect.histories.get(range_.history))
+        if len(holder.held) > holder.prefetch:
+            self._fail(f"{key} holds {len(holder.held)} messages and may hold {holder.prefetch}")
+        limit = self._limits.get((effect.node, holder.session), 0)
+        others = self._holders_of(effect.node, holder.session)
+        together = sum(len(other.held) for other in others if other.prefetch)
+        if 0 < limit < together:
+            self._fail(f"session {holder.session} holds {together} messages and may hold {limit}")
+        if holder.model.settings.single_active_consumer:
+            self._check_active(key, holder)
+
+    def _check_active(self, key: Consumer, holder: Holder) -> None:
+        for other_key, other in self._holders.items():
+            if other.model is holder.model and other is not holder and other.live and other.held:
+                self._fail(f"{key} and {other_key} are both active at {holder.model.name}")
+
+    def _give(self, holder: Holder, key: Consumer, range_: Range, history: History | None) -> None:
+        model, now_ms = holder.model, self._now_ms
+        deaths = _deaths(history)
+        for slot in range(range_.slot, range_.slot + range_.count):
+            name = (range_.index, slot, deaths)
+            messages = model.ready.get(name)
+            if not messages:
+                self._fail(f"{name} of {model.name} is delivered and was not ready")
+                return
+            message = messages[0]
+            self._check_message(model, message, range_)
+            if message.arrival:
+                self._firsts.setdefault((model, message.level), []).append(message.arrival)
+            self._forget_ready(model, message)
+            message.arrival = 0
+            model.held += 1
+            holder.held[holder.next_id] = message
+            holder.since_ms[holder.next_id] = now_ms
+            self._delivered_to[key][holder.next_id] = message.place
+            holder.next_id += 1
+
+    def _check_message(self, model: QueueModel, message: Message, range_: Range) -> None:
+        now_ms = self._now_ms
+        if (message.returns, message.failures) != (range_.deliveries, range_.failures):
+            self._fail(f"{message} of {model.name} is delivered as {range_}")
+        if message.expires_ms != range_.expires_ms:
+            self._fail(f"{message} of {model.name} is said to expire at {range_.expires_ms}")
+        if 0 < message.expires_ms < now_ms:
+            self._fail(f"{message} of {model.name} is delivered at {now_ms}, after its expiry")
+        if message.ready_ms > now_ms:
+            self._fail(f"{message} of {model.name} is delivered at {now_ms}, before its time")
+        if message.level != range_.level:
+            self._fail(f"{message} of {model.name} has level {range_.level}")
+
+    def _check_order(self, model: QueueModel, level: int, arrivals: list[int], *, ended: bool) -> None:
+        """What went out for the first time is what came next; consumers take turns, so it is compared as a set."""
+        newest = model.newest.get(level, 0)
+        if min(arrivals) < newest:
+            self._fail(f"{min(arrivals)} of {model.name} is delivered after {newest}")
+        model.newest[level] = max(arrivals)
+        if model.trims:
+            return  # who is passed over may have been dropped
+        passed = self._next_arrival(model, level)
+        if passed is not None and passed.arrival < max(arrivals):
+            self._fail(f"{passed.name} of {model.name} is passed over")
+        if ended and model.settings.strict_priorities:
+            for other in model.order:
+                if other > level and (passed := self._next_arrival(model, other)) is not None:
+                    self._fail(f"{passed.name} of {model.name} is passed over for level {level}")
+
+    def _next_arrival(self, model: QueueModel, level: int) -> Message | None:
+        for message in model.order.get(level, {}).values():
+            if not 0 < message.expires_ms <= self._now_ms and message not in model.doubtful:
+                return message
+        return None
+
+    def _timed_out(self, effect: DeliveryTimeout) -> None:
+        holder = self._holders.get((effect.node, effect.consumer))
+        if holder is None or effect.message_id not in holder.held:
+            self._fail(f"nobody holds that: {effect}")
+            return
+        out_ms = self._now_ms - holder.since_ms[effect.message_id]
+        if out_ms < effect.timeout_ms or holder.model.settings.consumer_timeout_ms != effect.timeout_ms:
+            self._fail(f"is out for {out_ms} ms: {effect}")
+        self.fates["timeouts"] += 1
+        self._late[effect.node, effect.session] = effect.consumer
+
+    def _consumer_gone(self, effect: ConsumerGone) -> None:
+        key = effect.node, effect.consumer
+        holder = self._holders.get(key)
+        if holder is None:
+            return  # its queue is gone, which was looked into
+        if self._late.pop((effect.node, effect.session), None) != effect.consumer:
+            self._fail(f"has no reason: {effect}")
+        self._gone[key] = None
+        self._give_back(holder, failed=False)
+        del self._holders[key]
+
+    def _session_failed(self, machine: QueueMachine, effect: Failed) -> None:
+        key = effect.node, effect.session
+        self._failed[key] = None
+        is_late = self._late.pop(key, None) is not None and "timed out" in effect.text
+        is_vain = "partial tx completion" in effect.text
+        is_gone = effect.code == 404 and not any(f"queue '{name}'" in effect.text for name in machine.queues)
+        if not (is_late or is_vain or is_gone):
+            self._fail(f"refused: {effect}")
 
     # At the end
 
     def check_machine(self, name: str, machine: QueueMachine) -> None:
-        """A node's machine has every message that is neither settled nor purged, and no other."""
+        """A node's machine has every message that has not met its fate, and no other."""
         for queue in machine.queues.values():
-            counts = (queue.ready, queue.unacked)
-            expected = (self.ready(queue.name), self.held(queue.name))
+            model = self._queues[queue.name]
+            backlog = queue.backlog
+            counts = (backlog.count + backlog.delayed, queue.unacked, queue.dying_count)
+            expected = (model.count, model.held, len(model.dying))
             if counts != expected:
-                self._fail(f"{queue.name} at {name} has {counts} ready and unacked messages, not {expected}")
+                self._fail(
+                    f"{queue.name} at {name} has {counts} messages ready, unacked, dying, not {expected}"
+                )
+            there = Counter(_names(queue, _waiting(queue)))
+            if there != {key: len(messages) for key, messages in model.ready.items()}:
+                self._fail(f"{queue.name} at {name} has other messages ready than it should")
+            sizes = (backlog.size, backlog.delayed_size, queue.unacked_size)
+            for number, size in zip((backlog.count, backlog.delayed, queue.unacked), sizes, strict=True):
+                if (number == 0) != (size == 0):
+                    self._fail(f"{queue.name} at {name} has {number} messages of {size} octets")
+            if not any(counts) and queue.histories:
+                self._fail(f"{queue.name} at {name} is empty and remembers {len(queue.histories)} histories")
+        for (node, number), session in machine._core.sessions.items():
+            held = sum(len(other.held) for other in self._holders_of(node, number) if other.prefetch)
+            if session.budget.held != held:
+                self._fail(f"session {number} of {node} counts {session.budget.held} messages, not {held}")
+
+
+def _outcomes(origin: str, effects: Iterable[Any]) -> Outcomes:
+    """What the effects say of the commands of a batch; no session is asked for two things in one."""
+    results: dict[int, Any] = {}
+    refused: dict[int, Rejected] = {}
+    for effect in effects:
+        if isinstance(effect, Reply) and effect.node == origin:
+            results[effect.session] = effect.result
+        elif isinstance(effect, Rejected):
+            refused.setdefault(effect.session, effect)
+    return Outcomes(results, refused)
+
+
+def _plain(command: Enqueue) -> Publish:
+    return Publish(
+        *command, more_keys=[], priority=NO_PRIORITY, ttl_ms=NO_TTL, delay_ms=0, publisher="", publish_seq=0
+    )
+
+
+def _pass_over(slots: Iterator[int], number: int) -> None:
+    for _ in range(number):
+        next(slots)
+
+
+def _expiry_ms(model: QueueModel, own_ms: int | None, ready_ms: int) -> int:
+    times = [ttl_ms for ttl_ms in (own_ms, model.settings.message_ttl_ms) if ttl_ms is not None]
+    return ready_ms + min(times) if times else 0
+
+
+def _rejects(model: QueueModel) -> bool:
+    return model.settings.overflow == "reject-publish"
+
+
+def _is_full(model: QueueModel, beyond: int = 0) -> bool:
+    """Whether a queue that rejects may have been full, if it has so many messages more than it had then."""
+    settings = model.settings
+    by_count = settings.max_length is not None and model.messages >= settings.max_length + beyond
+    return _rejects(model) and (by_count or settings.max_length_bytes is not None)
+
+
+def _drops_head(settings: Settings) -> bool:
+    is_limited = settings.max_length is not None or settings.max_length_bytes is not None
+    return is_limited and settings.overflow == "drop-head"
+
+
+def _all(model: QueueModel) -> Iterator[Message]:
+    for messages in model.ready.values():
+        yield from messages
+
+
+def _waiting(queue: Queue) -> list[Range]:
+    """What the machine's queue has, ready or delayed."""
+    backlog = queue.backlog.freeze()
+    return [
+        *(backlog.browse(0, queue.backlog.count) if queue.backlog.count else ()),
+        *backlog.delayed.browse(),
+    ]
+
+
+def _names(queue: Queue, ranges: Iterable[Range]) -> Iterator[Key]:
+    for range_ in ranges:
+        deaths = _deaths(queue.histories.get(range_.history))
+        for slot in range(range_.slot, range_.slot + range_.count):
+            yield range_.index, slot, deaths
+
+
+def _deaths(history: History | None) -> Deaths:
+    return (
+        () if history is None else tuple((death.queue, death.reason, death.count) for death in history.deaths)
+    )
+
+
+def _died(deaths: Deaths, queue: str, reason: str) -> Deaths:
+    times = sum(number for *cause, number in deaths if cause == [queue, reason])
+    others = tuple(death for death in deaths if death[:2] != (queue, reason))
+    return ((queue, reason, times + 1), *others)
+
+
+def _goes_in_circles(deaths: Deaths, target: str) -> bool:
+    """Whether it comes back to where it died, and nobody rejected it since."""
+    for queue, reason, _ in deaths:
+        if reason == REJECTED:
+            return False
+        if queue == target:
+            return True
+    return False

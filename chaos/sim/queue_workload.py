@@ -1,57 +1,140 @@
 """Load for the queue machine: publishers and consumers at every node, as the broker would submit for them.
 
+Lives here: clients, and publishers that outlive them. Not here: what queues are set to and messages carry
+(queue_features.py), what the broker does by itself (dead_letters.py).
+
 Law: as in workload.py. What is delivered is looked up in the node's own log, the way the broker finds bodies, and must
 be what its publisher wrote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.sim.checks import TAG
+from chaos.sim.dead_letters import SimulatedDeadLetters
 from chaos.sim.queue_checks import QueueOracle, messages_of
+from chaos.sim.queue_features import (
+    QUEUES,
+    TO_ALL,
+    draw_headers,
+    draw_policy,
+    draw_properties,
+    draw_queues,
+    stored_message,
+    with_sequence,
+)
 from chaos.sim.stored import batch_payloads
 from chaos.sim.workload import Client, Workload
 from cluster.segment import CorruptJournal
+from qq.amqp.properties import group
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
+    BindQueue,
     Cancel,
     Checkout,
     Command,
+    Commit,
+    DeclareExchange,
     DeclareQueue,
     Discard,
     Enqueue,
     Get,
+    Limit,
+    Method,
+    Publish,
     PurgeQueue,
     Recover,
+    Reject,
     Return,
     SessionDown,
+    SetPrefetch,
     Settle,
 )
-from qq.machine.effects import ConsumerCancelled, ConsumerGone, Deliver, GetOk, Known, Reply, Result
+from qq.machine.effects import (
+    ConsumerCancelled,
+    ConsumerGone,
+    Deliver,
+    Failed,
+    GetOk,
+    Known,
+    Rejected,
+    Reply,
+    Result,
+)
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 
 if TYPE_CHECKING:
+    from chaos.sim.checks import Checks
     from chaos.sim.cluster import SimulatedNode
+    from chaos.sim.world import World
+    from cluster.ports import Buffer
 
-QUEUES = ("q1", "q2", "q3")
 CONNECTION = 1
+CHANNEL = 1
 CONSUMERS_MAX = 4
+TAKERS_MAX = 3
+"""Consumers of one session."""
 THINKING_MAX_S = 1.0
 DRAIN_CREDIT = 1_000_000
+PUBLISHERS = ("a", "b")
+"""They have their messages enqueued once, however often they publish them."""
+FORGOTTEN_MAX = 30
+PATIENCE_MAX_S = 2.0
+"""So long a publisher waits for a confirm before it publishes again somewhere else."""
 
 
+class Publisher:
+    """One that publishes the same again until it knows that it has been enqueued, at whatever node it can."""
+
+    def __init__(self, name: str, queue: str) -> None:
+        self.name = name
+        self.queue = queue
+        self.next_sequence = 1
+        """The first that may not be enqueued."""
+        self.waits_until_s = 0.0
+
+
+class Attempt(NamedTuple):
+    """What a publisher has published and not heard of."""
+
+    publisher: Publisher
+    sequence: int
+    first_seq: int
+    """The same on the channel."""
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+
+    def accepted(self, number: int) -> None:
+        """So many of them are enqueued, and the others are not."""
+        publisher = self.publisher
+        publisher.next_sequence = max(publisher.next_sequence, self.sequence + number)
+        publisher.waits_until_s = 0.0
+
+
+class Delivery(NamedTuple):
+    """Messages that a client works at."""
+
+    consumer: int
+    first_id: int
+    last_id: int
+    range: Range
+    """Some of them, that will be read again."""
+
+
+@dataclass(slots=True)
 class Session:
     """What a client knows of one of its sessions. Answers are numbered; all but a cancellation are waited for."""
 
-    def __init__(self) -> None:
-        self.asked = 0
-        self.answered = 0
-        self.cancels = 0
-        """Cancellations asked for."""
-        self.consumer = 0
-        """The session's consumer, 0 if it has none (any more)."""
+    asked: int = 0
+    answered: int = 0
+    cancels: int = 0
+    """Cancellations asked for."""
+    consumers: dict[int, str] = field(default_factory=dict)
+    """Those that it has, and their queues."""
+    is_limited: bool = False
 
     @property
     def waits(self) -> bool:
@@ -59,7 +142,7 @@ class Session:
 
 
 class QueueClient(Client):
-    """Sessions of one client generation: one gets and purges, each consumer has its own."""
+    """Sessions of one client generation: one gets, purges and commits, others have one consumer or several."""
 
     workload: QueueWorkload
 
@@ -68,43 +151,63 @@ class QueueClient(Client):
         self._ids = CONNECTION
         self._sessions: dict[int, Session] = {}
         self._asking = 0
-        """The session that gets and purges."""
+        """The session that gets, purges and commits."""
+        self._publishing = self._fresh_id()
+        """The session that publishes; it is never answered."""
+        self._published = 0
+        self._attempts: dict[int, Attempt] = {}
+        """By sequence of the batch."""
         self._next_ids: dict[int, int] = {}
         """Message id that a consumer is given next."""
-        self._reading: dict[int, Range] = {}
-        """What will be read again, by the number of the delivery."""
+        self._reading: dict[int, Delivery] = {}
+        """By number of the delivery."""
         self._deliveries = 0
         self._draining = False
 
     def act(self) -> None:
         random = self.workload.random
         if not self._asking:
-            for queue in QUEUES:
-                self._ask(self._new_session(), _declare(queue))
-            self._asking = self._new_session()
+            self._set_up()
         queue = random.choice(QUEUES)
         choice = random.random()
-        if choice < 0.55:
+        if choice < 0.53:
             if not self.must_wait():
-                self._publish(queue, random.randint(1, 12))
-        elif choice < 0.75:
+                self._publish_something(queue)
+        elif choice < 0.70:
             self._consume(queue, random.choice((1, 3, 10, 100)))
-        elif choice < 0.85:
+        elif choice < 0.79:
             self._end_a_session()
-        elif choice < 0.90:
-            self._ask(self._asking, Get(0, CONNECTION, self._fresh_id(), queue, no_ack=False))
-        elif choice < 0.94:
+        elif choice < 0.83:
+            self._get(queue)
+        elif choice < 0.86:
             self._ask(self._any_session(), Recover(0))
-        elif choice < 0.97:
+        elif choice < 0.89:
             self._cancel()
-        else:
+        elif choice < 0.91:
             self._ask(self._asking, PurgeQueue(0, CONNECTION, queue))
+        elif choice < 0.95:
+            self._change_limits()
+        elif choice < 0.98:
+            self._change_policies()
+        else:
+            self._ask(self._new_session(), self._declaration(queue))
+
+    def _set_up(self) -> None:
+        """Declare everything, and begin to ask."""
+        kind = {"passive": False, "durable": True, "auto_delete": False, "internal": False}
+        self._ask(self._new_session(), DeclareExchange(0, TO_ALL, "fanout", **kind, arguments={}))
+        for queue in QUEUES:
+            self._ask(self._new_session(), self._declaration(queue))
+            self._ask(self._new_session(), BindQueue(0, CONNECTION, queue, TO_ALL, "", {}))
+        self._asking = self._new_session()
 
     def drain(self) -> None:
         """Settle whatever comes, at once, from every queue."""
         self._draining = True
+        if not self._asking:
+            self._set_up()
         for queue in QUEUES:
-            self._checkout(queue, DRAIN_CREDIT)
+            self._checkout(self._new_session(), queue, DRAIN_CREDIT)
 
     def stop_consuming(self) -> None:
         """Close every session, so that all that is unsettled returns."""
@@ -117,13 +220,22 @@ class QueueClient(Client):
         waiting = [number for number, session in self._sessions.items() if session.waits]
         if waiting:
             return f"sessions {waiting} wait for answers"
-        consumers = [session.consumer for session in self._sessions.values() if session.consumer]
+        consumers = [consumer for session in self._sessions.values() for consumer in session.consumers]
         for consumer, message_id in self.workload.oracle.held_ids(self.node.name):
             if consumer in consumers and message_id >= self._next_ids.get(consumer, 0):
                 return f"consumer {consumer} was not given message {message_id}"
         return ""
 
     # What the node tells
+
+    def confirmed(self, sequence: int) -> None:
+        super().confirmed(sequence)
+        attempt = self._attempts.pop(sequence, None)
+        if attempt is not None:
+            attempt.accepted(attempt.count)
+            last = attempt.sequence + attempt.count - 1
+            if self.workload.oracle.admitted(attempt.publisher.name) < last:
+                self._fail(f"is told that {attempt} is enqueued, and it is not")
 
     def effect(self, effect: Any) -> None:
         if effect[0] != self.node.name:
@@ -139,13 +251,19 @@ class QueueClient(Client):
                     if answer != session.answered + 1:
                         self._fail(f"gets an answer after answer {session.answered}: {effect}")
                     self._answered(session, result)
-            case ConsumerGone(_, number, _):
-                self._sessions.pop(number, None)
+            case Failed(_, number):
+                self._session_failed(number)
+            case Rejected(_, number, first_seq, count) if number == self._publishing:
+                self._rejected(first_seq, count)
+            case ConsumerGone(_, number, consumer):
+                self._consumer_gone(number, consumer)
             case _:
                 pass
 
     def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:
         """Take what is new of what the sessions are owed: known are ids up to the next, and answers by their number."""
+        for unseen in [known for known in self._attempts if known <= sequence]:
+            del self._attempts[unseen]  # it may have been refused
         super().resumed(sequence, outstanding)
         self._reading.clear()  # what was given back meanwhile may be gone with the old log
         for effect in outstanding:
@@ -156,10 +274,12 @@ class QueueClient(Client):
                     session = self._sessions.get(number)
                     if session is not None and answer > session.answered:
                         self._answered_late(session, answer, result)
+                case Failed(_, number):
+                    self._session_failed(number)
                 case Known(_, number, answers, consumers):
                     session = self._sessions.get(number)
                     if session is not None:
-                        self._known(session, answers, consumers)
+                        self._known(number, session, answers, consumers)
                 case _:
                     self._fail(f"resumes with {effect}")
 
@@ -179,59 +299,191 @@ class QueueClient(Client):
         session.answered = answer - 1
         self._answered(session, result)
 
-    def _known(self, session: Session, answers: int, consumers: Sequence[int]) -> None:
+    def _known(self, number: int, session: Session, answers: int, consumers: Sequence[int]) -> None:
         if answers - session.answered > session.cancels:
             self._fail(f"has lost answers: there were {answers}, {session.answered} were told")
         session.cancels -= answers - session.answered
         session.answered = answers
-        if session.consumer and session.consumer not in consumers and not session.waits:
-            self._fail(f"has lost consumer {session.consumer}")
+        if session.waits:
+            return
+        for consumer in [mine for mine in session.consumers if mine not in consumers]:
+            if not self.workload.oracle.is_gone(self.node.name, consumer):
+                self._fail(f"has lost consumer {consumer}")
+            self._consumer_gone(number, consumer)
 
     def _answered(self, session: Session, result: Result) -> None:
         session.answered += 1
         match result:
             case ConsumerCancelled():
                 session.cancels -= 1
-            case GetOk(consumer, range_, _):
+            case GetOk(consumer, range_):
                 self._delivered(consumer, 0, [range_])
             case _:
                 pass
 
+    def _session_failed(self, number: int) -> None:
+        """An error has closed a channel: a queue was gone, a transaction in vain, or a consumer too slow."""
+        session = self._sessions.pop(number, None)
+        if session is None:
+            return
+        self._command(SessionDown(number))
+        if number == self._asking:
+            self._asking = 0
+        self._drain_again(session.consumers.values())
+
+    def _consumer_gone(self, number: int, consumer: int) -> None:
+        session = self._sessions.get(number)
+        if session is not None and consumer in session.consumers:
+            self._drain_again([session.consumers.pop(consumer)])
+
+    def _drain_again(self, queues: Iterable[str]) -> None:
+        if self._draining:
+            for queue in queues:
+                self._checkout(self._new_session(), queue, DRAIN_CREDIT)
+
+    def _rejected(self, first_seq: int, count: int) -> None:
+        """Messages were refused; of those of a publisher, all that were published together behind the first."""
+        for sequence, attempt in list(self._attempts.items()):
+            accepted = first_seq - attempt.first_seq
+            if 0 <= accepted < attempt.count:
+                del self._attempts[sequence]
+                attempt.accepted(accepted)
+                if accepted + count != attempt.count:
+                    self._fail(f"is refused messages {first_seq} and on, {count}, of {attempt}")
+
     # Publishing
 
-    def _publish(self, queue: str, count: int) -> None:
+    def _publish_something(self, queue: str) -> None:
+        random = self.workload.random
+        choice = random.random()
+        publisher = self.workload.impatient_publisher()
+        if choice < 0.2:
+            self._commit(random.sample(QUEUES, random.randint(1, 3)))
+        elif choice < 0.4 and publisher is not None:
+            self._publish_again(publisher)
+        else:
+            exchange = TO_ALL if choice > 0.95 else ""
+            messages = self._messages(queue, random.randint(1, 12))
+            self._batch(self._publishes(exchange, queue, messages), messages)
+
+    def _publish_again(self, publisher: Publisher) -> None:
+        """Or for the first time; what was tried before may be taken up by any part of it.
+
+        Now and then it has lost count, and begins with what has long been enqueued.
+        """
+        random = self.workload.random
+        first = publisher.next_sequence
+        if random.random() < 0.3:
+            first = random.randint(max(first - FORGOTTEN_MAX, 1), first)
+        messages = [
+            with_sequence(message, publisher.name, first + number)
+            for number, message in enumerate(self._messages(publisher.queue, random.randint(1, 8)))
+        ]
+        first_seq = self._published + 1
+        commands = self._publishes("", publisher.queue, messages)
+        sequence = self._batch(commands, messages)
+        self._attempts[sequence] = Attempt(publisher, first, first_seq, len(messages))
+        publisher.waits_until_s = self.workload.world.now_s + random.uniform(0.1, PATIENCE_MAX_S)
+
+    def _commit(self, queues: Sequence[str]) -> None:
+        """A transaction: messages for some queues, and settlements."""
+        session = self._sessions[self._asking]
+        if session.waits:
+            return
+        random = self.workload.random
+        content: list[Command] = []
+        messages: list[bytes] = []
+        if self._reading and random.random() < 0.7:
+            delivery = random.choice(list(self._reading.values()))
+            kind = random.choice((Settle, Settle, Return, Discard))
+            content.append(kind(delivery.consumer, delivery.first_id, delivery.last_id))
+        for queue in queues:
+            to_queue = self._messages(queue, random.randint(1, 4))
+            content += self._publishes("", queue, to_queue, session=self._asking)
+            messages += to_queue
+        session.asked += 1
+        self._batch([Commit(self._asking, len(content)), *content], messages)
+
+    def _messages(self, queue: str, count: int) -> list[bytes]:
+        """Some messages with the same properties."""
         random = self.workload.random
         size = random.randint(2_000, 10_000) if random.random() < self.workload.large_batches else 8
-        tag = f"{self.node.name} {self.number}".encode()
-        bodies = [tag.ljust(size, b".") for _ in range(count)]
-        self._batch([Enqueue(0, 0, count, "", queue, mandatory=False, frames_channel=1)], bodies)
+        body = f"{self.node.name} {self.number}".encode().ljust(size, b".")
+        if not self.workload.has_features:
+            return [stored_message(body)] * count
+        headers = draw_headers(random, queue) if random.random() < 0.4 else {}
+        priority, expiration_ms = draw_properties(random)
+        return [stored_message(body, priority, expiration_ms, headers)] * count
+
+    def _publishes(
+        self, exchange: str, key: str, messages: list[bytes], session: int = 0
+    ) -> list[Enqueue | Publish]:
+        """The commands for messages, as the broker makes them; in place, the messages as they are stored."""
+        commands: list[Enqueue | Publish] = []
+        stored: list[bytes] = []
+        for attributes, alike in group(messages):
+            first_seq = 0 if session else self._published + len(stored) + 1
+            place = (session or self._publishing, first_seq, len(alike), exchange, key, False, CHANNEL)
+            stored += alike
+            if attributes is None:
+                commands.append(Enqueue(*place))
+            else:
+                more_keys, *rest = attributes
+                commands.append(Publish(*place, list(more_keys), *rest))
+        messages[:] = stored
+        if not session:
+            self._published += len(stored)
+        return commands
 
     # Consuming
 
-    def _consume(self, queue: str, credit: int) -> None:
-        if sum(session.consumer > 0 for session in self._sessions.values()) < CONSUMERS_MAX:
-            self._checkout(queue, credit)
+    def _get(self, queue: str) -> None:
+        if not self.workload.arguments[queue].get("x-single-active-consumer"):
+            get = Get(0, CONNECTION, CHANNEL, self._fresh_id(), queue, no_ack=False, timeout_ms=0)
+            self._ask(self._asking, get)
 
-    def _checkout(self, queue: str, credit: int) -> None:
+    def _consume(self, queue: str, credit: int) -> None:
+        random = self.workload.random
+        consumers = sum(len(session.consumers) for session in self._sessions.values())
+        if consumers >= CONSUMERS_MAX:
+            return
+        limited = [number for number, session in self._sessions.items() if session.is_limited]
+        if limited and random.random() < 0.6:
+            number = random.choice(limited)
+            if len(self._sessions[number].consumers) < TAKERS_MAX:
+                self._checkout(number, queue, credit)
+            return
+        number = self._new_session()
+        if random.random() < 0.3:
+            self._sessions[number].is_limited = True
+            self._ask(number, Limit(0, random.choice((1, 4, 15))))
+        else:
+            self._checkout(number, queue, credit)
+
+    def _checkout(self, number: int, queue: str, credit: int) -> None:
+        session = self._sessions[number]
+        if session.waits:
+            return
         consumer = self._fresh_id()
-        session = self._new_session()
-        self._sessions[session].consumer = consumer
-        self._ask(
-            session,
-            Checkout(
-                session,
-                CONNECTION,
-                consumer,
-                queue,
-                f"tag {consumer}",
-                credit,
-                no_ack=False,
-                exclusive=False,
-                auto_credit=True,
-                cancel_on_failover=False,
-                arguments={},
-            ),
+        session.consumers[consumer] = queue
+        is_important = not self._draining and self.workload.random.random() < 0.2
+        checkout = Checkout(
+            number,
+            CONNECTION,
+            CHANNEL,
+            consumer,
+            queue,
+            f"tag {consumer}",
+            credit,
+            no_ack=False,
+            exclusive=False,
+            auto_credit=True,
+            cancel_on_failover=False,
+            can_be_cancelled=True,
+            timeout_ms=0,
+            arguments={"x-priority": 5} if is_important else {},
         )
+        self._ask(number, checkout)
 
     def _end_a_session(self) -> None:
         if self._consuming():
@@ -246,11 +498,27 @@ class QueueClient(Client):
             if not session.waits:
                 session.asked += 1
                 session.cancels += 1
-                self._command(Cancel(number, session.consumer))
-                session.consumer = 0
+                consumer = self.workload.random.choice(list(session.consumers))
+                del session.consumers[consumer]
+                self._command(Cancel(number, consumer))
+
+    def _change_limits(self) -> None:
+        """Of a channel, or of a consumer."""
+        random = self.workload.random
+        limited = [number for number, session in self._sessions.items() if session.is_limited]
+        if limited and random.random() < 0.5:
+            self._ask(random.choice(limited), Limit(0, random.choice((0, 1, 2, 8, 30))))
+        elif self._consuming():
+            session = self._sessions[random.choice(self._consuming())]
+            consumer = random.choice(list(session.consumers))
+            self._command(SetPrefetch(consumer, random.choice((1, 2, 8, 50))))
+
+    def _change_policies(self) -> None:
+        if self.workload.has_features:
+            self._command(draw_policy(self.workload.random))
 
     def _consuming(self) -> list[int]:
-        return [number for number, session in self._sessions.items() if session.consumer]
+        return [number for number, session in self._sessions.items() if session.consumers]
 
     def _any_session(self) -> int:
         return self.workload.random.choice([self._asking, *self._consuming()])
@@ -270,33 +538,34 @@ class QueueClient(Client):
             return
         delay_s = self.workload.random.uniform(0.0, THINKING_MAX_S)
         self._deliveries += 1
-        delivery = self._deliveries
-        self._reading[delivery] = ranges[-1]
-        self.node.runtime.call_later(
-            delay_s, lambda: self._decide(delivery, consumer, first_id, message_id - 1)
-        )
+        delivery = Delivery(consumer, first_id, message_id - 1, ranges[-1])
+        self._reading[self._deliveries] = delivery
+        self.node.runtime.call_later(delay_s, partial(self._decide, self._deliveries, delivery))
 
-    def _decide(self, delivery: int, consumer: int, first_id: int, last_id: int) -> None:
-        """Mostly settle, now and then only a part of it."""
-        range_ = self._reading.pop(delivery, None)
+    def _decide(self, number: int, delivery: Delivery) -> None:
+        """Mostly settle, now and then only a part of it, or nothing."""
+        was_there = self._reading.pop(number, None) is not None
         if self.workload.clients.get(self.node.name) is not self:
             return
-        if range_ is not None:
-            self._check_content(range_)
+        if was_there:
+            self._check_content(delivery.range)
+        consumer, first_id, last_id, _ = delivery
         random = self.workload.random
         choice = random.random()
-        if choice < 0.7:
+        if choice < 0.6:
             self._command(Settle(consumer, first_id, last_id))
-        elif choice < 0.8:
+        elif choice < 0.7:
             middle = random.randint(first_id, last_id)
             self._command(Settle(consumer, middle, last_id))
-        elif choice < 0.9:
+        elif choice < 0.78:
             self._command(Return(consumer, first_id, last_id))
+        elif choice < 0.86:
+            self._command(Reject(consumer, first_id, last_id))
         elif choice < 0.95:
-            self._command(Discard(consumer, first_id, first_id))
+            self._command(Discard(consumer, first_id, random.randint(first_id, last_id)))
 
     def needed_from(self) -> int | None:
-        return min((range_.index for range_ in self._reading.values()), default=None)
+        return min((delivery.range.index for delivery in self._reading.values()), default=None)
 
     def _check_content(self, range_: Range) -> None:
         """Find the body where the range says it is; whether it may be compacted by now depends on `needed_from`."""
@@ -324,7 +593,12 @@ class QueueClient(Client):
         self._sessions[number] = Session()
         return number
 
-    def _ask(self, number: int, command: Command) -> None:
+    def _declaration(self, queue: str) -> DeclareQueue:
+        arguments = self.workload.arguments[queue]
+        flags = {"passive": False, "durable": True, "exclusive": False, "auto_delete": False}
+        return DeclareQueue(0, CONNECTION, queue, **flags, arguments=arguments)
+
+    def _ask(self, number: int, command: Method) -> None:
         """Submit what will be answered, unless the session still waits for another answer."""
         session = self._sessions[number]
         if not session.waits:
@@ -334,8 +608,8 @@ class QueueClient(Client):
     def _command(self, *commands: Command) -> None:
         self._batch(commands, [])
 
-    def _batch(self, commands: Sequence[Command], messages: Sequence[bytes]) -> None:
-        self.submit(encode_batch(commands, messages))
+    def _batch(self, commands: Sequence[Command], messages: Sequence[bytes]) -> int:
+        return self.submit(encode_batch(commands, messages))
 
     def _fail(self, what: str) -> None:
         self.workload.checks.fail(f"client {self.number} of {self.node.name} {what}")
@@ -355,6 +629,15 @@ class QueueWorkload(Workload):
     client = QueueClient
     oracle: QueueOracle
 
+    def __init__(self, world: World, checks: Checks, interval_s: float, large_batches: float) -> None:
+        super().__init__(world, checks, interval_s, large_batches)
+        self.arguments = draw_queues(world.random("queues"))
+        """Of each queue."""
+        self.has_features = any(self.arguments.values())
+        self._publishers = [Publisher(name, self.random.choice(QUEUES)) for name in PUBLISHERS]
+        self._dead_letters: dict[str, SimulatedDeadLetters] = {}
+        """Of the present life of each node."""
+
     def check_clients(self) -> None:
         """At rest every client has been told everything."""
         for client in self._queue_clients():
@@ -370,11 +653,48 @@ class QueueWorkload(Workload):
         for client in self._queue_clients():
             client.node.runtime.enter(client.drain)
 
+    def left(self) -> dict[str, int]:
+        """How many messages there are, by queue, if there should not be any."""
+        oracle = self.oracle
+        return {
+            queue: oracle.ready(queue)
+            + oracle.held(queue)
+            + (0 if oracle.is_stuck(queue) else oracle.dying(queue))
+            for queue in QUEUES
+        }
+
+    def impatient_publisher(self) -> Publisher | None:
+        """One that waits for nothing any more."""
+        now_s = self.world.now_s
+        waiting = [publisher for publisher in self._publishers if publisher.waits_until_s <= now_s]
+        return self.random.choice(waiting) if waiting and self.has_features else None
+
     def _queue_clients(self) -> list[QueueClient]:
         return [client for client in self.clients.values() if isinstance(client, QueueClient)]
 
+    def _submit(self, node: SimulatedNode, payload: Sequence[Buffer]) -> int:
+        return self.clients[node.name].submit(payload)
 
-def _declare(queue: str) -> DeclareQueue:
-    return DeclareQueue(
-        1, CONNECTION, queue, passive=False, durable=True, exclusive=False, auto_delete=False, arguments={}
-    )
+    # NodeEvents, for what the broker does by itself
+
+    def started(self, node: SimulatedNode) -> None:
+        super().started(node)
+        self._dead_letters[node.name] = SimulatedDeadLetters(node, partial(self._submit, node))
+
+    def expelled(self, node: SimulatedNode) -> None:
+        super().expelled(node)
+        self._dead_letters[node.name].expelled()
+
+    def confirmed(self, node: SimulatedNode, sequence: int) -> None:
+        super().confirmed(node, sequence)
+        self._dead_letters[node.name].confirmed(sequence)
+
+    def entry_applied(self, node: SimulatedNode) -> None:
+        self._dead_letters[node.name].entry_applied()
+
+    def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
+        self._dead_letters[node.name].leader_changed(leader)
+
+    def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None:
+        super().resumed(node, sequence, outstanding)
+        self._dead_letters[node.name].resumed(sequence)

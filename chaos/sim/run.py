@@ -18,7 +18,7 @@ from chaos.sim.ledger import messages_of as messages_of_ledger
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.network import NetworkOptions
 from chaos.sim.queue_checks import QueueOracle, messages_of
-from chaos.sim.queue_workload import QUEUES, QueueWorkload
+from chaos.sim.queue_workload import QueueWorkload
 from chaos.sim.stored import StoredMessages
 from chaos.sim.workload import Workload
 from chaos.sim.world import World
@@ -32,6 +32,14 @@ LIGHT_LOAD_S = 2.0
 CLEANING_S = 20.0
 CLEANING_PER_FILE_S = 3.0
 """Housekeeping measures one segment a second if the log hardly grows, and some more than once."""
+TIMERS_MAX_MS = 60_000
+"""What is due later than this is not waited for."""
+TIMERS_S = 15.0
+"""Nor is anything that comes again and again: what queues have no room for is tried again."""
+LATENESS_MAX_S = 1.0
+"""Of what is due, with fast disks, when there is a leader and no fault."""
+DRAIN_S = 90.0
+"""The last delay, or retry of a dead letter, is over: a leader's clock may have to come up with the time of the log."""
 SLICE_S = 0.25
 FILES_INTERVAL_S = 0.5
 
@@ -54,6 +62,8 @@ class Outcome(NamedTuple):
     compacted: int
     """Live messages that were found in compacted entries."""
     faults: dict[str, int]
+    fates: dict[str, int]
+    """What became of the messages of queues."""
 
 
 _FAULTS = {
@@ -186,6 +196,7 @@ class Simulation:
         for node in self.cluster.nodes:
             node.start()
         self._converge(CONVERGENCE_S, "has not converged")
+        self._check_timers()
         self.workload.submit_once()
         self._converge(SERVICE_S, "does not serve")
         self.checks.check_agreement()
@@ -200,6 +211,23 @@ class Simulation:
     def _look_at_files(self) -> None:
         self.stored.check_changed()
         self.world.after(FILES_INTERVAL_S, self._look_at_files)
+
+    def _check_timers(self) -> None:
+        """What is due is done, soon after it is by the leader's clock, though nobody submits anything."""
+        lateness_max_s = LATENESS_MAX_S * (1 + self.options.disk_slowness / SLOW_DISK)
+        reached, reached_s = None, 0.0
+        until_s = self.world.now_s + TIMERS_S
+        while (leader := self.cluster.leader()) is not None and self.world.now_s < until_s:
+            due_ms = leader.machine.due_ms()
+            ahead_ms = TIMERS_MAX_MS if due_ms is None else due_ms - leader.wall.now_ms()
+            if ahead_ms >= TIMERS_MAX_MS:
+                break
+            if ahead_ms > 0 or reached != (leader, due_ms):
+                reached, reached_s = (leader, due_ms), self.world.now_s
+            elif self.world.now_s - reached_s > lateness_max_s:
+                self.checks.fail(f"{leader.name} leads and leaves undone what was due at {due_ms} ms")
+            self.world.run_until(self.world.now_s + SLICE_S)
+        self._converge(SERVICE_S, "does not come to rest")
 
     def _check_disk_use(self) -> None:
         """Under a light load each node gets rid of what it does not need, in some time after messages have died."""
@@ -221,11 +249,16 @@ class Simulation:
         workload.stop_consuming()
         self._converge(SERVICE_S, "does not close sessions")
         workload.drain()
+        deadline_s = self.world.now_s + DRAIN_S * (1 + self.options.disk_slowness / SLOW_DISK)
         self._converge(SERVICE_S, "does not drain its queues")
+        while any(workload.left().values()):
+            self.world.run_until(self.world.now_s + SLICE_S)
+            if self.world.now_s > deadline_s:
+                self.checks.fail(
+                    f"messages were neither settled before nor delivered at the end: {workload.left()}"
+                )
+        self._converge(SERVICE_S, "does not come to rest")
         self._compare_queues()
-        left = {queue: self.oracle.ready(queue) + self.oracle.held(queue) for queue in QUEUES}
-        if any(left.values()):
-            self.checks.fail(f"messages were neither settled before nor delivered at the end: {left}")
 
     def _compare_queues(self) -> None:
         for node in self.cluster.nodes:
@@ -256,4 +289,5 @@ class Simulation:
             self.checks.repairs,
             self.stored.compacted,
             self.nemesis.done,
+            dict(self.oracle.fates),
         )

@@ -39,10 +39,11 @@ class Client:
         self._submitted = 0
         self._unconfirmed: dict[int, int] = {}
 
-    def submit(self, payload: Sequence[Buffer]) -> None:
+    def submit(self, payload: Sequence[Buffer]) -> int:
         self._submitted += 1
         sequence = self.node.group.submit([TAG.pack(self.number, self._submitted), *payload])
         self._unconfirmed[sequence] = self._submitted
+        return sequence
 
     def confirmed(self, sequence: int) -> None:
         number = self._unconfirmed.pop(sequence, None)
@@ -134,6 +135,12 @@ class Workload:
         client = self.clients[node.name]
         client.live = True
         client.resumed(sequence, outstanding)
+
+    def entry_applied(self, node: SimulatedNode) -> None:
+        """Hear of the end of an entry, behind its effects."""
+
+    def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
+        """Hear of whom the node takes for the leader."""
 
     def needed_from(self, node: SimulatedNode) -> int | None:
         client = self.clients.get(node.name)

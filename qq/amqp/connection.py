@@ -69,6 +69,8 @@ class Capabilities(NamedTuple):
     basic_nack: bool = False
     connection_blocked: bool = False
     consumer_cancel_notify: bool = False
+    live_prefetch: bool = False
+    """Ours: basic.qos changes the prefetch of consumers that are there already."""
     exchange_exchange_bindings: bool = False
     publisher_confirms: bool = False
 
@@ -526,6 +528,7 @@ def _server_properties(settings: Settings) -> common.FieldTable:
             "exchange_exchange_bindings": True,
             "basic.nack": True,
             "consumer_cancel_notify": True,
+            "live_prefetch": True,
             "connection.blocked": True,
             "consumer_priorities": True,
             "authentication_failure_close": True,
@@ -549,6 +552,7 @@ def _capabilities(client_properties: Mapping[str, object]) -> Capabilities:
         basic_nack=told.get("basic.nack") is True,
         connection_blocked=told.get("connection.blocked") is True,
         consumer_cancel_notify=told.get("consumer_cancel_notify") is True,
+        live_prefetch=told.get("live_prefetch") is True,
         exchange_exchange_bindings=told.get("exchange_exchange_bindings") is True,
         publisher_confirms=told.get("publisher_confirms") is True,
     )

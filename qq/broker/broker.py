@@ -15,11 +15,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster.group import Confirmed, Expelled
+from qq.broker.dead_letters import DeadLetters
 from qq.broker.entries import Entries
 from qq.broker.resume import resume
 from qq.broker.submissions import Submissions
 from qq.machine import commands
-from qq.machine.effects import ConsumerGone, Deliver, Effect, Failed, Known, OriginExpelled, Reply, Returned
+from qq.machine.effects import (
+    ConsumerGone,
+    Deliver,
+    DeliveryTimeout,
+    Effect,
+    Failed,
+    Known,
+    OriginExpelled,
+    Rejected,
+    Reply,
+    Returned,
+)
 from qq.metrics import Counters
 
 if TYPE_CHECKING:
@@ -74,8 +86,9 @@ class Broker:
     def attach(self, group: Group, disk: Disk) -> None:
         """Connect to the group; before anything else is called."""
         self.group = group
-        self.submissions = Submissions(group, self._runtime)
+        self.submissions = Submissions(group, self._runtime, self.limits.publish_timeout_ms / 1000)
         self.entries = Entries(group, disk, group.disk_failed)
+        self._dead_letters = DeadLetters(self.machine, self.submissions, self.entries)
 
     def new_id(self) -> int:
         """A number for a connection, session or consumer; never used twice while the process lives."""
@@ -103,6 +116,10 @@ class Broker:
         self._sessions[channel.session] = channel
         self.counters.channels_opened += 1
 
+    def channel(self, session: int) -> Channel | None:
+        """The channel that the log knows under this number."""
+        return self._sessions.get(session)
+
     def session_ended(self, channel: Channel) -> None:
         if self._sessions.pop(channel.session, None) is not None:
             self.counters.channels_closed += 1
@@ -119,6 +136,11 @@ class Broker:
         else:
             self.counters.logins_failed += 1
         return admitted
+
+    def may_impersonate(self, user: str) -> bool:
+        """Whether this user's messages may have any `user-id` (RabbitMQ's tag impersonator)."""
+        known = self.machine.users.get(user)
+        return known is not None and "impersonator" in known.tags
 
     # Back-pressure over all connections
 
@@ -148,6 +170,7 @@ class Broker:
                 case _:
                     if effect.node == name:
                         self._carry_out(effect)
+        self._dead_letters.turn()
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, OriginExpelled):
@@ -164,6 +187,10 @@ class Broker:
                 channel.failed(effect)
             case Returned():
                 channel.unroutable(effect)
+            case Rejected():
+                channel.refuse(effect.first_seq, effect.first_seq + effect.count - 1)
+            case DeliveryTimeout():
+                channel.timed_out(effect)
             case ConsumerGone():
                 channel.consumer_gone(effect.consumer)
             case Known():  # told in `resumed` only
@@ -202,6 +229,7 @@ class Broker:
             return
         is_failover, self._leader = self._leader is not None, leader
         self.elections += 1
+        self._dead_letters.lead(leader == self.name)
         if is_failover:
             for channel in list(self._sessions.values()):
                 channel.leader_changed()

@@ -9,6 +9,7 @@ channel's methods were carried out one by one.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,27 @@ from pamqp.base import Frame
 from qq.amqp.connection import ChannelCloseRequested
 from qq.amqp.encoding import declare_ok, encode
 from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
+from qq.amqp.properties import group
 from qq.broker.outgoing import Consumer, Outgoing
 from qq.broker.submissions import OpenEnqueue
+from qq.broker.transaction import Transaction
 from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply, amqp_error
 from qq.machine import commands, effects
+from qq.machine.errors import the_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from qq.amqp.properties import Attributes
     from qq.broker.broker import Broker
     from qq.broker.listener import ClientConnection
+
+log = logging.getLogger(__name__)
+
+CONFIRM_SELECT, TX_SELECT, TX_COMMIT, TX_ROLLBACK = (85, 10), (90, 10), (90, 20), (90, 30)
+
+LIVE_UNLIMITED = 65_535
+"""What no limit means to a consumer whose prefetch may be changed: the largest that basic.qos can say."""
 
 PACED_WINDOW = 2000
 """Messages on their way to a consumer that has no prefetch limit; more are asked for as the socket takes them."""
@@ -55,7 +67,10 @@ class Channel:
         """By tag; those that neither side has cancelled."""
         self._consumers_by_id: dict[int, Consumer] = {}
         """Those that messages may still come for."""
-        self._prefetch = 0
+        self._user = None if broker.may_impersonate(connection.user) else connection.user
+        """The only user that messages may say they are from."""
+        self._prefetch = broker.limits.default_consumer_prefetch
+        self._transaction: Transaction | None = None
         self._run: OpenEnqueue | None = None
         self._run_method = b""
         self._answers: deque[Callable[[Any], None]] = deque()
@@ -102,29 +117,40 @@ class Channel:
             self.connection.released(self)
 
     def _publish(self, event: Publishes) -> None:
-        run = self._run
-        is_new = run is None or event.method != self._run_method or not self.broker.submissions.holds(run)
+        for attributes, messages in group(event.messages, self._user):
+            self._publish_alike(event.method, attributes, messages)
+
+    def _publish_alike(self, method: bytes, attributes: Attributes | None, messages: list[bytes]) -> None:
+        run, submissions = self._run, self.broker.submissions
+        is_new = (
+            run is None
+            or method != self._run_method
+            or not submissions.holds(run)
+            or (attributes is not run.attributes and not run.takes(attributes))
+        )
         if run is None or is_new:
-            exchange, routing_key, mandatory = self.connection.publish_fields(event.method)
+            exchange, routing_key, mandatory = self.connection.publish_fields(method)
             self.connection.publishes()
             first_sequence = self.published + 1 if self.confirming else 0
-            run = self._run = OpenEnqueue(self, first_sequence, exchange, routing_key, mandatory)
-            self._run_method = event.method
+            run = self._run = OpenEnqueue(self, first_sequence, exchange, routing_key, mandatory, attributes)
+            self._run_method = method
         counters = self.broker.counters
-        counters.messages_received += len(event.messages)
+        counters.messages_received += len(messages)
+        if self._transaction is not None:
+            self._transaction.publish(run, messages, is_new=is_new)
+            return
         if self.confirming:
-            self.published += len(event.messages)
-            counters.messages_received_confirm += len(event.messages)
-        self.broker.submissions.publish(run, event.messages, is_new=is_new)
+            self.published += len(messages)
+            counters.messages_received_confirm += len(messages)
+        submissions.publish(run, messages, is_new=is_new)
 
     def _settle(
-        self,
-        kind: type[commands.Settle | commands.Return | commands.Discard],
-        tag: int,
-        multiple: bool,
-        method: tuple[int, int],
+        self, kind: type[commands.Settlement], tag: int, multiple: bool, method: tuple[int, int]
     ) -> None:
         pieces = self.outgoing.take(tag, multiple=multiple, method=method)
+        if self._transaction is not None:
+            self._transaction.settle(kind, pieces)
+            return
         settle = self.broker.submissions.settle
         for piece in pieces:
             first = piece.value.first_id + piece.offset
@@ -152,6 +178,10 @@ class Channel:
         self.send(amqp.Channel.FlowOk(active=True))
 
     def _on_confirm_select(self, frame: amqp.Confirm.Select) -> None:
+        if self._transaction is not None:
+            raise ChannelError(
+                Reply.PRECONDITION_FAILED, "cannot switch from tx to confirm mode", *CONFIRM_SELECT
+            )
         self.confirming = True
         if not frame.nowait:
             self.send(amqp.Confirm.SelectOk())
@@ -159,8 +189,41 @@ class Channel:
     def _on_qos(self, frame: amqp.Basic.Qos) -> None:
         if frame.prefetch_size:
             raise ConnectionFault(Reply.NOT_IMPLEMENTED, f"prefetch_size!=0 ({frame.prefetch_size})", 60, 10)
+        if frame.global_:
+            command = commands.Limit(self.session, frame.prefetch_count)
+            self._ask(command, lambda _: amqp.Basic.QosOk())
+            return
         self._prefetch = frame.prefetch_count
+        for consumer in self._consumers.values():
+            if consumer.live_prefetch:
+                credit = frame.prefetch_count or LIVE_UNLIMITED
+                self.broker.submissions.add(commands.SetPrefetch(consumer.id, credit))
         self.send(amqp.Basic.QosOk())
+
+    # Transactions
+
+    def _on_tx_select(self, _frame: amqp.Tx.Select) -> None:
+        if self.confirming:
+            raise ChannelError(Reply.PRECONDITION_FAILED, "cannot switch from confirm to tx mode", *TX_SELECT)
+        if self._transaction is None:
+            self._transaction = Transaction(self.broker.limits.transaction_bytes)
+        self.send(amqp.Tx.SelectOk())
+
+    def _on_tx_commit(self, _frame: amqp.Tx.Commit) -> None:
+        transaction = self._transactional(TX_COMMIT)
+        content = transaction.take()
+        self._answers.append(lambda _: self.send(amqp.Tx.CommitOk()))
+        self.broker.submissions.commit(self, content)
+
+    def _on_tx_rollback(self, _frame: amqp.Tx.Rollback) -> None:
+        pieces = self._transactional(TX_ROLLBACK).roll_back()
+        self.outgoing.hold_again(pieces)
+        self.send(amqp.Tx.RollbackOk())
+
+    def _transactional(self, method: tuple[int, int]) -> Transaction:
+        if self._transaction is None:
+            raise ChannelError(Reply.PRECONDITION_FAILED, "channel is not transactional", *method)
+        return self._transaction
 
     def _on_ack(self, frame: amqp.Basic.Ack) -> None:
         self._settle(commands.Settle, frame.delivery_tag or 0, frame.multiple, (60, 80))
@@ -170,7 +233,7 @@ class Channel:
         self._settle(kind, frame.delivery_tag or 0, frame.multiple, (60, 120))
 
     def _on_reject(self, frame: amqp.Basic.Reject) -> None:
-        kind = commands.Return if frame.requeue else commands.Discard
+        kind = commands.Reject if frame.requeue else commands.Discard
         self._settle(kind, frame.delivery_tag or 0, False, (60, 90))
 
     # Methods answered by the log
@@ -275,27 +338,38 @@ class Channel:
         tag = frame.consumer_tag or self.broker.server_name("amq.ctag-")
         if tag in self._consumers:
             raise ConnectionFault(Reply.NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'", 60, 20)
-        paced = frame.no_ack or self._prefetch == 0
+        limits = self.broker.limits
+        if limits.consumer_max_per_channel and len(self._consumers) >= limits.consumer_max_per_channel:
+            text = f"reached maximum ({limits.consumer_max_per_channel}) of consumers per channel"
+            raise ConnectionFault(Reply.NOT_ALLOWED, text, 60, 20)
         arguments = frame.arguments or {}
+        wants_live_prefetch = arguments.get("x-live-prefetch", self.connection.wants_live_prefetch) is True
+        live_prefetch = wants_live_prefetch and not frame.no_ack
+        prefetch = self._prefetch or (LIVE_UNLIMITED if live_prefetch else 0)
+        paced = frame.no_ack or not prefetch
         consumer = Consumer(
             self.broker.new_id(),
             tag,
             no_ack=frame.no_ack,
             paced=paced and not frame.no_ack,
             cancel_on_failover=arguments.get("x-cancel-on-ha-failover") is True,
+            live_prefetch=live_prefetch,
         )
         self._consumers[tag] = self._consumers_by_id[consumer.id] = consumer
         command = commands.Checkout(
             self.session,
             self.connection.id,
+            self.number,
             consumer.id,
             frame.queue,
             tag,
-            PACED_WINDOW if paced else self._prefetch,
+            PACED_WINDOW if paced else prefetch,
             frame.no_ack,
             frame.exclusive,
             not consumer.paced,
             consumer.cancel_on_failover,
+            self.connection.wants_cancel_notify,
+            limits.consumer_timeout_ms,
             arguments,
         )
 
@@ -325,7 +399,13 @@ class Channel:
 
     def _on_get(self, frame: amqp.Basic.Get) -> None:
         command = commands.Get(
-            self.session, self.connection.id, self.broker.new_id(), frame.queue, frame.no_ack
+            self.session,
+            self.connection.id,
+            self.number,
+            self.broker.new_id(),
+            frame.queue,
+            frame.no_ack,
+            self.broker.limits.consumer_timeout_ms,
         )
 
         def answer(result: effects.GetOk | effects.GetEmpty) -> Frame | None:
@@ -385,7 +465,7 @@ class Channel:
         consumer = self._consumers_by_id.get(effect.consumer)
         if consumer is not None:
             consumer.next_id = effect.first_id + sum(part.count for part in effect.ranges)
-            self.outgoing.deliver(consumer, effect.first_id, effect.ranges)
+            self.outgoing.deliver(consumer, effect)
 
     def unroutable(self, effect: effects.Returned) -> None:
         self.outgoing.unroutable(effect)
@@ -398,12 +478,30 @@ class Channel:
             self.outgoing.confirm(published)
 
     def refuse(self, first: int, last: int) -> None:
-        """Nobody knows whether these publish sequence numbers reached a queue; all before them are safe."""
-        if not self.closed:
+        """These publish sequence numbers reached no queue, or nobody knows; all before them are safe."""
+        if not self.closed and last > self._confirmed:
+            first = max(first, self._confirmed + 1)
             if first > self._confirmed + 1:
                 self.confirm(first - 1)
             self._confirmed = last
             self.outgoing.confirm(last, refused=True)
+
+    def refuse_unconfirmed(self, published: int) -> None:
+        """What was published up to there has taken too long: nobody knows what becomes of it."""
+        self.refuse(self._confirmed + 1, published)
+
+    def timed_out(self, effect: effects.DeliveryTimeout) -> None:
+        """Say in the node's log what a client that does not acknowledge is about to be told."""
+        log.warning(
+            "Consumer '%s' on channel %d and %s has timed out waiting for a consumer acknowledgement of a delivery "
+            "with delivery tag = %s. Timeout used: %d ms. This timeout value can be configured, see consumers doc "
+            "guide to learn more",
+            effect.tag,
+            self.number,
+            the_queue(effect.queue),
+            self.outgoing.tag_of(effect.consumer, effect.message_id) or "unknown",
+            effect.timeout_ms,
+        )
 
     def consumer_gone(self, consumer_id: int) -> None:
         """Consumer cancel notification: the queue was deleted."""
@@ -447,6 +545,9 @@ def _cancel_notification(consumer: Consumer) -> Frame:
 
 _HANDLERS: dict[str, Callable[[Channel, Any], None]] = {
     "Channel.Flow": Channel._on_flow,
+    "Tx.Select": Channel._on_tx_select,
+    "Tx.Commit": Channel._on_tx_commit,
+    "Tx.Rollback": Channel._on_tx_rollback,
     "Confirm.Select": Channel._on_confirm_select,
     "Exchange.Declare": Channel._on_exchange_declare,
     "Exchange.Delete": Channel._on_exchange_delete,

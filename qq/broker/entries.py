@@ -39,6 +39,8 @@ class Messages(NamedTuple):
     routing_key: str
     frames_channel: int
     messages: list[bytes]
+    more_keys: tuple[str, ...] = ()
+    """From the headers CC and BCC."""
 
 
 class MessagesGone(LookupError):
@@ -64,7 +66,8 @@ class _BatchView:
                 raise MessagesGone(f"message {message} of a batch was not kept")
             stop = min(end, piece.first + piece.count)
             offsets = piece.offsets[message - piece.first : stop - piece.first + 1]
-            found.append(Messages(*piece.publication, self._cut(offsets)))
+            exchange, routing_key, frames_channel, more_keys = piece.publication
+            found.append(Messages(exchange, routing_key, frames_channel, self._cut(offsets), more_keys))
             message = stop
             position += 1
         return found

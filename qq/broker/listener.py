@@ -94,12 +94,19 @@ class ClientConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=limits.write_buffer_bytes, low=limits.write_buffer_bytes // 4)
         peer = transport.get_extra_info("peername")
         self.peer_host: str = peer[0] if peer else ""
+        self.peer_port: int = peer[1] if peer else 0
         self.broker.connection_opened(self)
         if len(self.broker.connections) > self.broker.connections_max:
             log.warning("connection %d from %s refused: there are too many", self.id, self.peer_host)
             transport.abort()
             return
         self._deadline = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_too_slow)
+
+    @property
+    def name(self) -> str:
+        """RabbitMQ's name of a connection."""
+        host, port, *_ = self._transport.get_extra_info("sockname") or ("", 0)
+        return f"{self.peer_host}:{self.peer_port} -> {host}:{port}"
 
     def data_received(self, data: bytes) -> None:
         self._has_read = True
@@ -284,6 +291,10 @@ class ClientConnection(asyncio.Protocol):
         self._heartbeat = self._loop.call_later(self._amqp.heartbeat_s / BEATS, self._beat)
 
     # Out
+
+    @property
+    def wants_live_prefetch(self) -> bool:
+        return self._amqp.capabilities.live_prefetch
 
     @property
     def wants_cancel_notify(self) -> bool:

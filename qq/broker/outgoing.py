@@ -19,6 +19,7 @@ from pamqp.commands import Basic
 
 from qq.amqp.encoding import confirm_frame, deliveries, encode, get_ok, reframe, returned
 from qq.broker.entries import MessagesGone
+from qq.broker.headers import delivered
 from qq.errors import ChannelError, ConnectionFault, Reply
 from qq.machine.commands import Settle
 from qq.ranges import Range, RangeMap
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from qq.broker.broker import Broker
     from qq.broker.entries import Messages
     from qq.broker.listener import ClientConnection
-    from qq.machine.effects import GetOk, Returned
+    from qq.machine.effects import Deliver, GetOk, Returned
+    from qq.machine.history import History
     from qq.ranges import Piece
 
 ANSWERS_WAITING_MAX = 1000
@@ -49,6 +51,8 @@ class Consumer:
     paced: bool
     """It has no prefetch limit: it may have more messages as its earlier ones are written."""
     cancel_on_failover: bool
+    live_prefetch: bool
+    """A later basic.qos changes its prefetch."""
     started: bool = False
     """The log has answered that it consumes."""
     next_id: int = 0
@@ -69,6 +73,8 @@ class _Delivery:
     consumer: Consumer
     next_id: int
     ranges: deque[Range]
+    histories: dict[int, History]
+    counts_failures: bool
 
 
 class _Confirm(NamedTuple):
@@ -114,12 +120,16 @@ class Outgoing:
         else:
             self._connection.write((frame,))
 
-    def deliver(self, consumer: Consumer, first_id: int, ranges: list[Range]) -> None:
+    def deliver(self, consumer: Consumer, effect: Deliver) -> None:
         last = self._waiting[-1] if self._waiting else None
         if type(last) is _Delivery and last.consumer is consumer:
-            last.ranges.extend(ranges)
+            last.ranges.extend(effect.ranges)
+            last.histories.update(effect.histories)
+            last.counts_failures = effect.counts_failures
         else:
-            self._put(_Delivery(consumer, first_id, deque(ranges)))
+            ranges = deque(effect.ranges)
+            histories = dict(effect.histories)
+            self._put(_Delivery(consumer, effect.first_id, ranges, histories, effect.counts_failures))
 
     def got(self, result: GetOk, *, no_ack: bool) -> None:
         self._put_answer(_Get(result, no_ack))
@@ -151,6 +161,23 @@ class Outgoing:
         if not pieces or pieces[-1].last != tag:
             raise ChannelError(Reply.PRECONDITION_FAILED, f"unknown delivery tag {tag}", *method)
         return pieces
+
+    def hold_again(self, pieces: Sequence[Piece[Tagged]]) -> None:
+        """Undo `take`."""
+        if not pieces:
+            return
+        for piece in sorted([*pieces, *self._unacked.take_all()], key=_first_tag):
+            tagged = piece.value
+            first = tagged._replace(first_id=tagged.first_id + piece.offset)
+            self._unacked.append(piece.first, piece.count, first)
+
+    def tag_of(self, consumer: int, message_id: int) -> int | None:
+        """The delivery tag of a consumer's message; None if the client does not hold it."""
+        for piece in self._unacked.pieces():
+            offset = message_id - piece.value.first_id
+            if piece.value.consumer == consumer and piece.offset <= offset < piece.offset + piece.count:
+                return piece.first + offset - piece.offset
+        return None
 
     def begin_recovery(self) -> None:
         """Everything unacked is about to return to its queue: what is not written yet need not be written."""
@@ -250,15 +277,19 @@ class Outgoing:
                 return False
             out: list[bytes] = []
             tag = self._next_tag
+            history = delivery.histories.get(part.history)
             for messages in stored:
+                exchange, routing_key = messages.exchange, messages.routing_key
+                if history is not None:
+                    exchange, routing_key = history.exchange, history.routing_key
                 deliveries(
                     self._number,
                     consumer.tag,
                     tag,
                     part.deliveries > 0,
-                    messages.exchange,
-                    messages.routing_key,
-                    self._framed(messages),
+                    exchange,
+                    routing_key,
+                    self._framed(messages, part, history, delivery.counts_failures),
                     out,
                 )
                 tag += len(messages.messages)
@@ -286,7 +317,7 @@ class Outgoing:
         self._next_tag += count
 
     def _write_get(self, item: _Get) -> bool:
-        consumer, part, remaining = item.result
+        consumer, part, remaining, history, counts_failures = item.result
         try:
             stored = self._stored(part, (part,))
         except MessagesGone:
@@ -294,14 +325,17 @@ class Outgoing:
         if stored is None:
             return False
         [messages] = stored
-        [message] = self._framed(messages)
+        exchange, routing_key = messages.exchange, messages.routing_key
+        if history is not None:
+            exchange, routing_key = history.exchange, history.routing_key
+        [message] = self._framed(messages, part, history, counts_failures)
         redelivered = part.deliveries > 0
         frame = get_ok(
             self._number,
             self._next_tag,
             redelivered,
-            messages.exchange,
-            messages.routing_key,
+            exchange,
+            routing_key,
             remaining,
             message,
         )
@@ -329,7 +363,7 @@ class Outgoing:
         return False
 
     def _write_return(self, effect: Returned) -> bool:
-        part = Range(effect.index, effect.first_slot, effect.count, 0)
+        part = Range(effect.index, effect.first_slot, effect.count)
         try:
             stored = self._stored(part, (part,))
         except MessagesGone:
@@ -338,7 +372,11 @@ class Outgoing:
             return False
         self._broker.counters.messages_unroutable_returned += effect.count
         names = (effect.code, effect.text, effect.exchange, effect.routing_key)
-        framed = [message for messages in stored for message in self._framed(messages)]
+        framed = [
+            message
+            for messages in stored
+            for message in self._framed(messages, part, None, counts_failures=False)
+        ]
         self._connection.write([returned(self._number, *names, message) for message in framed])
         return True
 
@@ -359,13 +397,21 @@ class Outgoing:
         self._reading = False
         self.pump()
 
-    def _framed(self, stored: Messages) -> list[bytes]:
+    def _framed(
+        self, stored: Messages, part: Range, history: History | None, counts_failures: bool
+    ) -> Sequence[bytes]:
         """The frames as this channel must send them: usually as they came."""
-        messages = stored.messages
+        messages: Sequence[bytes] = stored.messages
+        if part.deliveries or history is not None:
+            messages = delivered(messages, part, history, counts_failures=counts_failures)
         frame_max = self._connection.frame_max
         if stored.frames_channel == self._number and max(map(len, messages)) <= frame_max:
             return messages
         return [reframe(message, self._number, frame_max) for message in messages]
+
+
+def _first_tag(piece: Piece[Tagged]) -> int:
+    return piece.first
 
 
 def _needed_index(item: _Item) -> int | None:

@@ -13,11 +13,14 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.codec import encode_batch
-from qq.machine.commands import Command, Credit, Discard, Enqueue, Return, Settle
+from qq.machine.commands import Command, Commit, Credit, Enqueue, Publish, Settlement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from cluster.group import Group
     from cluster.ports import Runtime
+    from qq.amqp.properties import Attributes
     from qq.broker.channel import Channel
     from qq.broker.listener import ClientConnection
 
@@ -28,19 +31,42 @@ BATCH_BYTES_MAX = 1024 * 1024
 
 
 class OpenEnqueue:
-    """Consecutive publishes of one channel with the same exchange, routing key and flags."""
+    """Consecutive publishes of one channel with the same exchange, routing key, flags and attributes."""
 
-    __slots__ = ("channel", "exchange", "first_sequence", "mandatory", "messages", "routing_key")
+    __slots__ = (
+        "attributes",
+        "channel",
+        "exchange",
+        "first_sequence",
+        "mandatory",
+        "messages",
+        "routing_key",
+    )
 
     def __init__(
-        self, channel: Channel, first_sequence: int, exchange: str, routing_key: str, mandatory: bool
+        self,
+        channel: Channel,
+        first_sequence: int,
+        exchange: str,
+        routing_key: str,
+        mandatory: bool,
+        attributes: Attributes | None,
     ) -> None:
         self.channel = channel
         self.first_sequence = first_sequence
         self.exchange = exchange
         self.routing_key = routing_key
         self.mandatory = mandatory
+        self.attributes = attributes
+        """Of the first message; None if it has none."""
         self.messages: list[bytes] = []
+
+    def takes(self, attributes: Attributes | None) -> bool:
+        """Whether messages with these attributes may follow."""
+        mine = self.attributes
+        if mine is not None and mine.publisher:
+            mine = mine._replace(publish_seq=mine.publish_seq + len(self.messages))
+        return attributes == mine
 
 
 class _Applied(NamedTuple):
@@ -51,15 +77,29 @@ class _Applied(NamedTuple):
     mandatory: list[tuple[Channel, int, int]]
     """Publish sequence numbers, first and last, of what a channel wants back if it reaches no queue."""
     published_bytes: dict[ClientConnection, int]
+    callbacks: list[Callable[[], None]]
+
+
+class _Watched(NamedTuple):
+    """What a channel had published at some time."""
+
+    time_s: float
+    channel: Channel
+    published: int
 
 
 class Submissions:
     """The node's open batch and the batches under way."""
 
-    def __init__(self, group: Group, runtime: Runtime) -> None:
+    def __init__(self, group: Group, runtime: Runtime, publish_timeout_s: float) -> None:
+        """After `publish_timeout_s` (0 is never) what is not confirmed is refused; nobody knows its outcome then."""
         self._group = group
         self._runtime = runtime
+        self._publish_timeout_s = publish_timeout_s
+        self._watched: deque[_Watched] = deque()
         self._flush_asked = False
+        self._in_commit = False
+        """A batch must not end here."""
         self._under_way: deque[_Applied] = deque()
         self._reset()
 
@@ -68,12 +108,30 @@ class Submissions:
         self._bytes = 0
         self._confirms: dict[Channel, int] = {}
         self._published_bytes: dict[ClientConnection, int] = {}
-        self._settles: dict[tuple[type[Settle | Return | Discard], int], int] = {}
+        self._settles: dict[tuple[type[Settlement], int], int] = {}
+        self._callbacks: list[Callable[[], None]] = []
 
     def add(self, command: Command) -> None:
         """Have a command carried out, after all that its session asked for before."""
         self._settles.clear()
         self._commands.append(command)
+        self._ask_flush()
+
+    def when_applied(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when all that was asked for so far is applied, or given up."""
+        self._callbacks.append(callback)
+
+    def commit(self, channel: Channel, content: Sequence[OpenEnqueue | Command]) -> None:
+        """Have a transaction carried out: in one batch, so all or nothing."""
+        self._in_commit = True
+        self.add(Commit(channel.session, len(content)))
+        for part in content:
+            if isinstance(part, OpenEnqueue):
+                messages, part.messages = part.messages, []
+                self.publish(part, messages, is_new=True)
+            else:
+                self.add(part)
+        self._in_commit = False
         self._ask_flush()
 
     def publish(self, run: OpenEnqueue, messages: list[bytes], *, is_new: bool) -> None:
@@ -86,12 +144,14 @@ class Submissions:
         channel = run.channel
         if channel.confirming:
             self._confirms[channel] = channel.published
+            if self._publish_timeout_s:
+                self._watch(channel)
         connection = channel.connection
         self._published_bytes[connection] = self._published_bytes.get(connection, 0) + size
         connection.count_uncommitted(size)
         self._ask_flush()
 
-    def settle(self, kind: type[Settle | Return | Discard], consumer: int, first: int, last: int) -> None:
+    def settle(self, kind: type[Settlement], consumer: int, first: int, last: int) -> None:
         """Settle, return or discard message ids; consecutive ranges of one consumer become one command."""
         position = self._settles.get((kind, consumer))
         if position is not None:
@@ -112,6 +172,8 @@ class Submissions:
         return bool(run.messages)
 
     def _ask_flush(self) -> None:
+        if self._in_commit:
+            return
         if self._bytes >= BATCH_BYTES_MAX:
             self._submit()
         elif not self._flush_asked:
@@ -138,7 +200,9 @@ class Submissions:
             else:
                 commands.append(command)
         sequence = self._group.submit(encode_batch(commands, messages))
-        self._under_way.append(_Applied(sequence, self._confirms, mandatory, self._published_bytes))
+        self._under_way.append(
+            _Applied(sequence, self._confirms, mandatory, self._published_bytes, self._callbacks)
+        )
         self._reset()
 
     def applied(self, sequence: int, *, unseen: bool = False) -> None:
@@ -155,18 +219,40 @@ class Submissions:
                 channel.confirm(published)
             for connection, size in done.published_bytes.items():
                 connection.count_uncommitted(-size)
+            for callback in done.callbacks:
+                callback()
         if self._commands and not self._flush_asked:
             self._flush()
 
     def give_up(self) -> None:
         """The cluster expelled this node: whatever was under way has an unknown outcome, and no session is left."""
+        callbacks = [callback for batch in self._under_way for callback in batch.callbacks] + self._callbacks
         self._under_way.clear()
+        self._watched.clear()
         self._reset()
+        for callback in callbacks:
+            callback()
+
+    # The publish timeout
+
+    def _watch(self, channel: Channel) -> None:
+        if not self._watched:
+            self._runtime.call_later(self._publish_timeout_s, self._refuse_overdue)
+        self._watched.append(_Watched(self._runtime.monotonic(), channel, channel.published))
+
+    def _refuse_overdue(self) -> None:
+        watched, now_s = self._watched, self._runtime.monotonic()
+        while watched and watched[0].time_s + self._publish_timeout_s <= now_s:
+            _, channel, published = watched.popleft()
+            channel.refuse_unconfirmed(published)
+        if watched:
+            wait_s = watched[0].time_s + self._publish_timeout_s - now_s
+            self._runtime.call_later(wait_s, self._refuse_overdue)
 
 
-def _sealed(run: OpenEnqueue) -> Enqueue:
+def _sealed(run: OpenEnqueue) -> Enqueue | Publish:
     channel = run.channel
-    return Enqueue(
+    enqueue = Enqueue(
         channel.session,
         run.first_sequence,
         len(run.messages),
@@ -175,3 +261,7 @@ def _sealed(run: OpenEnqueue) -> Enqueue:
         run.mandatory,
         channel.number,
     )
+    if run.attributes is None:
+        return enqueue
+    more_keys, priority, ttl_ms, delay_ms, publisher, publish_seq = run.attributes
+    return Publish(*enqueue, list(more_keys), priority, ttl_ms, delay_ms, publisher, publish_seq)

@@ -48,7 +48,7 @@ from cluster.realworld import DirectoryInUse, ReadOnlyDisk, check_not_in_use
 from cluster.state import GroupState
 from qq.errors import CommandError
 from qq.machine.codec import MalformedBatch, decode_batch, decode_kept, is_kept
-from qq.machine.commands import Command, Enqueue, PutUser
+from qq.machine.commands import Command, Enqueue, Publish, PutUser
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
@@ -325,7 +325,8 @@ def _part_lines(payload: memoryview) -> Iterator[str]:
         if is_kept(payload):
             for piece in decode_kept(payload):
                 messages = _messages(piece.offsets[0], piece.offsets[-1], piece.count)
-                yield f"    kept from message {piece.first} on: {messages}; {_fields(piece.publication)}"
+                hidden = () if piece.publication.more_keys else ("more_keys",)
+                yield f"    kept from message {piece.first} on: {messages}; {_fields(piece.publication, hidden)}"
             return
         batch = decode_batch(payload)
     except MalformedBatch as error:
@@ -334,7 +335,7 @@ def _part_lines(payload: memoryview) -> Iterator[str]:
     message = 0
     for command in batch.commands:
         line = f"    {type(command).__name__} {_fields(command, _HIDDEN.get(type(command), ()))}"
-        if isinstance(command, Enqueue):
+        if isinstance(command, Enqueue | Publish):
             end = message + command.count
             line += f": {_messages(batch.offsets[message], batch.offsets[end], command.count)}"
             message = end

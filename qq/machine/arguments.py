@@ -37,6 +37,9 @@ _TYPE_NAMES: tuple[tuple[type, str], ...] = (
 _SIGNED_INT = range(-(2**31), 2**31)
 _INTEGERS = ("signedint", "long")
 _PRIORITY_MAX = 255
+ROUTING_KEY_BYTES_MAX = 255
+EXPIRY_MAX_MS = 315_360_000_000
+"""Ten years: RabbitMQ's bound of what may be waited for."""
 
 
 def queue_kind(name: str, arguments: Table) -> str:
@@ -66,15 +69,16 @@ def check_equivalent_queue_arguments(name: str, kind: str, current: Table, recei
 
 def check_equivalent_arguments(thing: str, keys: Iterable[str], current: Table, received: Table) -> None:
     for key in keys:
-        if key in current and key in received and _same(current[key], received[key]):
-            continue
-        if key in current or key in received:
+        if key in current and key in received:
+            if not _same(current[key], received[key]):
+                raise _inequivalent(key, thing, _quoted(received[key]), _quoted(current[key]))
+        elif key in current or key in received:
             raise _inequivalent(key, thing, _described(received, key), _described(current, key))
 
 
 def check_equivalent_field(thing: str, field: str, current: bool | str, received: bool | str) -> None:
     if received != current:
-        raise _inequivalent(field, thing, f"'{_printed(received)}'", f"'{_printed(current)}'")
+        raise _inequivalent(field, thing, _quoted(received), _quoted(current))
 
 
 def type_name(value: object) -> str:
@@ -118,11 +122,11 @@ def _same(one: object, other: object) -> bool:
 def _described(table: Table, key: str) -> str:
     if key not in table:
         return "none"
-    return f"the value '{_printed(table[key])}' of type '{type_name(table[key])}'"
+    return f"the value {_quoted(table[key])} of type '{type_name(table[key])}'"
 
 
-def _printed(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _quoted(value: object) -> str:
+    return f"'{str(value).lower() if isinstance(value, bool) else value}'"
 
 
 def _text(value: object, _: Table) -> str | None:
@@ -151,6 +155,17 @@ def _positive(value: Any, table: Table) -> str | None:
     return wrong
 
 
+def _time_to_live(value: Any, table: Table) -> str | None:
+    wrong = _not_negative(value, table)
+    if wrong is None and value > EXPIRY_MAX_MS:
+        wrong = f"{{value_too_large,{value}}}"
+    return wrong
+
+
+def _expiry(value: Any, table: Table) -> str | None:
+    return _time_to_live(value, table) or _positive(value, table)
+
+
 def _priorities(value: Any, table: Table) -> str | None:
     wrong = _not_negative(value, table)
     if wrong is None and value > _PRIORITY_MAX:
@@ -168,8 +183,18 @@ def _one_of(choices: tuple[str, ...], complaint: str) -> Check:
     return check
 
 
+def is_routing_key(value: object) -> bool:
+    """Whether deliveries can tell it: AMQP has a short string there."""
+    try:
+        return isinstance(value, str) and len(value.encode()) <= ROUTING_KEY_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
+
+
 def _dead_letter_key(value: object, table: Table) -> str | None:
     wrong = _text(value, table)
+    if wrong is None and not is_routing_key(value):
+        wrong = "routing_key_too_long"
     if wrong is None and "x-dead-letter-exchange" not in table:
         wrong = "routing_key_but_no_dlx_defined"
     return wrong
@@ -189,13 +214,15 @@ def _anything(_value: object, _table: Table) -> str | None:
 _queue_type = _one_of((CLASSIC, QUORUM), "\"unsupported queue type '{}'\"")
 _overflow = _one_of(("drop-head", "reject-publish", "reject-publish-dlx"), "invalid_overflow")
 _strategy = _one_of(("at-most-once", "at-least-once"), "invalid_dlx_strategy")
-_locator = _one_of(("client-local", "balanced"), "invalid_queue_locator_arg")
+_locator = _one_of(
+    ("client-local", "balanced", "random", "least-leaders", "min-masters"), "invalid_queue_locator_arg"
+)
 _queue_mode = _one_of(("default", "lazy"), "\"unsupported queue mode '{}'\"")
 _retry_type = _one_of(("disabled", "all", "failed", "returned"), "invalid_delayed_retry_type")
 
 _QUEUE_ARGUMENTS: dict[str, Check] = {
-    "x-expires": _positive,
-    "x-message-ttl": _not_negative,
+    "x-expires": _expiry,
+    "x-message-ttl": _time_to_live,
     "x-dead-letter-exchange": _text,
     "x-dead-letter-routing-key": _dead_letter_key,
     "x-dead-letter-strategy": _strategy,
@@ -223,8 +250,14 @@ _QUEUE_ARGUMENTS: dict[str, Check] = {
     "x-stream-filter-size-bytes": _not_negative,
     "x-initial-cluster-size": _positive,
     "x-queue-master-locator": _anything,
+    "x-priority-mode": _one_of(("ratio", "strict"), "invalid_priority_mode"),
+    "x-return-position": _one_of(("returns", "original"), "invalid_return_position"),
+    "x-delivery-count-mode": _one_of(("4.0", "4.3"), "invalid_delivery_count_mode"),
+    "x-consumer-timeout-action": _one_of(
+        ("close-channel", "cancel-consumer"), "invalid_consumer_timeout_action"
+    ),
 }
-"""Every queue argument that some queue type of RabbitMQ knows."""
+"""Every queue argument that some queue type of RabbitMQ knows, and at the end ours."""
 
 _BOTH = frozenset(
     {
@@ -238,6 +271,9 @@ _BOTH = frozenset(
         "x-single-active-consumer",
         "x-queue-type",
         "x-queue-leader-locator",
+        "x-consumer-timeout",
+        "x-consumer-timeout-action",
+        "x-return-position",
     }
 )
 _KNOWN: dict[str, frozenset[str]] = {
@@ -250,7 +286,8 @@ _KNOWN: dict[str, frozenset[str]] = {
         "x-quorum-initial-group-size",
         "x-quorum-target-group-size",
         "x-delivery-limit",
-        "x-consumer-timeout",
+        "x-delivery-count-mode",
+        "x-priority-mode",
         "x-consumer-disconnected-timeout",
         "x-delayed-retry-type",
         "x-delayed-retry-min",
@@ -262,6 +299,7 @@ _CONSUMER_ARGUMENTS: dict[str, Check] = {
     "x-priority": _integer,
     "x-cancel-on-ha-failover": _boolean,
     "x-consumer-timeout": _not_negative,
+    "x-live-prefetch": _boolean,
     "x-stream-offset": _anything,
 }
 _CONSUMER_KNOWN = frozenset(_CONSUMER_ARGUMENTS) - {"x-stream-offset"}

@@ -1,4 +1,4 @@
-"""What is declared: queues by name, exchanges, bindings, users, and who owns which queue.
+"""What is declared: queues by name, exchanges, bindings, users, policies, and who owns which queue.
 
 Lives here: the rules of declaration and deletion, and everything that goes when something goes. Not here: messages and
 consumers (queue.py, machine.py), what an exchange matches (qq/routing).
@@ -20,18 +20,24 @@ from qq.machine.errors import (
     the_exchange,
     the_queue,
 )
+from qq.machine.policies import InvalidPolicy, Policies
 from qq.machine.queue import Queue
+from qq.machine.settings import settings_of
 from qq.routing.exchanges import (
     DEFAULT_EXCHANGE,
-    EXCHANGE_TYPES,
     Binding,
     Destination,
     DestinationKind,
     RoutingTable,
+    UnknownExchangeType,
+    routing_type,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from qq.machine.commands import DeclareExchange, DeclareQueue, Table
+    from qq.machine.policies import Policy
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -83,6 +89,9 @@ class Catalog:
         self.exchanges: dict[str, Exchange] = {exchange.name: exchange for exchange in _PREDECLARED}
         self.bindings: dict[Binding, None] = {}
         self.users: dict[str, User] = {}
+        self.policies = Policies()
+        self.queues_declared = 0
+        """It numbers them."""
         self._bindings_of: dict[Destination, dict[Binding, None]] = {}
         self._owned: dict[Owner, dict[str, None]] = {}
         self._bindings_from: dict[str, dict[Binding, None]] = {}
@@ -97,16 +106,24 @@ class Catalog:
         """The queues that a publish reaches; raises Refused if nobody may publish to that exchange."""
         route = self._routes.get((exchange, routing_key))
         if route is None:
-            declared = self.exchanges.get(exchange)
-            if declared is None:
-                raise not_found(the_exchange(exchange))
-            if declared.internal:
-                raise access_refused(f"cannot publish to internal {the_exchange(exchange)}")
-            route = tuple(self.queues[name] for name in self._table.route(exchange, routing_key))
+            route = self.route_all(exchange, (routing_key,))
             if len(self._routes) >= ROUTES_MAX:
                 self._routes.clear()
             self._routes[exchange, routing_key] = route
         return route
+
+    def route_all(self, exchange: str, routing_keys: Sequence[str]) -> tuple[Queue, ...]:
+        """The queues that a publish with several keys reaches, each once. Raises Refused as `route` does."""
+        declared = self.exchanges.get(exchange)
+        if declared is None:
+            raise not_found(the_exchange(exchange))
+        if declared.internal:
+            raise access_refused(f"cannot publish to internal {the_exchange(exchange)}")
+        return self.route_dead_letters(exchange, routing_keys)
+
+    def route_dead_letters(self, exchange: str, routing_keys: Sequence[str]) -> tuple[Queue, ...]:
+        """The same for what the broker publishes: to any exchange, and nowhere if there is none."""
+        return tuple(self.queues[name] for name in self._table.route(exchange, *routing_keys))
 
     # Queues
 
@@ -139,15 +156,24 @@ class Catalog:
             _check_quorum_properties(name, command)
         # An exclusive queue does not outlive its connection, so it is not durable, whatever was asked.
         durable = command.durable and not command.exclusive
+        self.queues_declared += 1
         queue = Queue(
-            name, kind, durable, owner if command.exclusive else None, command.auto_delete, arguments
+            name=name,
+            kind=kind,
+            durable=durable,
+            owner=owner if command.exclusive else None,
+            auto_delete=command.auto_delete,
+            arguments=arguments,
+            number=self.queues_declared,
+            settings=settings_of(kind, arguments, None, None),
         )
         self.restore_queue(queue)
         return queue
 
     def restore_queue(self, queue: Queue) -> None:
-        """Enter a queue whose name is free."""
+        """Enter a queue whose name is free, and let policies apply to it."""
         self.queues[queue.name] = queue
+        self._configure(queue)
         if queue.owner is not None:
             self._owned.setdefault(queue.owner, {})[queue.name] = None
         self._table.add_queue(queue.name)
@@ -174,8 +200,8 @@ class Catalog:
 
     def declare_exchange(self, command: DeclareExchange, name: str) -> None:
         """Find an equivalent exchange or make one. Raises Refused."""
-        if not command.passive and command.type not in EXCHANGE_TYPES and command.type != HEADERS:
-            raise precondition_failed(f"unknown exchange type '{command.type}'")
+        if not command.passive and command.type != HEADERS:
+            _routing_type(command.type, command.arguments)
         _check_not_default(name)
         exchange = self.exchanges.get(name)
         if command.passive:
@@ -211,7 +237,7 @@ class Catalog:
     ) -> None:
         """Add a binding; one that is there already stays as it is. Raises Refused."""
         self._check_ends(source, destination, user)
-        if self.exchanges[source].type not in EXCHANGE_TYPES:
+        if self.exchanges[source].type == HEADERS:
             raise precondition_failed(
                 f"{the_exchange(source)} cannot be bound: type '{HEADERS}' is not supported"
             )
@@ -238,6 +264,38 @@ class Catalog:
             if self._lapsed(source):
                 self._close(source)
 
+    # Policies
+
+    def put_policy(self, policy: Policy) -> bool:
+        """Let a policy hold, at once, in the place of the one with its name; False if it cannot."""
+        try:
+            self.policies.put(policy)
+        except InvalidPolicy:
+            return False
+        self._policies_changed()
+        return True
+
+    def delete_policy(self, name: str, *, operator: bool) -> None:
+        self.policies.delete(name, operator=operator)
+        self._policies_changed()
+
+    def _policies_changed(self) -> None:
+        for queue in self.queues.values():
+            self._configure(queue)
+        for exchange in self.exchanges.values():
+            self._table.set_alternate(exchange.name, self._alternate(exchange))
+        self._routes.clear()
+
+    def _configure(self, queue: Queue) -> None:
+        policies = self.policies.match(queue.name, queue.kind)
+        if policies != queue.policies:
+            queue.policies = policies
+            queue.configure(settings_of(queue.kind, queue.arguments, *policies))
+
+    def _alternate(self, exchange: Exchange) -> str | None:
+        mine = exchange.arguments.get("alternate-exchange")
+        return mine if isinstance(mine, str) else self.policies.alternate_exchange(exchange.name)
+
     # Users
 
     def put_user(self, user: User) -> None:
@@ -261,7 +319,7 @@ class Catalog:
     def _make_exchange(self, command: DeclareExchange, name: str) -> None:
         if name.startswith(RESERVED):
             raise access_refused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        if command.type not in EXCHANGE_TYPES:
+        if command.type == HEADERS:
             raise precondition_failed(f"invalid exchange type '{command.type}'")
         alternate = command.arguments.get("alternate-exchange", "")
         if not isinstance(alternate, str):
@@ -273,8 +331,9 @@ class Catalog:
         self.restore_exchange(Exchange(name, kind, durable, auto_delete, internal, table))
 
     def _open(self, exchange: Exchange) -> None:
-        if exchange.type in EXCHANGE_TYPES:
-            self._table.add_exchange(exchange.name, exchange.type)
+        if exchange.type != HEADERS:
+            self._table.add_exchange(exchange.name, _routing_type(exchange.type, exchange.arguments))
+        self._table.set_alternate(exchange.name, self._alternate(exchange))
         self._routes.clear()
 
     def _close(self, name: str) -> None:
@@ -347,6 +406,13 @@ def _remove_from(groups: dict[K, dict[V, None]], key: K, item: V) -> None:
     del group[item]
     if not group:
         del groups[key]
+
+
+def _routing_type(exchange_type: str, arguments: Table) -> str:
+    try:
+        return routing_type(exchange_type, arguments)
+    except UnknownExchangeType as unknown:
+        raise precondition_failed(str(unknown)) from None
 
 
 def _check_not_default(exchange: str) -> None:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
+import sys
+from array import array
 from bisect import bisect_left, bisect_right
 from decimal import Decimal
 from itertools import accumulate, groupby, pairwise
@@ -26,7 +28,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_origin, get_type_hints
 
 import msgpack
 
-from qq.machine.commands import OPCODES, Command, Enqueue
+from qq.machine.commands import (
+    OPCODES,
+    Command,
+    Commit,
+    Discard,
+    Enqueue,
+    Publish,
+    Reject,
+    Return,
+    Settle,
+)
 from qq.ranges import MESSAGES_MAX
 
 if TYPE_CHECKING:
@@ -53,7 +65,7 @@ class Batch(NamedTuple):
     """A decoded batch for those who want its messages."""
 
     commands: list[Command]
-    enqueues: list[Enqueue]
+    publishes: list[Enqueue | Publish]
     offsets: list[int]
     """Where in the payload each message begins, and at the end the payload's length."""
 
@@ -64,6 +76,8 @@ class Publication(NamedTuple):
     exchange: str
     routing_key: str
     frames_channel: int
+    more_keys: tuple[str, ...] = ()
+    """Routing keys from the headers CC and BCC."""
 
 
 class Piece(NamedTuple):
@@ -99,11 +113,15 @@ def decode_commands(payload: Buffer) -> list[Command]:
         raise MalformedBatch("commands are not a list")
     commands = [_command(row) for row in rows]
     published = 0
-    for command in commands:
-        if type(command) is Enqueue:
+    for position, command in enumerate(commands):
+        if type(command) is Enqueue or type(command) is Publish:
             if command.count < 1:
                 raise MalformedBatch("an enqueue of no messages")
             published += command.count
+        elif type(command) is Commit:
+            content = commands[position + 1 : position + 1 + command.count]
+            if len(content) < command.count or not all(type(part) in _TRANSACTIONAL for part in content):
+                raise MalformedBatch("a transaction of what cannot be in one")
     if published != messages:
         raise MalformedBatch(f"{published} messages are published and {messages} are there")
     return commands
@@ -112,8 +130,19 @@ def decode_commands(payload: Buffer) -> list[Command]:
 def decode_batch(payload: Buffer) -> Batch:
     """A whole batch, with the place of each message. Raises MalformedBatch."""
     commands = decode_commands(payload)
-    enqueues = [command for command in commands if type(command) is Enqueue]
-    return Batch(commands, enqueues, _offsets(payload))
+    publishes = [command for command in commands if isinstance(command, Enqueue | Publish)]
+    return Batch(commands, publishes, _offsets(payload))
+
+
+def message_sizes(payload: Buffer) -> tuple[array[int], int]:
+    """The size in octets of each message of a batch that `decode_commands` accepts, and of all of them."""
+    view = memoryview(payload)
+    count, commands = _HEAD.unpack_from(view)
+    start = _HEAD.size + 4 * count
+    sizes = array("I", bytes(view[_HEAD.size : start]))
+    if sys.byteorder == "big":
+        sizes.byteswap()
+    return sizes, len(view) - start - commands
 
 
 def is_kept(payload: Buffer) -> bool:
@@ -162,7 +191,8 @@ def decode_kept(payload: Buffer) -> list[Piece]:
         pieces: list[Piece] = []
         done = 0
         for first, count, place in rows:
-            publication = Publication(*publications[place])
+            exchange, routing_key, frames_channel, more_keys = publications[place]
+            publication = Publication(exchange, routing_key, frames_channel, tuple(more_keys))
             pieces.append(Piece(first, publication, offsets[done : done + count + 1]))
             done += count
     except (struct.error, ValueError, TypeError, IndexError) as error:
@@ -239,10 +269,10 @@ def _pieces(payload: Buffer) -> list[Piece]:
     pieces: list[Piece] = []
     start = end = 0
     try:
-        rows = [row for row in unpack(memoryview(payload)[first:stop]) if row[0] == _ENQUEUE]
+        rows = [row for row in unpack(memoryview(payload)[first:stop]) if row[0] in _PUBLISHING]
         for publication, alike in groupby(rows, _publication):
             end += sum(map(_count, alike))
-            pieces.append(Piece(start, Publication(*publication), offsets[start : end + 1]))
+            pieces.append(Piece(start, publication, offsets[start : end + 1]))
             start = end
     except (ValueError, TypeError, IndexError) as error:
         raise MalformedBatch(f"commands are not readable: {error}") from error
@@ -304,9 +334,14 @@ def _shape(command: type[Command]) -> _Shape:
     )
 
 
-_ENQUEUE = OPCODES[Enqueue]
+def _publication(row: list[Any]) -> Publication:
+    _, _, _, _, exchange, routing_key, _, frames_channel, *more = row
+    return Publication(exchange, routing_key, frames_channel, tuple(more[0]) if more else ())
+
+
+_TRANSACTIONAL = frozenset((Enqueue, Publish, Settle, Return, Reject, Discard))
+_PUBLISHING = (OPCODES[Enqueue], OPCODES[Publish])
 _count = itemgetter(1 + Enqueue._fields.index("count"))  # the opcode comes first
-_publication = itemgetter(*(1 + Enqueue._fields.index(field) for field in Publication._fields))
 _SHAPE_OF_OPCODE = {opcode: _shape(command) for command, opcode in OPCODES.items()}
 _LEAVES = (type(None), bool, int, float, str, bytes, Decimal, dt.datetime)
 

@@ -32,11 +32,63 @@ class Enqueue(NamedTuple):
     """AMQP channel number that the stored frames carry."""
 
 
+class Publish(NamedTuple):
+    """Publish messages as `Enqueue` does, with properties that matter to queues."""
+
+    session: int
+    first_seq: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    exchange: str
+    routing_key: str
+    mandatory: bool
+    frames_channel: int
+    more_keys: list[str]
+    """Routing keys from the headers CC and BCC."""
+    priority: int
+    """NO_PRIORITY if the message has none."""
+    ttl_ms: int
+    """From the property `expiration`; NO_TTL if there is none."""
+    delay_ms: int
+    """From the header x-delay: so long after this entry the messages become ready."""
+    publisher: str
+    """From the header x-publisher-id; "" without deduplication."""
+    publish_seq: int
+    """From the header x-publish-seq of the first message; those of the others follow it."""
+
+
+class DeadLetter(NamedTuple):
+    """Move messages that have died to where their queue's dead-letter exchange routes them.
+
+    `first` and `count` say which of the dying messages of the queue (by name and number) are meant; what they were
+    published with comes from the log.
+    """
+
+    queue: str
+    number: int
+    first: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    exchange: str
+    routing_key: str
+    cc: list[str]
+    bcc: list[str]
+    expiration: str
+    """The property that the messages were published with, "" without."""
+
+
+class Commit(NamedTuple):
+    """Carry out the next `count` commands of the batch, which publish and settle, all or none (tx.commit)."""
+
+    session: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+
+
 class Checkout(NamedTuple):
     """Begin to consume."""
 
     session: int
     connection: int
+    channel: int
+    """AMQP channel number, for texts."""
     consumer: int
     queue: str
     tag: str
@@ -48,7 +100,25 @@ class Checkout(NamedTuple):
     auto_credit: bool
     """Settling gives credit back (a prefetch); else only `Credit` does."""
     cancel_on_failover: bool
+    can_be_cancelled: bool
+    """The client understands consumer cancel notifications."""
+    timeout_ms: int
+    """How long a delivery may stay unacknowledged where nothing else says so; 0 for ever."""
     arguments: Table
+
+
+class SetPrefetch(NamedTuple):
+    """Change how many messages a running consumer may hold."""
+
+    consumer: int
+    credit: int
+
+
+class Limit(NamedTuple):
+    """Limit what all consumers of a session may hold together (basic.qos, global); 0 lifts the limit."""
+
+    session: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
 
 class Credit(NamedTuple):
@@ -74,7 +144,15 @@ class Settle(NamedTuple):
 
 
 class Return(NamedTuple):
-    """Put delivered messages back into the queue."""
+    """Put delivered messages back into the queue (basic.nack)."""
+
+    consumer: int
+    first: int
+    last: int
+
+
+class Reject(NamedTuple):
+    """Put delivered messages back into the queue, as failed (basic.reject)."""
 
     consumer: int
     first: int
@@ -94,9 +172,11 @@ class Get(NamedTuple):
 
     session: int
     connection: int
+    channel: int
     consumer: int
     queue: str
     no_ack: bool
+    timeout_ms: int
 
 
 class Recover(NamedTuple):
@@ -206,8 +286,37 @@ class DeleteUser(NamedTuple):
     name: str
 
 
+class PutPolicy(NamedTuple):
+    """Create or replace a policy, or an operator policy; it is checked outside, and what is wrong is ignored."""
+
+    name: str
+    operator: bool
+    pattern: str
+    apply_to: str
+    priority: int
+    definition: Table
+
+
+class DeletePolicy(NamedTuple):
+    name: str
+    operator: bool
+
+
+class LimitPublishers(NamedTuple):
+    """How many publishers are remembered for deduplication, and for how long after their last message."""
+
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    age_ms: int
+
+
+NO_PRIORITY = 256
+NO_TTL = 2**62
+
 Method = (
     Enqueue
+    | Publish
+    | Commit
+    | Limit
     | Checkout
     | Cancel
     | Get
@@ -224,7 +333,22 @@ Method = (
 )
 """Commands that are a method of a client on its channel, and may be refused."""
 
-Command = Method | Settle | Return | Discard | Credit | SessionDown | ConnectionDown | PutUser | DeleteUser
+Settlement = Settle | Return | Reject | Discard
+
+Command = (
+    Method
+    | Settlement
+    | DeadLetter
+    | SetPrefetch
+    | Credit
+    | SessionDown
+    | ConnectionDown
+    | PutUser
+    | DeleteUser
+    | PutPolicy
+    | DeletePolicy
+    | LimitPublishers
+)
 
 OPCODES: dict[type[Command], int] = {
     Enqueue: 1,
@@ -232,9 +356,7 @@ OPCODES: dict[type[Command], int] = {
     Return: 3,
     Discard: 4,
     Credit: 5,
-    Checkout: 6,
     Cancel: 7,
-    Get: 8,
     Recover: 9,
     DeclareQueue: 10,
     DeleteQueue: 11,
@@ -249,10 +371,24 @@ OPCODES: dict[type[Command], int] = {
     ConnectionDown: 20,
     PutUser: 21,
     DeleteUser: 22,
+    Publish: 23,
+    DeadLetter: 24,
+    Commit: 25,
+    Checkout: 26,
+    Get: 27,
+    Reject: 28,
+    SetPrefetch: 29,
+    Limit: 30,
+    PutPolicy: 31,
+    DeletePolicy: 32,
+    LimitPublishers: 33,
 }
 
 METHODS: dict[type[Method], tuple[int, int]] = {
     Enqueue: (60, 40),
+    Publish: (60, 40),
+    Commit: (90, 20),
+    Limit: (60, 10),
     Checkout: (60, 20),
     Cancel: (60, 30),
     Get: (60, 70),

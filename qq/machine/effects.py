@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from qq.machine.history import History
     from qq.ranges import Range
 
 
@@ -19,6 +20,10 @@ class Deliver(NamedTuple):
     consumer: int
     first_id: int
     ranges: list[Range]
+    histories: dict[int, History]
+    """Those that the ranges refer to."""
+    counts_failures: bool
+    """Failed deliveries are told apart from other returns (RabbitMQ 4.3)."""
 
 
 class QueueDeclared(NamedTuple):
@@ -51,6 +56,8 @@ class GetOk(NamedTuple):
     consumer: int
     range: Range
     remaining: int
+    history: History | None
+    counts_failures: bool
 
 
 class GetEmpty(NamedTuple):
@@ -58,6 +65,14 @@ class GetEmpty(NamedTuple):
 
 
 class Recovered(NamedTuple):
+    pass
+
+
+class Committed(NamedTuple):
+    pass
+
+
+class Limited(NamedTuple):
     pass
 
 
@@ -71,6 +86,8 @@ Result = (
     | GetOk
     | GetEmpty
     | Recovered
+    | Committed
+    | Limited
 )
 
 
@@ -115,8 +132,29 @@ class Returned(NamedTuple):
     text: str
 
 
+class Rejected(NamedTuple):
+    """Refuse messages that were published in confirm mode: a queue has no room for them, and no queue has got them."""
+
+    node: str
+    session: int
+    first_seq: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+
+
+class DeliveryTimeout(NamedTuple):
+    """A consumer has not acknowledged in time, for the log; what is done about it is an effect of its own."""
+
+    node: str
+    session: int
+    consumer: int
+    tag: str
+    queue: str
+    message_id: int
+    timeout_ms: int
+
+
 class ConsumerGone(NamedTuple):
-    """The consumer's queue is gone: notify the client."""
+    """The consumer's queue is gone, or it was too slow: notify the client."""
 
     node: str
     session: int
@@ -144,4 +182,6 @@ class OriginExpelled(NamedTuple):
     node: str
 
 
-Effect = Deliver | Reply | Failed | Returned | ConsumerGone | Known | OriginExpelled
+Effect = (
+    Deliver | Reply | Failed | Returned | Rejected | DeliveryTimeout | ConsumerGone | Known | OriginExpelled
+)

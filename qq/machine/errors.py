@@ -52,6 +52,10 @@ def locked(queue: str) -> Refused:
     )
 
 
+def no_access(explanation: str) -> Refused:
+    return Refused(405, explanation)
+
+
 def precondition_failed(explanation: str) -> Refused:
     return Refused(406, explanation)
 

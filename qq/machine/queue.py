@@ -1,51 +1,72 @@
-"""One queue: what is ready, who consumes, what each consumer holds.
+"""One queue: its messages, its consumers, what its settings do to both.
 
-Lives here: the order of messages and the turns of consumers. Not here: sessions, names and who may do what
-(machine.py, catalog.py). A limit, a priority or a time-to-live of messages would come in `enqueue` and `_next`.
+Lives here: who gets what, what is returned where, what dies of what. Not here: the order of ready messages
+(backlog.py), turns and credit (consumers.py), what settings there are (settings.py), sessions, names and who may do
+what (consuming.py, declaring.py), where dead messages go (publishing.py).
 
-Law: each message that was enqueued is in exactly one place: ready (in `returns` or the backlog) or checked out to one
-consumer, until it is settled. The counts are kept, never counted. A consumer never holds more than it has credit for.
+Law: each message that was enqueued is in exactly one place: ready or delayed (in the backlog), checked out to one
+consumer, or dying, until it is settled or dropped. The counts are kept, never counted. Nothing here costs by the
+message but what breaks their order.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.effects import Deliver
-from qq.machine.runs import Runs
-from qq.ranges import Piece, Range, RangeMap
+from qq.machine.arguments import CLASSIC
+from qq.machine.backlog import Backlog
+from qq.machine.consumers import CREDIT_MAX, Consumer, Turns
+from qq.machine.history import Histories
+from qq.ranges import NORMAL, Range
 
 if TYPE_CHECKING:
-    from qq.machine.commands import Table
-    from qq.machine.state import QueueRow
+    from collections.abc import Iterable, Sequence
 
-CREDIT_MAX = 2**31 - 1
-"""Credit is clamped here: no consumer is ever that far ahead, and the number stays small in every dump."""
+    from qq.machine.backlog import FrozenBacklog
+    from qq.machine.commands import Table
+    from qq.machine.effects import Deliver
+    from qq.machine.history import FrozenHistories, History
+    from qq.machine.policies import Policy
+    from qq.machine.settings import Settings
+    from qq.ranges import Piece
 
 TURNS = 8
 """Turns that each consumer gets out of a backlog: more are fairer, fewer make longer ranges."""
+DUE_MAX = 512
+"""Messages that expire, or are due after a delay, in one entry: the loop is not held up for more."""
+DYING_MAX = 10_000
+"""While so many messages wait to be dead-lettered, no more expire: a million at once would be a million objects."""
+DEAD_LETTER_RETRY_MS = 5_000
+"""After so long it is tried again to dead-letter what no queue took (at-least-once)."""
 
 
-@dataclass(slots=True, eq=False)
-class Consumer:
-    """Somebody who takes messages, or who has stopped (`live` is false) and still holds some."""
+class Dying(NamedTuple):
+    """Messages that wait for their way to the dead-letter exchange."""
 
-    node: str
-    session: int
-    id: int
-    queue: Queue
-    tag: str
-    credit: int
-    no_ack: bool
-    exclusive: bool
-    auto_credit: bool
-    cancel_on_failover: bool
-    arguments: Table
-    live: bool = True
-    next_id: int = 0
-    unacked: RangeMap[Range] = field(default_factory=RangeMap)
+    range: Range
+    reason: str
+    time_ms: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened since this process began; no part of the state."""
+
+    published: int = 0
+    delivered: int = 0
+    redelivered: int = 0
+    got: int = 0
+    acknowledged: int = 0
+    died: dict[str, int] = field(default_factory=dict)
+    """Messages that expired, were rejected and so on, by reason."""
+    dead_lettered: int = 0
+    rejected_publishes: int = 0
+    waited_ms: int = 0
+    """How long messages were ready and no consumer could take them, while there were consumers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,162 +80,478 @@ class Queue:
     """Node and connection of an exclusive queue."""
     auto_delete: bool
     arguments: Table
+    number: int
+    """No other queue ever has it, even of the same name."""
+    settings: Settings
+    policies: tuple[Policy | None, Policy | None] = (None, None)
+    """The policy and the operator policy that apply to it."""
     had_consumer: bool = False
-    ready: int = 0
     unacked: int = 0
+    unacked_size: int = 0
     consumers: int = 0
+    used_ms: int = 0
+    """When it was last declared, asked for a message, or had a consumer."""
     holders: dict[Consumer, None] = field(default_factory=dict)
     """Live consumers, and the others that hold messages, in the order they came."""
-    ring: OrderedDict[Consumer, None] = field(default_factory=OrderedDict)
-    """Live consumers with credit, in the order of their turns."""
-    returns: deque[Range] = field(default_factory=deque)
-    """Served before the backlog, in the order of return."""
-    backlog: Runs = field(default_factory=Runs)
+    turns: Turns = field(default_factory=Turns)
+    active: Consumer | None = None
+    """The single active consumer, where there is one."""
+    backlog: Backlog = field(default_factory=Backlog)
+    histories: Histories = field(default_factory=Histories)
+    dying: deque[Dying] = field(default_factory=deque)
+    dying_first: int = 0
+    """Number of the first of the dying messages: so many have gone on already."""
+    dying_count: int = 0
+    retry_ms: int = 0
+    """When it may be tried again to dead-letter."""
+    tally: Tally = field(default_factory=Tally)
+    waiting_since_ms: int = 0
+    is_plain: bool = True
+    """Messages without properties go to the tail, whatever else there is."""
 
-    def enqueue(self, index: int, slot: int, count: int) -> None:
-        self.backlog.append(index, slot, count)
-        self.ready += count
+    def __post_init__(self) -> None:
+        self.configure(self.settings)
 
-    def serve(self) -> list[Deliver]:
-        """Give ready messages to the consumers with credit, by turns; one effect for each that gets any."""
-        ring = self.ring
-        if not self.ready or not ring:
+    # What the settings say
+
+    def configure(self, settings: Settings) -> None:
+        """Take over new settings; they count from now on."""
+        self.settings = settings
+        has_limit = settings.max_length is not None and settings.overflow == "reject-publish"
+        self.is_plain = (
+            settings.message_ttl_ms is None
+            and settings.max_length_bytes is None
+            and settings.level_absent == NORMAL
+            and not has_limit
+        )
+        self.backlog.strict = settings.strict_priorities
+        self.backlog.exact_sizes = settings.max_length_bytes is not None
+
+    @property
+    def counts_failures(self) -> bool:
+        """Whether failed deliveries are told apart from other returns (RabbitMQ 4.3)."""
+        return self.settings.count_contract == "4.3"
+
+    @property
+    def ready(self) -> int:
+        return self.backlog.count
+
+    @property
+    def messages(self) -> int:
+        """All messages that are not checked out: ready, delayed, or dying and not to be lost."""
+        backlog = self.backlog
+        return backlog.count + backlog.delayed + self.dying_count
+
+    def timeout_ms(self, consumer: Consumer) -> int:
+        """How long the consumer may hold a message; 0 for ever."""
+        own = consumer.settings.timeout_ms
+        if own is not None:
+            return own
+        mine = self.settings.consumer_timeout_ms
+        return consumer.default_timeout_ms if mine is None else mine
+
+    def is_active(self, consumer: Consumer) -> bool:
+        """Whether it is not merely waiting for another to go (RabbitMQ's flag `active`)."""
+        return not self.settings.single_active_consumer or consumer is self.active
+
+    # Messages come
+
+    def room(self, sizes: Sequence[int]) -> int:
+        """How many of the next messages, of these sizes, a queue accepts that refuses instead of dropping."""
+        settings = self.settings
+        room = len(sizes)
+        if settings.overflow != "reject-publish":
+            return room
+        if settings.max_length is not None:
+            room = min(room, max(settings.max_length - self.messages, 0))
+        if settings.max_length_bytes is not None:
+            left = settings.max_length_bytes - self.backlog.size - self.backlog.delayed_size
+            room = min(room, bisect_right(list(accumulate(sizes)), left))
+        return room
+
+    def expiry_ms(self, ttl_ms: int | None, from_ms: int) -> int:
+        """When a message that is ready from `from_ms` on expires, given its own time-to-live; 0 is never."""
+        mine = self.settings.message_ttl_ms
+        if mine is not None and (ttl_ms is None or mine < ttl_ms):
+            ttl_ms = mine
+        return 0 if ttl_ms is None else from_ms + ttl_ms
+
+    # Messages go
+
+    def turn(self, now_ms: int) -> list[Deliver]:
+        """Let time and limits do what they do, and give consumers what is theirs."""
+        backlog = self.backlog
+        if self.retry_ms <= now_ms:
+            self.retry_ms = 0
+        due_ms = backlog.due_ms()
+        if due_ms is None:
+            deliveries = self._serve(now_ms)
+        else:
+            if due_ms <= now_ms:
+                backlog.release(now_ms, DUE_MAX)
+                # What expires at this very moment may still be delivered: a time-to-live of 0 means that.
+                self._expire(now_ms - 1, now_ms)
+                due_ms = backlog.due_ms()
+            is_clean = due_ms is None or due_ms >= now_ms
+            deliveries = self._serve(now_ms) if is_clean else []
+            if is_clean:
+                self._expire(now_ms, now_ms)
+        self._trim(now_ms)
+        return deliveries
+
+    def _expire(self, until_ms: int, now_ms: int) -> None:
+        if self._has_room_to_die:
+            self.die(self.backlog.expire(until_ms, DUE_MAX), "expired", now_ms)
+
+    @property
+    def _has_room_to_die(self) -> bool:
+        """Whether messages may expire. What must not be lost may have to stay for ever, and stops nothing."""
+        is_kept = self.settings.dead_letter_strategy == "at-least-once"
+        return is_kept or self.dying_count < DYING_MAX
+
+    def due_ms(self) -> int | None:
+        """When there is something to do that no command asks for; None for never."""
+        due_ms = self.backlog.due_ms() if self._has_room_to_die else None
+        if self.dying and self.retry_ms:
+            due_ms = self.retry_ms if due_ms is None else min(due_ms, self.retry_ms)
+        expires_ms = self.settings.expires_ms
+        if expires_ms is not None and not self.consumers:
+            abandoned_ms = self.used_ms + expires_ms
+            due_ms = abandoned_ms if due_ms is None else min(due_ms, abandoned_ms)
+        return due_ms
+
+    def is_abandoned(self, now_ms: int) -> bool:
+        """Nobody has used it for as long as it is to be kept (x-expires)."""
+        expires_ms = self.settings.expires_ms
+        return expires_ms is not None and not self.consumers and self.used_ms + expires_ms <= now_ms
+
+    def _serve(self, now_ms: int) -> list[Deliver]:
+        """Give ready messages to those who may have them, by turns; one effect for each that gets any."""
+        backlog, turns = self.backlog, self.turns
+        if not backlog.count or not turns:
+            self._note_waiting(now_ms)
             return []
-        turn = max(1, self.ready // (TURNS * len(ring)))
         served: dict[Consumer, Deliver] = {}
-        while self.ready and ring:
-            consumer = next(iter(ring))
-            limit = self.ready if len(ring) == 1 else min(turn, self.ready)
-            ranges = self._next(min(limit, consumer.credit))
-            if consumer in served:
-                served[consumer].ranges.extend(ranges)
-            else:
-                served[consumer] = Deliver(
-                    consumer.node, consumer.session, consumer.id, consumer.next_id, ranges
-                )
-            self._check_out(consumer, ranges)
+        while backlog.count and turns:
+            ring = turns.next_ring()
+            turn = max(1, backlog.count // (TURNS * len(ring)))
+            while backlog.count and ring:
+                consumer = next(iter(ring))
+                room = consumer.room
+                if room < 1:
+                    turns.discard(consumer)
+                    continue
+                limit = backlog.count if len(ring) == 1 else min(turn, backlog.count)
+                ranges = backlog.take(min(limit, room))
+                if consumer in served:
+                    served[consumer].ranges.extend(ranges)
+                    served[consumer].histories.update(self.histories_of(ranges))
+                else:
+                    served[consumer] = consumer.delivery(ranges)
+                self._check_out(consumer, ranges, now_ms)
+                if consumer.room > 0:
+                    ring.move_to_end(consumer)
+                else:
+                    turns.discard(consumer)
+        self._note_waiting(now_ms)
         return list(served.values())
+
+    def _note_waiting(self, now_ms: int) -> None:
+        """Keep the time in which consumers could not keep up (consumer capacity)."""
+        if self.waiting_since_ms:
+            self.tally.waited_ms += max(now_ms - self.waiting_since_ms, 0)
+        self.waiting_since_ms = now_ms if self.backlog.count and self.consumers else 0
+
+    def _trim(self, now_ms: int) -> None:
+        """Drop what is over the limits, from the head."""
+        settings, backlog = self.settings, self.backlog
+        if settings.overflow != "drop-head":
+            return
+        if settings.max_length is not None:
+            over = backlog.count + backlog.delayed - settings.max_length
+            if over > 0 and backlog.count:
+                self.die(backlog.take(min(over, backlog.count)), "maxlen", now_ms)
+        if settings.max_length_bytes is not None:
+            self._trim_bytes(settings.max_length_bytes, now_ms)
+
+    def _trim_bytes(self, limit: int, now_ms: int) -> None:
+        backlog = self.backlog
+        dropped: list[Range] = []
+        # One by one: each has a size of its own, and whose turn it is must not depend on what stays.
+        while backlog.count and backlog.size + backlog.delayed_size > limit:
+            dropped += backlog.take(1)
+        self.die(dropped, "maxlen", now_ms)
+
+    def die(self, ranges: list[Range], reason: str, now_ms: int) -> None:
+        """Drop messages, or have them go to the dead-letter exchange; they are in no other place any more."""
+        if not ranges:
+            return
+        count = sum(messages.count for messages in ranges)
+        self.tally.died[reason] = self.tally.died.get(reason, 0) + count
+        if self.settings.dead_letter_exchange is None:
+            self.forget(ranges)
+            return
+        self.dying.extend(Dying(messages, reason, now_ms) for messages in ranges)
+        self.dying_count += count
+
+    def take_dying(self, first: int, count: int) -> list[Dying]:
+        """Remove dying messages if these are the first ones, else nothing."""
+        taken: list[Dying] = []
+        if first != self.dying_first:
+            return taken
+        while count and self.dying:
+            dead = self.dying.popleft()
+            if dead.range.count > count:
+                rest = dead.range.part(count, dead.range.count - count)
+                self.dying.appendleft(dead._replace(range=rest))
+                dead = dead._replace(range=dead.range.part(0, count))
+            taken.append(dead)
+            self.dying_first += dead.range.count
+            self.dying_count -= dead.range.count
+            count -= dead.range.count
+        return taken
+
+    def keep_dying(self, kept: list[Dying], now_ms: int, *, is_stuck: bool) -> None:
+        """Put back what no queue took, to be tried again: later, if none of it was taken."""
+        for dead in reversed(kept):
+            self.dying.appendleft(dead)
+            self.dying_first -= dead.range.count
+            self.dying_count += dead.range.count
+        # What got full by this may have room again as soon as its consumers are served.
+        self.retry_ms = now_ms + DEAD_LETTER_RETRY_MS if is_stuck else 0
+
+    def forget(self, ranges: Iterable[Range]) -> None:
+        """The messages are gone."""
+        for messages in ranges:
+            self.histories.release(messages.history, messages.count)
+
+    def histories_of(self, ranges: Iterable[Range]) -> dict[int, History]:
+        get = self.histories.get
+        return {
+            messages.history: history for messages in ranges if (history := get(messages.history)) is not None
+        }
+
+    # Consumers
 
     def add_consumer(self, consumer: Consumer) -> None:
         self.holders[consumer] = None
         self.consumers += 1
         self.had_consumer = True
+        if self.settings.single_active_consumer:
+            self._review_active()
         self.give_credit(consumer, 0)
 
     def give_credit(self, consumer: Consumer, count: int) -> None:
+        """Let it have `count` more (or fewer); 0 to look again whether it may have what it has credit for."""
         consumer.credit = min(consumer.credit + count, CREDIT_MAX)
-        if consumer.live and consumer.credit and consumer not in self.ring:
-            self.ring[consumer] = None
+        if consumer.live and consumer.room > 0 and self._may_get(consumer):
+            self.turns.add(consumer)
+        elif count < 0:
+            self.turns.discard(consumer)
 
-    def cancel(self, consumer: Consumer) -> None:
+    def _may_get(self, consumer: Consumer) -> bool:
+        if not self.settings.single_active_consumer:
+            return True
+        return consumer is self.active and self._successor() is consumer
+
+    def _successor(self) -> Consumer | None:
+        """Who should be the single active consumer: the first of the highest priority; the active one before equals."""
+        best = self.active if self.active is not None and self.active.live else None
+        for consumer in self.holders:
+            if consumer.live and (best is None or consumer.settings.priority > best.settings.priority):
+                best = consumer
+        return best
+
+    def _review_active(self) -> None:
+        """Another consumer becomes the active one when the last is gone, or has settled everything for a better one."""
+        active, successor = self.active, self._successor()
+        if successor is active:
+            if active is not None:
+                self.give_credit(active, 0)  # the better one it was to make way for may be gone
+            return
+        if active is not None and active.live and active.unacked:
+            self.turns.discard(active)
+            return
+        if active is not None:
+            self.turns.discard(active)
+        self.active = successor
+        if successor is not None:
+            self.give_credit(successor, 0)
+
+    def cancel(self, consumer: Consumer, now_ms: int) -> None:
         """No more messages for a live consumer; it stays while it holds some."""
         consumer.live = False
         self.consumers -= 1
-        self.ring.pop(consumer, None)
+        self.used_ms = now_ms
+        self.turns.discard(consumer)
         if not consumer.unacked:
             del self.holders[consumer]
+        if self.settings.single_active_consumer:
+            self._review_active()
 
     def settle(self, consumer: Consumer, first: int, last: int) -> int:
         """Forget message ids, and give their credit back. Returns how many there were."""
-        return self._checked_in(consumer, consumer.unacked.take(first, last))
-
-    def give_back(self, consumer: Consumer, first: int, last: int) -> int:
-        """Put message ids back in their order. Returns how many there were."""
         pieces = consumer.unacked.take(first, last)
-        self._append_returns([_messages(piece) for piece in pieces])
+        self._forget_pieces(pieces)
+        count = self._checked_in(consumer, pieces)
+        self.tally.acknowledged += count
+        return count
+
+    def discard(self, consumer: Consumer, first: int, last: int, now_ms: int) -> int:
+        """Let messages die that were rejected for good. Returns how many there were."""
+        pieces = consumer.unacked.take(first, last)
+        self.die([_messages(piece) for piece in pieces], "rejected", now_ms)
         return self._checked_in(consumer, pieces)
 
-    def give_back_all(self, consumers: list[Consumer]) -> None:
+    def give_back(self, consumer: Consumer, first: int, last: int, now_ms: int, *, failed: bool) -> int:
+        """Put message ids back in their order. Returns how many there were."""
+        pieces = consumer.unacked.take(first, last)
+        self._return([_messages(piece) for piece in pieces], now_ms, failed=failed)
+        return self._checked_in(consumer, pieces)
+
+    def give_back_all(self, consumers: list[Consumer], now_ms: int, *, failed: bool) -> None:
         """Put everything that these consumers hold back, oldest message first."""
         ranges: list[Range] = []
         for consumer in consumers:
             pieces = consumer.unacked.take_all()
             ranges.extend(_messages(piece) for piece in pieces)
             self._checked_in(consumer, pieces)
-        ranges.sort()
-        self._append_returns(ranges)
+        ranges.sort(key=_position)
+        self._return(ranges, now_ms, failed=failed)
 
-    def get(self, consumer: Consumer) -> Range:
-        """Check out one message, which is there, to somebody who wants no more."""
-        (message,) = self._next(1)
+    def _return(self, ranges: list[Range], now_ms: int, *, failed: bool) -> None:
+        """After one more delivery in vain: into the queue again, later or now, unless there were too many."""
+        settings, backlog = self.settings, self.backlog
+        failures = failed and self.counts_failures
+        is_delayed = settings.retry_type in ("all", "failed" if failed else "returned")
+        is_ordered = self.kind == CLASSIC or settings.return_position == "original"
+        limit = settings.delivery_limit
+        dead: list[Range] = []
+        for messages in ranges:
+            again = messages.returned(failed=failures)
+            failures_now = again.failures if self.counts_failures else again.deliveries
+            if 0 <= limit < failures_now:
+                dead.append(again)
+            elif is_delayed:
+                delay_ms = settings.retry_min_ms * max(1, failures_now)
+                backlog.delay(again, now_ms + min(delay_ms, settings.retry_max_ms), returned=True)
+            elif is_ordered:
+                backlog.put_back(again)
+            else:
+                backlog.give_back(again)
+        self.die(dead, "delivery_limit", now_ms)
+
+    def get(self, consumer: Consumer, now_ms: int) -> Range:
+        """Check out one message, which is there, to somebody who wants no more; to be forgotten if it is `no_ack`."""
+        (message,) = self.backlog.take(1)
+        self.tally.got += 1
         if not consumer.no_ack:
             self.holders[consumer] = None
-            consumer.unacked.append(0, 1, message)
-            self.unacked += 1
+            self._check_out(consumer, [message], now_ms)
+            consumer.next_id = 0  # it is told in the answer, not as a delivery
+            self.tally.delivered -= 1  # and counts as got
         return message
 
     def purge(self) -> int:
-        """Drop what is ready; what is checked out stays. Returns how many messages went."""
-        purged, self.ready = self.ready, 0
-        self.returns.clear()
-        self.backlog.clear()
+        """Drop what is not checked out. Returns how many messages went."""
+        purged = self.backlog.clear() + self.dying_count
+        self.dying_first += self.dying_count
+        self.dying_count = 0
+        self.dying.clear()
+        if self.histories:
+            kept: dict[int, int] = {}
+            for consumer in self.holders:
+                for piece in consumer.unacked.pieces():
+                    if piece.value.history:
+                        kept[piece.value.history] = kept.get(piece.value.history, 0) + piece.count
+            self.histories.keep_only(kept)
         return purged
-
-    def freeze(self) -> QueueRow:
-        return (
-            self,
-            self.had_consumer,
-            self.ready,
-            list(self.returns),
-            self.backlog.freeze(),
-            list(self.ring),
-        )
 
     @property
     def exclusively_consumed(self) -> bool:
         return self.consumers == 1 and any(consumer.exclusive and consumer.live for consumer in self.holders)
 
-    def _next(self, count: int) -> list[Range]:
-        """Remove the first `count` ready messages, which are there."""
-        self.ready -= count
-        returns = self.returns
-        if not returns:
-            return self.backlog.take(count)
-        ranges: list[Range] = []
-        while count and returns:
-            messages = returns.popleft()
-            if messages.count > count:
-                returns.appendleft(messages.part(count, messages.count - count))
-                messages = messages.part(0, count)
-            ranges.append(messages)
-            count -= messages.count
-        return ranges + self.backlog.take(count)
+    def freeze(self) -> FrozenQueue:
+        return FrozenQueue(
+            self,
+            self.had_consumer,
+            self.used_ms,
+            self.backlog.freeze(),
+            self.histories.freeze(),
+            list(self.dying),
+            (self.dying_first, self.dying_count, self.retry_ms),
+            list(self.turns),
+            self.active,
+        )
 
-    def _check_out(self, consumer: Consumer, ranges: list[Range]) -> None:
-        """Book the ranges on the consumer whose turn it is, and end its turn."""
-        count = 0
+    def _check_out(self, consumer: Consumer, ranges: list[Range], now_ms: int) -> None:
+        """Book the ranges on the consumer."""
+        if self.timeout_ms(consumer):
+            consumer.mark(now_ms)
+        else:
+            consumer.marks.clear()  # they would count for what comes now if there is a timeout again
+        count = size = 0
         for messages in ranges:
             consumer.unacked.append(consumer.next_id + count, messages.count, messages)
             count += messages.count
+            size += messages.size
+            if messages.deliveries:
+                self.tally.redelivered += messages.count
         consumer.next_id += count
-        self.unacked += count
         consumer.credit -= count
-        if consumer.credit:
-            self.ring.move_to_end(consumer)
-        else:
-            del self.ring[consumer]
+        if consumer.budget is not None:
+            consumer.budget.held += count
+        self.unacked += count
+        self.unacked_size += size
+        self.tally.delivered += count
 
     def _checked_in(self, consumer: Consumer, pieces: list[Piece[Range]]) -> int:
         """Book that the consumer does not hold the pieces any more."""
         if not pieces:
             return 0
-        count = sum(piece.count for piece in pieces)
+        count = size = 0
+        for piece in pieces:
+            count += piece.count
+            size += _messages(piece).size
         self.unacked -= count
+        self.unacked_size -= size
+        if consumer.budget is not None:
+            consumer.budget.held -= count
         if consumer.live:
-            if consumer.auto_credit:
-                self.give_credit(consumer, count)
+            self.give_credit(consumer, count if consumer.auto_credit else 0)
         elif not consumer.unacked:
             del self.holders[consumer]
+        if consumer is self.active and not consumer.unacked:
+            self._review_active()
         return count
 
-    def _append_returns(self, ranges: list[Range]) -> None:
-        for messages in ranges:
-            self.returns.append(messages.returned())
-            self.ready += messages.count
+    def _forget_pieces(self, pieces: list[Piece[Range]]) -> None:
+        for piece in pieces:
+            if piece.value.history:
+                self.histories.release(piece.value.history, piece.count)
+
+
+class FrozenQueue(NamedTuple):
+    """A queue at one moment, but for what its consumers hold."""
+
+    queue: Queue
+    had_consumer: bool
+    used_ms: int
+    backlog: FrozenBacklog
+    histories: FrozenHistories
+    dying: list[Dying]
+    dying_counts: tuple[int, int, int]
+    """Of the first, how many, when to try again."""
+    turns: list[Consumer]
+    active: Consumer | None
 
 
 def _messages(piece: Piece[Range]) -> Range:
     return piece.value.part(piece.offset, piece.count)
+
+
+def _position(messages: Range) -> int:
+    return messages.position
 
 
 def held(consumer: Consumer) -> list[tuple[int, Any]]:

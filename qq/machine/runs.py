@@ -1,114 +1,203 @@
-"""A backlog: messages that were never delivered, in order, as runs.
+"""Messages of one priority level that were never delivered, in order, as runs.
 
-Lives here: `Runs`, and `FrozenRuns`, what it was at one moment. Not here: messages that were returned (queue.py).
+Lives here: `Runs`, and `FrozenRuns`, what it was at one moment. Not here: messages that were returned, wait for their
+time or expire before others in front of them (shelf.py); which level is served next (backlog.py).
 
-A backlog is consumed at its head and filled at its tail. Both are plain arrays of words, two for each run: the index,
-then slot and count together. Full arrays between them are chunks: packed, and never changed.
+A level is consumed at its head and filled at its tail. Both are plain arrays of words, six for each run: index, slot
+and count together, position, size, expiry and history. Full arrays between them are chunks: packed, and never changed.
 
 Law: a run that waits in a chunk costs about a byte and no object. Where chunks begin and end follows from what was
-appended and taken alone, and survives `dump` and `load`: replicas dump equal backlogs whenever each was loaded.
+appended and taken alone, and survives `dump` and `load`: replicas dump equal backlogs whenever each was loaded. To look
+changes nothing.
 """
 
 from __future__ import annotations
 
-import sys
-import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from itertools import accumulate
-from operator import sub
+from operator import add, le, sub
+from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
+from qq.machine import columns
+from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, NORMAL, Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 CHUNK_RUNS = 2048
-"""To pack so many takes a fifth of a millisecond, and plain they are 32 KiB."""
+"""To pack so many takes a quarter of a millisecond, and plain they are 96 KiB."""
 
-_CHUNK_WORDS = 2 * CHUNK_RUNS
-_WORD_BYTES = 8
+_INDEX, _PLACE, _POSITION, _SIZE, _EXPIRES, _HISTORY = range(6)
+"""Words of a run; its place is slot and count."""
+_WORDS = 6
+_CHUNK_WORDS = _WORDS * CHUNK_RUNS
+_BASES_BYTES = 8 * 3
+"""Before packed columns: index, position and expiry of the first run."""
+_CODES = "qQqQqQ"
+"""Of packed columns: index, position and expiry are differences."""
 _NOTHING: array[int] = array("Q")
 """Every exhausted head."""
+_words_at = Struct(f"{_WORDS}Q").unpack_from
+"""Half the time of reading one by one."""
+_make = tuple.__new__
+"""Half the time of a call of `Range`."""
 
 
 class Chunk(NamedTuple):
     """Consecutive runs, packed."""
 
     first: int
-    """Index of the first run."""
+    """The least index."""
     last: int
-    """Index of the last run."""
+    """The greatest index."""
     messages: int
+    position: int
+    """Of the first run, as the next."""
+    expires_ms: int
     data: bytes
 
 
 class Runs:
     """A FIFO of runs."""
 
-    __slots__ = ("_chunks", "_head", "_position", "_tail", "_taken")
+    __slots__ = (
+        "_at",
+        "_chunks",
+        "_head",
+        "_tail",
+        "_taken",
+        "_taken_size",
+        "exact_sizes",
+        "level",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = NORMAL, *, exact_sizes: bool = False) -> None:
+        self.level = level
+        self.exact_sizes = exact_sizes
+        """Whether only messages of equal size share a run, so that each one's share is its own size."""
         self._head = _NOTHING
-        """Never changed: what was taken of it is counted below."""
-        self._position = 0
-        """Position of the first run's words in the head."""
+        """Never changed: what was taken of it is counted below. Not exhausted unless it is empty."""
+        self._at = 0
+        """Where the first run's words begin in the head."""
         self._taken = 0
         """Messages of the first run that are gone already."""
+        self._taken_size = 0
         self._chunks: deque[Chunk] = deque()
         self._tail = array("Q")
-        """Only appended to."""
+        """Appended to; only of the last run place and size change."""
 
-    def append(self, index: int, slot: int, count: int) -> None:
-        """Add `count` messages at the end; a slot has at most 40 bits, and indexes never decrease.
+    def __bool__(self) -> bool:
+        return bool(self._head or self._chunks or self._tail)
 
-        What follows at once on the last run of the same batch joins it. A frozen backlog never sees that: it was frozen
-        between two entries.
+    def append(
+        self,
+        index: int,
+        slot: int,
+        count: int,
+        position: int,
+        size: int,
+        expires_ms: int = 0,
+        history: int = 0,
+    ) -> None:
+        """Add `count` messages at the end. A slot has at most 40 bits, an index and a time at most 63.
+
+        Positions ascend, and the caller sees to it that expiries do. What follows at once on the last run of the same
+        batch and is like it joins it.
         """
         tail = self._tail
-        if tail and tail[-2] == index:
-            word = tail[-1]
-            if (word >> MESSAGE_BITS) + (word & MESSAGE_MASK) == slot:
-                tail[-1] = word + count
+        if tail and tail[-_WORDS] == index:
+            _, place, first, whole, expires, befell = tail[-_WORDS:]
+            number = place & MESSAGE_MASK
+            if (
+                (place >> MESSAGE_BITS) + number == slot
+                and first + number == position
+                and expires == expires_ms
+                and befell == history
+                and (not self.exact_sizes or whole * count == size * number)
+            ):
+                tail[_PLACE - _WORDS] = place + count
+                tail[_SIZE - _WORDS] = whole + size
                 return
-        tail.append(index)
-        tail.append(slot << MESSAGE_BITS | count)
+        tail.fromlist([index, slot << MESSAGE_BITS | count, position, size, expires_ms, history])
         if len(tail) == _CHUNK_WORDS:
             self._chunks.append(_chunk(tail))
             self._tail = array("Q")
 
     def take(self, count: int) -> list[Range]:
-        """Remove the first `count` messages, which are there."""
+        """Remove the first `count` messages, or as many as there are."""
         ranges: list[Range] = []
-        head, position, taken = self._head, self._position, self._taken
+        level, words_at, make = self.level, _words_at, _make
+        head, at, taken, taken_size = self._head, self._at, self._taken, self._taken_size
         while count:
-            if position == len(head):
-                head, position = self._next_head(), 0
-            word = head[position + 1]
-            part = (word & MESSAGE_MASK) - taken
+            if at == len(head):
+                head, at = self._next_head(), 0
+                if not head:
+                    break
+            index, place, position, size, expires_ms, history = words_at(head, 8 * at)
+            whole = place & MESSAGE_MASK
+            part, share = whole - taken, size - taken_size
             if part > count:
-                ranges.append(Range(head[position], (word >> MESSAGE_BITS) + taken, count, 0))
-                taken += count
-                break
-            ranges.append(Range(head[position], (word >> MESSAGE_BITS) + taken, part, 0))
+                # Every share is one of what is left, as if the rest were a run of its own.
+                part, share = count, share * count // part
+            slot = (place >> MESSAGE_BITS) + taken
+            position += taken
+            ranges.append(make(Range, (index, slot, part, 0, share, position, expires_ms, level, history, 0)))
             count -= part
-            taken = 0
-            position += 2
-        if position == len(head):
-            head, position = _NOTHING, 0
-        self._head, self._position, self._taken = head, position, taken
+            taken += part
+            if taken == place & MESSAGE_MASK:
+                taken = taken_size = 0
+                at += _WORDS
+            else:
+                taken_size += share
+        if at == len(head):
+            head, at = _NOTHING, 0
+        self._head, self._at, self._taken, self._taken_size = head, at, taken, taken_size
         return ranges
 
+    def take_run(self, count: int) -> Range:
+        """Remove the first `count` messages of the first run, or as many as it has; there is one."""
+        if not self._head:
+            self._head = self._next_head()
+        return self.take(min(count, (self._head[self._at + _PLACE] & MESSAGE_MASK) - self._taken))[0]
+
+    def take_expired(self) -> Range:
+        """Remove the first run, which expires before the others; there is one."""
+        return self.take_run(MESSAGE_MASK)
+
+    @property
+    def head_position(self) -> int:
+        """The position of the first message; there is one."""
+        if self._head:
+            return self._head[self._at + _POSITION] + self._taken
+        return self._chunks[0].position if self._chunks else self._tail[_POSITION]
+
+    @property
+    def expires_ms(self) -> int:
+        """When the first message expires, and so the first of all; 0 if never, or there is none."""
+        if self._head:
+            return self._head[self._at + _EXPIRES]
+        if self._chunks:
+            return self._chunks[0].expires_ms
+        return self._tail[_EXPIRES] if self._tail else 0
+
     def clear(self) -> None:
-        self._head, self._position, self._taken = _NOTHING, 0, 0
+        self._head, self._at, self._taken, self._taken_size = _NOTHING, 0, 0, 0
         self._chunks.clear()
         self._tail = array("Q")
 
     def freeze(self) -> FrozenRuns:
+        tail = self._tail
         return FrozenRuns(
-            self._head, self._position, self._taken, tuple(self._chunks), self._tail, len(self._tail)
+            self._head,
+            self._at,
+            self._taken,
+            self._taken_size,
+            tuple(self._chunks),
+            tail,
+            len(tail),
+            (tail[_PLACE - _WORDS], tail[_SIZE - _WORDS]) if tail else (0, 0),
         )
 
     def load(self, dumped: Sequence[Any]) -> None:
@@ -132,17 +221,20 @@ class FrozenRuns(NamedTuple):
     """A backlog at one moment. It shares the arrays with `Runs`, which changes nothing of what is meant here."""
 
     head: array[int]
-    position: int
+    at: int
     taken: int
+    taken_size: int
     chunks: tuple[Chunk, ...]
     tail: array[int]
     tail_words: int
     """What was appended to the tail later does not count."""
+    last: tuple[int, int]
+    """Place and size of the tail's last run: what joined it later does not count either."""
 
     def dump(self) -> list[Any]:
         """What `Runs.load` wants. Equal backlogs give equal dumps where zlib is the same."""
         head, tail = self._plain()
-        return [_packed(head) if head else b"", self.chunks, _packed(tail) if tail else b""]
+        return [_dumped(head), self.chunks, _dumped(tail)]
 
     def add_counts(self, bounds: Sequence[int], counts: list[int]) -> None:
         """Add the messages with bounds[i] <= index < bounds[i + 1] to counts[i], for each i."""
@@ -156,7 +248,7 @@ class FrozenRuns(NamedTuple):
             _count(words, bounds, counts)
 
     def ranges(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Index, slot and count of the runs with first <= index < end, in order."""
+        """Index, slot and count of the runs with first <= index < end, in their order."""
         head, tail = self._plain()
         yield from _ranges(head, first, end)
         for chunk in self.chunks:
@@ -164,73 +256,127 @@ class FrozenRuns(NamedTuple):
                 yield from _ranges(_unpacked(chunk.data), first, end)
         yield from _ranges(tail, first, end)
 
+    def browse(self, level: int, skip: int) -> Iterator[Range]:
+        """All runs in order, but for the first `skip` messages."""
+        head, tail = self._plain()
+        for words in (head, *self.chunks, tail):
+            if isinstance(words, Chunk):
+                if words.messages <= skip:
+                    skip -= words.messages
+                    continue
+                words = _unpacked(words.data)
+            for at in range(0, len(words), _WORDS):
+                index, place, position, size, expires_ms, history = words[at : at + _WORDS]
+                slot, count = place >> MESSAGE_BITS, place & MESSAGE_MASK
+                if count > skip:
+                    messages = Range(index, slot, count, 0, size, position, expires_ms, level, history)
+                    yield messages.part(skip, count - skip)
+                skip = max(skip - count, 0)
+
     def _plain(self) -> tuple[array[int], array[int]]:
         """The words of the head and of the tail."""
-        head = self.head[self.position :]
+        head = self.head[self.at :]
         if self.taken:
             # Slot and count are one word: as many messages as the slot moves on, the count loses.
-            head[1] += (self.taken << MESSAGE_BITS) - self.taken
-        return head, self.tail[: self.tail_words]
+            head[_PLACE] += (self.taken << MESSAGE_BITS) - self.taken
+            head[_POSITION] += self.taken
+            head[_SIZE] -= self.taken_size
+        tail = self.tail[: self.tail_words]
+        if tail:
+            tail[_PLACE - _WORDS], tail[_SIZE - _WORDS] = self.last
+        return head, tail
 
 
 def _chunk(words: array[int]) -> Chunk:
+    messages = _messages(words[_PLACE::_WORDS])
+    indexes = words[_INDEX::_WORDS]
+    steps = columns.differences(indexes)
+    bounds = (indexes[0], indexes[-1]) if columns.never_falls(steps) else (min(indexes), max(indexes))
+    return Chunk(*bounds, messages, words[_POSITION], words[_EXPIRES], _packed(words, steps, messages))
+
+
+def _dumped(words: array[int]) -> bytes:
+    if not words:
+        return b""
+    return _packed(words, columns.differences(words[_INDEX::_WORDS]), _messages(words[_PLACE::_WORDS]))
+
+
+def _messages(places: array[int]) -> int:
     # A count is the lowest three bytes of a word, and whole columns of bytes are summed without a loop.
-    raw = _little_endian(words[1::2])
-    messages = sum(raw[0::8]) + (sum(raw[1::8]) << 8) + (sum(raw[2::8]) << 16)
-    return Chunk(words[0], words[-2], messages, _packed(words))
+    raw = columns.little_endian(places)
+    return sum(raw[0::8]) + (sum(raw[1::8]) << 8) + (sum(raw[2::8]) << 16)
 
 
-def _packed(words: array[int]) -> bytes:
-    """Compress runs. Sorted into first, second ... bytes of the words, they are mostly repetitions."""
-    indexes = words[0::2]
-    columns = array("Q", map(sub, indexes[1:], indexes))
-    columns.insert(0, indexes[0])
-    columns.extend(words[1::2])
-    raw = _little_endian(columns)
-    # A small window: zlib's usual one takes longer to set up than all the rest.
-    packer = zlib.compressobj(1, zlib.DEFLATED, 13, 6)
-    packed = packer.compress(b"".join([raw[byte::_WORD_BYTES] for byte in range(_WORD_BYTES)]))
-    return packed + packer.flush()
+def _packed(words: array[int], steps: array[int], messages: int) -> bytes:
+    """Compress runs, whose indexes differ by these steps."""
+    places, positions = words[_PLACE::_WORDS], words[_POSITION::_WORDS]
+    gaps = array("q", bytes(8 * len(places)))
+    if positions[-1] + (places[-1] & MESSAGE_MASK) - positions[0] != messages:
+        ends = map(add, positions, map(MESSAGE_MASK.__and__, places))
+        gaps = array("q", [0, *map(sub, positions[1:], ends)])
+    bases = array("Q", (words[_INDEX], words[_POSITION], words[_EXPIRES]))
+    return columns.little_endian(bases) + columns.pack(
+        [
+            steps,
+            places,
+            gaps,
+            words[_SIZE::_WORDS],
+            columns.differences(words[_EXPIRES::_WORDS]),
+            words[_HISTORY::_WORDS],
+        ]
+    )
 
 
 def _unpacked(data: bytes) -> array[int]:
-    sorted_bytes = zlib.decompress(data)
-    length = len(sorted_bytes) // _WORD_BYTES
-    raw = bytearray(len(sorted_bytes))
-    for byte in range(_WORD_BYTES):
-        raw[byte::_WORD_BYTES] = sorted_bytes[byte * length : (byte + 1) * length]
-    columns = array("Q")
-    columns.frombytes(raw)
-    if sys.byteorder == "big":
-        columns.byteswap()
-    words = array("Q", bytes(len(raw)))
-    words[0::2] = array("Q", accumulate(columns[: length // 2]))
-    words[1::2] = columns[length // 2 :]
+    index, position, expires_ms = columns.from_little_endian("Q", data[:_BASES_BYTES])
+    steps, places, gaps, sizes, expiries, histories = columns.unpack(data[_BASES_BYTES:], _CODES)
+    words = array("Q", bytes(8 * _WORDS * len(places)))
+    words[_INDEX::_WORDS] = columns.sums(index, steps)
+    words[_PLACE::_WORDS] = places
+    words[_POSITION::_WORDS] = columns.sums(position, _position_steps(places, gaps))
+    words[_SIZE::_WORDS] = sizes
+    words[_EXPIRES::_WORDS] = columns.sums(expires_ms, expiries)
+    words[_HISTORY::_WORDS] = histories
     return words
 
 
-def _little_endian(words: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words.tobytes()
+def _position_steps(places: array[int], gaps: array[int]) -> array[int]:
+    """How far each run's position is from that of the one before: over its messages, and over gaps."""
+    raw = columns.little_endian(places)
+    if all(raw[byte::8] == raw[byte : byte + 1] * len(places) for byte in range(MESSAGE_BITS // 8)):
+        steps = array("q", [places[0] & MESSAGE_MASK]) * len(places)
+    else:
+        steps = array("q", [0, *map(MESSAGE_MASK.__and__, places[:-1])])
+    return array("q", map(add, steps, gaps)) if columns.any_of(gaps) else steps
+
+
+def _ascends(indexes: array[int]) -> bool:
+    return all(map(le, indexes, indexes[1:]))
 
 
 def _count(words: array[int], bounds: Sequence[int], counts: list[int]) -> None:
     if not words:
         return
-    indexes = words[0::2]
+    indexes, places = words[_INDEX::_WORDS], words[_PLACE::_WORDS]
+    if not _ascends(indexes):
+        pairs = sorted(zip(indexes, places, strict=True))
+        indexes, places = (array("Q", column) for column in zip(*pairs, strict=True))
     start = bisect_left(indexes, bounds[0])
     # Only the bounds that lie among the indexes: the rest of the cells stay as they are.
     for cell in range(max(bisect_right(bounds, indexes[0]) - 1, 0), len(counts)):
         if start == len(indexes):
             return
         end = bisect_left(indexes, bounds[cell + 1], lo=start)
-        counts[cell] += sum(map(MESSAGE_MASK.__and__, words[2 * start + 1 : 2 * end : 2]))
+        counts[cell] += sum(map(MESSAGE_MASK.__and__, places[start:end]))
         start = end
 
 
 def _ranges(words: array[int], first: int, end: int) -> Iterator[tuple[int, int, int]]:
-    indexes = words[0::2]
-    for position in range(bisect_left(indexes, first), bisect_left(indexes, end)):
-        word = words[2 * position + 1]
-        yield indexes[position], word >> MESSAGE_BITS, word & MESSAGE_MASK
+    indexes, places = words[_INDEX::_WORDS], words[_PLACE::_WORDS]
+    run = range(len(indexes))
+    if _ascends(indexes):
+        run = range(bisect_left(indexes, first), bisect_left(indexes, end))
+    for at in run:
+        index, place = indexes[at], places[at]
+        if first <= index < end:
+            yield index, place >> MESSAGE_BITS, place & MESSAGE_MASK

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.codec import make_packer, unpack
 from qq.machine.effects import (
+    Committed,
     ConsumerCancelled,
     Consuming,
     Done,
     Failed,
     GetEmpty,
     GetOk,
+    Limited,
     QueueDeclared,
     QueueDeleted,
     QueuePurged,
@@ -28,28 +30,42 @@ from qq.machine.effects import (
     Reply,
     Result,
 )
-from qq.machine.queue import Queue
+from qq.machine.history import History
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, FrozenPieces, Piece, Range
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from qq.machine.catalog import Exchange, User
-    from qq.machine.queue import Consumer
-    from qq.machine.runs import FrozenRuns
+    from qq.machine.consumers import Consumer
+    from qq.machine.policies import Policy
+    from qq.machine.publishers import FrozenPublishers
+    from qq.machine.queue import FrozenQueue, Queue
     from qq.routing.exchanges import Binding
 
-VERSION = 2
+VERSION = 3
 """Of the state and of what commands do to it. Bump it with every change of either: replicas must not disagree."""
 
 Answer = Reply | Failed
 
-SessionRow = tuple[tuple[str, int], str, int, Answer | None]
-"""Node and number, the queue declared last, how many answers, the last one."""
-QueueRow = tuple[Queue, bool, int, "list[Range]", "FrozenRuns", "list[Consumer]"]
-"""The queue, had_consumer, ready, returns, backlog, ring."""
-ConsumerRow = tuple["Consumer", int, bool, int, FrozenPieces[Range]]
-"""The consumer, credit, live, next_id, unacked."""
+
+class SessionRow(NamedTuple):
+    key: tuple[str, int]
+    last_declared: str
+    limit: int
+    answers: int
+    answer: Answer | None
+
+
+class ConsumerRow(NamedTuple):
+    consumer: Consumer
+    credit: int
+    prefetch: int
+    live: bool
+    next_id: int
+    marks: list[tuple[int, int]]
+    unacked: FrozenPieces[Range]
+
 
 _FAILED = 0
 _RESULTS: tuple[type[Result], ...] = (
@@ -62,6 +78,8 @@ _RESULTS: tuple[type[Result], ...] = (
     GetOk,
     GetEmpty,
     Recovered,
+    Committed,
+    Limited,
 )
 """In a dump they are numbered from 1, `Failed` is 0. New ones go to the end."""
 
@@ -74,9 +92,12 @@ class Frozen(NamedTuple):
     """The state; everything in the order that it has there, which is a part of it."""
 
     users: list[User]
+    policies: list[Policy]
     exchanges: list[Exchange]
-    queues: list[QueueRow]
+    queues_declared: int
+    queues: list[FrozenQueue]
     bindings: list[Binding]
+    publishers: FrozenPublishers
     sessions: list[SessionRow]
     consumers: list[ConsumerRow]
     dirty: list[Queue]
@@ -93,16 +114,20 @@ class Frozen(NamedTuple):
         packer.pack_array_header(_SECTIONS)
         packer.pack(VERSION)
         write(self.users)
+        write(self.policies)
         write(self.exchanges)
+        packer.pack(self.queues_declared)
         write(self.queues, _queue_row)
         packer.pack_array_header(len(self.queues))
-        for _, _, _, returns, _, _ in self.queues:
-            write(returns)
+        for row in self.queues:
+            write(row.dying)
         write(self.bindings, _binding_row)
+        write(self.publishers)
         write(self.sessions, _session_row)
         write(self.consumers, _consumer_row)
         packer.pack_array_header(len(self.consumers))
-        for _, _, _, _, (pieces, start, end) in self.consumers:
+        for row in self.consumers:
+            pieces, start, end = row.unacked
             write(pieces[start:end], _held_row)
         write([queue.name for queue in self.dirty])
         return packer.bytes()
@@ -112,8 +137,8 @@ class Frozen(NamedTuple):
         counts = [0] * max(len(bounds) - 1, 0)
         if not counts:
             return counts
-        for _, _, _, _, backlog, _ in self.queues:
-            backlog.add_counts(bounds, counts)
+        for row in self.queues:
+            row.backlog.add_counts(bounds, counts)
         for index, _, count in self._single_ranges():
             cell = bisect_right(bounds, index) - 1
             if 0 <= cell < len(counts):
@@ -129,38 +154,42 @@ class Frozen(NamedTuple):
         for index, slot, count in self._single_ranges():
             if first <= index < end:
                 found.setdefault(index, []).append((slot, count))
-        for _, _, _, _, backlog, _ in self.queues:
-            for index, slot, count in backlog.ranges(first, end):
+        for row in self.queues:
+            for index, slot, count in row.backlog.ranges(first, end):
                 found.setdefault(index, []).append((slot, count))
         return {index: _merged(found[index]) for index in sorted(found)}
 
     def _single_ranges(self) -> Iterator[tuple[int, int, int]]:
         """Index, slot and count of all that is referred to outside the backlogs."""
-        for _, _, _, returns, _, _ in self.queues:
-            for messages in returns:
-                yield messages[:3]
-        for _, _, _, _, (pieces, start, end) in self.consumers:
+        for row in self.queues:
+            for dead in row.dying:
+                yield dead.range[:3]
+        for row in self.consumers:
+            pieces, start, end = row.unacked
             for piece in pieces[start:end]:
-                index, slot, _, _ = piece.value
+                index, slot, *_ = piece.value
                 yield index, slot + piece.offset, piece.count
-        for _, _, _, answer in self.sessions:
+        for *_, answer in self.sessions:
             # The client may not have it yet, whatever became of it since.
             if type(answer) is Reply and type(answer.result) is GetOk:
                 yield answer.result.range[:3]
 
 
-_SECTIONS = 10
+_SECTIONS = 13
 
 
 class Dump(NamedTuple):
     """The rows of a dump."""
 
     users: list[list[Any]]
+    policies: list[list[Any]]
     exchanges: list[list[Any]]
+    queues_declared: int
     queues: list[list[Any]]
-    returns: list[list[list[int]]]
+    dying: list[list[list[Any]]]
     """One list for each queue."""
     bindings: list[list[Any]]
+    publishers: list[Any]
     sessions: list[list[Any]]
     consumers: list[list[Any]]
     unacked: list[list[tuple[int, list[int]]]]
@@ -189,7 +218,8 @@ def answer_of(node: str, session: int, row: Sequence[Any] | None) -> Answer | No
         return Failed(node, session, code, text, class_id, method_id, number)
     result = _RESULTS[kind - 1]._make(fields)
     if type(result) is GetOk:
-        result = result._replace(range=Range(*result.range))
+        history = History.of(result.history) if result.history else None
+        result = result._replace(range=Range(*result.range), history=history)
     return Reply(node, session, result, number)
 
 
@@ -202,12 +232,13 @@ def _answer_row(answer: Answer | None) -> tuple[Any, ...] | None:
 
 
 def _session_row(row: SessionRow) -> tuple[Any, ...]:
-    (node, session), queue, answers, answer = row
-    return node, session, queue, answers, _answer_row(answer)
+    (node, session), queue, limit, answers, answer = row
+    return node, session, queue, limit, answers, _answer_row(answer)
 
 
-def _queue_row(row: QueueRow) -> tuple[Any, ...]:
-    queue, had_consumer, ready, _, backlog, ring = row
+def _queue_row(row: FrozenQueue) -> tuple[Any, ...]:
+    queue = row.queue
+    active = row.active
     return (
         queue.name,
         queue.kind,
@@ -215,10 +246,14 @@ def _queue_row(row: QueueRow) -> tuple[Any, ...]:
         queue.owner,
         queue.auto_delete,
         queue.arguments,
-        had_consumer,
-        ready,
-        backlog.dump(),
-        [(consumer.node, consumer.id) for consumer in ring],
+        queue.number,
+        row.had_consumer,
+        row.used_ms,
+        row.backlog.dump(),
+        row.histories.dump(),
+        row.dying_counts,
+        [(consumer.node, consumer.id) for consumer in row.turns],
+        None if active is None else (active.node, active.id),
     )
 
 
@@ -227,21 +262,27 @@ def _binding_row(binding: Binding) -> tuple[Any, ...]:
 
 
 def _consumer_row(row: ConsumerRow) -> tuple[Any, ...]:
-    consumer, credit, live, next_id, _ = row
+    consumer = row.consumer
     return (
         consumer.node,
         consumer.session,
+        consumer.channel,
         consumer.id,
         consumer.queue.name,
         consumer.tag,
-        credit,
+        row.credit,
+        row.prefetch,
         consumer.no_ack,
         consumer.exclusive,
         consumer.auto_credit,
         consumer.cancel_on_failover,
+        consumer.can_be_cancelled,
+        consumer.default_timeout_ms,
         consumer.arguments,
-        live,
-        next_id,
+        consumer.budget is not None,
+        row.live,
+        row.next_id,
+        row.marks,
     )
 
 

@@ -1,7 +1,8 @@
 """Exchanges and their bindings: from (exchange, routing key) to the queues.
 
 Lives here: what each exchange type matches, and the way from exchange to exchange. A new type is one more class in
-`EXCHANGE_TYPES`. Not here: declaration rules and who may bind what (machine/catalog.py).
+`EXCHANGE_TYPES`. Not here: declaration rules and who may bind what (machine/catalog.py), messages that are delayed
+(machine/queue.py).
 
 Law: the result depends on the bindings that are there, not on the order in which they came.
 """
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from qq.routing.topics import TopicTrie
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 DEFAULT_EXCHANGE = ""
+DELAYED = "x-delayed-message"
+"""The type of the plugin: messages are routed as the argument x-delayed-type says, and may be delayed."""
 
 
 class DestinationKind(IntEnum):
@@ -116,23 +119,52 @@ EXCHANGE_TYPES: dict[str, type[Direct | Fanout | Topic]] = {
 }
 
 
+class UnknownExchangeType(ValueError):
+    """No exchange can be made of that type; the text is RabbitMQ's."""
+
+
+def routing_type(exchange_type: str, arguments: Mapping[str, object]) -> str:
+    """Key in `EXCHANGE_TYPES` of what routes for an exchange of that type. Raises UnknownExchangeType."""
+    if exchange_type == DELAYED:
+        # rabbitmq-delayed-message-exchange, rabbit_exchange_type_delayed_message.erl, validate.
+        argument = arguments.get("x-delayed-type")
+        if not isinstance(argument, str):
+            raise UnknownExchangeType("Invalid argument, 'x-delayed-type' must be an existing exchange type")
+        if argument == DELAYED:
+            raise UnknownExchangeType(f"Invalid argument, '{DELAYED}' can't be used for 'x-delayed-type'")
+        exchange_type = argument
+    if exchange_type not in EXCHANGE_TYPES:
+        raise UnknownExchangeType(f"unknown exchange type '{exchange_type}'")
+    return exchange_type
+
+
 class RoutingTable:
     """All exchanges of a virtual host, by name, with their bindings.
 
     The default exchange is a direct exchange to which every queue is bound under its own name.
     """
 
-    __slots__ = ("_routers",)
+    __slots__ = ("_alternates", "_routers")
 
     def __init__(self) -> None:
         self._routers: dict[str, Router] = {DEFAULT_EXCHANGE: Direct()}
+        self._alternates: dict[str, str] = {}
 
-    def add_exchange(self, name: str, exchange_type: str) -> None:
-        self._routers[name] = EXCHANGE_TYPES[exchange_type]()
+    def add_exchange(self, name: str, routing_type: str) -> None:
+        """Know an exchange; its type is one of EXCHANGE_TYPES."""
+        self._routers[name] = EXCHANGE_TYPES[routing_type]()
 
     def remove_exchange(self, name: str) -> None:
-        """Forget an exchange; its bindings, to and from it, are gone already."""
-        del self._routers[name]
+        """Forget an exchange, whether or not it has a router; its bindings, to and from it, are gone already."""
+        self._routers.pop(name, None)
+        self._alternates.pop(name, None)
+
+    def set_alternate(self, exchange: str, alternate: str | None) -> None:
+        """Say where the messages go that `exchange` does not route; nothing need be there. None is nowhere."""
+        if alternate is None:
+            self._alternates.pop(exchange, None)
+        else:
+            self._alternates[exchange] = alternate
 
     def add_queue(self, name: str) -> None:
         self._routers[DEFAULT_EXCHANGE].bind(_default_binding(name))
@@ -149,26 +181,35 @@ class RoutingTable:
         """Forget a binding that is there."""
         self._routers[binding.source].unbind(binding)
 
-    def route(self, exchange: str, routing_key: str) -> tuple[str, ...]:
-        """Names of the queues that a message to `exchange` reaches, each once, sorted.
+    def route(self, exchange: str, *routing_keys: str) -> tuple[str, ...]:
+        """Names of the queues that a message with these keys reaches by `exchange`, each once, sorted.
 
-        Exchanges without a router match nothing; exchanges may be bound in circles.
+        An exchange at which no binding matches any of the keys passes the message on to its alternate exchange.
+        Exchanges without a router match nothing; exchanges may be bound in circles, and be alternates of each other.
         """
         queues: dict[str, None] = {}
         seen = {exchange: None}
         pending = [exchange]
         while pending:
-            router = self._routers.get(pending.pop())
-            if router is None:
-                continue
-            for binding in router.match(routing_key):
-                kind, name = binding.destination
-                if kind is DestinationKind.QUEUE:
-                    queues[name] = None
-                elif name not in seen:
-                    seen[name] = None
-                    pending.append(name)
-        return tuple(sorted(queues))
+            exchange = pending.pop()
+            router = self._routers.get(exchange)
+            matched = False
+            if router is not None:
+                for routing_key in routing_keys:
+                    for binding in router.match(routing_key):
+                        matched = True
+                        kind, name = binding.destination
+                        if kind is DestinationKind.QUEUE:
+                            queues[name] = None
+                        elif name not in seen:
+                            seen[name] = None
+                            pending.append(name)
+            if not matched and exchange in self._alternates:
+                alternate = self._alternates[exchange]
+                if alternate not in seen:
+                    seen[alternate] = None
+                    pending.append(alternate)
+        return tuple(sorted(queues)) if len(queues) > 1 else tuple(queues)
 
 
 def _default_binding(queue: str) -> Binding:

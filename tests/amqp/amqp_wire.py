@@ -196,3 +196,50 @@ def connected(
     client.send(*(open_channel(channel) for channel in channels))
     client.take()
     return client
+
+
+def long_string(text: str | bytes) -> bytes:
+    """A field value, with its type."""
+    data = text.encode() if isinstance(text, str) else text
+    return b"S" + struct.pack(">I", len(data)) + data
+
+
+def long(number: int) -> bytes:
+    return b"l" + struct.pack(">q", number)
+
+
+def array(*values: bytes) -> bytes:
+    data = b"".join(values)
+    return b"A" + struct.pack(">I", len(data)) + data
+
+
+def stored_message(
+    headers: Iterable[tuple[str, bytes]] | None = None, body_size: int = 3, **properties: bytes | int
+) -> bytes:
+    """A message, octet by octet: headers in order, also those that pamqp cannot make, and some other properties."""
+    flags, data = 0, b""
+    for flag, name in (
+        (0x8000, "content_type"),
+        (0x2000, "headers"),
+        (0x0800, "priority"),
+        (0x0400, "correlation_id"),
+        (0x0100, "expiration"),
+        (0x0040, "timestamp"),
+        (0x0010, "user_id"),
+        (0x0004, "cluster_id"),
+    ):
+        if name == "headers" and headers is not None:
+            table = b"".join(bytes([len(key.encode())]) + key.encode() + value for key, value in headers)
+            value = struct.pack(">I", len(table)) + table
+        elif name == "timestamp" and name in properties:
+            value = struct.pack(">Q", properties[name])
+        elif isinstance(octet := properties.get(name), int):
+            value = bytes([octet])
+        elif isinstance(text := properties.get(name), bytes):
+            value = bytes([len(text)]) + text
+        else:
+            continue
+        flags |= flag
+        data += value
+    payload = struct.pack(">HHQH", 60, 0, body_size, flags) + data
+    return raw(2, 1, payload) + (raw(3, 1, b"x" * body_size) if body_size else b"")

@@ -1,5 +1,18 @@
+from datetime import UTC, datetime
+
 import pytest
-from amqp_wire import Basic, Queue, body_frames, header_frame, message, method
+from amqp_wire import (
+    Basic,
+    Queue,
+    array,
+    body_frames,
+    header_frame,
+    long,
+    long_string,
+    message,
+    method,
+    stored_message,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import frame
@@ -14,6 +27,7 @@ from qq.amqp.encoding import (
     get_ok,
     reframe,
     returned,
+    with_headers,
 )
 from qq.amqp.framing import FRAME_MAX_MIN
 
@@ -87,3 +101,97 @@ def test_a_content_header_larger_than_the_frame_limit_is_sent_whole() -> None:
     properties = Basic.Properties(headers={"long": "x" * 10_000})
     stored = header_frame(1, 3, properties) + body_frames(1, b"abc")[0]
     assert reframe(stored, 2, FRAME_MAX_MIN) == header_frame(2, 3, properties) + body_frames(2, b"abc")[0]
+
+
+def test_headers_are_added_with_the_types_that_rabbitmq_gives_them() -> None:
+    moment = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+    additions = {
+        "count": 3,
+        "reason": "expired",
+        "time": moment,
+        "routing-keys": ["a", "ü"],
+        "x-death": [{"count": -1}, {}],
+    }
+    [changed] = with_headers([stored_message(content_type=b"a", priority=1)], additions=additions)
+    assert changed == stored_message(
+        [
+            ("count", long(3)),
+            ("reason", long_string("expired")),
+            ("time", b"T" + int(moment.timestamp()).to_bytes(8, "big")),
+            ("routing-keys", array(long_string("a"), long_string("ü"))),
+            ("x-death", array(b"F\0\0\0\x0f\x05count" + long(-1), b"F\0\0\0\0")),
+        ],
+        content_type=b"a",
+        priority=1,
+    )
+    assert content(changed).properties.headers == additions
+
+
+values = st.sampled_from(
+    [
+        *(
+            b"V",
+            b"t\1",
+            b"b\3",
+            b"B\3",
+            b"sab",
+            b"uab",
+            b"Iabcd",
+            b"iabcd",
+            b"fabcd",
+            b"labcdefgh",
+            b"Labcdefgh",
+        ),
+        *(b"dabcdefgh", b"Tabcdefgh", b"D\1abcd", b"x\0\0\0\1\xff", b"F\0\0\0\3\1aV"),
+        *(long_string("text"), long_string(""), array(), array(long_string("x"), array(b"V"))),
+    ]
+)
+pairs = st.lists(st.tuples(st.sampled_from(["a", "b", "CC", "x-death", ""]), values), max_size=6)
+others = st.fixed_dictionaries(
+    {},
+    optional={
+        "content_type": st.just(b"text/plain"),
+        "priority": st.integers(0, 255),
+        "correlation_id": st.just(b"\xff"),
+        "expiration": st.sampled_from([b"", b"60000"]),
+        "timestamp": st.just(2**64 - 1),
+        "user_id": st.just(b"me"),
+    },
+)
+changes = st.dictionaries(st.sampled_from(["a", "x-death", "new"]), st.integers(-5, 5))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.none() | pairs, others, st.integers(0, 3)), max_size=3),
+    changes,
+    st.sets(st.sampled_from(["a", "CC", "b", "missing"])),
+    st.booleans(),
+)
+def test_all_that_is_not_added_or_removed_keeps_its_octets(
+    described: list[tuple[list[tuple[str, bytes]] | None, dict[str, bytes], int]],
+    additions: dict[str, int],
+    removals: set[str],
+    drop_expiration: bool,
+) -> None:
+    stored = [stored_message(headers, size, **other) for headers, other, size in described]
+    changed = with_headers(stored, additions=additions, removals=removals, drop_expiration=drop_expiration)
+    added = [(name, long(value)) for name, value in additions.items()]
+    expected: list[bytes] = []
+    for headers, other, size in described:
+        kept = [pair for pair in headers or [] if pair[0] not in removals and pair[0] not in additions]
+        if drop_expiration:
+            other = {name: value for name, value in other.items() if name != "expiration"}
+        table = None if headers is None and not added else kept + added
+        expected.append(stored_message(table, size, **other))
+    assert changed == expected
+
+
+def test_the_body_frames_of_a_message_with_other_headers_stay_as_they_are() -> None:
+    properties = Basic.Properties(headers={"a": 1}, expiration="5", message_id="m")
+    large = message(7, b"0123456789" * 1000, properties)
+    [changed] = with_headers([large], additions={"x-delivery-count": 1}, drop_expiration=True)
+    read = content(changed)
+    assert read.properties == Basic.Properties(headers={"a": 1, "x-delivery-count": 1}, message_id="m")
+    assert changed.endswith(b"".join(body_frames(7, b"0123456789" * 1000)))
+    assert with_headers([large]) == [large]

@@ -74,7 +74,7 @@ class LoneGroup:
         effects: list[Any] = [
             *self.machine.apply_batch(NAME, self._index, 0, 0, memoryview(entry)[batch.start : batch.end]),
             Confirmed(sequence),
-            *self.machine.end_entry(),
+            *self.machine.end_entry(0),
         ]
         if not self.skipping:
             self._broker.applied(self._index, effects)

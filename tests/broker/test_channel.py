@@ -13,6 +13,7 @@ from qq.broker.broker import Broker
 from qq.broker.channel import Channel
 from qq.broker.entries import Messages
 from qq.broker.outgoing import ANSWERS_WAITING_MAX
+from qq.config import Limits
 from qq.machine import commands, effects
 from qq.metrics import Counters
 from qq.ranges import Range
@@ -23,7 +24,9 @@ LARGE_NUMBER = 10_000
 class Socket:
     """A connection that is written to while it has room."""
 
+    user = "guest"
     wants_cancel_notify = True
+    wants_live_prefetch = False
     frame_max = 131_072
 
     def __init__(self) -> None:
@@ -105,6 +108,8 @@ def channel_and_its_ends() -> tuple[Channel, Socket, Log]:
         entries=Stored(),
         session_ended=lambda channel: log.add(commands.SessionDown(channel.session)),
         server_name=Broker.server_name,
+        limits=Limits(),
+        may_impersonate=lambda _: False,
     )
     connection: Any = socket
     return Channel(broker, connection, 1), socket, log
@@ -146,7 +151,9 @@ def test_answers_behind_deliveries_stop_the_reading_and_let_it_go_on() -> None:
     consumer = consume(channel, log)
     socket.frames()
     socket.has_room = False
-    channel.deliver(effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 1, 0)]))
+    channel.deliver(
+        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 1, 0)], {}, counts_failures=False)
+    )
     for _ in range(ANSWERS_WAITING_MAX + 1):
         assert not socket.paused
         channel.receive(Method(1, amqp.Basic.Qos()))
@@ -160,10 +167,20 @@ def test_recovery_drops_what_is_not_written_and_gives_its_credit_back() -> None:
     """What was on its way is delivered again by the log; the credit of an unlimited consumer is the shell's to give."""
     channel, socket, log = channel_and_its_ends()
     consumer = consume(channel, log)
-    channel.deliver(effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 3, 0)]))
+    channel.deliver(
+        effects.Deliver("n", channel.session, consumer, 0, [Range(1, 0, 3, 0)], {}, counts_failures=False)
+    )
     socket.has_room = False
     channel.deliver(
-        effects.Deliver("n", channel.session, consumer, 3, [Range(2, 0, 5, 0), Range(3, 0, 2, 0)])
+        effects.Deliver(
+            "n",
+            channel.session,
+            consumer,
+            3,
+            [Range(2, 0, 5, 0), Range(3, 0, 2, 0)],
+            {},
+            counts_failures=False,
+        )
     )
     channel.receive(Method(1, amqp.Basic.Recover(requeue=True)))
     socket.frames()

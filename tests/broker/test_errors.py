@@ -29,6 +29,8 @@ def quorum(**fields: Any) -> Any:
 
 
 CHANNEL_ERRORS: list[tuple[list[Any], int, str]] = [
+    ([commands.Tx.Commit()], 406, "PRECONDITION_FAILED - channel is not transactional"),
+    ([commands.Tx.Rollback()], 406, "PRECONDITION_FAILED - channel is not transactional"),
     ([Queue.Declare(queue="e-no", passive=True)], 404, f"NOT_FOUND - no queue 'e-no' {HERE}"),
     ([Queue.Purge(queue="e-no")], 404, f"NOT_FOUND - no queue 'e-no' {HERE}"),
     ([Basic.Consume(queue="e-no")], 404, f"NOT_FOUND - no queue 'e-no' {HERE}"),
@@ -106,7 +108,6 @@ CONNECTION_ERRORS: list[tuple[list[Any], int, str]] = [
     ([Basic.Qos(prefetch_size=9)], 540, "NOT_IMPLEMENTED - prefetch_size!=0 (9)"),
     ([unchecked(Basic.Recover, requeue=False)], 540, "NOT_IMPLEMENTED - requeue=false"),
     ([Chan.Flow(active=False)], 540, "NOT_IMPLEMENTED - active=false"),
-    ([commands.Tx.Select()], 540, "NOT_IMPLEMENTED - method Tx.Select is not implemented"),
     (
         [Queue.Declare(queue="e-c"), *[Basic.Consume(queue="e-c", consumer_tag="t")] * 2],
         530,

@@ -12,7 +12,7 @@ import socket
 import sys
 import types
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import CollectorRegistry
 
@@ -37,14 +37,21 @@ class View:
         )
         return ClusterStatus(self._config.cluster_name, self._config.name, nodes[0].name, nodes)
 
-    def queues(self) -> list[QueueStatus]:
-        return []
-
     def ready(self) -> str | None:
         return None
 
-    async def authenticate(self, user: str, password: str) -> bool:
-        return (user, password) == (self._config.default_user, self._config.default_password)
+    async def authenticate(self, user: str, password: str) -> list[str] | None:
+        known = (self._config.default_user, self._config.default_password)
+        return ["administrator"] if (user, password) == known else None
+
+
+class Management:
+    """As much of a broker as the page looks at."""
+
+    vhost = "/"
+
+    def queues(self) -> list[QueueStatus]:
+        return []
 
 
 async def run(config: NodeConfig) -> None:
@@ -52,7 +59,9 @@ async def run(config: NodeConfig) -> None:
         raise StartError(f"{config.data_dir}: belongs to another node")
     with socket.create_server(("127.0.0.1", config.address.amqp_port)):
         http = await listen(
-            build_app(View(config), CollectorRegistry()), config.http_host, config.address.http_port
+            build_app(View(config), cast("Any", Management()), CollectorRegistry()),
+            config.http_host,
+            config.address.http_port,
         )
         print(f"{config.name} serves", flush=True)
         if os.environ.get("STUB_CHATTY") == config.name:

@@ -562,7 +562,7 @@ def test_h10_stock_applies_a_failing_entry_for_ever(stock_clock: Clock) -> None:
 
 def test_h10_an_exception_in_the_machine_stops_the_node() -> None:
     class Broken(Ledger):
-        def end_entry(self) -> Sequence[Any]:
+        def end_entry(self, time_ms: int) -> Sequence[Any]:
             raise ZeroDivisionError
 
     world = World(1)

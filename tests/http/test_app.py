@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from aiohttp import encode_basic_auth, web
-from aiohttp.test_utils import TestClient, TestServer
-from fakes import FakeView
+from aiohttp.test_utils import TestServer
+from fakes import FakeManagement, FakeView
+from http_node import GUEST, Node
 from prometheus_client import CollectorRegistry, Gauge
 
 from qq.errors import StartError
 from qq.http.app import build_app, listen
 from qq.http.view import NodeStatus, QueueStatus
-
-if TYPE_CHECKING:
-    from multidict import CIMultiDictProxy
-
-GUEST = {"Authorization": encode_basic_auth("guest", "gu:éest", "utf-8")}
-
-
-class Answer(NamedTuple):
-    status: int
-    headers: CIMultiDictProxy[str]
-    text: str
-
-    @property
-    def json(self) -> Any:
-        assert self.headers["Content-Type"].startswith("application/json")
-        return json.loads(self.text)
-
-
-class Node:
-    def __init__(self) -> None:
-        self.view = FakeView()
-        self.registry = CollectorRegistry()
-
-    def ask(self, path: str, method: str = "GET", **options: Any) -> Answer:
-        async def ask() -> Answer:
-            app = build_app(self.view, self.registry)
-            async with (
-                TestClient(TestServer(app)) as client,
-                client.request(method, path, **options) as response,
-            ):
-                return Answer(response.status, response.headers, await response.text())
-
-        return asyncio.run(ask())
 
 
 @pytest.fixture
@@ -139,30 +105,6 @@ def test_nothing_below_api_answers_without_the_right_password(
     assert answer.json["error"] == "unauthorized"
 
 
-@pytest.mark.parametrize("count", [0, 1, 199, 200, 201, 401])
-def test_any_number_of_queues_is_one_list(node: Node, count: int) -> None:
-    node.view.queue_names = [f'q "{number}" é' for number in range(count)]
-    answer = node.ask("/api/queues", headers=GUEST)
-    assert [queue["name"] for queue in answer.json] == node.view.queue_names
-
-
-def test_a_queue_has_the_fields_that_tools_read(node: Node) -> None:
-    assert node.ask("/api/queues", headers=GUEST).json == [
-        {
-            "name": "orders",
-            "vhost": "/",
-            "type": "quorum",
-            "durable": True,
-            "exclusive": False,
-            "auto_delete": False,
-            "messages_ready": 4,
-            "messages_unacknowledged": 2,
-            "consumers": 1,
-            "messages": 6,
-        }
-    ]
-
-
 def test_metrics_are_prometheus_text_without_a_login(node: Node) -> None:
     Gauge("rabbitmq_raft_term", "Term", registry=node.registry).set(3)
     answer = node.ask("/metrics")
@@ -229,7 +171,7 @@ def test_the_script_shows_fields_that_there_are(node: Node) -> None:
 
 def test_garbage_instead_of_http_is_answered_with_400() -> None:
     async def send() -> bytes:
-        async with TestServer(build_app(FakeView(), CollectorRegistry())) as server:
+        async with TestServer(build_app(FakeView(), FakeManagement(), CollectorRegistry())) as server:
             reader, writer = await asyncio.open_connection(server.host, server.port)
             writer.write(b"\x00\xff AMQP\r\n\r\n")
             answer = await reader.read()
@@ -243,8 +185,10 @@ def test_garbage_instead_of_http_is_answered_with_400() -> None:
 
 def test_a_port_in_use_is_one_line() -> None:
     async def listen_twice() -> None:
-        async with TestServer(build_app(FakeView(), CollectorRegistry())) as server:
-            await listen(build_app(FakeView(), CollectorRegistry()), "127.0.0.1", server.port or 0)
+        async with TestServer(build_app(FakeView(), FakeManagement(), CollectorRegistry())) as server:
+            await listen(
+                build_app(FakeView(), FakeManagement(), CollectorRegistry()), "127.0.0.1", server.port or 0
+            )
 
     with pytest.raises(StartError, match=r"^HTTP cannot listen on 127\.0\.0\.1:\d+: "):
         asyncio.run(listen_twice())

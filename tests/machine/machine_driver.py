@@ -1,27 +1,76 @@
-"""Drives a machine the way a group does, and looks into it message by message."""
+"""Drives a machine the way a group and its leader do, and looks into it message by message."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
 
+from qq.machine.backlog import Backlog
 from qq.machine.codec import encode_batch
+from qq.machine.commands import NO_PRIORITY, NO_TTL, Checkout, DeadLetter, DeclareQueue, Enqueue, Publish
 from qq.machine.effects import ConsumerCancelled, Deliver, Failed, GetOk, Known, Reply
 from qq.machine.machine import QueueMachine
-from qq.machine.runs import Runs
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from qq.machine.commands import Command
+    from qq.machine.commands import Command, Table
+    from qq.machine.consumers import Consumer
     from qq.machine.effects import Effect
-    from qq.machine.queue import Consumer, Queue
+    from qq.machine.queue import Queue
     from qq.ranges import Range
 
 Message = tuple[int, int, int]
 """Index, slot, deliveries."""
 Place = tuple[int, int, int]
 """Index, ordinal of the batch, ordinal of the message."""
+
+TICKS_MAX = 1_000
+"""A leader that has more to do than that at one moment would never be done."""
+
+
+def declare(name: str, session: int = 1, **arguments: object) -> DeclareQueue:
+    """A durable queue; x_max_length=5 is the argument x-max-length."""
+    table = {key.replace("_", "-"): value for key, value in arguments.items()}
+    return DeclareQueue(session, 1, name, False, True, False, False, table)
+
+
+def consume(
+    number: int,
+    queue: str,
+    credit: int,
+    session: int = 1,
+    *,
+    no_ack: bool = False,
+    auto_credit: bool = True,
+    can_be_cancelled: bool = False,
+    timeout_ms: int = 0,
+    arguments: Table | None = None,
+) -> Checkout:
+    ids = (session, 1, 1, number, queue, f"t{number}", credit)
+    flags = (no_ack, False, auto_credit, False, can_be_cancelled)
+    return Checkout(*ids, *flags, timeout_ms, arguments or {})
+
+
+def publish(
+    count: int,
+    key: str = "q",
+    exchange: str = "",
+    session: int = 1,
+    *,
+    first_seq: int = 1,
+    more_keys: Sequence[str] = (),
+    priority: int = NO_PRIORITY,
+    ttl_ms: int = NO_TTL,
+    delay_ms: int = 0,
+    publisher: str = "",
+    publish_seq: int = 0,
+) -> Enqueue | Publish:
+    """Plain messages, or those with a property that matters."""
+    plain = Enqueue(session, first_seq, count, exchange, key, False, 1)
+    properties = (list(more_keys), priority, ttl_ms, delay_ms, publisher, publish_seq)
+    return plain if properties == ([], NO_PRIORITY, NO_TTL, 0, "", 0) else Publish(*plain, *properties)
 
 
 def batch(commands: Sequence[Command], messages: Sequence[bytes] = ()) -> bytes:
@@ -36,40 +85,116 @@ def reloaded(machine: QueueMachine) -> QueueMachine:
     return other
 
 
+def never_later(old: QueueMachine, loaded: QueueMachine) -> bool:
+    """A machine that was loaded sets its timers anew; another may have some that go off for nothing, none too late."""
+    due_ms, exact_ms = old.due_ms(), loaded.due_ms()
+    return exact_ms is None or (due_ms is not None and due_ms <= exact_ms)
+
+
 def messages_of(ranges: Sequence[Range]) -> list[Message]:
-    return [
-        (index, slot + offset, deliveries)
-        for index, slot, count, deliveries in ranges
-        for offset in range(count)
-    ]
+    return [(r.index, r.slot + offset, r.deliveries) for r in ranges for offset in range(r.count)]
+
+
+def ready_ranges(queue: Queue) -> list[Range]:
+    """Every ready message, in the order in which they would be served now."""
+    backlog = Backlog()
+    backlog.load(queue.backlog.freeze().dump())
+    return backlog.take(queue.ready)
 
 
 def ready_messages(queue: Queue) -> list[Message]:
-    """Every ready message, in the order in which they would be served."""
-    backlog = Runs()
-    backlog.load(queue.backlog.freeze().dump())
-    ready = messages_of(queue.returns)
-    return ready + messages_of(backlog.take(queue.ready - len(ready)))
+    return messages_of(ready_ranges(queue))
+
+
+def delayed_ranges(queue: Queue) -> list[Range]:
+    """Every delayed message, in the order in which they were delayed."""
+    return list(queue.backlog._delayed.browse())
+
+
+def held_ranges(consumer: Consumer) -> list[tuple[int, Range]]:
+    return [(piece.first, piece.value.part(piece.offset, piece.count)) for piece in consumer.unacked.pieces()]
 
 
 def held_messages(consumer: Consumer) -> dict[int, Message]:
     held: dict[int, Message] = {}
-    for piece in consumer.unacked.pieces():
-        part = messages_of([piece.value.part(piece.offset, piece.count)])
-        held.update(zip(range(piece.first, piece.last + 1), part, strict=True))
+    for first, messages in held_ranges(consumer):
+        held.update(enumerate(messages_of([messages]), first))
     return held
 
 
 def live_messages(machine: QueueMachine) -> list[Place]:
     """Whatever anything refers to, as often as it is referred to."""
-    messages = [message for queue in machine.queues.values() for message in ready_messages(queue)]
+    ranges: list[Range] = []
+    for queue in machine.queues.values():
+        ranges += ready_ranges(queue) + delayed_ranges(queue) + [dead.range for dead in queue.dying]
     for consumer in machine.consumers.values():
-        messages += held_messages(consumer).values()
-    for session in machine._sessions.values():
+        ranges += [messages for _, messages in held_ranges(consumer)]
+    for session in machine._core.sessions.values():
         answer = session.answer
         if isinstance(answer, Reply) and isinstance(answer.result, GetOk):
-            messages += messages_of([answer.result.range])
-    return [(index, slot >> MESSAGE_BITS, slot & MESSAGE_MASK) for index, slot, _ in messages]
+            ranges.append(answer.result.range)
+    return [(index, slot >> MESSAGE_BITS, slot & MESSAGE_MASK) for index, slot, _ in messages_of(ranges)]
+
+
+class Published(NamedTuple):
+    """What a message was published with, as `DeadLetter` tells it."""
+
+    exchange: str
+    routing_key: str
+    cc: tuple[str, ...] = ()
+    bcc: tuple[str, ...] = ()
+    expiration: str = ""
+
+
+class Log:
+    """What the messages of a log were published with, for its leader."""
+
+    def __init__(self) -> None:
+        self.published: dict[tuple[int, int], Published] = {}
+
+    def note(
+        self, index: int, ordinal: int, commands: Sequence[Command], bcc: Collection[str] = ()
+    ) -> list[tuple[int, int]]:
+        """Read a batch; `bcc` are the keys that no header CC names. Returns the places of the messages."""
+        places: list[tuple[int, int]] = []
+        for command in commands:
+            if isinstance(command, Enqueue | Publish):
+                published = Published(command.exchange, command.routing_key)
+                if isinstance(command, Publish):
+                    published = published._replace(
+                        cc=tuple(key for key in command.more_keys if key not in bcc),
+                        bcc=tuple(key for key in command.more_keys if key in bcc),
+                        expiration="" if command.ttl_ms == NO_TTL else str(command.ttl_ms),
+                    )
+                for _ in range(command.count):
+                    places.append((index, ordinal << MESSAGE_BITS | len(places)))
+                    self.published[places[-1]] = published
+        return places
+
+    def dead_letters(self, machine: QueueMachine, ranges_max: int = 500) -> list[DeadLetter]:
+        """The next step of the leader, as qq/broker/dead_letters.py takes it."""
+        commands: list[DeadLetter] = []
+        for dying in machine.dying(ranges_max):
+            first = dying.first
+            places = [(index, slot) for index, slot, _ in messages_of(dying.ranges)]
+            for published, alike in groupby(places, lambda place: self.published[place]):
+                count = len(list(alike))
+                exchange, key, cc, bcc, expiration = published
+                commands.append(
+                    DeadLetter(
+                        dying.queue,
+                        dying.number,
+                        first,
+                        count,
+                        exchange,
+                        key,
+                        list(cc),
+                        list(bcc),
+                        expiration,
+                    )
+                )
+                first += count
+        return commands
 
 
 class Shell:
@@ -120,7 +245,7 @@ class Shell:
                     raise AssertionError(f"{effect} is not about a session's due")
         known = [effect for effect in effects if isinstance(effect, Known)]
         assert {(effect.node, effect.session) for effect in known} == {
-            key for key in machine._sessions if key[0] == self.node
+            key for key in machine._core.sessions if key[0] == self.node
         }
         live = {consumer for effect in known for consumer in effect.consumers}
         for (node, number), consumer in machine.consumers.items():
@@ -145,13 +270,38 @@ class Shell:
 
 
 class Driver:
-    """One machine; each call is an entry with one batch of one node."""
+    """One machine; each call is an entry with one batch of one node. The clock stands still unless it is set."""
 
     def __init__(self) -> None:
         self.machine = QueueMachine()
         self.index = 0
+        self.time_ms = 1_000_000
+        self.log = Log()
 
     def apply(self, *commands: Command, node: str = "n1", messages: Sequence[bytes] = ()) -> list[Effect]:
+        """Carry out an entry; messages that are not given are of one octet."""
         self.index += 1
-        effects = self.machine.apply_batch(node, self.index, 0, 1_000 + self.index, batch(commands, messages))
-        return effects + self.machine.end_entry()
+        places = self.log.note(self.index, 0, commands)
+        payload = batch(commands, messages or [b"x"] * len(places))
+        effects = self.machine.apply_batch(node, self.index, 0, self.time_ms, payload)
+        return effects + self.machine.end_entry(self.time_ms)
+
+    def lead(self) -> list[Effect]:
+        """Do what a leader does now: entries for what is due and for what has died."""
+        effects: list[Effect] = []
+        for _ in range(TICKS_MAX):
+            due_ms = self.machine.due_ms()
+            commands = self.log.dead_letters(self.machine)
+            if not commands and (due_ms is None or due_ms > self.time_ms):
+                return effects
+            effects += self.apply(*commands)
+        raise AssertionError(f"the machine is not done at {self.time_ms}")
+
+    def wait_until(self, time_ms: int) -> list[Effect]:
+        """Let time pass, with an entry at each moment that the machine asks for."""
+        effects = self.lead()
+        while (due_ms := self.machine.due_ms()) is not None and due_ms <= time_ms:
+            self.time_ms = max(due_ms, self.time_ms)
+            effects += self.lead()
+        self.time_ms = time_ms
+        return effects

@@ -1,264 +1,763 @@
 """A deliberately dumb model of the queues: lists of single messages, and no idea of whose turn it is.
 
 It carries out commands by their definition and follows the deliveries that the machine decides on, checking that each
-is one that may be.
+is one that may be. What it knows of queues are their arguments; it knows the default exchange and amq.fanout.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from machine_driver import held_messages, messages_of, ready_messages
+from machine_driver import delayed_ranges, held_ranges, ready_ranges
 
 from qq.machine import commands as c
 from qq.machine import effects as e
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from machine_driver import Message
-
+    from qq.machine.history import History
     from qq.machine.machine import QueueMachine
+    from qq.machine.queue import Queue
+    from qq.ranges import Range
 
 Key = tuple[str, int]
-E = TypeVar("E")
+Deaths = tuple[tuple[str, str, int], ...]
+"""Queue, reason and how often, the newest first."""
+
+DEAD_LETTER_RETRY_MS = 5_000
 
 
-@dataclass
-class OracleConsumer:
+class Seen(NamedTuple):
+    """What can be seen of a message."""
+
+    index: int
+    slot: int
+    deliveries: int
+    failures: int
+    expires_ms: int
+    level: int
+    deaths: Deaths
+
+
+@dataclass(eq=False)
+class Message:
+    """One message in one queue."""
+
+    index: int
+    slot: int
+    size: int
+    expires_ms: int = 0
+    level: int = 4
+    deliveries: int = 0
+    failures: int = 0
+    position: int = 0
+    deaths: Deaths = ()
+    key: str | None = None
+    """The routing key that took the place of those with which it was published."""
+
+    def seen(self) -> Seen:
+        return Seen(
+            self.index, self.slot, self.deliveries, self.failures, self.expires_ms, self.level, self.deaths
+        )
+
+
+@dataclass(eq=False)
+class Consumer:
+    node: str
     session: int
     queue: str
     credit: int
-    no_ack: bool
+    prefetch: int
     auto_credit: bool
+    budget: list[Consumer] | None
+    """All consumers that share the limit of its channel."""
+    priority: int = 0
     live: bool = True
     delivered: int = 0
     held: dict[int, Message] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
+class Dead:
+    """Messages that died together."""
+
+    messages: list[Message]
+    reason: str
+
+
 class OracleQueue:
-    returns: list[Message] = field(default_factory=list)
-    backlog: list[Message] = field(default_factory=list)
+    def __init__(self, name: str, number: int, arguments: Mapping[str, Any]) -> None:
+        self.name = name
+        self.number = number
+        self.quorum = arguments.get("x-queue-type") == "quorum"
+        self.get = arguments.get
+        self.returns: list[Message] = []
+        self.levels: list[Message] = []
+        """In the order of arrival, which is that of their positions."""
+        self.delayed: list[tuple[int, int, bool, Message]] = []
+        """When it is due, which came to wait first, whether it was returned."""
+        self.dying: list[Dead] = []
+        self.dying_first = 0
+        self.retry_ms = 0
+        self.arrived = 0
+        self.delays = 0
+        self.turn = 0
+        self.active: Consumer | None = None
+
+    # Order
 
     def ready(self) -> list[Message]:
-        return self.returns + self.backlog
+        return self.returns + self.levels
+
+    def size(self) -> int:
+        return sum(message.size for message in self.ready() + [message for *_, message in self.delayed])
+
+    def messages(self) -> int:
+        return len(self.ready()) + len(self.delayed) + sum(len(dead.messages) for dead in self.dying)
+
+    def arrive(self, message: Message) -> None:
+        message.position = self.arrived
+        self.arrived += 1
+        self.levels.append(message)
+
+    def first(self) -> Message:
+        """The message whose turn it is."""
+        if self.returns:
+            return self.returns[0]
+        high = [message for message in self.levels if message.level > 4]
+        normal = [message for message in self.levels if message.level <= 4]
+        if self.get("x-priority-mode") == "strict" or self.get("x-max-priority"):
+            return max(self.levels, key=lambda message: (message.level, -message.position))
+        if high and normal and self.turn % 3 == 2:
+            return min(self.levels, key=lambda message: message.position)
+        return min(high or normal, key=lambda message: message.position)
+
+    def take(self) -> Message:
+        message = self.first()
+        if self.returns:
+            self.returns.remove(message)
+        else:
+            self.turn += 1
+            self.levels.remove(message)
+        return message
+
+    def in_order(self) -> list[Message]:
+        """Everything that is ready, as it would be taken."""
+        returns, levels, turn = list(self.returns), list(self.levels), self.turn
+        order = [self.take() for _ in range(len(returns) + len(levels))]
+        self.returns, self.levels, self.turn = returns, levels, turn
+        return order
+
+    # Arguments
+
+    def level(self, priority: int) -> int:
+        highest = 31 if self.quorum else self.get("x-max-priority", 0)
+        if not highest:
+            return 4
+        if priority == c.NO_PRIORITY:
+            return 4 if self.quorum else 0
+        return min(priority, highest)
+
+    def expiry_ms(self, ttl_ms: int, from_ms: int) -> int:
+        ttl_ms = min(ttl_ms, self.get("x-message-ttl", c.NO_TTL))
+        return 0 if ttl_ms == c.NO_TTL else from_ms + ttl_ms
+
+    @property
+    def refuses(self) -> bool:
+        return self.get("x-overflow") == "reject-publish"
+
+    @property
+    def at_least_once(self) -> bool:
+        return self.refuses and self.get("x-dead-letter-strategy") == "at-least-once"
+
+    def room(self, sizes: Sequence[int]) -> int:
+        if not self.refuses:
+            return len(sizes)
+        room = 0
+        count, octets = self.messages(), self.size()
+        for size in sizes:
+            count, octets = count + 1, octets + size
+            if count > self.get("x-max-length", count) or octets > self.get("x-max-length-bytes", octets):
+                break
+            room += 1
+        return room
+
+    def is_too_long(self) -> bool:
+        count, octets = len(self.ready()) + len(self.delayed), self.size()
+        return count > self.get("x-max-length", count) or octets > self.get("x-max-length-bytes", octets)
 
 
 class Oracle:
-    def __init__(self) -> None:
+    def __init__(self, declared: Mapping[str, Mapping[str, Any]]) -> None:
+        self.declared = declared
+        """Arguments of the queues."""
         self.queues: dict[str, OracleQueue] = {}
         self.bound: dict[str, None] = {}
-        self.consumers: dict[Key, OracleConsumer] = {}
-        self.published: dict[tuple[str, int, int], str] = {}
-        """Where every message ever enqueued has got to, by queue and place in the log."""
+        self.consumers: dict[Key, Consumer] = {}
+        self.limits: dict[Key, int] = {}
+        self.failed: set[Key] = set()
+        """Sessions that are over."""
+        self.last_seq: dict[str, int] = {}
+        self.made = 0
+        self.now_ms = 0
+        self.node = ""
+        self.index = 0
+        self.sizes: Sequence[int] = ()
+        self.slot = 0
+        self.ahead: deque[e.Effect] = deque()
 
     # Commands, by their definition
 
     def apply(
-        self, node: str, index: int, commands: Sequence[c.Command], effects: Sequence[e.Effect]
+        self,
+        node: str,
+        index: int,
+        now_ms: int,
+        commands: Sequence[c.Command],
+        sizes: Sequence[int],
+        effects: Sequence[e.Effect],
     ) -> None:
-        slot = 0
-        ahead = deque(effects)
-        for command in commands:
-            match command:
-                case c.Enqueue(_, _, count, exchange, key):
-                    targets = list(self.bound) if exchange else [key]
-                    for name in targets:
-                        self._publish(name, [(index, slot + step, 0) for step in range(count)])
-                    slot += count
-                case c.Settle(consumer, first, last) | c.Discard(consumer, first, last):
-                    self._settled(self.consumers.get((node, consumer)), first, last)
-                case c.Return(consumer, first, last):
-                    self._returned((node, consumer), first, last)
-                case c.SessionDown(session):
-                    self._down(
-                        [k for k, v in self.consumers.items() if k[0] == node and v.session == session]
-                    )
-                case c.Credit(consumer, count):
-                    known = self.consumers.get((node, consumer))
-                    if known is not None and known.live:
-                        known.credit += count
-                case _:
-                    # A queue is served before somebody counts or takes what is in it.
-                    self.follow(list(_leading(ahead, e.Deliver)), ended=False)
-                    gone = {(effect.node, effect.consumer) for effect in _leading(ahead, e.ConsumerGone)}
-                    if isinstance(command, c.DeleteQueue):
-                        mine = [
-                            key for key, v in self.consumers.items() if v.queue == command.name and v.live
-                        ]
-                        assert gone == set(mine)
-                    else:
-                        assert not gone
-                    reply = ahead.popleft()
-                    assert isinstance(reply, e.Reply), f"{command} led to {reply}"
-                    self._answered(node, command, reply.result)
-            self._forget_finished()
-        assert not ahead
+        self.node, self.index, self.now_ms = node, index, now_ms
+        self.sizes, self.slot = sizes, 0
+        self.ahead = deque(effects)
+        left = deque(commands)
+        while left:
+            command = left.popleft()
+            if isinstance(command, c.Commit):
+                self._commit(command, [left.popleft() for _ in range(command.count)])
+            else:
+                self._carry_out(command)
+            self._settle_down()
+        assert not self.ahead
 
-    def _answered(self, node: str, command: c.Command, result: e.Result) -> None:
-        match command, result:
-            case c.DeclareQueue(_, _, name), e.QueueDeclared():
-                self.queues.setdefault(name, OracleQueue())
-            case c.BindQueue(_, _, name), e.Done():
-                self.bound[name] = None
-            case c.DeleteQueue(_, _, name), e.QueueDeleted(messages):
-                assert messages == len(self.queues[name].ready())
-                self._deleted(name)
-            case c.PurgeQueue(_, _, name), e.QueuePurged(messages):
+    def _carry_out(self, command: c.Command) -> None:
+        node = self.node
+        match command:
+            case c.Enqueue() | c.Publish():
+                self._publish(command)
+            case c.Settle(consumer, first, last):
+                self._taken(node, consumer, first, last)
+            case c.Discard(consumer, first, last):
+                queue, taken = self._taken(node, consumer, first, last)
+                self._die(queue, taken, "rejected")
+            case c.Return(consumer, first, last) | c.Reject(consumer, first, last):
+                queue, taken = self._taken(node, consumer, first, last)
+                self._put_back(queue, taken, failed=isinstance(command, c.Reject))
+            case c.SessionDown(session):
+                self._down(
+                    [k for k, v in self.consumers.items() if k[0] == node and v.session == session],
+                    failed=True,
+                )
+                self.failed.discard((node, session))
+                self.limits.pop((node, session), None)
+            case c.Credit(consumer, count):
+                known = self.consumers.get((node, consumer))
+                if known is not None and known.live:
+                    known.credit += count
+            case c.SetPrefetch(consumer, credit):
+                known = self.consumers.get((node, consumer))
+                if known is not None and known.live and known.auto_credit:
+                    known.credit += credit - known.prefetch
+                    known.prefetch = credit
+            case c.DeadLetter():
+                self._dead_letter(command)
+            case _:
+                if (node, command.session) not in self.failed:
+                    self._answered(command)
+
+    def _answered(self, command: Any) -> None:
+        node = self.node
+        match command:
+            case c.DeclareQueue(_, _, name):
+                if name not in self.queues:
+                    self.made += 1
+                    self.queues[name] = OracleQueue(name, self.made, self.declared[name])
                 queue = self.queues[name]
-                assert messages == len(queue.ready())
-                self._gone(name, queue.ready(), "purged")
-                queue.returns, queue.backlog = [], []
-            case c.Checkout(session, _, consumer, queue, _, credit, _, _, auto_credit), e.Consuming():
-                self.consumers[node, consumer] = OracleConsumer(session, queue, credit, False, auto_credit)
-            case c.Cancel(_, consumer), e.ConsumerCancelled():
+                self._serve(queue)
+                consumers = sum(v.live for v in self.consumers.values() if v.queue == name)
+                assert self._reply() == e.QueueDeclared(name, len(queue.ready()), consumers)
+            case c.BindQueue(_, _, name):
+                self.bound[name] = None
+                assert self._reply() == e.Done()
+            case c.DeleteQueue(_, _, name, _, if_empty):
+                queue = self.queues[name]
+                self._serve(queue)
+                if if_empty and queue.messages():
+                    self._fails(command.session)
+                    return
+                gone = {key for key, v in self.consumers.items() if v.queue == name and v.live}
+                told = [self.ahead.popleft() for _ in gone]
+                assert {(effect.node, effect.consumer) for effect in told} == gone
+                assert self._reply() == e.QueueDeleted(len(queue.ready()))
+                self._deleted(name)
+            case c.PurgeQueue(_, _, name):
+                queue = self.queues[name]
+                self._serve(queue)
+                assert self._reply() == e.QueuePurged(queue.messages())
+                queue.dying_first += sum(len(dead.messages) for dead in queue.dying)
+                queue.returns, queue.levels, queue.delayed, queue.dying = [], [], [], []
+            case c.Checkout(session, _, _, consumer, name, _, credit, no_ack):
+                budget = None if no_ack else self._on_channel(session)
+                priority = command.arguments.get("x-priority", 0)
+                new = Consumer(node, session, name, credit, credit, command.auto_credit, budget, priority)
+                self.consumers[node, consumer] = new
+                if budget is not None:
+                    budget.append(new)
+                assert self._reply() == e.Consuming(consumer)
+            case c.Cancel(_, consumer):
                 if (node, consumer) in self.consumers:
                     self.consumers[node, consumer].live = False
-            case c.Get(session, _, consumer, name, no_ack), e.GetOk(_, message, remaining):
-                taker = OracleConsumer(session, name, 1, no_ack, auto_credit=False)
-                self.consumers[node, consumer] = taker
-                (taken,) = messages_of([message])
-                assert taken == self.queues[name].ready()[0]
-                self._deliver(taker, taken)
-                taker.live = False
-                assert remaining == len(self.queues[name].ready())
-            case c.Get(_, _, _, name), e.GetEmpty():
-                assert not self.queues[name].ready()
-            case c.Recover(session), e.Recovered():
-                self._return_all(
-                    [k for k, v in self.consumers.items() if k[0] == node and v.session == session]
-                )
+                assert self._reply() == e.ConsumerCancelled(consumer)
+            case c.Get(session, _, _, consumer, name, no_ack):
+                self._get(session, consumer, name, no_ack=no_ack)
+            case c.Recover(session):
+                assert self._reply() == e.Recovered()
+                mine = [k for k, v in self.consumers.items() if k[0] == node and v.session == session]
+                self._return_all(mine, failed=False)
+            case c.Limit(session, count):
+                self.limits[node, session] = count
+                assert self._reply() == e.Limited()
             case _:
-                raise AssertionError(f"{command} was answered with {result}")
+                raise AssertionError(f"{command} is not known here")
 
-    def node_down(self, node: str) -> None:
-        self._down([key for key in self.consumers if key[0] == node])
-        self._forget_finished()
-
-    # Deliveries, as the machine decided them
-
-    def follow(self, effects: Sequence[e.Effect], *, ended: bool) -> None:
-        """Each consumer gets messages in the order of the queue, within its credit; together they get its head."""
-        heads = {name: queue.ready() for name, queue in self.queues.items()}
-        got: dict[str, list[Message]] = {name: [] for name in heads}
-        for effect in effects:
-            assert isinstance(effect, e.Deliver)
-            consumer = self.consumers[effect.node, effect.consumer]
-            assert consumer.live
-            assert effect.session == consumer.session
-            assert effect.first_id == consumer.delivered
-            messages = messages_of(effect.ranges)
-            positions = [heads[consumer.queue].index(message) for message in messages]
-            assert positions == sorted(positions)
-            for message in messages:
-                assert consumer.credit > 0
-                self._deliver(consumer, message)
-            got[consumer.queue] += messages
-        for name, head in heads.items():
-            assert set(got[name]) == set(head[: len(got[name])])
-            if ended and self.queues[name].ready():
-                assert not any(v.credit for v in self.consumers.values() if v.live and v.queue == name)
-
-    def compare(self, machine: QueueMachine) -> None:
-        assert list(machine.queues) == list(self.queues)
-        for name, queue in self.queues.items():
-            there = machine.queues[name]
-            mine = {key: v for key, v in self.consumers.items() if v.queue == name}
-            assert ready_messages(there) == queue.ready()
-            assert there.ready == len(queue.ready())
-            assert there.unacked == sum(len(consumer.held) for consumer in mine.values())
-            assert there.consumers == sum(consumer.live for consumer in mine.values())
-        assert set(machine.consumers) == set(self.consumers)
-        for key, consumer in self.consumers.items():
-            assert held_messages(machine.consumers[key]) == consumer.held
-            if consumer.live:
-                assert machine.consumers[key].credit == consumer.credit
-        self._check_conservation()
-
-    def _check_conservation(self) -> None:
-        """Every message is in the one place that its history says."""
-        places = {
-            **{(name, *m[:2]): "ready" for name, queue in self.queues.items() for m in queue.ready()},
-            **{(v.queue, *m[:2]): "held" for v in self.consumers.values() for m in v.held.values()},
-        }
-        assert len(places) == sum(len(queue.ready()) for queue in self.queues.values()) + sum(
-            len(consumer.held) for consumer in self.consumers.values()
+    def _get(self, session: int, consumer: int, name: str, *, no_ack: bool) -> None:
+        queue = self.queues[name]
+        if queue.get("x-single-active-consumer"):
+            self._fails(session)
+            return
+        self._serve(queue)
+        reply = self._reply()
+        if not queue.ready():
+            assert reply == e.GetEmpty()
+            return
+        assert isinstance(reply, e.GetOk)
+        message = queue.take()
+        assert [message.seen()] == seen_of([reply.range], {reply.range.history: reply.history})
+        assert reply.remaining == len(queue.ready())
+        taker = Consumer(
+            self.node, session, name, 0, 0, auto_credit=False, budget=None, live=False, delivered=1
         )
-        assert places == {key: place for key, place in self.published.items() if place in ("ready", "held")}
+        if not no_ack:
+            taker.held[0] = message
+            self.consumers[self.node, consumer] = taker
 
-    # One message at a time
+    def _commit(self, command: c.Commit, content: Sequence[c.Command]) -> None:
+        if (self.node, command.session) in self.failed:
+            self.slot += sum(part.count for part in content if isinstance(part, c.Enqueue | c.Publish))
+            return
+        wanted: dict[str, list[int]] = {}
+        slot = self.slot
+        for part in content:
+            if isinstance(part, c.Enqueue | c.Publish):
+                sizes = self.sizes[slot + self._repeats(part) : slot + part.count]
+                slot += part.count
+                for name in self._routes(part):
+                    wanted.setdefault(name, []).extend(sizes)
+        for name, sizes in wanted.items():
+            if self._room(self.queues[name], sizes) < len(sizes):
+                self.slot = slot
+                self._fails(command.session)
+                return
+        for part in content:
+            if isinstance(part, c.Enqueue | c.Publish):
+                self._carry_out(part)
+        for part in content:
+            if not isinstance(part, c.Enqueue | c.Publish):
+                self._carry_out(part)
+        assert self._reply() == e.Committed()
 
-    def _publish(self, name: str, messages: list[Message]) -> None:
-        if name in self.queues:
-            self.queues[name].backlog += messages
-            self._gone(name, messages, "ready")
+    def _reply(self) -> e.Result:
+        reply = self.ahead.popleft()
+        assert isinstance(reply, e.Reply), f"{reply} is no reply"
+        return reply.result
 
-    def _gone(self, name: str, messages: list[Message], where: str) -> None:
+    def _fails(self, session: int) -> None:
+        assert isinstance(self.ahead.popleft(), e.Failed)
+        self.failed.add((self.node, session))
+
+    def _on_channel(self, session: int) -> list[Consumer]:
+        """The list that the consumers of a channel share."""
+        for consumer in self.consumers.values():
+            if (consumer.node, consumer.session) == (self.node, session) and consumer.budget is not None:
+                return consumer.budget
+        return []
+
+    # Publishing
+
+    def _routes(self, command: c.Enqueue | c.Publish) -> list[str]:
+        if command.exchange == "amq.fanout":
+            return list(self.bound)
+        keys = [command.routing_key, *(command.more_keys if isinstance(command, c.Publish) else ())]
+        return [name for name in self.queues if name in keys]
+
+    def _repeats(self, command: c.Enqueue | c.Publish) -> int:
+        if not isinstance(command, c.Publish) or not command.publisher:
+            return 0
+        last = self.last_seq.get(command.publisher, 0)
+        return sum(command.publish_seq + step <= last for step in range(command.count))
+
+    def _publish(self, command: c.Enqueue | c.Publish) -> None:
+        slot, self.slot = self.slot, self.slot + command.count
+        if (self.node, command.session) in self.failed:
+            return
+        plain = isinstance(command, c.Enqueue)
+        names = sorted(self._routes(command))
+        first = self._repeats(command)
+        sizes = self.sizes[slot + first : slot + command.count]
+        accepted = min((self._room(self.queues[name], sizes) for name in names), default=len(sizes))
+        if not plain and command.publisher and accepted:
+            self.last_seq[command.publisher] = command.publish_seq + first + accepted - 1
+        for name in names:
+            queue = self.queues[name]
+            for step in range(accepted):
+                message = Message(self.index, slot + first + step, sizes[step])
+                delay_ms = 0 if plain else command.delay_ms
+                ready_ms = self.now_ms + delay_ms
+                message.expires_ms = queue.expiry_ms(c.NO_TTL if plain else command.ttl_ms, ready_ms)
+                message.level = queue.level(c.NO_PRIORITY if plain else command.priority)
+                if delay_ms:
+                    self._delay(queue, message, ready_ms, returned=False)
+                else:
+                    queue.arrive(message)
+        refused = len(sizes) - accepted
+        if refused and command.first_seq:
+            first_refused = command.first_seq + first + accepted
+            assert self.ahead.popleft() == e.Rejected(self.node, command.session, first_refused, refused)
+
+    def _room(self, queue: OracleQueue, sizes: Sequence[int]) -> int:
+        if queue.room(sizes) < len(sizes):
+            self._serve(queue)
+        return queue.room(sizes)
+
+    # Dead letters
+
+    def _die(self, queue: OracleQueue | None, messages: list[Message], reason: str) -> None:
+        if queue is not None and messages and queue.get("x-dead-letter-exchange") is not None:
+            queue.dying.append(Dead(messages, reason))
+
+    def _dead_letter(self, command: c.DeadLetter) -> None:
+        queue = self.queues.get(command.queue)
+        if queue is None or queue.number != command.number or queue.dying_first != command.first:
+            return
+        taken: list[Dead] = []
+        left = command.count
+        while left and queue.dying:
+            dead = queue.dying[0]
+            taken.append(Dead(dead.messages[:left], dead.reason))
+            del dead.messages[:left]
+            left -= len(taken[-1].messages)
+            if not dead.messages:
+                del queue.dying[0]
+        queue.dying_first += command.count - left
+        is_stuck = True
+        while taken:
+            moved = self._move(queue, taken[0], command)
+            is_stuck = is_stuck and not moved
+            del taken[0].messages[:moved]
+            if taken[0].messages:
+                queue.dying_first -= sum(len(dead.messages) for dead in taken)
+                queue.dying[:0] = taken
+                queue.retry_ms = self.now_ms + DEAD_LETTER_RETRY_MS if is_stuck else 0
+                return
+            del taken[0]
+
+    def _move(self, queue: OracleQueue, dead: Dead, command: c.DeadLetter) -> int:
+        """Bring messages to where they go. How many of them need not stay."""
+        key = queue.get("x-dead-letter-routing-key", dead.messages[0].key)
+        keys = [command.routing_key, *command.cc, *command.bcc] if key is None else [key]
+        deaths = dead.messages[0].deaths
+        deaths = (
+            (queue.name, dead.reason, 1 + sum(n for *at, n in deaths if at == [queue.name, dead.reason])),
+            *(death for death in deaths if death[:2] != (queue.name, dead.reason)),
+        )
+        routed = [name for name in sorted(self.queues) if name in keys]
+        targets = [self.queues[name] for name in routed if not goes_round(deaths, name)]
+        messages = dead.messages
+        sizes = [message.size for message in messages]
+        any_refuses = any(target.refuses for target in targets)
+        room = [self._room(target, sizes) if any_refuses else len(sizes) for target in targets]
+        count = len(messages)
+        if queue.at_least_once:
+            count = min(room, default=count) if routed else 0
+        for target, free in zip(targets, room, strict=True):
+            for message in messages[: min(free, count)]:
+                moved = Message(message.index, message.slot, message.size, deaths=deaths, key=key)
+                moved.expires_ms = target.expiry_ms(c.NO_TTL, self.now_ms)
+                moved.level = target.level(message.level)
+                target.arrive(moved)
+        return count
+
+    # Messages come back
+
+    def _taken(
+        self, node: str, consumer: int, first: int, last: int
+    ) -> tuple[OracleQueue | None, list[Message]]:
+        known = self.consumers.get((node, consumer))
+        if known is None:
+            return None, []
+        taken = [known.held.pop(key) for key in sorted(known.held) if first <= key <= last]
+        if known.auto_credit:
+            known.credit += len(taken)
+        return self.queues[known.queue], taken
+
+    def _put_back(self, queue: OracleQueue | None, messages: list[Message], *, failed: bool) -> None:
+        if queue is None:
+            return
+        new_contract = queue.get("x-delivery-count-mode") == "4.3"
+        limit = queue.get("x-delivery-limit", 20) if queue.quorum else -1
+        retry = queue.get("x-delayed-retry-type")
+        dead: list[Message] = []
         for message in messages:
-            self.published[name, *message[:2]] = where
+            message.deliveries += 1
+            message.failures += failed and new_contract
+            counted = message.failures if new_contract else message.deliveries
+            if 0 <= limit < counted:
+                dead.append(message)
+            elif retry in ("all", "failed" if failed else "returned"):
+                wait_ms = queue.get("x-delayed-retry-min") * max(1, counted)
+                wait_ms = min(wait_ms, queue.get("x-delayed-retry-max"))
+                self._delay(queue, message, self.now_ms + wait_ms, returned=True)
+            elif not queue.quorum or queue.get("x-return-position") == "original":
+                queue.levels.append(message)
+                queue.levels.sort(key=lambda there: there.position)
+            else:
+                queue.returns.append(message)
+        self._die(queue, dead, "delivery_limit")
 
-    def _deliver(self, consumer: OracleConsumer, message: Message) -> None:
-        queue = self.queues[consumer.queue]
-        (queue.returns if message in queue.returns else queue.backlog).remove(message)
-        consumer.credit -= 1
-        if consumer.no_ack:
-            self._gone(consumer.queue, [message], "settled")
-        else:
-            consumer.held[consumer.delivered] = message
-            self._gone(consumer.queue, [message], "held")
-        consumer.delivered += 1
+    def _delay(self, queue: OracleQueue, message: Message, due_ms: int, *, returned: bool) -> None:
+        queue.delayed.append((due_ms, queue.delays, returned, message))
+        queue.delays += 1
 
-    def _taken(self, consumer: OracleConsumer | None, first: int, last: int) -> list[Message]:
-        if consumer is None:
-            return []
-        taken = [consumer.held.pop(key) for key in sorted(consumer.held) if first <= key <= last]
-        if consumer.auto_credit:
-            consumer.credit += len(taken)
-        return taken
-
-    def _settled(self, consumer: OracleConsumer | None, first: int, last: int) -> None:
-        taken = self._taken(consumer, first, last)
-        if consumer is not None:
-            self._gone(consumer.queue, taken, "settled")
-
-    def _returned(self, key: Key, first: int, last: int) -> None:
-        consumer = self.consumers.get(key)
-        if consumer is not None:
-            self._put_back(consumer.queue, self._taken(consumer, first, last))
-
-    def _put_back(self, name: str, messages: list[Message]) -> None:
-        self.queues[name].returns += [(index, slot, deliveries + 1) for index, slot, deliveries in messages]
-        self._gone(name, messages, "ready")
-
-    def _return_all(self, keys: list[Key]) -> None:
+    def _return_all(self, keys: list[Key], *, failed: bool) -> None:
         by_queue: dict[str, list[Message]] = {}
-        for key in keys:
-            consumer = self.consumers[key]
-            by_queue.setdefault(consumer.queue, []).extend(self._taken(consumer, 0, consumer.delivered))
+        for node, number in keys:
+            consumer = self.consumers[node, number]
+            _, taken = self._taken(node, number, 0, consumer.delivered)
+            by_queue.setdefault(consumer.queue, []).extend(taken)
         for name, messages in by_queue.items():
-            self._put_back(name, sorted(messages))
+            messages.sort(key=lambda message: message.position)
+            self._put_back(self.queues[name], messages, failed=failed)
 
-    def _down(self, keys: list[Key]) -> None:
-        self._return_all(keys)
+    def _down(self, keys: list[Key], *, failed: bool) -> None:
         for key in keys:
-            del self.consumers[key]
+            self.consumers[key].live = False
+        self._return_all(keys, failed=failed)
+        for key in keys:
+            budget = self.consumers.pop(key).budget
+            if budget is not None:
+                budget.clear()
+
+    def node_down(self, node: str, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self._down([key for key in self.consumers if key[0] == node], failed=False)
+        self.failed = {key for key in self.failed if key[0] != node}
+        self.limits = {key: limit for key, limit in self.limits.items() if key[0] != node}
+        self._settle_down()
 
     def _deleted(self, name: str) -> None:
         del self.queues[name]
         self.bound.pop(name, None)
         for key in [key for key, v in self.consumers.items() if v.queue == name]:
-            del self.consumers[key]
-        for place in [place for place in self.published if place[0] == name]:
-            del self.published[place]
+            self._forget(key)
 
-    def _forget_finished(self) -> None:
+    def _forget(self, key: Key) -> None:
+        consumer = self.consumers.pop(key)
+        if consumer.budget is not None:
+            consumer.budget.remove(consumer)
+
+    def _settle_down(self) -> None:
+        """Forget consumers that are over, and see who is active."""
         for key in [key for key, v in self.consumers.items() if not v.live and not v.held]:
-            del self.consumers[key]
+            self._forget(key)
+        for queue in self.queues.values():
+            if queue.get("x-single-active-consumer"):
+                best, active = self._best(queue), queue.active
+                if active is None or not active.live or not active.held:
+                    queue.active = best
+
+    def _best(self, queue: OracleQueue) -> Consumer | None:
+        live = [v for v in self.consumers.values() if v.queue == queue.name and v.live]
+        top = max((v.priority for v in live), default=0)
+        equals = [v for v in live if v.priority == top]
+        return queue.active if queue.active in equals else next(iter(equals), None)
+
+    # Time, and deliveries as the machine decided them
+
+    def end_entry(self, now_ms: int, effects: Sequence[e.Effect]) -> None:
+        self.now_ms = now_ms
+        self.ahead = deque(effects)
+        served: list[str] = []
+        while self.ahead:
+            effect = self.ahead[0]
+            assert isinstance(effect, e.Deliver)
+            name = self.consumers[effect.node, effect.consumer].queue
+            assert name not in served
+            served.append(name)
+            self._serve(self.queues[name])
+        for name, queue in self.queues.items():
+            if name not in served:
+                self._serve(queue)
+        # Others of a channel may have had what its limit leaves.
+        for queue in self.queues.values():
+            self._check_nobody_waits(queue)
+
+    def _serve(self, queue: OracleQueue) -> None:
+        if queue.retry_ms <= self.now_ms:
+            queue.retry_ms = 0
+        for entry in sorted(queue.delayed, key=lambda entry: entry[:2]):
+            if entry[0] <= self.now_ms:
+                queue.delayed.remove(entry)
+                if entry[2]:
+                    queue.returns.append(entry[3])
+                else:
+                    queue.arrive(entry[3])
+        self._expire(queue, self.now_ms - 1)
+        self._follow(queue)
+        self._expire(queue, self.now_ms)
+        dropped: list[Message] = []
+        while not queue.refuses and queue.ready() and queue.is_too_long():
+            dropped.append(queue.take())
+        self._die(queue, dropped, "maxlen")
+
+    def _expire(self, queue: OracleQueue, until_ms: int) -> None:
+        dead = [message for message in self._waiting(queue) if 0 < message.expires_ms <= until_ms]
+        queue.returns = [message for message in queue.returns if message not in dead]
+        queue.levels = [message for message in queue.levels if message not in dead]
+        queue.delayed = [entry for entry in queue.delayed if entry[3] not in dead]
+        for message in sorted(dead, key=lambda message: message.expires_ms):
+            self._die(queue, [message], "expired")
+
+    def _waiting(self, queue: OracleQueue) -> list[Message]:
+        return queue.ready() + [message for *_, message in queue.delayed]
+
+    def _follow(self, queue: OracleQueue) -> None:
+        """Each consumer gets messages in the order of the queue, within its limits; together they get its head."""
+        order = queue.in_order()
+        at = {message.seen(): place for place, message in enumerate(order)}
+        assert len(at) == len(order)
+        got: list[int] = []
+        served: list[Consumer] = []
+        for effect in self._deliveries(queue, set(at), served):
+            consumer = self.consumers[effect.node, effect.consumer]
+            assert consumer.live
+            assert (effect.session, effect.first_id) == (consumer.session, consumer.delivered)
+            places = [at[seen] for seen in seen_of(effect.ranges, effect.histories)]
+            assert places == sorted(places)
+            for place in places:
+                consumer.held[consumer.delivered] = order[place]
+                consumer.delivered += 1
+                consumer.credit -= 1
+            got += places
+            served.append(consumer)
+        assert sorted(got) == list(range(len(got)))
+        for place in range(len(got)):
+            assert queue.take() is order[place]
+        if queue.get("x-single-active-consumer"):
+            assert not served or served == [queue.active] == [self._best(queue)]
+        for consumer in self.consumers.values():
+            # Nobody gets anything while somebody with a higher priority could have it.
+            if served and self._could_get(queue, consumer):
+                assert consumer.priority <= min(other.priority for other in served)
+        self._check_nobody_waits(queue)
+
+    def _deliveries(
+        self, queue: OracleQueue, ready: set[Seen], served: list[Consumer]
+    ) -> Iterator[e.Deliver]:
+        """The next deliveries from that queue, one for each consumer."""
+        while self.ahead and isinstance(effect := self.ahead[0], e.Deliver):
+            consumer = self.consumers[effect.node, effect.consumer]
+            told = seen_of(effect.ranges, effect.histories)
+            if consumer.queue != queue.name or consumer in served or not ready.issuperset(told):
+                return
+            if len(told) > self._room_of(consumer):
+                return  # so it comes of what is done later
+            self.ahead.popleft()
+            yield effect
+
+    def _check_nobody_waits(self, queue: OracleQueue) -> None:
+        if queue.ready():
+            assert not any(self._could_get(queue, consumer) for consumer in self.consumers.values())
+
+    def _could_get(self, queue: OracleQueue, consumer: Consumer) -> bool:
+        if consumer.queue != queue.name or not consumer.live or self._room_of(consumer) < 1:
+            return False
+        sac = queue.get("x-single-active-consumer")
+        return not sac or (consumer is queue.active and consumer is self._best(queue))
+
+    def _room_of(self, consumer: Consumer) -> int:
+        if consumer.budget is None:
+            return consumer.credit
+        limit = self.limits.get((consumer.node, consumer.session), 0)
+        held = sum(len(other.held) for other in consumer.budget)
+        return min(consumer.credit, limit - held) if limit else consumer.credit
+
+    # What must be equal
+
+    def compare(self, machine: QueueMachine, *, sizes: bool) -> None:
+        """`sizes`: those of all messages are known, as they are of equal size or kept one by one."""
+        assert list(machine.queues) == list(self.queues)
+        for name, queue in self.queues.items():
+            there = machine.queues[name]
+            mine = [v for v in self.consumers.values() if v.queue == name]
+            assert looked_at(there, ready_ranges(there)) == [m.seen() for m in queue.in_order()]
+            delayed = [entry[3].seen() for entry in sorted(queue.delayed, key=lambda entry: entry[1])]
+            assert looked_at(there, delayed_ranges(there)) == delayed
+            assert there.ready == len(queue.ready())
+            assert there.messages == queue.messages()
+            if sizes or there.backlog.exact_sizes:
+                assert there.backlog.size + there.backlog.delayed_size == queue.size()
+            assert there.unacked == sum(len(consumer.held) for consumer in mine)
+            assert there.consumers == sum(consumer.live for consumer in mine)
+            self._compare_dying(queue, there)
+            active = None if there.active is None else (there.active.node, there.active.id)
+            assert queue.active is (None if active is None else self.consumers.get(active))
+        assert set(machine.consumers) == set(self.consumers)
+        for key, consumer in self.consumers.items():
+            there = machine.consumers[key]
+            held = {
+                first + step: seen
+                for first, messages in held_ranges(there)
+                for step, seen in enumerate(looked_at(there.queue, [messages]))
+            }
+            assert held == {number: message.seen() for number, message in consumer.held.items()}
+            assert there.live == consumer.live
+            assert there.credit == consumer.credit or not consumer.live
+
+    def _compare_dying(self, queue: OracleQueue, there: Queue) -> None:
+        """The same have died; of those that died in one turn the machine decides the order."""
+        assert queue.dying_first == there.dying_first
+        mine = [(message, dead.reason) for dead in queue.dying for message in dead.messages]
+        by_sight = {(message.seen(), reason): message for message, reason in mine}
+        groups = [
+            ([by_sight.pop((seen, dead.reason)) for seen in looked_at(there, [dead.range])], dead.reason)
+            for dead in there.dying
+        ]
+        assert not by_sight
+        queue.dying = [Dead(messages, reason) for messages, reason in groups]
 
 
-def _leading(effects: deque[e.Effect], kind: type[E]) -> Iterator[E]:
-    while effects and isinstance(effects[0], kind):
-        yield effects.popleft()
+def goes_round(deaths: Deaths, target: str) -> bool:
+    """Whether it died in the target, and nobody rejected it since."""
+    since = [death for death in deaths if death[0] == target]
+    if not since:
+        return False
+    return not any(reason == "rejected" for _, reason, _ in deaths[: deaths.index(since[0]) + 1])
+
+
+def seen_of(ranges: Sequence[Range], histories: Mapping[int, History | None]) -> list[Seen]:
+    found: list[Seen] = []
+    for r in ranges:
+        history = histories.get(r.history)
+        deaths = () if history is None else tuple((d.queue, d.reason, d.count) for d in history.deaths)
+        found += [
+            Seen(r.index, r.slot + at, r.deliveries, r.failures, r.expires_ms, r.level, deaths)
+            for at in range(r.count)
+        ]
+    return found
+
+
+def looked_at(queue: Queue, ranges: Sequence[Range]) -> list[Seen]:
+    return seen_of(ranges, {r.history: queue.histories.get(r.history) for r in ranges})

@@ -1,28 +1,47 @@
 """The language of the golden scenarios.
 
 A file is a story: a comment, then steps separated by empty lines. A step is one log entry: commands, `----`, and what
-the machine answers. Before `----`, one command per line: `NODE/SESSION[@CONNECTION] VERB ARGUMENT... KEY=VALUE...`.
-Messages are named by their bodies; `a*` is redelivered, `a*3` for the third time.
+the machine answers. Before `----`, one command per line: `NODE/SESSION[@CONNECTION] VERB ARGUMENT... KEY=VALUE...`;
+lines that are indented are in the transaction above them. Messages are named by their bodies; `a*` is redelivered,
+`a*3` for the third time.
+
+`time T` lets the clock go on to T ms after the beginning; at each moment at which the machine wants an entry it gets
+one (`tick`). `repeat N` carries the step out N times and shows the last. Behind each entry comes what the leader does
+for messages that have died (`dead-letter`), as an entry of its own.
 """
 
 from __future__ import annotations
 
-import ast
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from machine_driver import batch, held_messages, messages_of, ready_messages, reloaded
+from machine_driver import (
+    TICKS_MAX,
+    Log,
+    batch,
+    delayed_ranges,
+    held_messages,
+    messages_of,
+    never_later,
+    ready_messages,
+    reloaded,
+)
 
 from qq.machine import commands as c
 from qq.machine import effects as e
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from machine_driver import Message
 
+    from qq.machine.history import Death, History
+    from qq.machine.queue import Queue
     from qq.ranges import Range
+
+START_MS = 1_000_000_000
+"""The clock when a story begins; it is told in milliseconds since then."""
 
 FLAGS = {
     "passive",
@@ -36,6 +55,8 @@ FLAGS = {
     "if_unused",
     "if_empty",
     "failover",
+    "notified",
+    "operator",
 }
 
 
@@ -44,40 +65,112 @@ class Scenario:
 
     def __init__(self) -> None:
         self.machine = QueueMachine()
+        """Loaded from its dump after every entry."""
+        self.twin = QueueMachine()
+        """Never loaded."""
         self.index = 0
+        self.now_ms = START_MS
+        self.log = Log()
         self.bodies: dict[tuple[int, int], str] = {}
+        self.sequences: dict[tuple[str, int], list[str]] = {}
+        """What each session has published."""
         self.shown: list[str] = []
 
     def step(self, lines: Sequence[str]) -> list[str]:
-        """Carry out the lines as one entry, one batch each."""
-        self.index += 1
+        """Carry out the lines as one entry, one batch each, then do what a leader does."""
+        if lines[0].startswith("repeat "):
+            for _ in range(int(lines[0].split()[1]) - 1):
+                self.step(lines[1:])
+            lines = lines[1:]
         self.shown = []
-        for ordinal, line in enumerate(lines):
-            self._line(ordinal, line)
-        self._show(self.machine.end_entry())
-        self.machine = reloaded(self.machine)
+        if lines[0].startswith("time "):
+            self._wait_until(START_MS + int(lines[0].split()[1]))
+            lines = lines[1:]
+        if lines:
+            self.index += 1
+            for ordinal, group in enumerate(_groups(lines)):
+                self._line(ordinal, group)
+            self._end_entry()
+            self._lead()
         return self.shown
 
-    def _line(self, ordinal: int, line: str) -> None:
-        words = shlex.split(line)
+    # What a group and its leader do
+
+    def _both(self, act: Callable[[QueueMachine], list[e.Effect]]) -> None:
+        effects = act(self.machine)
+        assert act(self.twin) == effects
+        for effect in effects:
+            self.shown.extend(self._lines(effect))
+
+    def _apply(
+        self, node: str, ordinal: int, commands: Sequence[c.Command], bodies: Sequence[str] = ()
+    ) -> None:
+        payload = batch(commands, [body.encode() for body in bodies])
+        self._both(lambda machine: machine.apply_batch(node, self.index, ordinal, self.now_ms, payload))
+
+    def _end_entry(self) -> None:
+        self._both(lambda machine: machine.end_entry(self.now_ms))
+        self.machine = reloaded(self.machine)
+        assert self.machine.digest() == self.twin.digest()
+        assert never_later(self.twin, self.machine)
+
+    def _lead(self) -> None:
+        for _ in range(TICKS_MAX):
+            dead = self.log.dead_letters(self.machine)
+            due_ms = self.machine.due_ms()
+            if not dead and (due_ms is None or due_ms > self.now_ms):
+                return
+            self.index += 1
+            for command in dead:
+                self.shown.append(f"dead-letter {command.queue}: {self._dying(command)}")
+            if not dead:
+                self.shown.append(f"tick {self.now_ms - START_MS}")
+            self._apply("n1", 0, dead)
+            self._end_entry()
+        raise AssertionError(f"the machine is not done at {self.now_ms - START_MS}")
+
+    def _wait_until(self, time_ms: int) -> None:
+        while (due_ms := self.machine.due_ms()) is not None and due_ms <= time_ms:
+            self.now_ms = max(due_ms, self.now_ms)
+            self._lead()
+        self.now_ms = time_ms
+
+    # What the lines ask for
+
+    def _line(self, ordinal: int, group: Sequence[str]) -> None:
+        words = shlex.split(group[0])
         if words[0] == "state":
             self._state()
         elif words[1] in ("node-down", "node-expelled"):
-            self._show(self.machine.origin_down(words[0], expelled=words[1] == "node-expelled"))
+            expelled = words[1] == "node-expelled"
+            self._both(lambda machine: machine.origin_down(words[0], self.now_ms, expelled=expelled))
         else:
             actor, verb, *rest = words
             node, _, channel = actor.partition("/")
             session, _, connection = channel.partition("@")
-            command, messages = _command(int(session), int(connection or 1), verb, rest)
-            for number, body in enumerate(messages):
-                self.bodies[self.index, ordinal << 24 | number] = body
-            payload = batch([command], [body.encode() for body in messages])
-            self._show(self.machine.apply_batch(node, self.index, ordinal, 0, payload))
+            ids = int(session), int(connection or 1)
+            asked = [(verb, rest), *((word, more) for word, *more in map(shlex.split, group[1:]))]
+            if verb == "commit":
+                rest.append(str(len(group) - 1))
+            sequence = self.sequences.setdefault((node, ids[0]), [""])
+            commands: list[c.Command] = []
+            bodies: list[str] = []
+            bcc: list[str] = []
+            for word, more in asked:
+                command, messages, hidden = _command(*ids, word, more, len(sequence))
+                sequence += messages
+                commands.append(command)
+                bodies += messages
+                bcc += hidden
+            for place, body in zip(self.log.note(self.index, ordinal, commands, bcc), bodies, strict=True):
+                self.bodies[place] = body.rstrip(".")
+            self._apply(node, ordinal, commands, bodies)
+
+    # What is shown
 
     def _state(self) -> None:
         for queue in self.machine.queues.values():
-            ready = " ".join(self._name(message) for message in ready_messages(queue))
-            self.shown.append(f"queue {queue.name or '-'}: consumers={queue.consumers} ready=[{ready}]")
+            self.shown.append(self._queue(queue))
         for (node, _), consumer in self.machine.consumers.items():
             held = " ".join(
                 f"{key}:{self._name(message)}" for key, message in held_messages(consumer).items()
@@ -94,6 +187,26 @@ class Scenario:
                 f"binding {binding.source} -> {binding.destination.name} '{binding.routing_key}'"
             )
 
+    def _queue(self, queue: Queue) -> str:
+        ready = " ".join(self._name(message) for message in ready_messages(queue))
+        told = f"queue {queue.name or '-'}: consumers={queue.consumers} ready=[{ready}]"
+        if queue.backlog.delayed:
+            told += f" delayed=[{' '.join(self._names(delayed_ranges(queue)))}]"
+        if queue.dying:
+            dying = " ".join(
+                f"{name}:{dead.reason}" for dead in queue.dying for name in self._names([dead.range])
+            )
+            told += f" dying=[{dying}]"
+        if queue.active is not None:
+            told += f" active=c{queue.active.id}"
+        return told
+
+    def _dying(self, command: c.DeadLetter) -> str:
+        queue = self.machine.queues[command.queue]
+        names = self._names([dead.range for dead in queue.dying])
+        first = command.first - queue.dying_first
+        return " ".join(names[first : first + command.count])
+
     def _name(self, message: Message) -> str:
         index, slot, deliveries = message
         again = "" if not deliveries else "*" if deliveries == 1 else f"*{deliveries}"
@@ -102,13 +215,29 @@ class Scenario:
     def _names(self, ranges: Sequence[Range]) -> list[str]:
         return [self._name(message) for message in messages_of(ranges)]
 
-    def _show(self, effects: Sequence[e.Effect]) -> None:
-        self.shown.extend(self._shown(effect) for effect in effects)
-
-    def _shown(self, effect: e.Effect) -> str:
+    def _lines(self, effect: e.Effect) -> list[str]:
         if isinstance(effect, e.OriginExpelled):
-            return f"{effect.node} expelled"
-        return f"{effect.node}/{effect.session} {self._told(effect)}"
+            return [f"{effect.node} expelled"]
+        lines = [f"{effect.node}/{effect.session} {self._told(effect)}"]
+        match effect:
+            case e.Deliver(_, _, _, _, ranges, histories):
+                lines += self._histories(ranges, histories)
+            case e.Reply(_, _, e.GetOk(_, message, _, history)) if history is not None:
+                lines += self._histories([message], {message.history: history})
+            case _:
+                pass
+        return lines
+
+    def _histories(self, ranges: Sequence[Range], histories: Mapping[int, History]) -> list[str]:
+        assert {messages.history for messages in ranges} - {0} == set(histories)
+        lines: list[str] = []
+        for number, history in histories.items():
+            names = " ".join(self._names([messages for messages in ranges if messages.history == number]))
+            lines.append(f"    {names} now from '{history.exchange}' '{history.routing_key}'")
+            lines += [f"        {_death(death)}" for death in history.deaths]
+            first, last = ("{} in {} from '{}'".format(*cause) for cause in (history.first, history.last))
+            lines.append(f"        first {first}, last {last}")
+        return lines
 
     def _told(self, effect: e.Effect) -> str:
         match effect:
@@ -122,6 +251,11 @@ class Scenario:
             case e.Returned(_, _, index, slot, count, exchange, key, channel, code, text):
                 names = " ".join(self.bodies[index, slot + step] for step in range(count))
                 return f"returned {code} {text} from '{exchange}' '{key}' on channel {channel}: {names}"
+            case e.Rejected(node, session, first, count):
+                names = self.sequences[node, session][first : first + count]
+                return f"rejected {' '.join(name.rstrip('.') for name in names)}"
+            case e.DeliveryTimeout(_, _, consumer, tag, queue, message_id, timeout_ms):
+                return f"timed-out c{consumer} '{tag}' on {queue}: message {message_id} after {timeout_ms} ms"
             case e.ConsumerGone(_, _, consumer):
                 return f"consumer-gone c{consumer}"
             case e.Known(_, _, answers, consumers):
@@ -140,11 +274,31 @@ class Scenario:
                 return f"{type(result).__name__} {fields}".rstrip()
 
 
-def _command(session: int, connection: int, verb: str, words: list[str]) -> tuple[c.Command, list[str]]:
+def _groups(lines: Sequence[str]) -> list[list[str]]:
+    """Lines, each with the indented ones that follow it."""
+    groups: list[list[str]] = []
+    for line in lines:
+        if line.startswith(" "):
+            groups[-1].append(line)
+        else:
+            groups.append([line])
+    return groups
+
+
+def _death(death: Death) -> str:
+    keys = " ".join(death.routing_keys)
+    seconds = (death.time_ms - START_MS) // 1000
+    told = f"{death.count} x {death.reason} in {death.queue} from '{death.exchange}' [{keys}] at {seconds} s"
+    return told if death.original_expiration is None else f"{told} expiration={death.original_expiration}"
+
+
+def _command(
+    session: int, connection: int, verb: str, words: list[str], sequence: int
+) -> tuple[c.Command, list[str], list[str]]:
+    """A command, the bodies of its messages, and those of their keys that are hidden (BCC)."""
     flags = {word: True for word in words if word in FLAGS}
     options = {key: _value(value) for key, _, value in (w.partition("=") for w in words if _is_option(w))}
     plain = [word for word in words if word not in FLAGS and not _is_option(word)]
-    credit = options.pop("credit", 0)
 
     def on(*names: str) -> list[bool]:
         return [name in flags for name in names]
@@ -155,55 +309,93 @@ def _command(session: int, connection: int, verb: str, words: list[str]) -> tupl
     def span() -> tuple[int, int, int]:
         return number(0), number(1), number(2 if len(plain) > 2 else 1)
 
+    def keys(name: str) -> list[str]:
+        return str(options.pop(name)).split(",") if name in options else []
+
     match verb:
         case "publish":
             exchange, key, *bodies = plain
-            return c.Enqueue(session, 1, len(bodies), exchange, key, "mandatory" in flags, 1), bodies
+            # `size=9` fills bodies up with dots.
+            bodies = [body.ljust(options.get("size", 0), ".") for body in bodies]
+            options.pop("size", None)
+            enqueue = c.Enqueue(session, sequence, len(bodies), exchange, key, "mandatory" in flags, 1)
+            if not options:
+                return enqueue, bodies, []
+            cc, bcc = keys("cc"), keys("bcc")
+            properties = (
+                options.pop("priority", c.NO_PRIORITY),
+                options.pop("expiration", c.NO_TTL),
+                options.pop("x-delay", 0),
+                str(options.pop("x-publisher-id", "")),
+                options.pop("x-publish-seq", 0),
+            )
+            assert not options
+            return c.Publish(*enqueue, [*cc, *bcc], *properties), bodies, bcc
         case "consume":
             tag = str(options.pop("tag", plain[1]))
-            no_ack, exclusive, manual, failover = on("no_ack", "exclusive", "manual", "failover")
-            ids = (session, connection, number(1))
-            return c.Checkout(
-                *ids, plain[0], tag, credit, no_ack, exclusive, not manual, failover, options
-            ), []
+            channel, credit, timeout_ms = (options.pop(key, 0) for key in ("channel", "credit", "timeout"))
+            no_ack, exclusive, manual, failover, notified = on(
+                "no_ack", "exclusive", "manual", "failover", "notified"
+            )
+            ids = (session, connection, channel or session, number(1))
+            flagged = (no_ack, exclusive, not manual, failover, notified)
+            return c.Checkout(*ids, plain[0], tag, credit, *flagged, timeout_ms, options), [], []
         case "get":
-            return c.Get(session, connection, number(1), plain[0], *on("no_ack")), []
+            timeout_ms = options.get("timeout", 0)
+            ids = (session, connection, session, number(1))
+            return c.Get(*ids, plain[0], *on("no_ack"), timeout_ms), [], []
         case "declare":
             properties = on("passive", "durable", "exclusive", "auto_delete")
-            return c.DeclareQueue(session, connection, plain[0], *properties, options), []
+            return c.DeclareQueue(session, connection, plain[0], *properties, options), [], []
         case "delete":
-            return c.DeleteQueue(session, connection, plain[0], *on("if_unused", "if_empty")), []
+            return c.DeleteQueue(session, connection, plain[0], *on("if_unused", "if_empty")), [], []
         case "declare-exchange":
             properties = on("passive", "durable", "auto_delete", "internal")
-            return c.DeclareExchange(session, plain[0], plain[1], *properties, options), []
+            return c.DeclareExchange(session, plain[0], plain[1], *properties, options), [], []
         case "delete-exchange":
-            return c.DeleteExchange(session, plain[0], *on("if_unused")), []
+            return c.DeleteExchange(session, plain[0], *on("if_unused")), [], []
         case "bind":
-            return c.BindQueue(session, connection, *plain, options), []
+            return c.BindQueue(session, connection, *plain, options), [], []
         case "unbind":
-            return c.UnbindQueue(session, connection, *plain, options), []
+            return c.UnbindQueue(session, connection, *plain, options), [], []
         case "bind-exchange":
-            return c.BindExchange(session, *plain, options), []
+            return c.BindExchange(session, *plain, options), [], []
         case "unbind-exchange":
-            return c.UnbindExchange(session, *plain, options), []
+            return c.UnbindExchange(session, *plain, options), [], []
         case "settle":
-            return c.Settle(*span()), []
+            return c.Settle(*span()), [], []
         case "return":
-            return c.Return(*span()), []
+            return c.Return(*span()), [], []
+        case "reject":
+            return c.Reject(*span()), [], []
         case "discard":
-            return c.Discard(*span()), []
+            return c.Discard(*span()), [], []
+        case "commit":
+            return c.Commit(session, number(0)), [], []
         case "credit":
-            return c.Credit(number(0), number(1)), []
+            return c.Credit(number(0), number(1)), [], []
+        case "set-prefetch":
+            return c.SetPrefetch(number(0), number(1)), [], []
+        case "limit":
+            return c.Limit(session, number(0)), [], []
         case "cancel":
-            return c.Cancel(session, number(0)), []
+            return c.Cancel(session, number(0)), [], []
         case "purge":
-            return c.PurgeQueue(session, connection, plain[0]), []
+            return c.PurgeQueue(session, connection, plain[0]), [], []
         case "recover":
-            return c.Recover(session), []
+            return c.Recover(session), [], []
         case "session-down":
-            return c.SessionDown(session), []
+            return c.SessionDown(session), [], []
         case "connection-down":
-            return c.ConnectionDown(connection), []
+            return c.ConnectionDown(connection), [], []
+        case "policy":
+            name, pattern = plain
+            apply_to, priority = str(options.pop("apply_to", "all")), options.pop("priority", 0)
+            return c.PutPolicy(name, *on("operator"), pattern, apply_to, priority, options), [], []
+        case "delete-policy":
+            return c.DeletePolicy(plain[0], *on("operator")), [], []
+        case "limit-publishers":
+            return c.LimitPublishers(number(0), number(1)), [], []
     raise AssertionError(f"unknown verb {verb}")
 
 
@@ -216,8 +408,8 @@ def _value(text: str) -> Any:
     if text in ("true", "false"):
         return text == "true"
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        return int(text)
+    except ValueError:
         return text
 
 

@@ -13,6 +13,7 @@ from machine_driver import batch
 from qq.machine.codec import (
     TABLE_DEPTH_MAX,
     MalformedBatch,
+    Publication,
     check_table,
     decode_batch,
     decode_commands,
@@ -23,7 +24,21 @@ from qq.machine.codec import (
     pack,
     unpack,
 )
-from qq.machine.commands import METHODS, OPCODES, Command, DeclareQueue, Enqueue, Method, PutUser, Settle
+from qq.machine.commands import (
+    METHODS,
+    NO_PRIORITY,
+    NO_TTL,
+    OPCODES,
+    Command,
+    Commit,
+    DeclareQueue,
+    Enqueue,
+    Method,
+    Publish,
+    PutUser,
+    Recover,
+    Settle,
+)
 from qq.machine.machine import QueueMachine
 
 TABLE = {
@@ -61,7 +76,7 @@ def test_a_batch_comes_back_as_it_was_sent() -> None:
     assert decoded.commands == decode_commands(payload) == commands
     bodies = [payload[start:end] for start, end in zip(decoded.offsets, decoded.offsets[1:], strict=False)]
     assert bodies == [b"one", b"", b"three"]
-    assert [enqueue.session for enqueue in decoded.enqueues] == [1, 2]
+    assert [enqueue.session for enqueue in decoded.publishes] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +140,13 @@ def test_a_table_is_checked_before_it_is_sent() -> None:
 
 
 counts = st.lists(st.integers(1, 4), min_size=1, max_size=5)
-publications = st.tuples(st.sampled_from(["", "x"]), st.sampled_from(["q", "\udcff"]), st.integers(1, 2))
+publications = st.builds(
+    Publication,
+    st.sampled_from(["", "x"]),
+    st.sampled_from(["q", "\udcff"]),
+    st.integers(1, 2),
+    st.sampled_from([(), (), ("cc",), ("cc", "\udcff")]),
+)
 
 
 def ranges_of(messages: set[int]) -> list[tuple[int, int]]:
@@ -145,19 +166,26 @@ def test_what_is_kept_of_a_batch_is_what_was_in_it(
 ) -> None:
     asked: list[Command] = []
     for count in counts:
-        exchange, key, channel = data.draw(publications)
-        asked += [Enqueue(1, 1, count, exchange, key, False, channel), Settle(1, 0, 0)]
+        exchange, key, channel, more_keys = data.draw(publications)
+        enqueue = Enqueue(1, 1, count, exchange, key, False, channel)
+        if more_keys or data.draw(st.booleans()):
+            asked.append(Publish(*enqueue, list(more_keys), NO_PRIORITY, NO_TTL, 0, "", 0))
+        else:
+            asked.append(enqueue)
+        asked.append(Settle(1, 0, 0))
     bodies = [bytes([number]) * (number % 3) for number in range(sum(counts))]
     payload = batch(asked, bodies)
-    enqueue_of = [enqueue for enqueue in decode_batch(payload).enqueues for _ in range(enqueue.count)]
+    publish_of = [published for published in decode_batch(payload).publishes for _ in range(published.count)]
 
     kept = keep(memoryview(payload), ranges_of(wanted))
 
     found: dict[int, bytes] = {}
     for piece in decode_kept(kept):
         for ordinal, (start, end) in enumerate(pairwise(piece.offsets), piece.first):
-            enqueue = enqueue_of[ordinal]
-            assert piece.publication == (enqueue.exchange, enqueue.routing_key, enqueue.frames_channel)
+            published = publish_of[ordinal]
+            more_keys = tuple(published.more_keys) if isinstance(published, Publish) else ()
+            place = (published.exchange, published.routing_key, published.frames_channel)
+            assert piece.publication == (*place, more_keys)
             found[ordinal] = kept[start:end]
     assert list(found) == sorted(found)
     assert found == {ordinal: body for ordinal, body in enumerate(bodies) if ordinal in wanted}
@@ -167,6 +195,22 @@ def test_what_is_kept_of_a_batch_is_what_was_in_it(
     assert keep(kept, ranges_of(then_wanted)) == keep(payload, ranges_of(wanted & then_wanted))
     machine = QueueMachine()
     assert machine.compact(memoryview(kept), ranges_of(then_wanted)) == keep(kept, ranges_of(then_wanted))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [Commit(1, 1)],
+        [Commit(1, 2), Settle(1, 0, 0)],
+        [Commit(1, 1), Recover(1)],
+        [Commit(1, 1), Commit(1, 0)],
+        [Commit(1, 2**64 - 1), Settle(1, 0, 0)],
+    ],
+)
+def test_a_transaction_consists_of_publishes_and_settlements_that_are_there(asked: list[Command]) -> None:
+    assert len(decode_commands(batch([Commit(1, 1), Settle(1, 0, 0), Commit(1, 0)]))) == 3
+    with pytest.raises(MalformedBatch):
+        decode_commands(batch(asked))
 
 
 def test_what_is_kept_is_small() -> None:
@@ -211,6 +255,7 @@ def test_every_command_has_an_opcode_a_handler_and_if_it_can_fail_a_method() -> 
     machine = QueueMachine()
     assert set(OPCODES) == set(Command.__args__)
     assert set(METHODS) == set(Method.__args__)
-    assert set(machine._handlers) | set(machine._methods) == set(OPCODES)
-    assert set(machine._methods) == set(METHODS) - {Enqueue}
+    # These two are carried out in the loop itself.
+    assert set(machine._handlers) | set(machine._methods) == set(OPCODES) - {Enqueue, Commit}
+    assert set(machine._methods) == set(METHODS) - {Enqueue, Publish, Commit}
     assert len(set(OPCODES.values())) == len(OPCODES)

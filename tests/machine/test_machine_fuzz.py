@@ -2,24 +2,62 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from random import Random
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine_driver import batch, reloaded
+from machine_driver import Log, batch, live_messages, never_later, reloaded
 
-from qq.machine.codec import MalformedBatch, decode_commands
-from qq.machine.commands import OPCODES, Command, Enqueue
+from qq.machine.codec import MalformedBatch, decode_commands, unpack
+from qq.machine.commands import (
+    NO_PRIORITY,
+    NO_TTL,
+    OPCODES,
+    BindQueue,
+    Checkout,
+    Command,
+    Commit,
+    DeclareQueue,
+    Discard,
+    Enqueue,
+    Publish,
+    PutPolicy,
+    Reject,
+    Return,
+    SessionDown,
+    Settle,
+)
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-names = st.sampled_from(
-    ["", "q", "r", "x", "y", "amq.direct", "amq.topic", "amq.headers", "a.\r\nb", "#.*", "\udcfe"]
-)
+    from qq.machine.queue import Queue
+
+HUGE = [2**31 - 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
+
+NAMES = [
+    "",
+    "q",
+    "q",
+    "q",
+    "r",
+    "r",
+    "x",
+    "amq.direct",
+    "amq.fanout",
+    "amq.headers",
+    "a.\nb",
+    "#.*",
+    "\udcfe",
+]
+names = st.sampled_from(NAMES)
 small = st.integers(0, 4)
-numbers = st.one_of(small, small, small, st.sampled_from([2**31 - 1, 2**63, 2**64 - 1]))
+numbers = st.one_of(small, small, small, st.sampled_from(HUGE))
+times = st.sampled_from([0, 1, 10, 1_000, 60_000, *HUGE])
 values = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), names, st.binary(max_size=3)
@@ -27,16 +65,52 @@ values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(names, inner, max_size=2)),
     max_leaves=4,
 )
-tables = st.one_of(
-    st.just({}),
-    st.sampled_from(
-        [{"x-queue-type": "quorum"}, {"x-queue-type": "classic"}, {"x-max-length": 1}, {"x-priority": "a"}]
-    ),
-    st.dictionaries(
-        st.one_of(names, st.sampled_from(["x-queue-type", "x-expires", "x-overflow"])), values, max_size=2
-    ),
+
+MEANT: dict[str, list[Any]] = {
+    "max-length": [0, 1, 2, 3],
+    "max-length-bytes": [0, 1, 3, 9],
+    "overflow": ["drop-head", "reject-publish", "reject-publish-dlx"],
+    "message-ttl": [0, 1, 10, 1_000],
+    "expires": [1, 10, 1_000],
+    "dead-letter-exchange": NAMES,
+    "dead-letter-routing-key": NAMES,
+    "dead-letter-strategy": ["at-least-once", "at-most-once"],
+    "delivery-limit": [-1, 0, 1, 2],
+    "consumer-timeout": [0, 1, 1_000],
+    "consumer-timeout-action": ["close-channel", "cancel-consumer"],
+    "single-active-consumer": [True, True, False],
+    "delayed-retry-type": ["disabled", "all", "failed", "returned"],
+    "delayed-retry-min": [1, 10, 1_000],
+    "delayed-retry-max": [1, 10, 1_000],
+    "priority-mode": ["ratio", "strict"],
+    "return-position": ["returns", "original"],
+    "delivery-count-mode": ["4.0", "4.3"],
+    "max-priority": [0, 1, 9, 255],
+    "priority": [-2, 0, 1],
+    "live-prefetch": [True, True, False],
+    "delayed-type": ["direct", "fanout", "topic", "x-delayed-message"],
+    "alternate-exchange": NAMES,
+}
+"""What arguments and policies may say; mostly they mean something."""
+
+
+def settings_table(prefix: str, wrong: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    pair = st.sampled_from(list(MEANT)).flatmap(
+        lambda key: st.tuples(st.just(prefix + key), st.one_of(*[st.sampled_from(MEANT[key])] * 3, wrong))
+    )
+    return st.lists(pair, max_size=5).map(dict)
+
+
+tables = st.one_of(st.just({}), st.dictionaries(names, values, max_size=2), settings_table("x-", values))
+queue_types = st.sampled_from(["quorum", "quorum", "classic"])
+declared = st.one_of(
+    st.builds(lambda table, kind: {"x-queue-type": kind, **table}, settings_table("x-", values), queue_types),
+    tables,
 )
-kinds = st.sampled_from(["direct", "fanout", "topic", "headers", "strange"])
+definitions = st.one_of(settings_table("", values), st.dictionaries(names, values, max_size=2))
+PATTERNS = [".*", "^q", "q|r", "(", "", "^(a+)+$", "\\", "x{1,99999}", "[", "(?i)Q", "\udcfe"]
+KINDS = ["direct", "fanout", "topic", "headers", "x-delayed-message", "strange"]
+APPLIES_TO = ["all", "queues", "quorum_queues", "classic_queues", "exchanges", "streams", ""]
 
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: numbers,
@@ -46,46 +120,291 @@ BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, Any]: tables,
     list[str]: st.lists(names, max_size=2),
 }
+BY_NAME: dict[str, st.SearchStrategy[Any]] = {
+    "type": st.sampled_from(KINDS),
+    "apply_to": st.sampled_from(APPLIES_TO),
+    "pattern": st.sampled_from(PATTERNS),
+    "definition": definitions,
+    "ttl_ms": st.one_of(st.just(NO_TTL), times),
+    "delay_ms": st.one_of(st.just(0), times),
+    "timeout_ms": times,
+    "age_ms": times,
+    "priority": st.one_of(st.just(NO_PRIORITY), numbers),
+    "more_keys": st.lists(names, max_size=2),
+    "publisher": st.sampled_from(["", "", "a", "b"]),
+}
 
 
 def fields(command: type[Command]) -> st.SearchStrategy[Command]:
     hints = get_type_hints(command)
-    parts = {name: kinds if name == "type" else BY_TYPE[hints[name]] for name in command._fields}
-    if command is Enqueue:
+    parts = {name: BY_NAME.get(name, BY_TYPE[hints[name]]) for name in command._fields}
+    if command in (Enqueue, Publish):
         parts["count"] = st.integers(1, 5)
+    if command is DeclareQueue:
+        # Mostly one that succeeds.
+        parts |= {
+            "durable": st.sampled_from([True, True, False]),
+            "passive": st.sampled_from([False, False, True]),
+            "exclusive": st.sampled_from([False, False, False, True]),
+            "auto_delete": st.sampled_from([False, False, False, True]),
+            "arguments": declared,
+        }
+    if command is Checkout:
+        parts["tag"] = st.text("abcdefgh", min_size=3, max_size=3)
+        parts["arguments"] = settings_table("x-", values)
+    if command is PutPolicy:
+        parts["priority"] = numbers
     return st.builds(command, **parts)
 
 
-commands = st.lists(st.sampled_from(list(OPCODES)).flatmap(fields), max_size=6)
+def transaction(session: int, parts: list[Command]) -> list[Command]:
+    return [Commit(session, len(parts)), *parts]
+
+
+single = st.sampled_from([kind for kind in OPCODES if kind is not Commit]).flatmap(fields)
+busy = st.sampled_from([Enqueue, Publish, Checkout, DeclareQueue, Settle, Return, Reject, Discard]).flatmap(
+    fields
+)
+transactional = st.sampled_from([Enqueue, Publish, Settle, Return, Reject, Discard]).flatmap(fields)
+groups = st.one_of(
+    *[busy.map(lambda command: [command])] * 3,
+    single.map(lambda command: [command]),
+    st.builds(transaction, numbers, st.lists(transactional, max_size=3)),
+)
+commands = st.lists(groups, max_size=6).map(lambda parts: [command for part in parts for command in part])
 origins = st.sampled_from(["n1", "n2"])
+pauses = st.sampled_from([0, 0, 1, 10, 1_000, 5_000, 10**7, 10**12])
 entries = st.lists(
-    st.one_of(st.tuples(origins, commands), st.tuples(origins, commands), st.tuples(origins, st.booleans())),
-    max_size=15,
+    st.tuples(origins, st.one_of(commands, commands, commands, st.booleans()), pauses), max_size=15
 )
 
 
-@settings(max_examples=300, deadline=None)
+def published_by(asked: Sequence[Command]) -> int:
+    return sum(command.count for command in asked if isinstance(command, Enqueue | Publish))
+
+
+class Pair:
+    """Two machines, of which one is loaded from its dump after every entry."""
+
+    def __init__(self) -> None:
+        self.one, self.other = QueueMachine(), QueueMachine()
+        self.log = Log()
+        self.index = 0
+        self.time_ms = 1
+
+    def entry(self, origin: str, asked: list[Command]) -> None:
+        self.index += 1
+        payload = batch(asked, [b"x" * (1 + number % 3) for number in range(published_by(asked))])
+        assert len(decode_commands(payload)) == len(asked)
+        self.log.note(self.index, 254, asked, bcc=["r"])
+        effects = self.one.apply_batch(origin, self.index, 254, self.time_ms, payload)
+        assert effects == self.other.apply_batch(origin, self.index, 254, self.time_ms, payload)
+
+    def down(self, origin: str, *, expelled: bool) -> None:
+        self.index += 1
+        effects = self.one.origin_down(origin, self.time_ms, expelled=expelled)
+        assert effects == self.other.origin_down(origin, self.time_ms, expelled=expelled)
+
+    def end_entry(self) -> None:
+        assert self.one.end_entry(self.time_ms) == self.other.end_entry(self.time_ms)
+        self.other = reloaded(self.other)
+        assert self.one.digest() == self.other.digest()
+        assert never_later(self.one, self.other)
+
+    def lead(self) -> None:
+        """What a leader does, though not for ever: it may be killed in the middle."""
+        for _ in range(5):
+            dead = self.log.dead_letters(self.one, 2)
+            # In which order it looks at the queues is a leader's own affair.
+            assert sorted(dead) == sorted(self.log.dead_letters(self.other, 2))
+            due_ms = self.one.due_ms()
+            if not dead and (due_ms is None or due_ms > self.time_ms):
+                break
+            self.entry("n1", dead)
+            self.end_entry()
+        for origin in ("n1", "n2"):
+            assert self.one.outstanding(origin) == self.other.outstanding(origin)
+
+    def check(self) -> None:
+        for queue in self.one.queues.values():
+            check_counts(queue)
+        live = live_messages(self.one)
+        frozen = self.one.freeze()
+        bounds = [0, *range(1, self.index + 2, 2), self.index + 2]
+        counts = [sum(first <= place[0] < end for place in live) for first, end in pairwise(bounds)]
+        assert frozen.counts(bounds) == counts
+        found = {
+            (index, ordinal, message)
+            for index, batches in frozen.live(0, self.index + 1).items()
+            for ordinal, ranges in batches.items()
+            for start, number in ranges
+            for message in range(start, start + number)
+        }
+        assert found == set(live)
+
+
+def history_rows(queue: Queue) -> list[Any]:
+    _, blocks = queue.histories.freeze().dump()
+    return [row for block in blocks for row in unpack(block)]
+
+
+def check_counts(queue: Queue) -> None:
+    """What is kept is what one would count."""
+    backlog = queue.backlog
+    held = [piece for holder in queue.holders for piece in holder.unacked.pieces()]
+    assert queue.unacked == sum(piece.count for piece in held)
+    assert queue.unacked_size == sum(piece.value.part(piece.offset, piece.count).size for piece in held)
+    assert queue.consumers == sum(holder.live for holder in queue.holders)
+    assert queue.dying_count == sum(dead.range.count for dead in queue.dying)
+    browsed = backlog.browse(0, backlog.count + 1)
+    assert backlog.count == sum(messages.count for messages in browsed)
+    assert backlog.size == sum(messages.size for messages in browsed)
+    delayed = list(backlog._delayed.browse())
+    assert backlog.delayed == sum(messages.count for messages in delayed)
+    assert backlog.delayed_size == sum(messages.size for messages in delayed)
+    befell: dict[int, int] = {}
+    for messages in [*browsed, *delayed, *(dead.range for dead in queue.dying)]:
+        befell[messages.history] = befell.get(messages.history, 0) + messages.count
+    for piece in held:
+        befell[piece.value.history] = befell.get(piece.value.history, 0) + piece.count
+    befell.pop(0, None)
+    assert {number: count for number, _, count in history_rows(queue)} == befell
+
+
+@settings(max_examples=150, deadline=None)
 @given(entries)
-def test_any_commands_leave_two_machines_equal(entries: Sequence[tuple[str, list[Command] | bool]]) -> None:
-    one, other = QueueMachine(), QueueMachine()
-    for index, (origin, asked) in enumerate(entries, 1):
+def test_any_commands_leave_two_machines_equal(
+    entries: Sequence[tuple[str, list[Command] | bool, int]],
+) -> None:
+    pair = Pair()
+    for origin, asked, pause_ms in entries:
+        pair.time_ms += pause_ms
         if isinstance(asked, bool):
-            assert one.origin_down(origin, expelled=asked) == other.origin_down(origin, expelled=asked)
+            pair.down(origin, expelled=asked)
         else:
-            published = sum(command.count for command in asked if isinstance(command, Enqueue))
-            payload = batch(asked, [b""] * published)
-            assert len(decode_commands(payload)) == len(asked)
-            effects = one.apply_batch(origin, index, 254, 0, payload)
-            assert effects == other.apply_batch(origin, index, 254, 0, payload)
-            other = reloaded(other)
-        assert one.end_entry() == other.end_entry()
-        assert one.digest() == other.digest()
-    for queue in one.queues.values():
-        held = [len(holder.unacked) for holder in queue.holders]
-        assert (queue.unacked, queue.consumers) == (sum(held), sum(holder.live for holder in queue.holders))
+            pair.entry(origin, asked)
+        pair.end_entry()
+        pair.lead()
+        pair.check()
 
 
-@settings(max_examples=300, deadline=None)
+class Chance(Random):
+    """Commands that mostly have to do with each other, and often are absurd."""
+
+    def number(self) -> int:
+        return self.choice(HUGE) if self.random() < 0.05 else self.randrange(3)
+
+    def name(self) -> str:
+        return self.choice(NAMES) if self.random() < 0.05 else self.choice(["q", "r"])
+
+    def table(self, prefix: str) -> dict[str, Any]:
+        found: dict[str, Any] = {"x-queue-type": "quorum"} if prefix and self.random() < 0.6 else {}
+        for key in self.sample(list(MEANT), self.randrange(7)):
+            if prefix and found and key in ("max-priority", "delayed-type", "alternate-exchange"):
+                continue
+            wrong = [None, -1, 2**64 - 1, -(2**63), 0.5, b"\xff", [1, ["x"]], {"a": {}}, "", True]
+            found[prefix + key] = self.choice(wrong if self.random() < 0.02 else MEANT[key])
+        return found
+
+    def field(self, command: type[Command], name: str, kind: Any) -> Any:
+        absurd = self.random() < 0.05
+        match name:
+            case "count" if command in (Enqueue, Publish):
+                return self.randrange(1, 6)
+            case "credit":
+                return self.choice([*HUGE, 0]) if absurd else self.randrange(8)
+            case "first" | "last" if not absurd:
+                return self.randrange(9) + (name == "last")
+            case "ttl_ms" | "delay_ms" | "timeout_ms" | "age_ms":
+                return self.choice(
+                    HUGE if absurd else [0, 0, 1, 100, 1_000, NO_TTL if name == "ttl_ms" else 0]
+                )
+            case "priority" if command is Publish:
+                return self.choice([NO_PRIORITY, 0, 4, 5, 9, 255, *HUGE])
+            case "exchange" | "source" if not absurd:
+                return self.choice(["", "", "", "amq.fanout"])
+            case "publisher":
+                return self.choice(["", "", "a"])
+            case "type":
+                return self.choice(KINDS)
+            case "apply_to":
+                return self.choice(APPLIES_TO[:3])
+            case "pattern":
+                return self.choice(PATTERNS[:3] if not absurd else PATTERNS)
+            case "tag":
+                return str(self.random())
+            case "durable":
+                return not absurd
+            case "passive" | "exclusive" | "auto_delete" | "internal":
+                return self.random() < 0.1
+            case _:
+                pass
+        if kind is int:
+            return self.number()
+        if kind is str:
+            return self.name()
+        if kind is bool:
+            return self.random() < 0.5
+        if kind is bytes:
+            return b"\xfe"
+        if kind == list[str]:
+            return [self.name() for _ in range(self.randrange(-3, 3))]
+        return self.table("" if name == "definition" else "x-")
+
+    def command(self, command: type[Command]) -> Command:
+        hints = get_type_hints(command)
+        return command(*(self.field(command, name, hints[name]) for name in command._fields))
+
+    def repairs(self, machine: QueueMachine, origin: str) -> list[Command]:
+        """What lets life go on: sessions that failed are closed, queues that are gone are declared."""
+        found: list[Command] = []
+        for (node, number), session in machine._core.sessions.items():
+            if node == origin and session.failed and self.random() < 0.7:
+                found.append(SessionDown(number))
+        for name in ("q", "r"):
+            if name not in machine.queues and self.random() < 0.7:
+                # On sessions of their own, as many a table is refused.
+                number = 100 + len(machine._core.sessions)
+                found.append(DeclareQueue(number, 1, name, False, True, False, False, self.table("x-")))
+                found.append(BindQueue(number, 1, name, "amq.fanout", "", {}))
+        return found
+
+    def commands(self) -> list[Command]:
+        found: list[Command] = []
+        often = [Enqueue, Publish, Publish, Checkout, DeclareQueue, Settle, Return, Reject, Discard]
+        content = [Enqueue, Publish, Settle, Return, Reject, Discard]
+        for _ in range(self.randrange(6)):
+            kind = self.choice(often if self.random() < 0.6 else list(OPCODES))
+            if kind is Commit:
+                parts = [self.command(self.choice(content)) for _ in range(self.randrange(4))]
+                found += [Commit(self.number(), len(parts)), *parts]
+            else:
+                found.append(self.command(kind))
+        return found
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_nor_does_a_long_life_among_absurd_commands(seed: int) -> None:
+    absurd_life(seed)
+
+
+def absurd_life(seed: int) -> None:
+    chance = Chance(seed)
+    pair = Pair()
+    for _ in range(60):
+        pair.time_ms += chance.choice([0, 0, 1, 100, 1_000, 5_000])
+        origin = chance.choice(["n1", "n2"])
+        if chance.random() < 0.05:
+            pair.down(origin, expelled=chance.random() < 0.5)
+        else:
+            pair.entry(origin, [*chance.repairs(pair.one, origin), *chance.commands()])
+        pair.end_entry()
+        if chance.random() < 0.8:
+            pair.lead()
+        pair.check()
+
+
+@settings(max_examples=100, deadline=None)
 @given(
     commands,
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), max_size=3),
@@ -94,26 +413,25 @@ def test_any_commands_leave_two_machines_equal(entries: Sequence[tuple[str, list
 def test_a_damaged_batch_is_carried_out_or_refused_but_never_raises(
     asked: list[Command], flips: list[tuple[int, int]], cut: int
 ) -> None:
-    published = sum(command.count for command in asked if isinstance(command, Enqueue))
-    payload = bytearray(batch(asked, [b"x"] * published))
+    payload = bytearray(batch(asked, [b"x"] * published_by(asked)))
     for place, mask in flips:
         payload[place % len(payload)] ^= mask
     damaged = bytes(payload[: len(payload) - cut])
     machine = QueueMachine()
     before = machine.digest()
-    effects = machine.apply_batch("n1", 1, 0, 0, memoryview(damaged))
+    effects = machine.apply_batch("n1", 1, 0, 1, memoryview(damaged))
     try:
         decode_commands(damaged)
     except MalformedBatch:
         assert effects == []
         assert machine.digest() == before
-    machine.end_entry()
+    machine.end_entry(1)
     reloaded(machine)
 
 
 @given(st.binary(max_size=200))
 def test_noise_has_no_effect(noise: bytes) -> None:
     machine = QueueMachine()
-    machine.apply_batch("n1", 1, 0, 0, noise)
-    machine.end_entry()
+    machine.apply_batch("n1", 1, 0, 1, noise)
+    machine.end_entry(1)
     reloaded(machine)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from machine_driver import Driver, reloaded
+from machine_driver import Driver, consume, declare, publish, reloaded
 
 from qq.machine.commands import (
     BindQueue,
     Cancel,
-    Checkout,
     Command,
     DeclareQueue,
     DeleteQueue,
@@ -43,16 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def declare(name: str, session: int = 1) -> DeclareQueue:
-    return DeclareQueue(session, 1, name, False, True, False, False, {})
-
-
-def consume(number: int, queue: str, credit: int, session: int = 1) -> Checkout:
-    return Checkout(session, 1, number, queue, str(number), credit, False, False, True, False, {})
-
-
-def publish(count: int, key: str = "q") -> Enqueue:
-    return Enqueue(1, 1, count, "", key, False, 1)
+def get(number: int, queue: str, *, no_ack: bool = False) -> Get:
+    return Get(1, 1, 1, number, queue, no_ack, 0)
 
 
 def owed(driver: Driver) -> list[Effect]:
@@ -70,8 +61,8 @@ def owed(driver: Driver) -> list[Effect]:
         (PurgeQueue(1, 1, "q"), QueuePurged(2)),
         (BindQueue(1, 1, "q", "amq.direct", "", {}), Done()),
         (consume(5, "q", 0), Consuming(5)),
-        (Get(1, 1, 5, "q", no_ack=False), GetOk(5, Range(2, 0, 1, 0), 1)),
-        (Get(1, 1, 5, "empty", no_ack=False), GetEmpty()),
+        (get(5, "q"), GetOk(5, Range(2, 0, 1, size=1), 1, None, False)),
+        (get(5, "empty"), GetEmpty()),
         (Recover(1), Recovered()),
     ],
 )
@@ -134,8 +125,10 @@ def test_all_that_a_consumer_holds_is_delivered_as_it_holds_it() -> None:
         Reply("n1", 9, QueueDeclared("q", 0, 0), 1),
         Known("n1", 9, 1, []),
         Reply("n1", 1, Consuming(1), 1),
-        Deliver("n1", 1, 1, 0, [Range(2, 0, 2, 0)]),
-        Deliver("n1", 1, 1, 3, [Range(2, 3, 1, 0), Range(3, 0, 2, 0)]),
+        Deliver("n1", 1, 1, 0, [Range(2, 0, 2, size=2)], {}, False),
+        Deliver(
+            "n1", 1, 1, 3, [Range(2, 3, 1, size=1, position=3), Range(3, 0, 2, size=2, position=4)], {}, False
+        ),
         Known("n1", 1, 2, []),
     ]
 
@@ -157,7 +150,7 @@ def test_a_message_is_live_while_something_refers_to_it() -> None:
     assert frozen.live(0, 9) == {3: {0: [(0, 5)]}}
     assert frozen.live(0, 3) == frozen.live(4, 9) == {}
 
-    driver.apply(PurgeQueue(1, 1, "r"), Get(1, 1, 1, "q", no_ack=False), Get(1, 1, 2, "q", no_ack=True))
+    driver.apply(PurgeQueue(1, 1, "r"), get(1, "q"), get(2, "q", no_ack=True))
     driver.apply(Settle(1, 0, 0))
     # The answer to the last Get has to be told to a node that misses this entry.
     assert driver.machine.freeze().live(3, 4) == {3: {0: [(1, 4)]}}

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,6 +27,14 @@ from cluster.housekeeping import Housekeeping
 from cluster.origins import Admission, Origins
 from cluster.segment import Segment
 from cluster.submission import Reign, Submissions
+from qq.broker.dead_letters import DeadLetters
+from qq.machine.commands import Command
+from qq.machine.consumers import Consumer
+from qq.machine.effects import Effect
+from qq.machine.machine import QueueMachine
+from qq.machine.publishers import FrozenPublishers, Publishers
+from qq.machine.publishing import Publishing
+from qq.machine.queue import Dying, Queue
 
 POWER_LOSSES = Options(
     duration_s=12.0,
@@ -74,6 +83,7 @@ LOSSES = Options(
     fault_interval_s=0.7,
     faults={"lose directory": 1.0, "kill": 1.0, "transfer": 0.5, "power loss": 0.5},
 )
+NO_FAULTS = Options(duration_s=5.0, fault_interval_s=1e9, faults={"reset": 1.0})
 LAGGARDS = Options(
     duration_s=15.0,
     submit_interval_s=0.05,
@@ -83,6 +93,13 @@ LAGGARDS = Options(
     segment_bytes=2 * 1024,
     checkpoint_entries=5,
     retained_bytes=0,
+)
+QUEUES = Options(
+    duration_s=12.0,
+    submit_interval_s=0.08,
+    fault_interval_s=1.0,
+    queues=True,
+    faults={"kill": 1.0, "transfer": 1.0, "isolate": 0.5, "power loss of all": 0.3},
 )
 _APPENDED = 3
 """First byte of the frame of an acknowledgement."""
@@ -235,6 +252,21 @@ class ForgetsWhatItSkipped(Group):
         self.machine = machine
 
 
+class WaitsForSubmissions(Group):
+    """What is due is done when somebody happens to submit something."""
+
+    def _tick_if_due(self) -> None:
+        """Leave the machine alone."""
+
+
+class TellsTheTimeOfItsNode(Group):
+    """Each replica goes by its own clock."""
+
+    def _apply_entry(self, index: int, payload: bytes) -> list[Any]:
+        self._state.time_ms = max(self._state.time_ms, self._runtime.wall_ms())
+        return super()._apply_entry(index, payload)
+
+
 class OwesNothing:
     def outstanding(self, origin: str) -> Sequence[Any]:
         return []
@@ -285,6 +317,59 @@ class RepeatsAcknowledgements(Network):
             links.runtime.enter(partial(links.events.frame_received, source, frame))
 
 
+def take_dying_whatever_is_meant(queue: Queue, first: int, count: int) -> list[Dying]:
+    """In place of `Queue.take_dying`: a command that was carried out before is carried out on those that follow."""
+    return take_dying(queue, max(queue.dying_first, first), count)
+
+
+def take_dying_and_keep_them(queue: Queue, first: int, count: int) -> list[Dying]:
+    """In place of `Queue.take_dying`: what is moved is still where it was."""
+    taken = take_dying(queue, first, count)
+    for dead in reversed(taken):
+        queue.dying.appendleft(dead)
+        queue.dying_count += dead.range.count
+    return taken
+
+
+take_dying = Queue.take_dying
+
+
+class GoesByItsOwnClock(QueueMachine):
+    """Messages expire when the node finds that it is time."""
+
+    _machines = count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead_ms = 400 * (next(self._machines) % 3)
+
+    def end_entry(self, time_ms: int) -> list[Effect]:
+        return super().end_entry(time_ms + self._ahead_ms)
+
+
+def forget_publishers(publishers: Publishers) -> FrozenPublishers:
+    """In place of `Publishers.freeze`: who starts from a checkpoint knows of none."""
+    return *publishers.bounds, []
+
+
+def leave_the_dead(_: DeadLetters) -> None:
+    """In place of `DeadLetters.turn`."""
+
+
+def find_room_for_all(publishing: Publishing, content: Sequence[Command]) -> None:
+    """In place of `Publishing._check`: a transaction is begun, and what there is no room for is left out."""
+
+
+def let_everybody_take(_queue: Queue, _consumer: Consumer) -> bool:
+    """In place of `Queue._may_get`: there is no single active consumer."""
+    return True
+
+
+def room_of_one(consumer: Consumer) -> int:
+    """In place of `Consumer.room`: what the others of the channel hold does not matter."""
+    return consumer.credit
+
+
 class Hazard(NamedTuple):
     parts: Parts
     options: Options | None
@@ -327,7 +412,39 @@ HAZARDS = [
         ("cluster.group.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
     ),
     Hazard(Parts(), None, 10, "which is live", ("cluster.compaction.compact_entry", drop_a_live_message)),
-    Hazard(Parts(group=ForgetsWhatItSkipped), LAGGARDS, 30, "client"),
+    Hazard(Parts(group=ForgetsWhatItSkipped), LAGGARDS, 100, "client"),
+    Hazard(Parts(group=WaitsForSubmissions), NO_FAULTS, 5, "leaves undone what was due"),
+    Hazard(Parts(group=TellsTheTimeOfItsNode), NO_FAULTS, 5, "was Applied"),
+    Hazard(
+        Parts(),
+        QUEUES,
+        20,
+        "that nobody asked for",
+        ("qq.machine.queue.Queue.take_dying", take_dying_whatever_is_meant),
+    ),
+    Hazard(
+        Parts(),
+        QUEUES,
+        10,
+        "and should not be",
+        ("qq.machine.queue.Queue.take_dying", take_dying_and_keep_them),
+    ),
+    Hazard(
+        Parts(), QUEUES, 10, "neither settled", ("qq.broker.dead_letters.DeadLetters.turn", leave_the_dead)
+    ),
+    Hazard(Parts(), QUEUES, 10, "elsewhere and is", ("chaos.sim.run.QueueMachine", GoesByItsOwnClock)),
+    Hazard(
+        Parts(), QUEUES, 20, "another state", ("qq.machine.publishers.Publishers.freeze", forget_publishers)
+    ),
+    Hazard(Parts(), QUEUES, 10, "has lost", ("qq.machine.publishing.Publishing._check", find_room_for_all)),
+    Hazard(Parts(), QUEUES, 10, "both active", ("qq.machine.queue.Queue._may_get", let_everybody_take)),
+    Hazard(
+        Parts(),
+        QUEUES,
+        10,
+        "and may hold",
+        ("qq.machine.consumers.Consumer.room", property(room_of_one)),
+    ),
     Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and"),
     Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged"),
     Hazard(Parts(network=LosesFrames), None, 20, "has not converged"),
@@ -344,7 +461,7 @@ def quiet() -> Iterator[None]:
 
 def _name(hazard: Hazard) -> str:
     if hazard.replaced is not None:
-        return getattr(hazard.replaced[1], "__name__", "")
+        return getattr(hazard.replaced[1], "__name__", hazard.replaced[0])
     return next(part.__name__ for part in hazard.parts if part not in Parts())
 
 

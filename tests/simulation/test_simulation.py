@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,24 @@ from cluster.recovery import Recovery
 ROOT = Path(__file__).parent.parent.parent
 CHUNKS = 20
 SEEDS_PER_CHUNK = 14
+FATES = (
+    "settled",
+    "expired",
+    "maxlen",
+    "rejected",
+    "delivery_limit",
+    "dead-lettered",
+    "dead-lettered safely",
+    "circles",
+    "no room",
+    "purged",
+    "refused",
+    "repeated",
+    "retried later",
+    "timeouts",
+    "transactions",
+    "transactions not carried out",
+)
 FINGERPRINTS = (
     "from chaos.sim.run import run_seed; print([run_seed(seed).fingerprint for seed in (0, 1, 2, 3)])"
 )
@@ -59,6 +78,17 @@ def test_logs_are_replaced_and_repaired() -> None:
         totals.update(installs=outcome.installs, repairs=outcome.repairs)
     assert totals["installs"] >= 3
     assert totals["repairs"] >= 5
+
+
+def test_messages_meet_every_fate() -> None:
+    fates: Counter[str] = Counter()
+    seeds = (seed for seed in range(2000, 3000) if draw_options(seed).queues)
+    for seed in islice(seeds, 20):
+        fates.update(run_seed(seed).fates)
+    # Some that are rare, and what else there is that must not be rare.
+    expected = ["no dead-letter exchange any more", "not routed", "gone with its queue"]
+    assert [fate for fate in FATES if fates[fate] < 10] == []
+    assert sum(fates[fate] for fate in expected) > 0
 
 
 def test_a_node_that_lost_its_directory_and_whose_clock_was_set_back_comes_back() -> None:

@@ -46,7 +46,8 @@ function showQueues(queues) {
   document.getElementById("queue-count").textContent =
     shown.length < queues.length ? `${shown.length} of ${queues.length}` : `${queues.length}`;
   document.getElementById("queues").replaceChildren(...shown.map((queue) => row(
-    [queue.name, queue.type, queue.messages_ready, queue.messages_unacknowledged, queue.consumers])));
+    [queue.name, queue.type, queue.policy || "", queue.messages_ready, queue.messages_unacknowledged,
+      queue.messages_delayed, queue.messages_dlx, queue.consumers])));
 }
 
 async function refresh() {

@@ -1,0 +1,95 @@
+"""The broker's dead letters on a simulated node: production code, as `qq/broker/broker.py` drives it.
+
+Lives here: what stands between it and the simulation, whose batches begin with a tag. Not here: which messages die
+(the machine), what is right (queue_checks.py).
+
+Law: one for each process life; it goes on as a new incarnation goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from chaos.sim.checks import TAG
+from cluster.entry import (
+    batches_of,
+    compacted_parts,
+    entry_time_ms,
+    is_compacted,
+    make_batch,
+    make_compacted,
+    make_entry,
+)
+from qq.broker.dead_letters import DeadLetters
+from qq.broker.entries import Entries
+from qq.broker.submissions import Submissions
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import SimulatedNode
+    from cluster.group import Group
+    from cluster.ports import Buffer
+    from qq.machine.machine import QueueMachine
+
+
+class SimulatedDeadLetters:
+    """What a node does for messages that have died while it leads."""
+
+    def __init__(self, node: SimulatedNode, submit: Callable[[Sequence[Buffer]], int]) -> None:
+        group = cast("Group", _TaggedGroup(node, submit))
+        machine = cast("QueueMachine", node.machine.inner)
+        self._submissions = Submissions(group, node.runtime, publish_timeout_s=0.0)
+        entries = Entries(group, node.disk, node.group.disk_failed)
+        self._dead_letters = DeadLetters(machine, self._submissions, entries)
+        self._name = node.name
+        self._leader: str | None = None
+
+    def confirmed(self, sequence: int) -> None:
+        self._submissions.applied(sequence)
+
+    def entry_applied(self) -> None:
+        self._dead_letters.turn()
+
+    def leader_changed(self, leader: str | None) -> None:
+        if leader is None or leader == self._leader:
+            return
+        self._leader = leader
+        self._dead_letters.lead(leader == self._name)
+
+    def resumed(self, sequence: int) -> None:
+        self._submissions.applied(sequence, unseen=True)
+
+    def expelled(self) -> None:
+        self._submissions.give_up()
+
+
+class _TaggedGroup:
+    """A group whose log has no tags, as far as the broker looks."""
+
+    def __init__(self, node: SimulatedNode, submit: Callable[[Sequence[Buffer]], int]) -> None:
+        self.submit = submit
+        self.journal = _TaggedJournal(node)
+
+
+class _TaggedJournal:
+    def __init__(self, node: SimulatedNode) -> None:
+        self._journal = node.group.journal
+
+    def payload(self, index: int) -> bytes | None:
+        entry = self._journal.payload(index)
+        return None if entry is None else _without_tags(entry)
+
+    def read_job(self, indexes: Sequence[int]) -> Callable[[], list[bytes]]:
+        job = self._journal.read_job(indexes)
+        return lambda: [_without_tags(entry) for entry in job()]
+
+
+def _without_tags(entry: bytes) -> bytes:
+    if is_compacted(entry):
+        parts = compacted_parts(entry)
+        return make_compacted({ordinal: bytes(part[TAG.size :]) for ordinal, part in parts.items()})
+    batches: list[Any] = []
+    for view in batches_of(entry):
+        payload = entry[view.start + TAG.size : view.end] if view.end > view.start else b""
+        batches.append(make_batch(view.origin, view.incarnation, view.sequence, [payload], view.kind))
+    return make_entry(entry_time_ms(entry), batches)

@@ -1,0 +1,173 @@
+"""What the queues of a run are set to, and what their messages carry; drawn from the seed.
+
+Lives here: arguments, policies, stored messages. Not here: what clients do with them (queue_workload.py), what follows
+(queue_checks.py).
+"""
+
+from __future__ import annotations
+
+from random import Random
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from qq.amqp.encoding import with_headers
+from qq.machine.commands import DeletePolicy, PutPolicy
+
+if TYPE_CHECKING:
+    from qq.machine.commands import Table
+
+QUEUES = ("q1", "q2", "q3")
+TO_ALL = "all"
+"""A fanout exchange to all queues."""
+POLICIES = ("p1", "p2", "limits")
+OPERATORS_POLICY = "limits"
+PLAIN_RUNS = 0.2
+"""In so many runs the queues are set to nothing and messages have no properties: the fast paths."""
+TTL_MAX_MS = 3_000
+
+_HEAD = Struct(">BHI")
+_CONTENT = Struct(">HHQH")
+_PRIORITY, _EXPIRATION = 0x0800, 0x0100
+
+
+def draw_queues(random: Random) -> dict[str, Table]:
+    """Arguments of each queue."""
+    is_plain = random.random() < PLAIN_RUNS
+    return {queue: {} if is_plain else _draw_arguments(random, queue) for queue in QUEUES}
+
+
+def _draw_arguments(random: Random, queue: str) -> Table:
+    is_quorum = random.random() < 0.75
+    arguments: Table = {"x-queue-type": "quorum" if is_quorum else "classic"}
+    if random.random() < 0.3:
+        arguments["x-message-ttl"] = random.choice((0, 100, 1_000, TTL_MAX_MS))
+    if random.random() < 0.3:
+        arguments["x-max-length"] = random.choice((1, 3, 10, 40))
+    if random.random() < 0.1:
+        arguments["x-max-length-bytes"] = random.choice((200, 5_000))
+    if random.random() < 0.5:
+        arguments["x-overflow"] = random.choice(("drop-head", "reject-publish"))
+    if random.random() < 0.6:
+        arguments |= _draw_dead_letters(random, queue)
+        if is_quorum and random.random() < 0.5:
+            arguments["x-overflow"] = "reject-publish"
+            arguments["x-dead-letter-strategy"] = "at-least-once"
+    if random.random() < 0.2:
+        arguments["x-single-active-consumer"] = True
+    if random.random() < 0.2:
+        arguments["x-consumer-timeout"] = random.choice((200, 1_000))
+        arguments["x-consumer-timeout-action"] = random.choice(("close-channel", "cancel-consumer"))
+    if random.random() < 0.2:
+        arguments["x-return-position"] = "original"
+    if random.random() < 0.07:
+        arguments["x-expires"] = 2_000
+    arguments |= _draw_of_quorum(random) if is_quorum else _draw_of_classic(random)
+    return arguments
+
+
+def _draw_dead_letters(random: Random, queue: str) -> Table:
+    """To another queue, mostly; or to all; or with the keys that the message has."""
+    choice = random.random()
+    if choice < 0.7:
+        target = random.choice([other for other in QUEUES if other != queue])
+        return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": target}
+    return {"x-dead-letter-exchange": TO_ALL if choice < 0.9 else ""}
+
+
+def _draw_of_quorum(random: Random) -> Table:
+    arguments: Table = {}
+    if random.random() < 0.4:
+        arguments["x-delivery-limit"] = random.choice((-1, 0, 1, 3))
+    if random.random() < 0.3:
+        arguments["x-delayed-retry-type"] = random.choice(("all", "failed", "returned"))
+        arguments["x-delayed-retry-min"] = random.choice((50, 500))
+        arguments["x-delayed-retry-max"] = random.choice((500, 1_500))
+    if random.random() < 0.3:
+        arguments["x-priority-mode"] = random.choice(("ratio", "strict"))
+    if random.random() < 0.2:
+        arguments["x-delivery-count-mode"] = "4.3"
+    return arguments
+
+
+def _draw_of_classic(random: Random) -> Table:
+    return {"x-max-priority": random.choice((1, 9))} if random.random() < 0.4 else {}
+
+
+def draw_policy(random: Random) -> PutPolicy | DeletePolicy:
+    """Another policy, or one less. What does not fit together is ignored."""
+    name = random.choice(POLICIES)
+    is_operators = name == OPERATORS_POLICY
+    if random.random() < 0.4:
+        return DeletePolicy(name, is_operators)
+    definition: Table = {}
+    if random.random() < 0.5:
+        definition["max-length"] = random.choice((2, 10, 40))
+    if random.random() < 0.4:
+        definition["message-ttl"] = random.choice((100, 1_000, TTL_MAX_MS))
+    if random.random() < 0.4:
+        definition["delivery-limit"] = random.choice((-1, 1, 3))
+    if random.random() < 0.4:
+        definition["overflow"] = random.choice(("drop-head", "reject-publish"))
+    if not is_operators:
+        definition |= _draw_settings_of_policy(random)
+    pattern = random.choice(("", "^q[12]$", "3"))
+    return PutPolicy(name, is_operators, pattern, "queues", random.randint(0, 2), definition)
+
+
+def _draw_settings_of_policy(random: Random) -> Table:
+    definition: Table = {}
+    if random.random() < 0.3:
+        definition |= {"dead-letter-exchange": "", "dead-letter-routing-key": random.choice(QUEUES)}
+        definition["dead-letter-strategy"] = random.choice(("at-most-once", "at-least-once"))
+    if random.random() < 0.2:
+        definition["consumer-timeout"] = random.choice((0, 500, 1_000))
+    if random.random() < 0.3:
+        definition |= {"delayed-retry-type": random.choice(("all", "disabled")), "delayed-retry-min": 300}
+    if random.random() < 0.2:
+        definition["priority-mode"] = random.choice(("ratio", "strict"))
+    return definition
+
+
+def draw_headers(random: Random, queue: str) -> dict[str, Any]:
+    """Of a message for that queue: mostly none."""
+    headers: dict[str, Any] = {}
+    if random.random() < 0.15:
+        headers["x-delay"] = random.choice((1, 300, 1_500))
+    if random.random() < 0.15:
+        headers[random.choice(("CC", "BCC"))] = [random.choice([other for other in QUEUES if other != queue])]
+    return headers
+
+
+def draw_properties(random: Random) -> tuple[int | None, int | None]:
+    """Priority and expiration (ms) of a message; None is not to have it."""
+    priority = random.choice((0, 4, 5, 9, 255)) if random.random() < 0.4 else None
+    expiration_ms = random.choice((0, 50, 500, TTL_MAX_MS)) if random.random() < 0.25 else None
+    return priority, expiration_ms
+
+
+def stored_message(
+    body: bytes,
+    priority: int | None = None,
+    expiration_ms: int | None = None,
+    headers: dict[str, Any] | None = None,
+) -> bytes:
+    """A message as a publisher sends it: content header and body."""
+    flags, properties = 0, b""
+    if priority is not None:
+        flags, properties = _PRIORITY, bytes([priority])
+    if expiration_ms is not None:
+        text = str(expiration_ms).encode()
+        flags, properties = flags | _EXPIRATION, properties + bytes([len(text)]) + text
+    content = _CONTENT.pack(60, 0, len(body), flags) + properties
+    message = b"".join((_frame(2, content), _frame(3, body)))
+    return with_headers([message], additions=headers)[0] if headers else message
+
+
+def with_sequence(message: bytes, publisher: str, sequence: int) -> bytes:
+    """The message, to be enqueued once however often it is published."""
+    [stamped] = with_headers([message], additions={"x-publisher-id": publisher, "x-publish-seq": sequence})
+    return stamped
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    return _HEAD.pack(kind, 1, len(payload)) + payload + b"\xce"

@@ -1,0 +1,67 @@
+"""What is answered instead of what was asked for: a status, and JSON that says why.
+
+Law: whatever is wrong with a request, its answer is JSON with `error` and `reason`, as RabbitMQ's.
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from aiohttp import hdrs, web
+
+from qq.http.view import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger(__name__)
+
+
+class Refusal(Exception):
+    """The request is not carried out."""
+
+    def __init__(self, status: HTTPStatus, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        self.status = status
+        self.reason = reason
+        self.headers = headers or {}
+        super().__init__(reason)
+
+
+def bad_request(reason: str) -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, reason)
+
+
+def not_found(reason: str = "Not Found") -> Refusal:
+    return Refusal(HTTPStatus.NOT_FOUND, reason)
+
+
+def unauthorized(reason: str) -> Refusal:
+    challenge: dict[str, str] = {hdrs.WWW_AUTHENTICATE: 'Basic realm="qq", charset="UTF-8"'}
+    return Refusal(HTTPStatus.UNAUTHORIZED, reason, challenge)
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        return _error(refusal.status, refusal.reason, refusal.headers)
+    except Unavailable as unavailable:
+        return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(unavailable), {})
+    except web.HTTPException as error:
+        if error.status < HTTPStatus.BAD_REQUEST:
+            raise
+        kept: dict[str, str] = {hdrs.ALLOW: error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}
+        return _error(error.status, error.reason, kept)
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in qq; the node's log has it", {})
+
+
+def _error(status: int, reason: str, headers: Mapping[str, str]) -> web.Response:
+    body = {"error": HTTPStatus(status).name.lower(), "reason": reason}
+    return web.json_response(body, status=status, headers=headers)

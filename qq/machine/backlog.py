@@ -1,0 +1,447 @@
+"""The messages of one queue that nobody has been given: ready, or waiting until they are.
+
+Lives here: `Backlog`, the order of delivery, expiry and delay; `FrozenBacklog`, what it was at one moment. Not here:
+who gets messages and what becomes of expired ones (queue.py), how they are kept (runs.py, shelf.py).
+
+What came back is served first, in the order of its return. Then come the levels. In each the messages lie in the order
+of arrival: in runs as long as none expires before one in front of it, and those that do lie on the level's shelf, as do
+those that were put back into their place. Delayed messages have a shelf of their own.
+
+Law: each message is in exactly one of these places; counts and sizes are kept, never counted. Everything follows from
+the calls alone, and goes on in the same way after `dump` and `load`.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heapreplace, merge
+from itertools import chain
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.machine.runs import Runs
+from qq.machine.shelf import Shelf
+from qq.ranges import NORMAL, Range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from qq.machine.runs import FrozenRuns
+    from qq.machine.shelf import FrozenShelf
+
+HIGH = NORMAL + 1
+"""Where there are only two priorities, this level and those above are the high one."""
+WEIGHT = 2
+"""So many high messages are served for each normal one, if there are both."""
+
+_count = itemgetter(2)
+_size = itemgetter(4)
+_position = attrgetter("position")
+
+
+class _Lane:
+    """The messages of one level."""
+
+    __slots__ = ("last_expires_ms", "level", "runs", "shelf")
+
+    def __init__(self, level: int, *, exact_sizes: bool) -> None:
+        self.level = level
+        self.runs = Runs(level, exact_sizes=exact_sizes)
+        self.shelf = Shelf()
+        """By position."""
+        self.last_expires_ms = 0
+        """Expiry of the last run, while there is one."""
+
+    def __bool__(self) -> bool:
+        return bool(self.runs or self.shelf)
+
+
+class Backlog:
+    """Messages in the order of delivery."""
+
+    __slots__ = (
+        "_delayed",
+        "_exact_sizes",
+        "_lanes",
+        "_next_delay",
+        "_next_return",
+        "_normal",
+        "_plain",
+        "_returns",
+        "_turn",
+        "count",
+        "delayed",
+        "delayed_size",
+        "next_position",
+        "size",
+        "strict",
+    )
+
+    def __init__(self, *, strict: bool = False, exact_sizes: bool = False) -> None:
+        self.count = 0
+        """Messages that are ready."""
+        self.size = 0
+        """Their octets."""
+        self.delayed = 0
+        self.delayed_size = 0
+        self.next_position = 0
+        """Of the next message that arrives."""
+        self.strict = strict
+        """Whether a level is served only when those above are empty. Otherwise there are two priorities, and of each
+        three messages taken while there are both the first two are high, and the third is the older one."""
+        self._exact_sizes = exact_sizes
+        self._normal = _Lane(NORMAL, exact_sizes=exact_sizes)
+        self._lanes: dict[int, _Lane] = {NORMAL: self._normal}
+        """By level, the highest first. Others than the normal one come and go with their messages."""
+        self._returns = Shelf()
+        """In the order of return."""
+        self._next_return = 0
+        self._delayed = Shelf()
+        """In the order in which they were delayed."""
+        self._next_delay = 0
+        self._turn = 0
+        """Messages taken from the levels, modulo three."""
+        self._plain = True
+        """Everything that is ready lies in the normal level's runs."""
+
+    @property
+    def exact_sizes(self) -> bool:
+        """Whether each message's own size is kept (where sizes are limited), not its share of a run's."""
+        return self._exact_sizes
+
+    @exact_sizes.setter
+    def exact_sizes(self, exact_sizes: bool) -> None:
+        self._exact_sizes = exact_sizes
+        for lane in self._lanes.values():
+            lane.runs.exact_sizes = exact_sizes
+
+    def add(
+        self,
+        index: int,
+        slot: int,
+        count: int,
+        size: int,
+        level: int = NORMAL,
+        expires_ms: int = 0,
+        history: int = 0,
+    ) -> None:
+        """Messages arrive, at the end of their level."""
+        position = self.next_position
+        self.next_position = position + count
+        self.count += count
+        self.size += size
+        lane = self._normal if level == NORMAL else self._lane(level)
+        if expires_ms or lane.last_expires_ms:
+            last = lane.last_expires_ms
+            if expires_ms and lane.runs and not 0 < last <= expires_ms:
+                self._shelve(lane, Range(index, slot, count, 0, size, position, expires_ms, level, history))
+                return
+            lane.last_expires_ms = expires_ms
+        lane.runs.append(index, slot, count, position, size, expires_ms, history)
+
+    def give_back(self, messages: Range) -> None:
+        """Make messages ready before all that did not come back."""
+        self.count += messages.count
+        self.size += messages.size
+        self._plain = False
+        self._returns.insert(self._next_return, messages)
+        self._next_return += messages.count
+
+    def put_back(self, messages: Range) -> None:
+        """Make messages ready in the place that they had."""
+        self.count += messages.count
+        self.size += messages.size
+        self._shelve(self._lane(messages.level), messages)
+
+    def delay(self, messages: Range, due_ms: int, *, returned: bool) -> None:
+        """Make messages ready when it is time: as the last that came back, or as the last that arrived."""
+        self.delayed += messages.count
+        self.delayed_size += messages.size
+        self._delayed.insert(self._next_delay, messages, due_ms, returned=returned)
+        self._next_delay += messages.count
+
+    def take(self, count: int) -> list[Range]:
+        """Remove the first `count` ready messages, which are there and did not expire."""
+        self.count -= count
+        if self._plain:
+            self._turn = (self._turn + count) % (WEIGHT + 1)
+            ranges = self._normal.runs.take(count)
+        else:
+            ranges = self._take(count)
+        self.size -= ranges[0].size if len(ranges) == 1 else sum(map(_size, ranges))
+        return ranges
+
+    def expire(self, now_ms: int, limit: int) -> list[Range]:
+        """Remove messages whose time is over, those first that expired first; about `limit` at most."""
+        expired: list[Range] = []
+        expiries = self._expiries()
+        while limit > 0 and expiries and expiries[0][0] <= now_ms:
+            first_ms, number, source = expiries[0]
+            # As long as nothing elsewhere expired before.
+            until_ms = min([now_ms, *(time_ms for time_ms, _, _ in expiries[1:3])])
+            while limit > 0 and 0 < first_ms <= until_ms:
+                messages = source.take_expired()
+                first_ms = source.expires_ms
+                if source is self._delayed:
+                    self.delayed -= messages.count
+                    self.delayed_size -= messages.size
+                else:
+                    self.count -= messages.count
+                    self.size -= messages.size
+                expired.append(messages)
+                limit -= messages.count
+            if first_ms:
+                heapreplace(expiries, (first_ms, number, source))
+            else:
+                heappop(expiries)
+        if expired and not self._plain:
+            self._tidy()
+        return expired
+
+    def release(self, now_ms: int, limit: int) -> int:
+        """Make delayed messages ready that are due, in the order of time; about `limit` at most. How many were."""
+        released = 0
+        delayed = self._delayed
+        while released < limit and 0 < delayed.due_ms <= now_ms:
+            messages, returned = delayed.take_due()
+            released += messages.count
+            self.delayed -= messages.count
+            self.delayed_size -= messages.size
+            if returned:
+                self.give_back(messages)
+            elif messages.deliveries:
+                # Only shelves know of deliveries.
+                moved = messages._replace(position=self.next_position)
+                self.next_position += messages.count
+                self.put_back(moved)
+            else:
+                index, slot, count, _, size, _, expires_ms, level, history, _ = messages
+                self.add(index, slot, count, size, level, expires_ms, history)
+        return released
+
+    def due_ms(self) -> int | None:
+        """When `expire` or `release` will have something to do."""
+        if self._plain and not self._delayed:
+            return self._normal.runs.expires_ms or None
+        due_ms = self._delayed.due_ms
+        times = [due_ms] if due_ms else []
+        times += [time_ms for time_ms, _, _ in self._expiries()]
+        return min(times, default=None)
+
+    def clear(self) -> int:
+        """Remove all messages, ready and delayed. How many there were."""
+        cleared = self.count + self.delayed
+        self.count = self.size = self.delayed = self.delayed_size = 0
+        for lane in self._lanes.values():
+            lane.runs.clear()
+            lane.shelf.clear()
+        self._returns.clear()
+        self._delayed.clear()
+        self._tidy()
+        return cleared
+
+    def browse(self, first: int, count: int) -> list[Range]:
+        """Ready messages from the `first`-th on, as `FrozenBacklog.browse` gives them."""
+        return self.freeze().browse(first, count)
+
+    def freeze(self) -> FrozenBacklog:
+        lanes = [
+            (level, lane.last_expires_ms if lane.runs else 0, lane.runs.freeze(), lane.shelf.freeze())
+            for level, lane in self._lanes.items()
+        ]
+        return FrozenBacklog(
+            (self.count, self.size, self.delayed, self.delayed_size),
+            (self.next_position, self._next_return, self._next_delay, self._turn),
+            (self.strict, self._exact_sizes),
+            lanes,
+            self._returns.freeze(),
+            self._delayed.freeze(),
+        )
+
+    def load(self, dumped: Sequence[Any]) -> None:
+        """Replace everything by what `FrozenBacklog.dump` gave."""
+        totals, counters, options, lanes, returns, delayed = dumped
+        self.clear()
+        self.count, self.size, self.delayed, self.delayed_size = totals
+        self.next_position, self._next_return, self._next_delay, self._turn = counters
+        self.strict, self.exact_sizes = options
+        for level, last_expires_ms, runs, shelf in lanes:
+            lane = self._lane(level)
+            lane.last_expires_ms = last_expires_ms
+            lane.runs.load(runs)
+            lane.shelf.load(shelf)
+        self._returns.load(returns)
+        self._delayed.load(delayed)
+        self._tidy()
+
+    def _lane(self, level: int) -> _Lane:
+        """The lane of a level that will get messages."""
+        lane = self._lanes.get(level)
+        if lane is None:
+            lane = _Lane(level, exact_sizes=self._exact_sizes)
+            self._lanes[level] = lane
+            self._lanes = dict(sorted(self._lanes.items(), reverse=True))
+            self._plain = False
+        return lane
+
+    def _shelve(self, lane: _Lane, messages: Range) -> None:
+        lane.shelf.insert(messages.position, messages)
+        self._plain = False
+
+    def _tidy(self) -> None:
+        """Forget levels that became empty."""
+        if len(self._lanes) > 1:
+            self._lanes = {level: lane for level, lane in self._lanes.items() if lane or lane is self._normal}
+        self._plain = len(self._lanes) == 1 and not self._normal.shelf and not self._returns
+
+    def _take(self, count: int) -> list[Range]:
+        """Remove from wherever it is the turn."""
+        ranges = self._returns.take(count)
+        count -= sum(map(_count, ranges))
+        ranges += self._take_strictly(count) if self.strict else self._take_by_ratio(count)
+        self._tidy()
+        return ranges
+
+    def _take_strictly(self, count: int) -> list[Range]:
+        self._turn = (self._turn + count) % (WEIGHT + 1)
+        ranges: list[Range] = []
+        for lane in self._lanes.values():
+            if not count:
+                break
+            taken = _take_merged(_sources([lane]), count)
+            count -= sum(map(_count, taken))
+            ranges += taken
+        return ranges
+
+    def _take_by_ratio(self, count: int) -> list[Range]:
+        lanes = list(self._lanes.values())
+        number_high = sum(lane.level >= HIGH for lane in lanes)
+        high, normal = _sources(lanes[:number_high]), _sources(lanes[number_high:])
+        ranges: list[Range] = []
+        while count:
+            if not high or not normal:
+                group, limit = high or normal, count
+            elif self._turn < WEIGHT:
+                group, limit = high, min(count, WEIGHT - self._turn)
+            else:
+                group, limit = (high if high[0][0] < normal[0][0] else normal), 1
+            taken = _take_merged(group, limit)
+            number = sum(map(_count, taken))
+            self._turn = (self._turn + number) % (WEIGHT + 1)
+            count -= number
+            ranges += taken
+        return ranges
+
+    def _expiries(self) -> list[tuple[int, int, Runs | Shelf]]:
+        """A heap of times at which messages expire, and where they are; a number decides between equal times."""
+        places: list[Runs | Shelf] = [self._normal.runs]
+        if not self._plain:
+            places = [place for lane in self._lanes.values() for place in (lane.runs, lane.shelf)]
+            places.append(self._returns)
+        places.append(self._delayed)
+        times = [(place.expires_ms, number, place) for number, place in enumerate(places) if place.expires_ms]
+        heapify(times)
+        return times
+
+
+class FrozenBacklog(NamedTuple):
+    """A backlog at one moment."""
+
+    totals: tuple[int, int, int, int]
+    """Count, size, delayed, delayed_size."""
+    counters: tuple[int, int, int, int]
+    """What the next message gets: its position, its keys on the shelves, its turn."""
+    options: tuple[bool, bool]
+    """Strict, exact_sizes."""
+    lanes: list[tuple[int, int, FrozenRuns, FrozenShelf]]
+    """Level, last_expires_ms, runs and shelf, the highest level first."""
+    returns: FrozenShelf
+    delayed: FrozenShelf
+
+    def dump(self) -> list[Any]:
+        """What `Backlog.load` wants. Equal backlogs give equal dumps where zlib is the same."""
+        lanes = [
+            [level, last_expires_ms, runs.dump(), shelf.dump()]
+            for level, last_expires_ms, runs, shelf in self.lanes
+        ]
+        return [self.totals, self.counters, self.options, lanes, self.returns.dump(), self.delayed.dump()]
+
+    def browse(self, first: int, count: int) -> list[Range]:
+        """Ready messages from the `first`-th on, in the order of delivery; on any thread.
+
+        Where there are two priorities, all high ones come first: what is taken when decides which will. To pass over
+        messages that are in no runs costs as much as to read them.
+        """
+        found: list[Range] = []
+        for messages in self._browse(first):
+            found.append(messages.part(0, min(count, messages.count)))
+            count -= messages.count
+            if count <= 0:
+                break
+        return found
+
+    def _browse(self, skip: int) -> Iterator[Range]:
+        if len(self.lanes) == 1 and not self.lanes[0][3].blocks and not self.returns.blocks:
+            [(level, _, runs, _)] = self.lanes
+            yield from runs.browse(level, skip)
+            return
+        high = sum(level >= HIGH for level, *_ in self.lanes)
+        strict, _ = self.options
+        groups = [[lane] for lane in self.lanes] if strict else [self.lanes[:high], self.lanes[high:]]
+        ranges = [self.returns.browse()]
+        for group in groups:
+            sources = [
+                source
+                for level, _, runs, shelf in group
+                for source in (runs.browse(level, 0), shelf.browse())
+            ]
+            ranges.append(merge(*sources, key=_position))
+        for messages in chain.from_iterable(ranges):
+            if messages.count > skip:
+                yield messages.part(skip, messages.count - skip)
+            skip = max(skip - messages.count, 0)
+
+    def add_counts(self, bounds: Sequence[int], counts: list[int]) -> None:
+        """Add the messages with bounds[i] <= index < bounds[i + 1] to counts[i], for each i."""
+        for place in self._places():
+            place.add_counts(bounds, counts)
+
+    def ranges(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Index, slot and count of all ranges with first <= index < end, in no order."""
+        for place in self._places():
+            yield from place.ranges(first, end)
+
+    def _places(self) -> Iterator[FrozenRuns | FrozenShelf]:
+        for _, _, runs, shelf in self.lanes:
+            yield runs
+            yield shelf
+        yield self.returns
+        yield self.delayed
+
+
+def _sources(lanes: list[_Lane]) -> list[tuple[int, Runs | Shelf]]:
+    """A heap of positions, which are all different, and what has its first message there."""
+    places = [place for lane in lanes for place in (lane.runs, lane.shelf)]
+    sources: list[tuple[int, Runs | Shelf]] = [(place.head_position, place) for place in places if place]
+    heapify(sources)
+    return sources
+
+
+def _take_merged(sources: list[tuple[int, Runs | Shelf]], count: int) -> list[Range]:
+    """Remove the first `count` messages by arrival, or as many as there are."""
+    ranges: list[Range] = []
+    while count and sources:
+        _, source = sources[0]
+        if len(sources) == 1:
+            ranges += source.take(count)
+            count = 0
+        else:
+            # As long as nothing elsewhere arrived before.
+            until = min(position for position, _ in sources[1:3])
+            while count and source and source.head_position <= until:
+                ranges.append(source.take_run(count))
+                count -= ranges[-1].count
+        if source:
+            heapreplace(sources, (source.head_position, source))
+        else:
+            heappop(sources)
+    return ranges

@@ -1,0 +1,159 @@
+"""Consumers of a queue: what each may have, what it holds, and whose turn it is.
+
+Lives here: credit, the limit of a channel, how long a delivery has been out, turns by priority. Not here: what becomes
+of messages (queue.py), commands (consuming.py).
+
+Law: a consumer never holds more than its credit, and all of a channel never more than its limit. `Turns` has a consumer
+only while it may be given something.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from qq.machine.effects import Deliver
+from qq.ranges import Range, RangeMap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from qq.machine.commands import Table
+    from qq.machine.queue import Queue
+    from qq.machine.settings import ConsumerSettings
+
+CREDIT_MAX = 2**31 - 1
+"""Credit is clamped here: no consumer is ever that far ahead, and the number stays small in every dump."""
+
+MARK_MS = 1000
+"""How exactly it is known since when a message is out: a timeout comes so much later at most."""
+
+
+@dataclass(slots=True, eq=False)
+class Budget:
+    """What the consumers of one channel hold together (basic.qos with `global`)."""
+
+    limit: int = 0
+    """0 is no limit."""
+    held: int = 0
+
+    @property
+    def is_spent(self) -> bool:
+        return 0 < self.limit <= self.held
+
+
+@dataclass(slots=True, eq=False)
+class Consumer:
+    """Somebody who takes messages, or who has stopped (`live` is false) and still holds some."""
+
+    node: str
+    session: int
+    channel: int
+    """AMQP channel number, for texts."""
+    id: int
+    queue: Queue
+    tag: str
+    credit: int
+    """How many more it may hold; less than 0 after its prefetch was lowered."""
+    prefetch: int
+    """What its credit would be if it held nothing, if settling gives credit back."""
+    no_ack: bool
+    exclusive: bool
+    auto_credit: bool
+    cancel_on_failover: bool
+    can_be_cancelled: bool
+    default_timeout_ms: int
+    arguments: Table
+    settings: ConsumerSettings
+    budget: Budget | None
+    """That of its channel; None for one whose messages need no acknowledgement, and for `Get`."""
+    live: bool = True
+    next_id: int = 0
+    unacked: RangeMap[Range] = field(default_factory=RangeMap)
+    marks: list[list[int]] = field(default_factory=list)
+    """[first message id, time of the last delivery among those before the next mark], while deliveries can time out."""
+
+    @property
+    def room(self) -> int:
+        """How many more messages it may be given now."""
+        budget = self.budget
+        if budget is None or not budget.limit:
+            return self.credit
+        return min(self.credit, budget.limit - budget.held)
+
+    def mark(self, now_ms: int) -> None:
+        """Note when the messages from `next_id` on are delivered."""
+        marks = self.marks
+        first = self.unacked.first()
+        if first is None:
+            marks.clear()
+        else:
+            del marks[: self._mark_of(first)]
+        if not marks or marks[-1][1] + MARK_MS <= now_ms:
+            marks.append([self.next_id, now_ms])
+
+    def out_since_ms(self) -> int | None:
+        """When the oldest message that it holds was delivered, at the latest."""
+        first = self.unacked.first()
+        marks = self.marks
+        if first is None or not marks:
+            return None
+        mark = self._mark_of(first)
+        latest_ms = marks[mark][1] + MARK_MS
+        # Those before the next mark came before its time, too.
+        return min(latest_ms, marks[mark + 1][1]) if mark + 1 < len(marks) else latest_ms
+
+    def _mark_of(self, message_id: int) -> int:
+        """Place of the last mark that is not behind a message."""
+        return max(bisect_right(self.marks, message_id, key=itemgetter(0)) - 1, 0)
+
+    def delivery(self, ranges: list[Range]) -> Deliver:
+        histories = self.queue.histories_of(ranges)
+        return Deliver(
+            self.node, self.session, self.id, self.next_id, ranges, histories, self.queue.counts_failures
+        )
+
+
+class Turns:
+    """Consumers that may be given messages: those of the highest priority by turns, then those below."""
+
+    __slots__ = ("_levels", "_rings")
+
+    def __init__(self) -> None:
+        self._rings: dict[int, OrderedDict[Consumer, None]] = {}
+        self._levels: list[int] = []
+        """Priorities that have anybody, ascending."""
+
+    def __bool__(self) -> bool:
+        return bool(self._levels)
+
+    def __iter__(self) -> Iterator[Consumer]:
+        """All of them, each priority in the order of turns, the highest first."""
+        for level in reversed(self._levels):
+            yield from self._rings[level]
+
+    def add(self, consumer: Consumer) -> None:
+        """It is the last of its priority, unless it is there already."""
+        priority = consumer.settings.priority
+        ring = self._rings.get(priority)
+        if ring is None:
+            ring = self._rings[priority] = OrderedDict()
+            insort(self._levels, priority)
+        if consumer not in ring:
+            ring[consumer] = None
+
+    def discard(self, consumer: Consumer) -> None:
+        priority = consumer.settings.priority
+        ring = self._rings.get(priority)
+        if ring is not None and consumer in ring:
+            del ring[consumer]
+            if not ring:
+                del self._rings[priority]
+                self._levels.remove(priority)
+
+    def next_ring(self) -> OrderedDict[Consumer, None]:
+        """Those whose turn it is, in order; there are some."""
+        return self._rings[self._levels[-1]]

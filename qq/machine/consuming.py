@@ -1,0 +1,193 @@
+"""Consumers, what they hold, and what they say of it.
+
+Lives here: basic.consume, get, ack, nack, reject, recover, qos; the end of channels. Not here: which messages a
+consumer gets (queue.py), delivery tags (broker).
+
+Law: what is said of messages that nobody holds any more is ignored: it crossed with their return.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qq.machine.arguments import CLASSIC, check_consumer_arguments
+from qq.machine.commands import Discard, Reject, Settle
+from qq.machine.consumers import CREDIT_MAX, Consumer
+from qq.machine.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Limited, Recovered
+from qq.machine.errors import access_refused, no_access, not_allowed, the_queue
+from qq.machine.settings import consumer_settings_of
+
+if TYPE_CHECKING:
+    from qq.machine.commands import (
+        Cancel,
+        Checkout,
+        Credit,
+        Get,
+        Limit,
+        Recover,
+        SessionDown,
+        SetPrefetch,
+        Settlement,
+    )
+    from qq.machine.core import Core
+    from qq.machine.queue import Queue
+
+
+class Taking:
+    """Carries out the commands that take messages out of queues."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    # Messages
+
+    def settle(self, command: Settlement) -> None:
+        """Acknowledge, return or reject what a consumer holds."""
+        core = self._core
+        consumer = core.consumers.get((core.origin, command.consumer))
+        if consumer is None:
+            return
+        queue, (_, first, last) = consumer.queue, command
+        if type(command) is Settle:
+            count = queue.settle(consumer, first, last)
+        elif type(command) is Discard:
+            count = queue.discard(consumer, first, last, core.time_ms)
+        else:
+            failed = type(command) is Reject
+            count = queue.give_back(consumer, first, last, core.time_ms, failed=failed)
+        if count:
+            core.checked_in(consumer)
+
+    def recover(self, command: Recover) -> Recovered:
+        session = self._core.session(self._core.origin, command.session)
+        self._core.give_back(list(session.consumers.values()), failed=False)
+        return Recovered()
+
+    def get(self, command: Get) -> GetOk | GetEmpty:
+        core = self._core
+        queue = core.queue(command.session, command.connection, command.queue)
+        core.check_fresh(command.consumer)
+        if queue.settings.single_active_consumer:
+            raise no_access(
+                f"cannot obtain access to locked {the_queue(queue.name)}. basic.get operations are not "
+                f"supported by {queue.kind} queues with single active consumer"
+            )
+        core.serve(queue)
+        queue.used_ms = core.time_ms
+        core.touch(queue)
+        if not queue.ready:
+            return GetEmpty()
+        taker = Consumer(
+            node=core.origin,
+            session=command.session,
+            channel=command.channel,
+            id=command.consumer,
+            queue=queue,
+            tag="",
+            credit=0,
+            prefetch=0,
+            no_ack=command.no_ack,
+            exclusive=False,
+            auto_credit=False,
+            cancel_on_failover=False,
+            can_be_cancelled=False,
+            default_timeout_ms=command.timeout_ms,
+            arguments={},
+            settings=consumer_settings_of({}),
+            budget=None,
+            live=False,
+        )
+        message = queue.get(taker, core.time_ms)
+        history = queue.histories.get(message.history)
+        if command.no_ack:
+            queue.forget((message,))
+        else:
+            core.enter_consumer(taker)
+            core.watch(taker)
+        return GetOk(taker.id, message, queue.ready, history, queue.counts_failures)
+
+    # Consumers
+
+    def checkout(self, command: Checkout) -> Consuming:
+        core = self._core
+        queue = self._queue_to_consume(command)
+        core.check_fresh(command.consumer)
+        session = core.session(core.origin, command.session)
+        consumer = Consumer(
+            node=core.origin,
+            session=command.session,
+            channel=command.channel,
+            id=command.consumer,
+            queue=queue,
+            tag=command.tag,
+            credit=command.credit,
+            prefetch=min(command.credit, CREDIT_MAX),
+            no_ack=command.no_ack,
+            exclusive=command.exclusive,
+            auto_credit=command.auto_credit,
+            cancel_on_failover=command.cancel_on_failover,
+            can_be_cancelled=command.can_be_cancelled,
+            default_timeout_ms=command.timeout_ms,
+            arguments=command.arguments,
+            settings=consumer_settings_of(command.arguments),
+            budget=None if command.no_ack else session.budget,
+        )
+        core.enter_consumer(consumer)
+        queue.add_consumer(consumer)
+        core.touch(queue)
+        return Consuming(consumer.id)
+
+    def _queue_to_consume(self, command: Checkout) -> Queue:
+        core = self._core
+        if command.tag in core.session(core.origin, command.session).tags:
+            raise not_allowed(f"attempt to reuse consumer tag '{command.tag}'")
+        queue = core.queue(command.session, command.connection, command.queue)
+        check_consumer_arguments(queue.name, queue.kind, command.arguments)
+        if command.exclusive and queue.settings.single_active_consumer:
+            raise access_refused(f"{the_queue(queue.name)} in exclusive use")
+        # RabbitMQ's quorum queues accept the flag and ignore it.
+        if queue.kind == CLASSIC and (queue.exclusively_consumed or (command.exclusive and queue.consumers)):
+            raise access_refused(f"{the_queue(queue.name)} in exclusive use")
+        return queue
+
+    def cancel(self, command: Cancel) -> ConsumerCancelled:
+        core = self._core
+        consumer = core.consumers.get((core.origin, command.consumer))
+        if consumer is not None and consumer.live and consumer.session == command.session:
+            del core.sessions[core.origin, consumer.session].tags[consumer.tag]
+            consumer.queue.cancel(consumer, core.time_ms)
+            core.touch(consumer.queue)
+            core.forget_if_over(consumer)
+            core.remove_if_automatic(consumer.queue)
+        return ConsumerCancelled(command.consumer)
+
+    def credit(self, command: Credit) -> None:
+        core = self._core
+        consumer = core.consumers.get((core.origin, command.consumer))
+        if consumer is not None and consumer.live:
+            consumer.queue.give_credit(consumer, command.count)
+            core.touch(consumer.queue)
+
+    def set_prefetch(self, command: SetPrefetch) -> None:
+        core = self._core
+        consumer = core.consumers.get((core.origin, command.consumer))
+        if consumer is not None and consumer.live and consumer.auto_credit:
+            prefetch = min(command.credit, CREDIT_MAX)
+            change = prefetch - consumer.prefetch
+            consumer.prefetch = prefetch
+            consumer.queue.give_credit(consumer, change)
+            core.touch(consumer.queue)
+
+    def limit(self, command: Limit) -> Limited:
+        session = self._core.session(self._core.origin, command.session)
+        session.budget.limit = command.count
+        self._core.look_again(session)
+        return Limited()
+
+    # The end
+
+    def session_down(self, command: SessionDown) -> None:
+        core = self._core
+        session = core.sessions.pop((core.origin, command.session), None)
+        if session is not None:
+            core.end_consumers(list(session.consumers.values()), failed=True)

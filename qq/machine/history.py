@@ -1,0 +1,287 @@
+"""What befell messages before: the deaths of those that were dead-lettered.
+
+Lives here: `History`, what dead-lettering adds to it and when it makes a cycle; `Histories`, those that the messages of
+one queue refer to. Not here: why a message dies and where it goes (queue.py, machine.py), the headers that a consumer
+sees (broker/headers.py).
+
+Law: messages with equal histories share one, and each costs a string of bytes. What is handed out never changes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.machine.codec import pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+REJECTED = "rejected"
+EXPIRED = "expired"
+MAXLEN = "maxlen"
+DELIVERY_LIMIT = "delivery_limit"
+REASONS = (REJECTED, EXPIRED, MAXLEN, DELIVERY_LIMIT)
+
+Cause = tuple[str, str, str]
+"""Of a death: the reason, the queue in which it came, and the exchange by which the message had come there."""
+
+Row = tuple[int, bytes, int]
+"""Of a table of histories: id, the history packed, how many messages refer to it."""
+
+_BLOCK_ROWS = 512
+"""To copy so many takes some microseconds."""
+
+
+class Death(NamedTuple):
+    """All deaths of a message in one queue for one reason, told by the first of them."""
+
+    queue: str
+    reason: str
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    time_ms: int
+    """Cluster time, in whole seconds, as AMQP tells it: so that more histories are equal."""
+    exchange: str
+    """The one to which the message had been published, or dead-lettered before."""
+    routing_keys: tuple[str, ...]
+    """The message's keys at that time, without BCC."""
+    original_expiration: str | None
+    """The property `expiration`, which a message loses at its first death."""
+
+
+class History(NamedTuple):
+    """What a dead-lettered message has become and been through."""
+
+    exchange: str
+    """The dead-letter exchange, to which the message counts as published now."""
+    routing_key: str
+    cc_removed: bool
+    """A dead-letter routing key has taken the place of all the keys the message was published with."""
+    deaths: tuple[Death, ...]
+    """One for each queue and reason, the newest first."""
+    first: Cause
+    last: Cause
+    """That of the newest death; its exchange may be another than the `Death` tells, which is of the first time."""
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> History:
+        """The history that was packed."""
+        exchange, routing_key, cc_removed, deaths, first, last = row
+        known = tuple(
+            Death(queue, reason, count, time_ms, source, tuple(keys), expiration)
+            for queue, reason, count, time_ms, source, keys, expiration in deaths
+        )
+        return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last))
+
+    def keys(self, published: tuple[str, ...]) -> tuple[str, ...]:
+        """The keys that a message has now, if these were its keys when it was published."""
+        return (self.routing_key,) if self.cc_removed else published
+
+
+def died(
+    history: History | None,
+    queue: str,
+    reason: str,
+    time_ms: int,
+    exchange: str,
+    routing_keys: tuple[str, ...],
+    original_expiration: str | None,
+    new_exchange: str,
+    new_routing_key: str | None,
+) -> History:
+    """What a message's history is after it died in `queue` and went on to `new_exchange`.
+
+    `exchange`, `routing_keys` (the routing key, then CC, not BCC) and `original_expiration` are those of the message as
+    it was published, however often it has died since. Without `new_routing_key` it keeps its keys.
+    """
+    if history is None:
+        deaths: tuple[Death, ...] = ()
+        cc_removed = False
+    else:
+        deaths, cc_removed = history.deaths, history.cc_removed
+        exchange, routing_keys, original_expiration = history.exchange, history.keys(routing_keys), None
+    # rabbitmq-server mc.erl, record_death: a repetition changes nothing of a record but the count, and its place.
+    death = Death(queue, reason, 1, time_ms - time_ms % 1000, exchange, routing_keys, original_expiration)
+    for known in deaths:
+        if known.queue == queue and known.reason == reason:
+            death = known._replace(count=known.count + 1)
+            deaths = tuple(other for other in deaths if other is not known)
+            break
+    cause = (reason, queue, exchange)
+    return History(
+        new_exchange,
+        routing_keys[0] if new_routing_key is None else new_routing_key,
+        cc_removed or new_routing_key is not None,
+        (death, *deaths),
+        cause if history is None else history.first,
+        cause,
+    )
+
+
+def is_cycle(history: History, target: str) -> bool:
+    """Whether a message with this history goes round in a circle when it gets into the queue `target` again.
+
+    It does if nobody rejected it since it died there; a rejection is a client's will, and so is what follows.
+    """
+    for death in history.deaths:
+        if death.reason == REJECTED:
+            return False
+        if death.queue == target:
+            return True
+    return False
+
+
+class Histories:
+    """The histories that the messages of one queue refer to, by id, with the number of those messages.
+
+    0 stands for no history, wherever an id is wanted.
+    """
+
+    __slots__ = ("_blocks", "_ids", "_next_id", "_owned")
+
+    def __init__(self) -> None:
+        self._next_id = 1
+        """Only grows, so that no id has ever had another meaning."""
+        self._ids: dict[bytes, int] = {}
+        self._blocks: dict[int, _Block] = {}
+        """Those in which there is something, by the higher bits of the ids, ascending."""
+        self._owned: set[int] = set()
+        """The blocks that nobody else looks at; the others are copied before they change."""
+
+    def intern(self, history: History, count: int) -> int:
+        """Id of the history, to which `count` messages more refer."""
+        packed = pack(history)
+        history_id = self._ids.get(packed)
+        if history_id is None:
+            history_id = self._next_id
+            self._next_id += 1
+            self._enter(history_id, packed, count)
+        else:
+            self.retain(history_id, count)
+        return history_id
+
+    def retain(self, history_id: int, count: int) -> None:
+        """Note that `count` messages more refer to a history that is there."""
+        if history_id:
+            self._change(history_id, count)
+
+    def release(self, history_id: int, count: int) -> None:
+        """Note that `count` messages fewer refer to it; when none does it is forgotten."""
+        if not history_id or self._change(history_id, -count):
+            return
+        number, place = divmod(history_id, _BLOCK_ROWS)
+        block = self._blocks[number]
+        del self._ids[block.packed[place]]
+        block.packed[place] = b""
+        block.live -= 1
+        if not block.live:
+            del self._blocks[number]
+            self._owned.remove(number)
+
+    def get(self, history_id: int) -> History | None:
+        """The history that is there under an id; of 0, None."""
+        if not history_id:
+            return None
+        number, place = divmod(history_id, _BLOCK_ROWS)
+        return History.of(unpack(self._blocks[number].packed[place]))
+
+    def keep_only(self, counts: Mapping[int, int]) -> None:
+        """Let as many messages refer to each history as `counts` tells, at least one, and forget the others."""
+        kept: list[Row] = []
+        for history_id in sorted(counts):
+            number, place = divmod(history_id, _BLOCK_ROWS)
+            kept.append((history_id, self._blocks[number].packed[place], counts[history_id]))
+        self._replace(kept)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def freeze(self) -> FrozenHistories:
+        """What is there, without a copy of it."""
+        self._owned.clear()
+        return FrozenHistories(self._next_id, self._blocks.copy())
+
+    def load(self, dumped: Sequence[Any]) -> None:
+        """Replace everything by what `FrozenHistories.dump` gave."""
+        self._next_id, blocks = dumped
+        self._replace(row for block in blocks for row in unpack(block))
+
+    def _change(self, history_id: int, difference: int) -> int:
+        """How many messages refer to the history now."""
+        number, place = divmod(history_id, _BLOCK_ROWS)
+        counts = self._own(number).counts
+        count = counts[place] + difference
+        if not counts[place] or count < 0:
+            raise ValueError(f"{difference} messages with history {history_id}, which {counts[place]} have")
+        counts[place] = count
+        return count
+
+    def _replace(self, rows: Iterable[Row]) -> None:
+        self._ids = {}
+        self._blocks = {}
+        self._owned.clear()
+        for row in rows:
+            self._enter(*row)
+
+    def _enter(self, history_id: int, packed: bytes, count: int) -> None:
+        number, place = divmod(history_id, _BLOCK_ROWS)
+        block = self._own(number)
+        self._ids[packed] = history_id
+        block.packed[place] = packed
+        block.counts[place] = count
+        block.live += 1
+
+    def _own(self, number: int) -> _Block:
+        """The block, there if it was not, for a change."""
+        if number not in self._owned:
+            old = self._blocks.get(number)
+            self._blocks[number] = _Block() if old is None else old.copy()
+            self._owned.add(number)
+        return self._blocks[number]
+
+
+class _Block:
+    """The histories with consecutive ids."""
+
+    __slots__ = ("counts", "live", "packed")
+
+    # Packed they are a third as large, and millions of them are nothing to the garbage collector.
+    packed: list[bytes]
+    """Empty where none is any more, or yet."""
+    counts: array[int]
+    """How many messages refer to each."""
+    live: int
+    """How many are there."""
+
+    def __init__(self) -> None:
+        self.packed = [b""] * _BLOCK_ROWS
+        self.counts = array("Q", bytes(8 * _BLOCK_ROWS))
+        self.live = 0
+
+    def copy(self) -> _Block:
+        copy = _Block()
+        copy.packed[:], copy.counts[:], copy.live = self.packed, self.counts, self.live
+        return copy
+
+
+class FrozenHistories(NamedTuple):
+    """A queue's histories at one moment, for any thread."""
+
+    next_id: int
+    blocks: dict[int, _Block]
+
+    def get(self, history_id: int) -> History:
+        """The history that was there under an id."""
+        number, place = divmod(history_id, _BLOCK_ROWS)
+        return History.of(unpack(self.blocks[number].packed[place]))
+
+    def dump(self) -> list[Any]:
+        """What `Histories.load` wants: the next id, and the rows of each block, packed."""
+        return [self.next_id, [pack(_rows(number, block)) for number, block in self.blocks.items()]]
+
+
+def _rows(number: int, block: _Block) -> list[Row]:
+    first = number * _BLOCK_ROWS
+    return [
+        (first + place, packed, block.counts[place]) for place, packed in enumerate(block.packed) if packed
+    ]

@@ -1,0 +1,313 @@
+"""Policies: settings for all queues or exchanges whose names match a pattern.
+
+Lives here: which policy applies to what, which definitions are accepted, and how a policy and an operator policy become
+one definition. Not here: what comes of it together with the arguments of a queue (settings.py).
+
+Law: of each kind one policy applies, or none: the one with the highest priority, then with the smallest name, out of
+those that match the name and have no setting that such a queue cannot have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.machine.arguments import CLASSIC, MODULES, QUORUM, is_routing_key
+from qq.machine.patterns import PATTERN_BYTES_MAX, InvalidPattern, Pattern
+
+if TYPE_CHECKING:
+    from qq.machine.commands import Table
+
+ANSWERS_MAX = 50_000
+"""Remembered answers of patterns; beyond it the memory starts again."""
+
+INTEGERS = range(-(2**63), 2**63)
+
+ALTERNATE_EXCHANGE = "alternate-exchange"
+
+_EXCHANGE = "exchange"
+_APPLIES_TO: dict[str, tuple[str, ...]] = {
+    "all": (*MODULES, _EXCHANGE),
+    "queues": tuple(MODULES),
+    "classic_queues": (CLASSIC,),
+    "quorum_queues": (QUORUM,),
+    "streams": (),
+    "exchanges": (_EXCHANGE,),
+}
+"""What each value of apply-to means. There are no streams here, but definitions written elsewhere name them."""
+
+
+class InvalidPolicy(ValueError):
+    """The policy cannot be used; the text is RabbitMQ's."""
+
+
+class Policy(NamedTuple):
+    """Settings for everything whose name matches; `definition` holds arguments without their "x-"."""
+
+    name: str
+    pattern: str
+    definition: Table
+    priority: int
+    apply_to: str
+    operator: bool = False
+
+
+class Policies:
+    """All policies, of users and of operators, by name."""
+
+    def __init__(self) -> None:
+        self._policies: dict[tuple[bool, str], tuple[Policy, Pattern]] = {}
+        self._ranked: list[tuple[Policy, Pattern]] = []
+        """Those to be asked first, first."""
+        self._answers: dict[tuple[str, str], bool] = {}
+        """Whether a pattern matches a name. A memory of a pure function: what is in it changes no answer."""
+
+    def put(self, policy: Policy) -> None:
+        """Enter a policy, in the place of the one with this name. Raises InvalidPolicy."""
+        check_policy(policy)
+        self._policies[policy.operator, policy.name] = policy, Pattern(policy.pattern)
+        self._rank()
+
+    def delete(self, name: str, *, operator: bool) -> bool:
+        """Remove a policy; says whether it was there."""
+        removed = self._policies.pop((operator, name), None)
+        self._rank()
+        return removed is not None
+
+    def rows(self) -> list[Policy]:
+        """All of them: those of users first, by name."""
+        return [policy for _, (policy, _) in sorted(self._policies.items(), key=itemgetter(0))]
+
+    def match(self, name: str, kind: str) -> tuple[Policy | None, Policy | None]:
+        """The policy and the operator policy that apply to a queue."""
+        return self._first(name, kind, operator=False), self._first(name, kind, operator=True)
+
+    def match_exchange(self, name: str) -> tuple[Policy | None, Policy | None]:
+        """The policy and the operator policy that apply to an exchange."""
+        return self.match(name, _EXCHANGE)
+
+    def alternate_exchange(self, name: str) -> str | None:
+        """The alternate exchange that a policy gives to an exchange; an argument of the exchange comes first."""
+        return effective_definition(*self.match_exchange(name)).get(ALTERNATE_EXCHANGE)
+
+    def _first(self, name: str, kind: str, *, operator: bool) -> Policy | None:
+        for policy, pattern in self._ranked:
+            if (
+                policy.operator == operator
+                and _applies(policy, kind)
+                and self._matches(pattern, policy, name)
+            ):
+                return policy
+        return None
+
+    def _matches(self, pattern: Pattern, policy: Policy, name: str) -> bool:
+        answer = self._answers.get((policy.pattern, name))
+        if answer is None:
+            if len(self._answers) >= ANSWERS_MAX:
+                self._answers.clear()
+            answer = self._answers[policy.pattern, name] = pattern.search(name)
+        return answer
+
+    def _rank(self) -> None:
+        self._ranked = sorted(self._policies.values(), key=lambda entry: (-entry[0].priority, entry[0].name))
+
+
+def effective_definition(policy: Policy | None, operator: Policy | None) -> Table:
+    """What two policies set together: an operator's limits cannot be exceeded, and nobody's other settings are lost."""
+    if policy is None or operator is None:
+        only = policy or operator
+        return {} if only is None else only.definition
+    merged = dict(policy.definition)
+    for key, value in operator.definition.items():
+        merged[key] = _OPERATOR_KEYS[key](merged[key], value) if key in merged else value
+    return merged
+
+
+def lower_delivery_limit(one: int, other: int) -> int:
+    """The stricter of two delivery limits, of which negative ones are none."""
+    return max(one, other) if one < 0 or other < 0 else min(one, other)
+
+
+def check_policy(policy: Policy) -> None:
+    """Raise InvalidPolicy for what RabbitMQ refuses, with its text."""
+    _check_pattern(policy.pattern)
+    if policy.priority not in INTEGERS:
+        raise InvalidPolicy(f"priority should be a number, actually was {policy.priority}")
+    if policy.apply_to not in _APPLIES_TO:
+        raise InvalidPolicy(
+            f"apply-to '{policy.apply_to}' unrecognised; should be one of: 'queues', 'classic_queues', "
+            " 'quorum_queues', 'streams', 'exchanges', or 'all'"
+        )
+    if not policy.definition:
+        raise InvalidPolicy("no policy provided")
+    known = _OPERATOR_KEYS if policy.operator else _KEYS
+    unknown = [
+        f"{{{erlang_term(key)},{erlang_term(value)}}}"
+        for key, value in policy.definition.items()
+        if key not in known
+    ]
+    if unknown:
+        raise InvalidPolicy(f"[{','.join(unknown)}] are not recognised policy settings")
+    for key, value in policy.definition.items():
+        valid, complaint = _KEYS[key]
+        if not valid(value):
+            raise InvalidPolicy(complaint.format(erlang_term(value)))
+    _check_retry(policy.definition)
+
+
+def erlang_term(value: Any) -> str:
+    """Print a value as RabbitMQ's texts do."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case str():
+            return f'<<"{value}">>'
+        case list():
+            return f"[{','.join(map(erlang_term, value))}]"
+        case dict():
+            pairs = (f"{erlang_term(key)} => {erlang_term(entry)}" for key, entry in value.items())
+            return f"#{{{','.join(pairs)}}}"
+        case _:
+            return str(value)
+
+
+def _applies(policy: Policy, kind: str) -> bool:
+    if kind not in _APPLIES_TO[policy.apply_to]:
+        return False
+    unsupported = _UNSUPPORTED.get(kind, frozenset())
+    return not any(key in unsupported for key in policy.definition)
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        Pattern(pattern)
+    except InvalidPattern as error:
+        if len(pattern.encode(errors="surrogatepass")) > PATTERN_BYTES_MAX:
+            raise InvalidPolicy(f"pattern must not exceed {PATTERN_BYTES_MAX} bytes") from None
+        raise InvalidPolicy(f"pattern should be regular expression but is invalid: {error}") from None
+
+
+def _check_retry(definition: Table) -> None:
+    retry_type, least, most = (definition.get(f"delayed-retry-{part}") for part in ("type", "min", "max"))
+    if retry_type not in (None, "disabled") and least is None:
+        raise InvalidPolicy(f"delayed-retry-min is required when delayed-retry-type is {retry_type}")
+    if least is not None and most is not None and most < least:
+        raise InvalidPolicy(
+            f"delayed-retry-max ({most}) must not be smaller than delayed-retry-min ({least})"
+        )
+
+
+# --- what a definition may hold
+
+Valid = Callable[[Any], bool]
+
+
+def _at_least(least: int) -> Valid:
+    return lambda value: _is_integer(value) and value >= least
+
+
+def _one_of(*choices: str) -> Valid:
+    return lambda value: isinstance(value, str) and value in choices
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_integer(value: Any) -> bool:
+    # JSON has longer ones than the log.
+    return type(value) is int and value in INTEGERS
+
+
+_KEYS: dict[str, tuple[Valid, str]] = {
+    ALTERNATE_EXCHANGE: (_is_text, "{} is not a valid alternate exchange name"),
+    "consumer-disconnected-timeout": (_at_least(0), "{} is not a valid consumer disconnected timeout"),
+    "consumer-timeout": (_at_least(0), "{} is not a valid consumer timeout"),
+    "dead-letter-exchange": (_is_text, "{} is not a valid dead letter exchange name"),
+    "dead-letter-routing-key": (is_routing_key, "{} is not a valid dead letter routing key"),
+    "dead-letter-strategy": (
+        _one_of("at-most-once", "at-least-once"),
+        "{} is not a valid dead letter strategy",
+    ),
+    "message-ttl": (_at_least(0), "{} is not a valid message TTL"),
+    "expires": (_at_least(1), "{} is not a valid queue expiry"),
+    "max-length": (_at_least(0), "{} is not a valid maximum length"),
+    "max-length-bytes": (_at_least(0), "{} is not a valid maximum length in bytes"),
+    "max-in-memory-length": (_at_least(0), "{} is not a valid maximum memory in bytes"),
+    "max-in-memory-bytes": (_at_least(0), "{} is not a valid maximum memory in bytes"),
+    "queue-mode": (_one_of("default", "lazy"), "{} is not a valid queue-mode value"),
+    "queue-version": (
+        lambda value: type(value) is int and value in (1, 2),
+        "{} is not a valid queue-version value",
+    ),
+    "overflow": (
+        _one_of("drop-head", "reject-publish", "reject-publish-dlx"),
+        "{} is not a valid overflow value",
+    ),
+    "delivery-limit": (_is_integer, "{} is not a valid delivery limit"),
+    "queue-leader-locator": (
+        _one_of("client-local", "balanced", "random", "least-leaders"),
+        "{} is not a valid queue leader locator value",
+    ),
+    "target-group-size": (_at_least(1), "{} is not a valid qq target count value"),
+    "delayed-retry-type": (
+        _one_of("all", "failed", "returned", "disabled"),
+        "{} is not a valid delayed retry type. Must be one of: all, failed, returned, disabled",
+    ),
+    "delayed-retry-min": (
+        _at_least(1),
+        "{} is not a valid delayed retry minimum delay. Must be a positive integer",
+    ),
+    "delayed-retry-max": (
+        _at_least(1),
+        "{} is not a valid delayed retry maximum delay. Must be a positive integer",
+    ),
+    # Ours:
+    "priority-mode": (_one_of("ratio", "strict"), "{} is not a valid priority mode"),
+    "return-position": (_one_of("returns", "original"), "{} is not a valid return position"),
+    "delivery-count-mode": (_one_of("4.0", "4.3"), "{} is not a valid delivery count mode"),
+    "consumer-timeout-action": (
+        _one_of("close-channel", "cancel-consumer"),
+        "{} is not a valid consumer timeout action",
+    ),
+}
+"""Every setting: the values it may have, and RabbitMQ's text for another one."""
+
+
+def _theirs(_value: Any, operator: Any) -> Any:
+    return operator
+
+
+_OPERATOR_KEYS: dict[str, Callable[[Any, Any], Any]] = {
+    "expires": min,
+    "message-ttl": min,
+    "max-length": min,
+    "max-length-bytes": min,
+    "max-in-memory-length": min,
+    "max-in-memory-bytes": min,
+    "delivery-limit": lower_delivery_limit,
+    "queue-version": _theirs,
+    "overflow": _theirs,
+    "target-group-size": max,
+    "delayed-retry-type": _theirs,
+    "delayed-retry-min": max,
+    "delayed-retry-max": min,
+}
+"""What an operator may set, and what comes of a user's value and the operator's."""
+
+_UNSUPPORTED = {
+    CLASSIC: frozenset(
+        {
+            "delivery-limit",
+            "dead-letter-strategy",
+            "max-in-memory-length",
+            "max-in-memory-bytes",
+            "target-group-size",
+        }
+    ),
+    QUORUM: frozenset({"queue-mode"}),
+}
+"""Settings that keep a policy from applying to such a queue at all."""

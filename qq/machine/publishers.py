@@ -1,0 +1,138 @@
+"""Who has published up to where: deduplication of messages that a publisher sends again, from whatever connection.
+
+Lives here: the last sequence number of each publisher that names itself. Not here: how a message tells it
+(qq/amqp/properties.py).
+
+A publisher's numbers ascend, so the last one that was admitted tells which others were. Not quite: a queue may have
+refused some and then taken later ones. Those are remembered as *refused*, and admitted when they come again.
+
+Law: the memory is bounded, and what a call costs does not depend on how many publishers there are. Where the bound is
+too small, a message may be admitted twice, and none is taken for a repetition that was not admitted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PUBLISHERS_MAX = 100_000
+PUBLISHER_AGE_MS = 7 * 24 * 3600 * 1000
+
+_FORGOTTEN_AT_ONCE = 2
+"""More than the one that a call can add, so that those who are out of date go at last; few, so that no call is long."""
+
+REFUSED_MAX = 64
+"""Runs of refused numbers of one publisher. Beyond that two become one, and what lies between counts as refused."""
+
+Run = tuple[int, int]
+"""Consecutive sequence numbers: the first and the last."""
+
+Row = tuple[str, int, int, tuple[Run, ...]]
+"""Publisher, its last sequence number, when it was seen last (cluster time, ms), what was refused, ascending."""
+
+
+FrozenPublishers = tuple[int, int, list[Row]]
+"""The bounds, and the publishers, the least recently used first."""
+
+
+class Publishers:
+    """The publishers that are remembered: `limit` at most, the last seen, each for `age_ms` after it was seen last."""
+
+    __slots__ = ("_age_ms", "_limit", "_rows")
+
+    def __init__(self, limit: int = PUBLISHERS_MAX, age_ms: int = PUBLISHER_AGE_MS) -> None:
+        self._limit = limit
+        self._age_ms = age_ms
+        self._rows: OrderedDict[str, Row] = OrderedDict()
+        """In order of last use, which is the order of the times, too: cluster time does not go back."""
+
+    def new(self, publisher: str, first_seq: int, count: int, time_ms: int) -> list[Run]:
+        """Those of `count` messages that have not been admitted before, as runs of sequence numbers.
+
+        A message has if its number is not above all of its publisher that were, and it was not refused. A publisher
+        that is not remembered has sent none.
+        """
+        last_seq, refused = self._known(publisher, time_ms)
+        end_seq = first_seq + count - 1
+        runs = [(max(first, first_seq), min(last, end_seq)) for first, last in refused if first <= last_seq]
+        runs.append((max(first_seq, last_seq + 1), end_seq))
+        return [(first, last) for first, last in runs if first <= last]
+
+    def admit(self, publisher: str, run: Run, time_ms: int) -> None:
+        """Remember that these messages are in their queues."""
+        last_seq, refused = self._known(publisher, time_ms)
+        first, last = run
+        left = [(low, min(high, first - 1)) for low, high in refused]
+        left += [(max(low, last + 1), high) for low, high in refused]
+        self._remember(publisher, max(last_seq, last), left, time_ms)
+
+    def refuse(self, publisher: str, run: Run, time_ms: int) -> None:
+        """Remember that these messages, which were new, are in no queue."""
+        last_seq, refused = self._known(publisher, time_ms)
+        self._remember(publisher, last_seq, [*refused, run], time_ms)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Limit and age."""
+        return self._limit, self._age_ms
+
+    def configure(self, limit: int, age_ms: int) -> None:
+        """Change the bounds; those that are too many are forgotten at once."""
+        self._limit, self._age_ms = limit, age_ms
+        self._shrink()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def freeze(self) -> FrozenPublishers:
+        """All of it, for any thread."""
+        return self._limit, self._age_ms, list(self._rows.values())
+
+    def load(self, limit: int, age_ms: int, rows: Iterable[Row]) -> None:
+        """Replace everything by what `freeze` gave."""
+        self._limit, self._age_ms = limit, age_ms
+        self._rows = OrderedDict(
+            (publisher, (publisher, last_seq, seen_ms, tuple((first, last) for first, last in refused)))
+            for publisher, last_seq, seen_ms, refused in rows
+        )
+
+    def _known(self, publisher: str, time_ms: int) -> tuple[int, tuple[Run, ...]]:
+        """The last sequence number, and what was refused."""
+        known = self._rows.get(publisher)
+        if known is None or time_ms - known[2] >= self._age_ms:
+            return 0, ()
+        return known[1], known[3]
+
+    def _remember(self, publisher: str, last_seq: int, refused: list[Run], time_ms: int) -> None:
+        runs = _merged(refused) if refused else ()
+        self._rows[publisher] = (publisher, last_seq, time_ms, runs)
+        self._rows.move_to_end(publisher)
+        self._forget(time_ms)
+
+    def _forget(self, time_ms: int) -> None:
+        rows = self._rows
+        for publisher, _, seen_ms, _ in list(islice(rows.values(), _FORGOTTEN_AT_ONCE)):
+            if time_ms - seen_ms >= self._age_ms:
+                del rows[publisher]
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while len(self._rows) > self._limit:
+            self._rows.popitem(last=False)
+
+
+def _merged(runs: list[Run]) -> tuple[Run, ...]:
+    """The runs that are not empty, ascending; those that touch are one, and there are not too many."""
+    merged: list[Run] = []
+    for first, last in sorted(run for run in runs if run[0] <= run[1]):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    while len(merged) > REFUSED_MAX:
+        merged[:2] = [(merged[0][0], merged[1][1])]
+    return tuple(merged)

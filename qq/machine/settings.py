@@ -1,0 +1,231 @@
+"""What a queue's behaviour depends on: its arguments, merged with the policies that apply to it.
+
+Lives here: which of several values counts, and what counts when none is given. Not here: whether a value may be given
+(arguments.py, policies.py), what a setting does (queue.py).
+
+Law: whatever the tables hold, there are settings, and the same ones on every node. A value that nobody can mean counts
+as not given.
+
+Which value counts, where RabbitMQ has a rule: of a limit or a time the smaller; of a delivery limit the greater if one
+is negative (unlimited), else the smaller; of what concerns dead letters the argument; of what a type or mode is called
+the policy, so that it can be changed while the queue lives. Ours without a rule there follow the last one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+
+from qq.machine.arguments import EXPIRY_MAX_MS, QUORUM, is_routing_key
+from qq.machine.commands import NO_PRIORITY
+from qq.machine.policies import effective_definition, lower_delivery_limit
+from qq.ranges import LEVELS, NORMAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qq.machine.commands import Table
+    from qq.machine.policies import Policy
+
+T = TypeVar("T")
+
+DELIVERY_LIMIT = 20
+"""Of a quorum queue for which nobody says anything (RabbitMQ 4.0)."""
+UNLIMITED = -1
+
+Overflow = Literal["drop-head", "reject-publish"]
+DeadLetterStrategy = Literal["at-most-once", "at-least-once"]
+RetryType = Literal["disabled", "all", "failed", "returned"]
+ReturnPosition = Literal["returns", "original"]
+CountContract = Literal["4.0", "4.3"]
+TimeoutAction = Literal["close-channel", "cancel-consumer"]
+
+
+class Settings(NamedTuple):
+    """What a queue keeps to; as it stands, one for which nobody set anything. None is: no such limit."""
+
+    max_length: int | None = None
+    """In messages."""
+    max_length_bytes: int | None = None
+    overflow: Overflow = "drop-head"
+    message_ttl_ms: int | None = None
+    expires_ms: int | None = None
+    """How long the queue itself stays when nobody uses it."""
+    dead_letter_exchange: str | None = None
+    dead_letter_routing_key: str | None = None
+    """None: the keys that the message was published with."""
+    dead_letter_strategy: DeadLetterStrategy = "at-most-once"
+    delivery_limit: int = UNLIMITED
+    """Failed deliveries that a message may have; a negative one is no limit."""
+    consumer_timeout_ms: int | None = None
+    """None: what the node is configured for."""
+    single_active_consumer: bool = False
+    retry_type: RetryType = "disabled"
+    """Which returned messages wait before they are delivered again."""
+    retry_min_ms: int = 0
+    retry_max_ms: int = 0
+    strict_priorities: bool = False
+    return_position: ReturnPosition = "returns"
+    count_contract: CountContract = "4.0"
+    """Which returns count towards the delivery limit: all (4.0), or those that say the delivery failed (4.3)."""
+    timeout_action: TimeoutAction = "close-channel"
+    level_max: int = 0
+    """The highest priority level there is; 0: priorities have no meaning."""
+    level_absent: int = NORMAL
+    """The level of a message without a priority, or of all where priorities have no meaning."""
+
+    def level(self, priority: int) -> int:
+        """The level of a message that was published with this priority, or NO_PRIORITY."""
+        if priority == NO_PRIORITY or not self.level_max:
+            return self.level_absent
+        return min(priority, self.level_max)
+
+
+class ConsumerSettings(NamedTuple):
+    """What a consumer asks for with its arguments."""
+
+    priority: int = 0
+    timeout_ms: int | None = None
+    """None: what the queue says."""
+    live_prefetch: bool = False
+    """A later basic.qos changes the prefetch of this consumer, too."""
+
+
+def settings_of(
+    kind: str,
+    arguments: Table,
+    policy: Policy | None,
+    operator: Policy | None,
+) -> Settings:
+    """The settings of a queue of this kind, with the policies that apply to it."""
+    values = _Values(arguments, effective_definition(policy, operator))
+    quorum = kind == QUORUM
+    overflow = _overflow(values, quorum=quorum)
+    exchange = values.argument_first("dead-letter-exchange", _text)
+    strategy = values.argument_first("dead-letter-strategy", _strategy)
+    if exchange is None or overflow != "reject-publish" or not quorum:
+        strategy = "at-most-once"  # RabbitMQ falls back and logs a warning
+    retry_type, retry_min_ms, retry_max_ms = _retry(values) if quorum else ("disabled", 0, 0)
+    level_max, level_absent = (LEVELS - 1, NORMAL) if quorum else _classic_levels(arguments)
+    mode = values.policy_first("priority-mode", _priority_mode)
+    return Settings(
+        max_length=values.least("max-length"),
+        max_length_bytes=values.least("max-length-bytes"),
+        overflow=overflow,
+        message_ttl_ms=_time(values.least("message-ttl")),
+        expires_ms=_time(values.least("expires", 1)),
+        dead_letter_exchange=exchange,
+        dead_letter_routing_key=None
+        if exchange is None
+        else values.argument_first("dead-letter-routing-key", _routing_key),
+        dead_letter_strategy=strategy or "at-most-once",
+        delivery_limit=_delivery_limit(values) if quorum else UNLIMITED,
+        consumer_timeout_ms=_time(values.least("consumer-timeout")),
+        single_active_consumer=arguments.get("x-single-active-consumer") is True,
+        retry_type=retry_type,
+        retry_min_ms=retry_min_ms,
+        retry_max_ms=retry_max_ms,
+        strict_priorities=mode == "strict" if quorum else level_max > 0,
+        return_position=values.policy_first("return-position", _return_position) or "returns",
+        count_contract=values.policy_first("delivery-count-mode", _count_contract) or "4.0",
+        timeout_action=values.policy_first("consumer-timeout-action", _timeout_action) or "close-channel",
+        level_max=level_max,
+        level_absent=level_absent,
+    )
+
+
+def consumer_settings_of(arguments: Table) -> ConsumerSettings:
+    return ConsumerSettings(
+        priority=_integer(arguments.get("x-priority"), None) or 0,
+        timeout_ms=_time(_integer(arguments.get("x-consumer-timeout"), 0)),
+        live_prefetch=arguments.get("x-live-prefetch") is True,
+    )
+
+
+class _Values(NamedTuple):
+    """The two places where a value may be given, the argument under its name with "x-" before it."""
+
+    arguments: Table
+    definition: Table
+
+    def least(self, key: str, lowest: int = 0) -> int | None:
+        given = [
+            number
+            for value in (self.arguments.get(f"x-{key}"), self.definition.get(key))
+            if (number := _integer(value, lowest)) is not None
+        ]
+        return min(given, default=None)
+
+    def argument_first(self, key: str, read: Callable[[Any], T | None]) -> T | None:
+        value = read(self.arguments.get(f"x-{key}"))
+        return read(self.definition.get(key)) if value is None else value
+
+    def policy_first(self, key: str, read: Callable[[Any], T | None]) -> T | None:
+        value = read(self.definition.get(key))
+        return read(self.arguments.get(f"x-{key}")) if value is None else value
+
+
+def _overflow(values: _Values, *, quorum: bool) -> Overflow:
+    # A policy changes a quorum queue at once, an argument keeps a classic queue as it is.
+    first = values.policy_first if quorum else values.argument_first
+    overflow = first("overflow", _named_overflow)
+    if overflow == "reject-publish-dlx":
+        # RabbitMQ's quorum queues do not know it. We know no queue that dead-letters what it rejects.
+        return "drop-head" if quorum else "reject-publish"
+    return overflow or "drop-head"
+
+
+def _delivery_limit(values: _Values) -> int:
+    argument = _integer(values.arguments.get("x-delivery-limit"), None)
+    policy = _integer(values.definition.get("delivery-limit"), None)
+    if argument is None or policy is None:
+        given = policy if argument is None else argument
+        return DELIVERY_LIMIT if given is None else given
+    return lower_delivery_limit(policy, argument)
+
+
+def _retry(values: _Values) -> tuple[RetryType, int, int]:
+    retry_type = values.policy_first("delayed-retry-type", _retry_type)
+    retry_min_ms = _time(values.least("delayed-retry-min", 1))
+    if retry_type is None or retry_type == "disabled" or retry_min_ms is None:
+        return "disabled", 0, 0
+    return retry_type, retry_min_ms, _time(values.least("delayed-retry-max", 1)) or retry_min_ms
+
+
+def _classic_levels(arguments: Table) -> tuple[int, int]:
+    highest = _integer(arguments.get("x-max-priority"), 0)
+    # RabbitMQ's classic queues have up to 255 levels; whoever uses that many does not tell the upper ones apart.
+    return (min(highest, LEVELS - 1), 0) if highest else (0, NORMAL)
+
+
+def _integer(value: Any, lowest: int | None) -> int | None:
+    if type(value) is not int or (lowest is not None and value < lowest):
+        return None
+    return value
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _routing_key(value: Any) -> str | None:
+    return value if is_routing_key(value) else None
+
+
+def _time(time_ms: int | None) -> int | None:
+    """Shorten what is longer than anybody waits: sums of times are kept in 64 bits."""
+    return None if time_ms is None else min(time_ms, EXPIRY_MAX_MS)
+
+
+def _choice(choices: tuple[Any, ...]) -> Callable[[Any], Any]:
+    return lambda value: next((choice for choice in choices if choice == value), None)
+
+
+_named_overflow: Callable[[Any], Overflow | Literal["reject-publish-dlx"] | None] = _choice(
+    (*get_args(Overflow), "reject-publish-dlx")
+)
+_strategy: Callable[[Any], DeadLetterStrategy | None] = _choice(get_args(DeadLetterStrategy))
+_retry_type: Callable[[Any], RetryType | None] = _choice(get_args(RetryType))
+_priority_mode: Callable[[Any], Literal["ratio", "strict"] | None] = _choice(("ratio", "strict"))
+_return_position: Callable[[Any], ReturnPosition | None] = _choice(get_args(ReturnPosition))
+_count_contract: Callable[[Any], CountContract | None] = _choice(get_args(CountContract))
+_timeout_action: Callable[[Any], TimeoutAction | None] = _choice(get_args(TimeoutAction))

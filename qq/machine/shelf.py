@@ -1,0 +1,386 @@
+"""Messages that are not where arrival would put them: they wait for a time, were returned, or expire out of turn.
+
+Lives here: `Shelf`, and `FrozenShelf`, what it was at one moment, Not here: what
+becomes of the messages (backlog.py).
+
+A shelf holds ranges in the order of their keys, in blocks of plain words that are cut in two when they are full. Each
+message has a key: the first of a range has the range's, the others follow. Beside it lie the moments, in the same way.
+
+Law: everything costs the logarithm of what is there and at most one block's worth of moving. A freeze copies references
+to blocks; a block that was frozen is copied before it changes. How the ranges are spread over blocks is nobody's
+business: it is not dumped, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.machine import columns
+from qq.ranges import LEVELS, MESSAGE_BITS, MESSAGE_MASK, Range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+BLOCK_ROWS = 256
+"""Of 80 octets: to move half of them takes less than a microsecond."""
+BLOCK_MOMENTS = 512
+PACK_ROWS = 2048
+"""Rows that are packed together, as a chunk of runs is."""
+
+_INDEX, _PLACE, _POSITION, _SIZE, _EXPIRES, _DUE, _DELIVERIES, _FAILURES, _MARKS = range(9)
+"""Words of a row; its place is slot and count, its marks are history, level and whether it was returned."""
+_WORDS = 9
+_MARK_BITS = 6
+_CODES = "qqQqQqqQQQ"
+"""Of packed columns: the key, then a row's words; key, index, position, expiry and due time are differences."""
+_RISING = (0, 1, 3, 5, 6)
+"""Columns that are packed as differences."""
+_BASES_BYTES = 8 * len(_RISING)
+_first = attrgetter("first")
+
+
+class _Block:
+    """Consecutive ranges."""
+
+    __slots__ = ("age", "first", "keys", "rows")
+
+    def __init__(self, first: int, age: int, keys: array[int], rows: array[int]) -> None:
+        self.first = first
+        """No key is less, unless this is the first block."""
+        self.age = age
+        """It may be changed while the shelf has been frozen as often."""
+        self.keys = keys
+        self.rows = rows
+
+
+class Shelf:
+    """Ranges by key."""
+
+    __slots__ = ("_age", "_blocks", "_due", "_expiring")
+
+    def __init__(self) -> None:
+        self._blocks: list[_Block] = []
+        self._age = 0
+        self._due = _Moments()
+        self._expiring = _Moments()
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
+    @property
+    def head_position(self) -> int:
+        """The key of the first message; there is one."""
+        return self._blocks[0].keys[0]
+
+    @property
+    def due_ms(self) -> int:
+        """When the first range is due; 0 if none ever is."""
+        return self._due.first_ms
+
+    @property
+    def expires_ms(self) -> int:
+        """When the first range expires; 0 if none ever does."""
+        return self._expiring.first_ms
+
+    def insert(self, key: int, messages: Range, due_ms: int = 0, *, returned: bool = False) -> None:
+        """Add messages. No key of theirs is taken."""
+        index, slot, count, deliveries, size, position, expires_ms, level, history, failures = messages
+        row = [
+            index,
+            slot << MESSAGE_BITS | count,
+            position,
+            size,
+            expires_ms,
+            due_ms,
+            deliveries,
+            failures,
+            history << _MARK_BITS | level << 1 | returned,
+        ]
+        if due_ms:
+            self._due.add(due_ms, key)
+        if expires_ms:
+            self._expiring.add(expires_ms, key)
+        number = self._place(key)
+        if number == len(self._blocks):
+            self._blocks.append(_Block(key, self._age, array("Q", (key,)), array("Q", row)))
+            return
+        block = self._own(number)
+        at = bisect_left(block.keys, key)
+        block.keys.insert(at, key)
+        block.rows[at * _WORDS : at * _WORDS] = array("Q", row)
+        if len(block.keys) > BLOCK_ROWS:
+            half = BLOCK_ROWS // 2
+            upper = _Block(block.keys[half], self._age, block.keys[half:], block.rows[half * _WORDS :])
+            del block.keys[half:], block.rows[half * _WORDS :]
+            self._blocks.insert(number + 1, upper)
+
+    def take(self, count: int) -> list[Range]:
+        """Remove the first `count` messages, or as many as there are."""
+        ranges: list[Range] = []
+        while count and self._blocks:
+            ranges.append(self.take_run(count))
+            count -= ranges[-1].count
+        return ranges
+
+    def take_run(self, count: int) -> Range:
+        """Remove the first `count` messages of the first range, or as many as it has; there is one."""
+        block = self._own(0)
+        key, row = block.keys[0], block.rows
+        messages = _range(row)
+        moments = [(self._due, row[_DUE]), (self._expiring, row[_EXPIRES])]
+        for times, time_ms in moments:
+            if time_ms:
+                times.remove(time_ms, key)
+        if messages.count <= count:
+            self._remove(0, 0)
+            return messages
+        rest = messages.part(count, messages.count - count)
+        block.keys[0] = key + count
+        row[_PLACE] = rest.slot << MESSAGE_BITS | rest.count
+        row[_POSITION], row[_SIZE] = rest.position, rest.size
+        for times, time_ms in moments:
+            if time_ms:
+                times.add(time_ms, key + count)
+        return messages.part(0, count)
+
+    def take_due(self) -> tuple[Range, bool]:
+        """Remove the range that is due first, the least key first, and tell whether it was returned; there is one."""
+        key = self._due.pop()
+        row = self._remove(*self._find(key))
+        if row[_EXPIRES]:
+            self._expiring.remove(row[_EXPIRES], key)
+        return _range(row), bool(row[_MARKS] & 1)
+
+    def take_expired(self) -> Range:
+        """Remove the range that expires first, the least key first; there is one."""
+        key = self._expiring.pop()
+        row = self._remove(*self._find(key))
+        if row[_DUE]:
+            self._due.remove(row[_DUE], key)
+        return _range(row)
+
+    def clear(self) -> None:
+        self._blocks.clear()
+        self._due.clear()
+        self._expiring.clear()
+
+    def browse(self) -> Iterator[Range]:
+        """All ranges in order; nothing may change meanwhile."""
+        return FrozenShelf(tuple(self._blocks)).browse()
+
+    def freeze(self) -> FrozenShelf:
+        self._age += 1
+        return FrozenShelf(tuple(self._blocks))
+
+    def load(self, dumped: Sequence[bytes]) -> None:
+        """Replace the shelf by what `FrozenShelf.dump` gave."""
+        self.clear()
+        for data in dumped:
+            keys, rows = _unpacked(data)
+            for at in range(0, len(keys), BLOCK_ROWS):
+                part = keys[at : at + BLOCK_ROWS]
+                words = rows[at * _WORDS : (at + BLOCK_ROWS) * _WORDS]
+                self._blocks.append(_Block(part[0], self._age, part, words))
+        for moments, word in ((self._due, _DUE), (self._expiring, _EXPIRES)):
+            moments.load(
+                (moment, key)
+                for block in self._blocks
+                for moment, key in zip(block.rows[word::_WORDS], block.keys, strict=True)
+                if moment
+            )
+
+    def _place(self, key: int) -> int:
+        """The number of the block for a new key; one more than the last for a new block."""
+        blocks = self._blocks
+        if not blocks:
+            return 0
+        last = blocks[-1]
+        if key < last.first:
+            return max(bisect_right(blocks, key, key=_first) - 1, 0)
+        # What comes in order fills its blocks.
+        return len(blocks) - (len(last.keys) < BLOCK_ROWS or key < last.keys[-1])
+
+    def _find(self, key: int) -> tuple[int, int]:
+        """The number of the key's block, and its place there."""
+        number = max(bisect_right(self._blocks, key, key=_first) - 1, 0)
+        return number, bisect_left(self._blocks[number].keys, key)
+
+    def _own(self, number: int) -> _Block:
+        """A block that may be changed."""
+        block = self._blocks[number]
+        if block.age != self._age:
+            block = _Block(block.first, self._age, block.keys[:], block.rows[:])
+            self._blocks[number] = block
+        return block
+
+    def _remove(self, number: int, at: int) -> array[int]:
+        """Remove a row, whose moments are gone or will be."""
+        block = self._own(number)
+        row = block.rows[at * _WORDS : (at + 1) * _WORDS]
+        del block.keys[at], block.rows[at * _WORDS : (at + 1) * _WORDS]
+        if not block.keys:
+            del self._blocks[number]
+        return row
+
+
+class FrozenShelf(NamedTuple):
+    """A shelf at one moment. It shares the blocks with `Shelf`, which changes them no more."""
+
+    blocks: tuple[_Block, ...]
+
+    def dump(self) -> list[bytes]:
+        """What `Shelf.load` wants. Equal shelves give equal dumps where zlib is the same."""
+        return [_packed(keys, rows) for keys, rows in self._portions()]
+
+    def add_counts(self, bounds: Sequence[int], counts: list[int]) -> None:
+        """Add the messages with bounds[i] <= index < bounds[i + 1] to counts[i], for each i."""
+        for block in self.blocks:
+            for index, place in zip(block.rows[_INDEX::_WORDS], block.rows[_PLACE::_WORDS], strict=True):
+                cell = bisect_right(bounds, index) - 1
+                if 0 <= cell < len(counts):
+                    counts[cell] += place & MESSAGE_MASK
+
+    def ranges(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Index, slot and count of the ranges with first <= index < end, in their order."""
+        for block in self.blocks:
+            for index, place in zip(block.rows[_INDEX::_WORDS], block.rows[_PLACE::_WORDS], strict=True):
+                if first <= index < end:
+                    yield index, place >> MESSAGE_BITS, place & MESSAGE_MASK
+
+    def browse(self) -> Iterator[Range]:
+        """All ranges in order."""
+        for block in self.blocks:
+            for at in range(0, len(block.rows), _WORDS):
+                yield _range(block.rows[at : at + _WORDS])
+
+    def _portions(self) -> Iterator[tuple[array[int], array[int]]]:
+        """Keys and rows, as many at a time as are packed together."""
+        keys, rows = array("Q"), array("Q")
+        for block in self.blocks:
+            keys += block.keys
+            rows += block.rows
+            while len(keys) >= PACK_ROWS:
+                yield keys[:PACK_ROWS], rows[: PACK_ROWS * _WORDS]
+                del keys[:PACK_ROWS], rows[: PACK_ROWS * _WORDS]
+        if keys:
+            yield keys, rows
+
+
+class _Moments:
+    """Times and keys: which comes first."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self) -> None:
+        self._blocks: list[_Times] = []
+
+    @property
+    def first_ms(self) -> int:
+        """The first time; 0 if there is none."""
+        return self._blocks[0].times[0] if self._blocks else 0
+
+    def add(self, time_ms: int, key: int) -> None:
+        blocks = self._blocks
+        number = bisect_right(blocks, (time_ms, key), key=_first) - 1
+        if number < 0:
+            if not blocks:
+                blocks.append(_Times((time_ms, key), array("Q", (time_ms,)), array("Q", (key,))))
+                return
+            number = 0
+        block = blocks[number]
+        at = block.find(time_ms, key)
+        if at == len(block.times) >= BLOCK_MOMENTS and number == len(blocks) - 1:
+            blocks.append(_Times((time_ms, key), array("Q", (time_ms,)), array("Q", (key,))))
+            return
+        block.times.insert(at, time_ms)
+        block.keys.insert(at, key)
+        if len(block.times) > BLOCK_MOMENTS:
+            half = BLOCK_MOMENTS // 2
+            upper = _Times((block.times[half], block.keys[half]), block.times[half:], block.keys[half:])
+            del block.times[half:], block.keys[half:]
+            blocks.insert(number + 1, upper)
+
+    def pop(self) -> int:
+        """Remove the first time with its least key, and give the key; there is one."""
+        block = self._blocks[0]
+        key = block.keys[0]
+        del block.times[0], block.keys[0]
+        if not block.times:
+            del self._blocks[0]
+        return key
+
+    def remove(self, time_ms: int, key: int) -> None:
+        """Remove a time and a key, which are there."""
+        number = max(bisect_right(self._blocks, (time_ms, key), key=_first) - 1, 0)
+        block = self._blocks[number]
+        at = block.find(time_ms, key)
+        del block.times[at], block.keys[at]
+        if not block.times:
+            del self._blocks[number]
+
+    def load(self, moments: Iterable[tuple[int, int]]) -> None:
+        """Replace all."""
+        self.clear()
+        pairs = sorted(moments)
+        for at in range(0, len(pairs), BLOCK_MOMENTS):
+            part = pairs[at : at + BLOCK_MOMENTS]
+            times, keys = zip(*part, strict=True)
+            self._blocks.append(_Times(part[0], array("Q", times), array("Q", keys)))
+
+    def clear(self) -> None:
+        self._blocks.clear()
+
+
+class _Times:
+    """Consecutive moments, as two arrays."""
+
+    __slots__ = ("first", "keys", "times")
+
+    def __init__(self, first: tuple[int, int], times: array[int], keys: array[int]) -> None:
+        self.first = first
+        """No moment is less, unless this is the first block."""
+        self.times = times
+        self.keys = keys
+
+    def find(self, time_ms: int, key: int) -> int:
+        start = bisect_left(self.times, time_ms)
+        return bisect_left(self.keys, key, start, bisect_right(self.times, time_ms, start))
+
+
+def _range(row: array[int]) -> Range:
+    index, place, position, size, expires_ms, _, deliveries, failures, marks = row[:_WORDS]
+    return Range(
+        index,
+        place >> MESSAGE_BITS,
+        place & MESSAGE_MASK,
+        deliveries,
+        size,
+        position,
+        expires_ms,
+        (marks >> 1) % LEVELS,
+        marks >> _MARK_BITS,
+        failures,
+    )
+
+
+def _packed(keys: array[int], rows: array[int]) -> bytes:
+    table = [keys, *(rows[word::_WORDS] for word in range(_WORDS))]
+    bases = array("Q", (table[number][0] for number in _RISING))
+    for number in _RISING:
+        table[number] = columns.differences(table[number])
+    return columns.little_endian(bases) + columns.pack(table)
+
+
+def _unpacked(data: bytes) -> tuple[array[int], array[int]]:
+    bases = columns.from_little_endian("Q", data[:_BASES_BYTES])
+    table = columns.unpack(data[_BASES_BYTES:], _CODES)
+    for number, base in zip(_RISING, bases, strict=True):
+        table[number] = columns.sums(base, table[number])
+    keys, *rest = table
+    rows = array("Q", bytes(8 * _WORDS * len(keys)))
+    for word, column in enumerate(rest):
+        rows[word::_WORDS] = column
+    return keys, rows

@@ -1,0 +1,78 @@
+"""Moments at which something is to be done, one for each key.
+
+Lives here: which key is due next. Not here: what is done then, and how an entry comes at that time (cluster).
+
+Law: timers are no part of a state that is dumped; who loads one sets them again, and relies on no order of keys that
+are due at the same moment.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+K = TypeVar("K", bound="Hashable")
+
+_STALE_MIN = 64
+"""Below so many stale entries the heap is not made anew, however few are not."""
+
+
+class Timers(Generic[K]):
+    """A moment for each of some keys. The time is the cluster's, in milliseconds."""
+
+    __slots__ = ("_entries", "_heap", "_order")
+
+    def __init__(self) -> None:
+        self._entries: dict[K, tuple[int, int, K]] = {}
+        """Moment, a number that grows with each call, key."""
+        self._heap: list[tuple[int, int, K]] = []
+        """The entries, and stale ones among them, never in front."""
+        self._order = 0
+
+    def set(self, key: K, due_ms: int | None) -> None:
+        """Let `key` be due at that moment, or never; what it was before is forgotten.
+
+        One that is due at that very moment already keeps its place among its equals.
+        """
+        known = self._entries.get(key)
+        if (None if known is None else known[0]) == due_ms:
+            return
+        if due_ms is None:
+            del self._entries[key]
+        else:
+            self._order += 1
+            entry = self._entries[key] = (due_ms, self._order, key)
+            heappush(self._heap, entry)
+        self._drop_stale()
+
+    def due_ms(self) -> int | None:
+        """The earliest moment at which a key is due."""
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now_ms: int) -> list[K]:
+        """Forget the keys whose moment has come, and give them: the earliest first, of equals the one set first."""
+        heap = self._heap
+        keys: list[K] = []
+        while heap and heap[0][0] <= now_ms:
+            key = heappop(heap)[2]
+            del self._entries[key]
+            keys.append(key)
+            self._drop_stale()
+        return keys
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def _drop_stale(self) -> None:
+        entries, heap = self._entries, self._heap
+        if len(heap) > 2 * len(entries) + _STALE_MIN:
+            heap[:] = entries.values()
+            heapify(heap)
+        while heap and entries.get(heap[0][2]) is not heap[0]:
+            heappop(heap)

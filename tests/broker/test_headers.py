@@ -1,0 +1,107 @@
+from datetime import UTC, datetime
+
+from pamqp import body, commands, frame, header
+
+from qq.amqp.encoding import content
+from qq.broker.headers import death_headers, delivered, redelivery_headers
+from qq.machine.history import EXPIRED, REJECTED, Death, History, died
+from qq.ranges import Range
+
+TIME = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+TIME_MS = int(TIME.timestamp()) * 1000
+
+
+def part(deliveries: int = 0, failures: int = 0) -> Range:
+    return Range(1, 0, 1, deliveries, failures=failures)
+
+
+def message(**properties: object) -> bytes:
+    content_header = header.ContentHeader(0, 3, commands.Basic.Properties(**properties))
+    return frame.marshal(content_header, 1) + frame.marshal(body.ContentBody(b"abc"), 1)
+
+
+def twice_dead(new_key: str | None = None) -> History:
+    once = died(None, "work", EXPIRED, TIME_MS, "", ("work", "copy"), "60000", "dlx", new_key)
+    return died(once, "wait", REJECTED, TIME_MS + 2000, "ignored", ("work", "copy"), "60000", "end", None)
+
+
+def test_a_message_at_its_first_delivery_is_sent_as_it_is_stored() -> None:
+    messages = [message(), message(headers={"a": 1})]
+    for counts_failures in (False, True):
+        assert delivered(messages, part(), None, counts_failures=counts_failures) is messages
+
+
+def test_a_message_tells_how_often_it_was_delivered_before() -> None:
+    properties = {"headers": {"x-delivery-count": 7, "CC": ["a"]}, "expiration": "9"}
+    [again] = delivered([message(**properties)], part(2, 1), None, counts_failures=False)
+    expected = commands.Basic.Properties(headers={"CC": ["a"], "x-delivery-count": 2}, expiration="9")
+    assert content(again) == (expected, b"abc")
+    assert b"\x10x-delivery-countl\0\0\0\0\0\0\0\x02" in again
+
+
+def test_where_failures_are_counted_apart_a_message_tells_both() -> None:
+    assert redelivery_headers(part(3, 0), counts_failures=True) == {"x-acquired-count": 3}
+    both = {"x-acquired-count": 3, "x-delivery-count": 2}
+    assert redelivery_headers(part(3, 2), counts_failures=True) == both
+
+
+def test_a_dead_lettered_message_tells_its_deaths_newest_first() -> None:
+    assert death_headers(twice_dead()) == {
+        "x-death": [
+            {
+                "count": 1,
+                "reason": "rejected",
+                "queue": "wait",
+                "time": datetime(2024, 5, 6, 7, 8, 11, tzinfo=UTC),
+                "exchange": "dlx",
+                "routing-keys": ["work", "copy"],
+            },
+            {
+                "count": 1,
+                "reason": "expired",
+                "queue": "work",
+                "time": TIME,
+                "exchange": "",
+                "routing-keys": ["work", "copy"],
+                "original-expiration": "60000",
+            },
+        ],
+        "x-first-death-reason": "expired",
+        "x-first-death-queue": "work",
+        "x-first-death-exchange": "",
+        "x-last-death-reason": "rejected",
+        "x-last-death-queue": "wait",
+        "x-last-death-exchange": "dlx",
+    }
+
+
+def test_the_fields_of_a_death_have_rabbitmqs_types() -> None:
+    death = Death("q", "maxlen", 300, TIME_MS, "e", ("k",), None)
+    history = History("dlx", "k", False, (death,), ("maxlen", "q", "e"), ("maxlen", "q", "e"))
+    [sent] = delivered([message()], part(), history, counts_failures=False)
+    fields = {
+        "count": b"l" + (300).to_bytes(8, "big"),
+        "reason": b"S\0\0\0\6maxlen",
+        "queue": b"S\0\0\0\1q",
+        "time": b"T" + (TIME_MS // 1000).to_bytes(8, "big"),
+        "exchange": b"S\0\0\0\1e",
+        "routing-keys": b"A\0\0\0\6S\0\0\0\1k",
+    }
+    table = b"".join(bytes([len(name)]) + name.encode() + value for name, value in fields.items())
+    table = b"F" + len(table).to_bytes(4, "big") + table
+    assert b"\x07x-deathA" + len(table).to_bytes(4, "big") + table in sent
+    assert b"\x13x-last-death-reasonS\0\0\0\6maxlen" in sent
+
+
+def test_what_dead_lettering_changes_in_a_message_is_all_that_changes() -> None:
+    properties = {"content_type": "text/plain", "priority": 3, "message_id": "m", "delivery_mode": 2}
+    mine = {"CC": ["copy"], "a": 1}
+    stored = message(headers=mine | {"x-death": "mine"}, expiration="60000", **properties)
+    for new_key, kept in ((None, mine), ("key", {"a": 1})):
+        history = twice_dead(new_key)
+        [first] = delivered([stored], part(), history, counts_failures=False)
+        expected = commands.Basic.Properties(headers=kept | death_headers(history), **properties)
+        assert content(first) == (expected, b"abc")
+        [again] = delivered([stored], part(1), history, counts_failures=False)
+        expected.headers["x-delivery-count"] = 1
+        assert content(again) == (expected, b"abc")

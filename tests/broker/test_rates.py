@@ -1,0 +1,112 @@
+"""Rates and capacity from samples, with a clock that the test sets."""
+
+from __future__ import annotations
+
+import pytest
+
+from qq.broker.rates import Counts, Rates, counts_of
+from qq.machine.queue import Queue
+from qq.machine.settings import Settings
+
+T0 = 1_000_000
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue(
+        name="q",
+        kind="quorum",
+        durable=True,
+        owner=None,
+        auto_delete=False,
+        arguments={},
+        number=1,
+        settings=Settings(),
+        consumers=1,
+    )
+
+
+@pytest.fixture
+def rates(queue: Queue) -> Rates:
+    """With samples at T0 and 5 s later."""
+    rates = Rates()
+    rates.sample([queue], T0)
+    rates.sample([queue], T0 + 5000)
+    return rates
+
+
+def test_a_rate_is_what_happened_since_the_sample_before_the_last(queue: Queue, rates: Rates) -> None:
+    queue.tally.published, queue.tally.acknowledged = 60, 30
+    per_second = rates.per_second(queue, T0 + 6000)
+    assert (per_second["publish"], per_second["ack"], per_second["get"]) == (10.0, 5.0, 0.0)
+    assert list(per_second) == list(Counts._fields)
+
+
+def test_what_happened_long_ago_is_forgotten(queue: Queue, rates: Rates) -> None:
+    queue.tally.published = 60
+    rates.sample([queue], T0 + 10_000)
+    rates.sample([queue], T0 + 15_000)
+    assert rates.per_second(queue, T0 + 16_000)["publish"] == 0.0
+
+
+def test_a_queue_without_samples_has_no_rates(queue: Queue) -> None:
+    queue.tally.published = 60
+    rates = Rates()
+    assert set(rates.per_second(queue, T0).values()) == {0.0}
+    rates.sample([queue], T0)
+    assert set(rates.per_second(queue, T0 + 1).values()) == {0.0}
+
+
+def test_a_count_that_began_anew_is_no_negative_rate(queue: Queue) -> None:
+    rates = Rates()
+    queue.tally.published = 60
+    rates.sample([queue], T0)
+    queue.tally.published = 5
+    assert rates.per_second(queue, T0 + 5000)["publish"] == 0.0
+
+
+def test_queues_that_are_gone_are_forgotten(queue: Queue, rates: Rates) -> None:
+    rates.keep_only([])
+    queue.tally.published = 60
+    assert rates.per_second(queue, T0 + 6000)["publish"] == 0.0
+
+
+def test_fetched_messages_count_as_delivered_or_fetched_once(queue: Queue) -> None:
+    queue.tally.delivered, queue.tally.got = 3, 2
+    assert counts_of(queue)[:4] == Counts(0, 3, 2, 5, 0, 0, 0, 0)[:4]
+
+
+def test_a_queue_without_consumers_has_no_capacity(queue: Queue, rates: Rates) -> None:
+    queue.consumers = 0
+    assert rates.capacity(queue, T0 + 6000) == 0.0
+
+
+def test_idle_consumers_are_all_capacity(queue: Queue, rates: Rates) -> None:
+    assert rates.capacity(queue, T0 + 6000) == 1.0
+    assert Rates().capacity(queue, T0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("waited_ms", "waiting_since_ms", "capacity"),
+    [
+        (2000, 0, 0.8),  # it waited, and does not any more
+        (0, T0 + 6000, 0.6),  # it waits now
+        (2000, T0 + 6000, 0.4),
+        (0, T0 - 60_000, 0.0),  # it waited before the first sample, too
+        (50_000, 0, 0.0),  # a clock that jumped
+        (0, T0 + 90_000, 1.0),
+    ],
+)
+def test_capacity_is_the_part_of_the_time_in_which_messages_need_not_wait(
+    queue: Queue, waited_ms: int, waiting_since_ms: int, capacity: float
+) -> None:
+    rates = Rates()
+    queue.waiting_since_ms = waiting_since_ms if waiting_since_ms < T0 else 0
+    rates.sample([queue], T0)
+    queue.tally.waited_ms, queue.waiting_since_ms = waited_ms, waiting_since_ms
+    assert rates.capacity(queue, T0 + 10_000) == capacity
+
+
+def test_a_new_queue_whose_messages_wait_has_no_capacity(queue: Queue) -> None:
+    queue.waiting_since_ms = T0
+    assert Rates().capacity(queue, T0 + 1) == 0.0

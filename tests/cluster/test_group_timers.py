@@ -1,0 +1,425 @@
+"""Tick entries: what is due is done, though nobody submits anything; by the leader, once, and not before its time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgpack
+import pytest
+from toy_queue import FrozenToy
+
+from chaos.sim.disk import SimulatedDisk
+from chaos.sim.network import Network, NetworkOptions
+from chaos.sim.world import SimulatedRuntime, WallClock, World
+from cluster.engine import is_regular
+from cluster.entry import batches_of, entry_time_ms
+from cluster.group import Group, GroupConfig
+from cluster.ports import pack
+
+RUNG_MAX = 2
+COMMIT_MS = 50
+"""Three nodes with good disks and a good network need less for an entry."""
+ELECTION_MS = 3_000
+
+
+class Alarms:
+    """Rings alarms when they are due, a few with each entry. A batch gives delays in milliseconds."""
+
+    def __init__(self) -> None:
+        self.due: list[int] = []
+        self.rung: list[tuple[int, int]] = []
+        """When each was due, and the time of the entry that rang it."""
+        self.entries = 0
+
+    def apply_batch(
+        self,
+        origin: str,
+        index: int,
+        ordinal: int,
+        time_ms: int,
+        payload: memoryview,
+    ) -> Sequence[Any]:
+        self.due = sorted([*self.due, *(time_ms + delay_ms for delay_ms in msgpack.unpackb(payload))])
+        return []
+
+    def end_entry(self, time_ms: int) -> Sequence[Any]:
+        self.entries += 1
+        rung = [due_ms for due_ms in self.due if due_ms <= time_ms][:RUNG_MAX]
+        self.due = self.due[len(rung) :]
+        self.rung += [(due_ms, time_ms) for due_ms in rung]
+        return []
+
+    def due_ms(self) -> int | None:
+        return self.due[0] if self.due else None
+
+    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
+        return []
+
+    def outstanding(self, origin: str) -> Sequence[Any]:
+        return []
+
+    def compact(self, payload: memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
+        raise AssertionError(f"there are no live messages in {bytes(payload)!r}, let alone {messages}")
+
+    def freeze(self) -> FrozenAlarms:
+        return FrozenAlarms(pack(self.due))
+
+    def dump(self) -> bytes:
+        return self.freeze().dump()
+
+    def load(self, data: bytes) -> None:
+        self.due = msgpack.unpackb(data)
+
+    def digest(self) -> str:
+        return str(self.due)
+
+
+class FrozenAlarms(FrozenToy):
+    """No messages, so that all that is applied can go."""
+
+    def __init__(self, dumped: bytes) -> None:
+        super().__init__([])
+        self._dumped = dumped
+
+    def dump(self) -> bytes:
+        return self._dumped
+
+
+class NeverDone(Alarms):
+    """Breaks the contract: it wants an entry at once, whatever was done."""
+
+    def due_ms(self) -> int | None:
+        return 1
+
+
+class Member:
+    """A node through its lives. It is the `GroupEvents` of its group."""
+
+    group: Group
+    runtime: SimulatedRuntime
+
+    def __init__(self, name: str, trio: Trio) -> None:
+        self.name = name
+        self.wall = WallClock(trio.world, 0)
+        self.disk = SimulatedDisk(trio.world.random(f"disk {name}"), self._schedule_disk)
+        self.machine = Alarms()
+        self._trio = trio
+        self._lives = 0
+
+    def _schedule_disk(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self._trio.world.after(delay_s, lambda: self.runtime.enter(callback))
+
+    def start(self, machine: Alarms | None = None) -> None:
+        trio = self._trio
+        self._lives += 1
+        self.machine = machine or Alarms()
+        random = trio.world.random(f"node {self.name} {self._lives}")
+        failed = trio.failures.append
+        self.runtime = SimulatedRuntime(trio.world, self.wall, random, _nothing, failed, _nothing)
+        links = trio.network.attach(self.name, self.runtime)
+        peers = [name for name in trio.names if name != self.name]
+        config = GroupConfig(self.name, peers, "test", dead_origin_grace_s=1e9, silent_origin_grace_s=1e9)
+        self.group = Group(config, self.machine, self.runtime, self.disk, links, self)
+        self.group.start()
+
+    def end(self) -> None:
+        self.runtime.alive = False
+        self.disk.crash(power_loss=False)
+        self._trio.network.process_ended(self.name, power_loss=False)
+
+    def set_alarms(self, *delays_ms: int) -> None:
+        """Submit them, and wait until they are set."""
+        entries = self.machine.entries
+        self.runtime.enter(lambda: _nothing(self.group.submit([pack(delays_ms)])))
+        self._trio.until(lambda: self.machine.entries > entries)
+
+    def ticks(self) -> list[int]:
+        """The times of the entries without batches in its log."""
+        journal = self.group.journal
+        entries = map(journal.read, range(journal.first_index, journal.last_index + 1))
+        return [entry_time_ms(entry) for entry in entries if is_regular(entry) and batches_of(entry) == []]
+
+    # GroupEvents
+
+    def applied(self, index: int, effects: Sequence[Any]) -> None: ...
+
+    def leader_changed(self, leader: str | None, term: int) -> None: ...
+
+    def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None: ...
+
+    def needed_from(self) -> int | None:
+        return None
+
+    def alarm_changed(self, reason: str | None) -> None: ...
+
+
+class Trio:
+    """Three members, or fewer, in one world."""
+
+    def __init__(self, names: Sequence[str] = ("a", "b", "c")) -> None:
+        self.names = names
+        self.world = World(1)
+        self.network = Network(self.world, names, NetworkOptions(), self.world.random("network"))
+        self.failures: list[BaseException] = []
+        self.members = [Member(name, self) for name in names]
+
+    def start(self) -> Member:
+        """Start all; returns the leader, once everybody's first submission is applied."""
+        for member in self.members:
+            member.start()
+        self.until(lambda: all(member.machine.entries and _is_idle(member) for member in self.members))
+        return self.leader()
+
+    def leader(self) -> Member:
+        [leader] = [
+            member for member in self.members if member.runtime.alive and member.group.engine.is_leader
+        ]
+        return leader
+
+    def pass_ms(self, time_ms: int) -> None:
+        self.world.run_until(self.world.now_s + time_ms / 1000)
+        assert not self.failures
+
+    def until(self, holds: Callable[[], bool], within_ms: int = 10_000) -> None:
+        end_s = self.world.now_s + within_ms / 1000
+        while not holds():
+            assert self.world.now_s < end_s
+            self.pass_ms(1)
+
+
+def _is_idle(member: Member) -> bool:
+    group = member.group
+    return not group.pending_batches and group.engine.applied_index == group.journal.last_index
+
+
+def _nothing(_value: object = None) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Elections have a lot to say."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def trio() -> Trio:
+    return Trio()
+
+
+@pytest.fixture
+def alone() -> Trio:
+    return Trio(["a"])
+
+
+@pytest.mark.parametrize("names", ["a", "abc"], ids=["one member", "three members"])
+@pytest.mark.parametrize("delay_ms", [1, 20, 49, 51, 777, 60_000])
+def test_what_is_due_is_done_at_its_time_though_nobody_submits_anything(names: str, delay_ms: int) -> None:
+    trio = Trio(list(names))
+    leader = trio.start()
+    leader.set_alarms(delay_ms)
+    trio.pass_ms(delay_ms + COMMIT_MS)
+    [(due_ms, time_ms)] = leader.machine.rung
+    assert due_ms <= time_ms <= due_ms + (COMMIT_MS if delay_ms == 1 else 2)
+    assert leader.ticks() == [time_ms]
+
+
+def test_every_replica_does_it_in_the_same_entry(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(100, 100, 100, 250, 1_000)
+    trio.pass_ms(2_000)
+    rung, ticks = leader.machine.rung, leader.ticks()
+    assert len(rung) == 5
+    assert len(ticks) == 4
+    assert all(member.machine.rung == rung and member.ticks() == ticks for member in trio.members)
+
+
+def test_what_a_node_submits_is_due_wherever_the_leader_is(trio: Trio) -> None:
+    leader = trio.start()
+    follower = next(member for member in trio.members if member is not leader)
+    follower.set_alarms(300)
+    trio.pass_ms(300 + 2 * COMMIT_MS)
+    assert len(follower.machine.rung) == 1
+
+
+def test_nothing_happens_while_nothing_is_due(trio: Trio) -> None:
+    leader = trio.start()
+    last_index = leader.group.journal.last_index
+    trio.pass_ms(10_000)
+    assert leader.group.journal.last_index == last_index
+
+
+def test_what_is_due_much_later_costs_nothing_until_then(alone: Trio) -> None:
+    member = alone.start()
+    alone.pass_ms(1_000)
+    events = alone.world.events
+    alone.pass_ms(10_000)
+    unused = alone.world.events - events
+    member.set_alarms(3_600_000, 7_200_000)
+    alone.pass_ms(1_000)
+    events = alone.world.events
+    alone.pass_ms(10_000)
+    assert alone.world.events - events <= unused + 2
+    assert member.ticks() == []
+
+
+def test_what_falls_due_at_once_is_done_by_one_entry_after_the_other(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(*[100] * 21)
+    under_way: list[int] = []
+    engine, journal = leader.group.engine, leader.group.journal
+
+    def look() -> bool:
+        under_way.append(journal.last_index - engine.applied_index)
+        return not leader.machine.due
+
+    trio.until(look)
+    assert max(under_way) == 1
+    assert len(leader.machine.rung) == 21
+    assert len(leader.ticks()) == 11
+    assert leader.machine.rung[-1][1] - leader.machine.rung[0][1] < 11 * COMMIT_MS
+
+
+def test_a_machine_that_is_never_done_gets_one_entry_at_a_time(alone: Trio) -> None:
+    [member] = alone.members
+    member.disk.slow = 100.0
+    member.start(NeverDone())
+    alone.pass_ms(3_000)
+    events, entries = alone.world.events, len(member.ticks())
+    alone.pass_ms(3_000)
+    entries = len(member.ticks()) - entries
+    assert 5 < entries < 60
+    assert alone.world.events - events < 3_000 / 50 * 3 + entries * 10
+
+
+def test_entries_that_are_submitted_bring_the_time_as_well(trio: Trio) -> None:
+    leader = trio.start()
+    for number in range(1_000):
+        delays_ms = [] if number % 10 else [20]
+        leader.runtime.enter(lambda: _nothing(leader.group.submit([pack(delays_ms)])))  # noqa: B023
+        trio.pass_ms(1)
+    trio.pass_ms(100)
+    assert len(leader.machine.rung) == 100
+    assert max(time_ms - due_ms for due_ms, time_ms in leader.machine.rung) < COMMIT_MS
+    assert len(leader.ticks()) < 10
+
+
+def test_a_new_leader_takes_over_what_is_due(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(10, 500)
+    trio.pass_ms(100)
+    leader.end()
+    trio.pass_ms(500 + ELECTION_MS)
+    successor = trio.leader()
+    rung = successor.machine.rung
+    assert len(rung) == 2
+    assert rung[1][1] - rung[1][0] < ELECTION_MS
+    assert all(member.machine.rung == rung for member in trio.members if member is not leader)
+
+
+def test_who_is_handed_the_leadership_does_what_is_due_meanwhile(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(20)
+    index = leader.group.journal.last_index
+    leader.runtime.enter(lambda: _nothing(leader.group.transfer_leadership()))
+    trio.until(lambda: not leader.machine.due)
+    successor = trio.leader()
+    assert successor is not leader
+    journal = successor.group.journal
+    assert journal.term_at(journal.last_index) > journal.term_at(index)
+
+
+def test_a_leader_that_hands_over_proposes_nothing_that_is_due(trio: Trio) -> None:
+    leader = trio.start()
+    for member in trio.members:
+        if member is not leader:
+            member.group.engine.may_lead = False
+            member.group._watch_space = _nothing
+    leader.set_alarms(20)
+    leader.runtime.enter(lambda: _nothing(leader.group.transfer_leadership()))
+    trio.pass_ms(800)
+    assert leader.ticks() == []
+    trio.pass_ms(400)
+    assert len(leader.ticks()) == 1
+
+
+def test_a_leader_without_a_majority_proposes_one_entry_and_it_is_replaced(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(200, 300, 400)
+    others = [member for member in trio.members if member is not leader]
+    cuts = [cut for member in others for cut in ((leader.name, member.name), (member.name, leader.name))]
+    for cut in cuts:
+        trio.network.cut(*cut)
+    trio.pass_ms(1_000)
+    assert len(leader.ticks()) == 1
+    assert leader.machine.rung == []
+    trio.until(lambda: len(others[0].machine.rung) == 3)
+    for cut in cuts:
+        trio.network.heal(*cut)
+    trio.until(lambda: leader.machine.rung == others[0].machine.rung)
+    assert leader.ticks() == others[0].ticks()
+
+
+def test_what_is_due_by_the_time_of_the_state_is_due_though_the_clock_was_set_back(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(*[0] * 9)
+    leader.wall.skew_ms -= 20_000
+    trio.pass_ms(1_000)
+    assert len(leader.machine.rung) == 9
+    times = [time_ms for _, time_ms in leader.machine.rung]
+    assert all(before <= after for before, after in pairwise(times))
+
+
+def test_what_is_due_later_waits_for_a_clock_that_was_set_back(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(1_000)
+    leader.wall.skew_ms -= 20_000
+    trio.pass_ms(20_900)
+    assert leader.machine.rung == []
+    trio.pass_ms(100 + COMMIT_MS)
+    [(due_ms, time_ms)] = leader.machine.rung
+    assert due_ms <= time_ms <= due_ms + 2
+
+
+def test_a_clock_that_is_put_forward_is_noticed_with_the_next_beat(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(10_000)
+    leader.wall.skew_ms += 20_000
+    trio.pass_ms(100 + COMMIT_MS)
+    assert len(leader.machine.rung) == 1
+
+
+def test_what_was_due_while_nobody_ran_is_done_after_the_start(trio: Trio) -> None:
+    leader = trio.start()
+    leader.set_alarms(5_000)
+    trio.pass_ms(100)
+    for member in trio.members:
+        member.group.housekeeping.checkpoint_now(*member.group._applied())
+        member.end()
+    trio.pass_ms(10_000)
+    trio.start()
+    trio.until(lambda: all(len(member.machine.rung) == 1 for member in trio.members))
+
+
+def test_a_full_disk_holds_one_entry_back(alone: Trio) -> None:
+    member = alone.start()
+    member.set_alarms(*[100] * 5)
+    member.disk.full = True
+    alone.pass_ms(3_000)
+    assert len(member.ticks()) == 1
+    assert member.machine.rung == []
+    member.disk.full = False
+    alone.until(lambda: len(member.machine.rung) == 5)
+
+
+def test_an_earlier_moment_takes_the_place_of_a_later_one(alone: Trio) -> None:
+    member = alone.start()
+    member.set_alarms(45)
+    member.set_alarms(10)
+    alone.pass_ms(100)
+    assert [time_ms - due_ms <= 2 for due_ms, time_ms in member.machine.rung] == [True, True]
+    assert len(member.ticks()) == 2

@@ -1,0 +1,58 @@
+"""The HTTP interface behind a real server, asked by a real client; the node is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiohttp import encode_basic_auth
+from aiohttp.test_utils import TestClient, TestServer
+from fakes import PASSWORD, FakeManagement, FakeView
+from prometheus_client import CollectorRegistry
+from yarl import URL
+
+from qq.http.app import build_app
+
+if TYPE_CHECKING:
+    from multidict import CIMultiDictProxy
+
+
+def login(user: str) -> dict[str, str]:
+    return {"Authorization": encode_basic_auth(user, PASSWORD, "utf-8")}
+
+
+GUEST = login("guest")
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: CIMultiDictProxy[str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        assert self.headers["Content-Type"].startswith("application/json")
+        return json.loads(self.text)
+
+
+class Node:
+    def __init__(self) -> None:
+        self.view = FakeView()
+        self.management = FakeManagement()
+        self.registry = CollectorRegistry()
+
+    def ask(self, path: str, method: str = "GET", **options: Any) -> Answer:
+        async def ask() -> Answer:
+            app = build_app(self.view, self.management, self.registry)
+            async with (
+                TestClient(TestServer(app)) as client,
+                client.request(method, URL(path, encoded=True), **options) as response,
+            ):
+                return Answer(response.status, response.headers, await response.text())
+
+        return asyncio.run(ask())
+
+    def api(self, path: str, method: str = "GET", *, user: str = "guest", **options: Any) -> Answer:
+        """Ask below /api, logged in."""
+        return self.ask(f"/api/{path}", method, headers=login(user), **options)

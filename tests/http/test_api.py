@@ -1,0 +1,345 @@
+"""The management API, through a real server and a real client, with a broker that the test sets."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from fakes import message
+from http_node import Node
+
+from qq.http.view import ConsumerStatus, Deduplication, QueueStatus
+from qq.machine.policies import Policy
+
+POLICY = {"pattern": "^a", "definition": {"max-length": 5}, "priority": 1, "apply-to": "queues"}
+READERS = ["management", "monitoring", "policymaker", "administrator"]
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+# --- queues and consumers
+
+
+@pytest.mark.parametrize("path", ["queues", "consumers"])
+@pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 149])
+def test_any_number_of_things_is_one_list(node: Node, path: str, count: int) -> None:
+    node.management.queue_names = [f'q "{number}" é' for number in range(count)]
+    answer = node.api(path)
+    names = [thing["name"] if path == "queues" else thing["queue"]["name"] for thing in answer.json]
+    assert names == node.management.queue_names
+
+
+def test_a_queue_has_the_fields_that_tools_read(node: Node) -> None:
+    [listed] = node.api("queues").json
+    assert listed == node.api("queues/%2F").json[0] == node.api("queues/%2F/orders").json
+    assert list(listed) == list(QueueStatus._fields)
+    assert listed["effective_policy_definition"] == {"max-length": 5}
+    assert listed["message_stats"]["publish_details"] == {"rate": 0.4}
+
+
+def test_a_consumer_has_the_fields_that_tools_read(node: Node) -> None:
+    [consumer] = node.api("consumers/%2F").json
+    assert list(consumer) == list(ConsumerStatus._fields)
+    assert consumer["active"] is True
+    assert consumer["queue"] == {"name": "orders", "vhost": "/"}
+
+
+def test_a_queue_of_any_name_is_found(node: Node) -> None:
+    node.management.queue_names = ["a/b c%é"]
+    assert node.api("queues/%2F/a%2Fb%20c%25%C3%A9").json["name"] == "a/b c%é"
+
+
+def test_arguments_of_any_amqp_type_become_json(node: Node) -> None:
+    moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    values = [
+        True,
+        None,
+        -5,
+        2.5,
+        float("nan"),
+        float("inf"),
+        Decimal("1.5"),
+        moment,
+        bytearray(b"\xff"),
+        [{}],
+    ]
+    node.management.arguments = {"x-values": values, "x-table": {"a": {"b": [moment]}}}
+    expected = [True, None, -5, 2.5, "nan", "inf", "1.5", 1767225600, "�", [{}]]
+    arguments = node.api("queues/%2F/orders").json["arguments"]
+    assert arguments == {"x-values": expected, "x-table": {"a": {"b": [1767225600]}}}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "queues/%2F/nothing",
+        "queues/other",
+        "queues/other/orders",
+        "queues/%2F/nothing/browse",
+        "queues/%2F/%ff",
+        "consumers/other",
+        "policies/other",
+        "policies/%2F/nothing",
+        "operator-policies/%2F/nothing",
+        "global-parameters/nothing",
+    ],
+)
+def test_what_is_not_there_is_404_in_json(node: Node, path: str) -> None:
+    answer = node.api(path)
+    assert (answer.status, answer.json["error"]) == (404, "not_found")
+
+
+# --- browse
+
+
+def test_browsing_asks_for_the_range_that_is_wanted(node: Node) -> None:
+    node.api("queues/%2F/orders/browse?offset=5&count=7")
+    node.api("queues/%2F/orders/browse")
+    assert node.management.asked == [("orders", 5, 7, 2**20), ("orders", 0, 50, 2**20)]
+
+
+def test_a_browsed_message_is_as_rabbitmq_shows_messages(node: Node) -> None:
+    died = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    headers = {"x-death": [{"time": died, "count": 1}]}
+    node.management.messages = [
+        message(b"text \xc3\xa9", content_type="a/b", headers=headers, message_type="t")
+    ]
+    assert node.api("queues/%2F/orders/browse").json == [
+        {
+            "offset": 7,
+            "payload_bytes": 7,
+            "redelivered": False,
+            "exchange": "exchange",
+            "routing_key": "key",
+            "properties": {
+                "content_type": "a/b",
+                "headers": {"x-death": [{"time": 1767225600, "count": 1}]},
+                "type": "t",
+            },
+            "payload": "text é",
+            "payload_encoding": "string",
+        }
+    ]
+
+
+def test_a_body_that_is_no_text_or_is_wanted_so_is_base64(node: Node) -> None:
+    node.management.messages = [message(b"\xff\x00"), message(b"text")]
+    answers = [
+        node.api(f"queues/%2F/orders/browse?encoding={encoding}").json for encoding in ("auto", "base64")
+    ]
+    assert [[each["payload_encoding"] for each in answer] for answer in answers] == [
+        ["base64", "string"],
+        ["base64", "base64"],
+    ]
+    assert [base64.b64decode(each["payload"]) for each in answers[1]] == [b"\xff\x00", b"text"]
+
+
+def test_of_a_large_body_a_part_is_shown_and_its_size(node: Node) -> None:
+    node.management.messages = [message(b"x" * (2**20 + 1))]
+    [whole] = node.api("queues/%2F/orders/browse").json
+    [short] = node.api("queues/%2F/orders/browse?truncate=3").json
+    assert (whole["payload_bytes"], len(whole["payload"])) == (2**20 + 1, 2**20)
+    assert (short["payload_bytes"], short["payload"]) == (2**20 + 1, "xxx")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "offset=-1",
+        "offset=x",
+        "offset=",
+        f"offset={'9' * 5000}",
+        "count=1001",
+        "count=1.5",
+        "count=%D9%A3",
+        "truncate=1048577",
+        "encoding=latin1",
+    ],
+)
+def test_a_parameter_out_of_range_is_400(node: Node, query: str) -> None:
+    answer = node.api(f"queues/%2F/orders/browse?{query}")
+    assert (answer.status, answer.json["error"]) == (400, "bad_request")
+    assert node.management.asked == []
+
+
+# --- policies
+
+
+@pytest.mark.parametrize("kind", ["policies", "operator-policies"])
+def test_a_policy_is_put_shown_replaced_and_deleted(node: Node, kind: str) -> None:
+    path = f"{kind}/%2F/my%2Fpolicy"
+    shown = POLICY | {"name": "my/policy", "vhost": "/"}
+    assert node.api(path, "PUT", json=POLICY).status == 201
+    assert node.api(path).json == shown
+    assert node.api(kind).json == node.api(f"{kind}/%2F").json == [shown]
+    assert node.api(path, "PUT", json=POLICY | {"priority": 2}).status == 204
+    assert node.api(path).json == shown | {"priority": 2}
+    assert node.api(path, "DELETE").status == 204
+    assert node.api(kind).json == []
+    assert node.api(path, "DELETE").status == 404
+
+
+def test_policies_of_users_and_of_operators_are_told_apart(node: Node) -> None:
+    node.api("policies/%2F/p", "PUT", json=POLICY)
+    node.api("operator-policies/%2F/p", "PUT", json=POLICY | {"priority": 7})
+    assert [policy["priority"] for policy in node.api("policies").json] == [1]
+    assert [policy["priority"] for policy in node.api("operator-policies").json] == [7]
+
+
+def test_a_policy_has_rabbitmqs_defaults(node: Node) -> None:
+    node.api("policies/%2F/p", "PUT", json={"pattern": "", "definition": {"expires": 1}, "name": "ignored"})
+    assert node.management.asked == [Policy("p", "", {"expires": 1}, 0, "all", operator=False)]
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"definition": {"max-length": -1}}, "Validation failed\n\n-1 is not a valid maximum length\n"),
+        ({"definition": {"max-length": 2**63}}, ""),
+        ({"definition": {"nothing": 1}}, '[{<<"nothing">>,1}] are not recognised policy settings'),
+        ({"definition": {}}, "no policy provided"),
+        ({"definition": [1]}, "the definition is not an object"),
+        ({"definition": {"a": nested(200)}}, ""),
+        ({"pattern": "("}, "pattern should be regular expression but is invalid"),
+        ({"pattern": 1}, "pattern should be a binary but was 1"),
+        ({"priority": "1"}, 'priority should be a number, actually was <<"1">>'),
+        ({"priority": 1.0}, "priority should be a number, actually was 1.0"),
+        ({"priority": True}, "priority should be a number, actually was true"),
+        ({"priority": -1}, "priority should be a number, actually was -1"),
+        ({"priority": 10**30}, "priority should be a number"),
+        ({"apply-to": "everything"}, "apply-to 'everything' unrecognised"),
+        ({"apply-to": ["queues"]}, "unrecognised"),
+    ],
+)
+def test_a_policy_that_cannot_hold_is_refused_with_the_reason(
+    node: Node, change: dict[str, Any], reason: str
+) -> None:
+    answer = node.api("policies/%2F/p", "PUT", json=POLICY | change)
+    assert (answer.status, answer.json["error"]) == (400, "bad_request")
+    assert reason in answer.json["reason"]
+    assert node.management.asked == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"x",
+        b"[1]",
+        b"1",
+        b"\xff",
+        b"[" * 10_000,
+        b'{"pattern": "", "definition": {"expires": ' + b"9" * 5000 + b"}}",
+        b'{"pattern": "\\ud800", "definition": {"expires": 1}}',
+        b'{"pattern": ""}',
+        b'{"definition": {"expires": 1}}',
+    ],
+)
+@pytest.mark.parametrize("path", ["policies/%2F/p", "global-parameters/publisher-deduplication"])
+def test_a_body_that_is_not_what_is_wanted_is_400(node: Node, path: str, body: bytes) -> None:
+    answer = node.api(path, "PUT", data=body)
+    assert (answer.status, answer.json["error"]) == (400, "bad_request")
+    assert node.management.asked == []
+
+
+def test_a_body_that_is_too_large_is_413_in_json(node: Node) -> None:
+    answer = node.api("policies/%2F/p", "PUT", data=b" " * 70_000)
+    assert (answer.status, answer.json["error"]) == (413, "request_entity_too_large")
+
+
+def test_a_change_that_is_not_applied_is_503_in_json(node: Node) -> None:
+    node.management.has_majority = False
+    for path in ("policies/%2F/p", "operator-policies/%2F/p"):
+        answer = node.api(path, "PUT", json=POLICY)
+        assert (answer.status, answer.json) == (
+            503,
+            {"error": "service_unavailable", "reason": "no majority"},
+        )
+        assert node.api(path, "DELETE").status == 503
+
+
+# --- parameters
+
+
+def test_the_bounds_of_deduplication_are_shown_and_set(node: Node) -> None:
+    path = "global-parameters/publisher-deduplication"
+    assert node.api(path).json == {"name": "publisher-deduplication", "value": {"limit": 100, "age_ms": 1000}}
+    assert node.api(path, "PUT", json={"value": {"limit": 5, "age_ms": 0}}).status == 204
+    assert node.api(path, "PUT", json={"value": {"age_ms": 7}}).status == 204
+    assert node.management.asked == [Deduplication(5, 0), Deduplication(5, 7)]
+    assert node.api(path).json["value"] == {"limit": 5, "age_ms": 7}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1, {"limit": -1}, {"limit": True}, {"limit": 2.0}, {"limit": 2**31 + 1}, {"age_ms": "1"}, {"x": 1}],
+)
+def test_bounds_of_deduplication_that_make_no_sense_are_400(node: Node, value: Any) -> None:
+    answer = node.api("global-parameters/publisher-deduplication", "PUT", json={"value": value})
+    assert (answer.status, answer.json["error"]) == (400, "bad_request")
+    assert node.management.asked == []
+
+
+# --- who may
+
+
+@pytest.mark.parametrize("tag", READERS)
+def test_a_user_with_a_tag_of_rabbitmqs_may_read(node: Node, tag: str) -> None:
+    node.view.tags = {"ann": ["other", tag]}
+    for path in (
+        "queues",
+        "queues/%2F/orders",
+        "consumers",
+        "policies",
+        "cluster",
+        "queues/%2F/orders/browse",
+    ):
+        assert node.api(path, user="ann").status == 200
+
+
+@pytest.mark.parametrize("path", ["queues", "cluster", "nothing"])
+def test_a_user_without_a_tag_is_told_nothing(node: Node, path: str) -> None:
+    node.view.tags = {"ann": ["impersonator"]}
+    answer = node.api(path, user="ann")
+    assert (answer.status, answer.json["error"]) == (401, "unauthorized")
+
+
+@pytest.mark.parametrize("tag", READERS)
+def test_who_may_change_what(node: Node, tag: str) -> None:
+    node.view.tags = {"ann": [tag]}
+    may_make_policies, is_administrator = tag in ("policymaker", "administrator"), tag == "administrator"
+    for path, body, allowed in (
+        ("policies/%2F/p", POLICY, may_make_policies),
+        ("operator-policies/%2F/p", POLICY, is_administrator),
+        ("global-parameters/publisher-deduplication", {"value": {"limit": 1}}, may_make_policies),
+    ):
+        assert node.api(path, "PUT", user="ann", data=json.dumps(body)).status in (
+            (201, 204) if allowed else (401,)
+        )
+        if "policies" in path:
+            assert node.api(path, "DELETE", user="ann").status == (204 if allowed else 401)
+
+
+@pytest.mark.parametrize("method", ["POST", "OPTIONS", "PATCH"])
+@pytest.mark.parametrize("path", ["queues", "policies/%2F/p", "queues/%2F/orders/browse"])
+def test_a_page_of_another_site_cannot_have_a_browser_change_anything(
+    node: Node, path: str, method: str
+) -> None:
+    """What changes something is a PUT or a DELETE, for which browsers ask first with OPTIONS."""
+    answer = node.api(path, method)
+    assert answer.status == 405
+    assert "Access-Control-Allow-Origin" not in answer.headers

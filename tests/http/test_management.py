@@ -1,0 +1,309 @@
+"""What operators see and do, on a real node: from a client's message to RabbitMQ's JSON, and from JSON to the queue."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Generator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from http_node import Answer
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from qq.testing import ClusterNode, LocalCluster
+
+QUORUM = {"x-queue-type": "quorum"}
+GUEST = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
+
+
+@pytest.fixture
+def channel(real_node: ClusterNode) -> Generator[Any]:
+    with channel_of(real_node) as channel:
+        yield channel
+
+
+class channel_of:  # noqa: N801  # reads as a function
+    """A channel in confirm mode of a connection of its own."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self._connection = pika.BlockingConnection(pika.URLParameters(node.url))
+
+    def __enter__(self) -> Any:
+        channel: Any = self._connection.channel()
+        channel.confirm_delivery()
+        return channel
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses."""
+    return request.node.name
+
+
+def ask(node: ClusterNode, path: str, method: str = "GET", body: Any = None, timeout_s: float = 10) -> Answer:
+    connection = HTTPConnection("127.0.0.1", node.http_port, timeout=timeout_s)
+    try:
+        connection.request(method, f"/api/{path}", None if body is None else json.dumps(body), GUEST)
+        response = connection.getresponse()
+        headers: CIMultiDict[str] = CIMultiDict(response.getheaders())
+        return Answer(response.status, CIMultiDictProxy(headers), response.read().decode())
+    finally:
+        connection.close()
+
+
+def queue_of(node: ClusterNode, name: str) -> dict[str, Any]:
+    return ask(node, f"queues/%2F/{name}").json
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# --- what is shown
+
+
+def test_a_queue_shows_where_its_messages_are(real_node: ClusterNode, channel: Any, name: str) -> None:
+    channel.queue_declare(name, durable=True, arguments=QUORUM | {"x-delivery-limit": 7})
+    for _ in range(5):
+        channel.basic_publish("", name, b"12345678")
+    channel.basic_publish("", name, b"later", pika.BasicProperties(headers={"x-delay": 3_600_000}))
+    tags = [channel.basic_get(name)[0].delivery_tag for _ in range(2)]
+    channel.basic_ack(tags[0])
+    eventually(lambda: queue_of(real_node, name)["messages_unacknowledged"] == 1)
+    queue = queue_of(real_node, name)
+    assert {key: queue[key] for key in queue if key.startswith("messages")} == {
+        "messages": 5,
+        "messages_ready": 3,
+        "messages_unacknowledged": 1,
+        "messages_delayed": 1,
+        "messages_dlx": 0,
+    }
+    assert queue["message_bytes_ready"] == 3 * queue["message_bytes_unacknowledged"] > 3 * 8
+    assert (queue["type"], queue["state"], queue["delivery_limit"]) == ("quorum", "running", 7)
+    assert queue["leader"] == queue["node"] == "n1"
+    assert queue["members"] == queue["online"] == ["n1"]
+    stats = queue["message_stats"]
+    counted = {key: stats[key] for key in ("publish", "deliver", "get", "deliver_get", "ack")}
+    assert counted == {"publish": 6, "deliver": 0, "get": 2, "deliver_get": 2, "ack": 1}
+    listed = [each for each in ask(real_node, "queues").json if each["name"] == name]
+    assert [each["messages"] for each in listed] == [5]
+
+
+def test_a_queue_shows_what_died_in_it(real_node: ClusterNode, channel: Any, name: str) -> None:
+    channel.queue_declare(name, durable=True, arguments=QUORUM | {"x-max-length": 1})
+    for _ in range(3):
+        channel.basic_publish("", name, b"m")
+    assert queue_of(real_node, name)["message_stats"]["died"] == {"maxlen": 2}
+
+
+def test_a_consumer_shows_who_it_is(real_node: ClusterNode, channel: Any, name: str) -> None:
+    channel.queue_declare(name, durable=True, arguments=QUORUM)
+    channel.basic_qos(prefetch_count=13)
+    channel.basic_consume(name, print, consumer_tag="mine", arguments={"x-priority": 3})
+    channel.basic_consume(name, print, consumer_tag="automatic", auto_ack=True)
+    shown = {
+        each["consumer_tag"]: each
+        for each in ask(real_node, "consumers/%2F").json
+        if each["queue"]["name"] == name
+    }
+    mine, automatic = shown["mine"], shown["automatic"]
+    assert mine["arguments"] == {"x-priority": 3}
+    assert (mine["prefetch_count"], mine["ack_required"]) == (13, True)
+    assert (automatic["prefetch_count"], automatic["ack_required"]) == (0, False)
+    assert (mine["active"], mine["activity_status"]) == (True, "up")
+    details = mine["channel_details"]
+    assert (details["node"], details["number"], details["user"]) == ("n1", 1, "guest")
+    assert details["connection_name"].endswith(f" -> 127.0.0.1:{real_node.amqp_port}")
+    assert details["name"] == f"{details['connection_name']} (1)"
+    assert queue_of(real_node, name)["consumers"] == 2
+    channel.basic_cancel("mine")
+    assert queue_of(real_node, name)["consumers"] == 1
+
+
+def test_the_single_active_consumer_is_told_from_those_that_wait(
+    real_node: ClusterNode, channel: Any, name: str
+) -> None:
+    channel.queue_declare(name, durable=True, arguments=QUORUM | {"x-single-active-consumer": True})
+    assert queue_of(real_node, name)["single_active_consumer_tag"] is None
+    channel.basic_consume(name, print, consumer_tag="first")
+    channel.basic_consume(name, print, consumer_tag="second")
+
+    def shown() -> dict[str, tuple[bool, str]]:
+        return {
+            each["consumer_tag"]: (each["active"], each["activity_status"])
+            for each in ask(real_node, "consumers").json
+            if each["queue"]["name"] == name
+        }
+
+    assert shown() == {"first": (True, "single_active"), "second": (False, "waiting")}
+    assert queue_of(real_node, name)["single_active_consumer_tag"] == "first"
+    channel.basic_cancel("first")
+    assert shown() == {"second": (True, "single_active")}
+    assert queue_of(real_node, name)["single_active_consumer_tag"] == "second"
+
+
+def test_capacity_and_rates_follow_what_happens(real_node: ClusterNode, channel: Any, name: str) -> None:
+    channel.queue_declare(name, durable=True, arguments=QUORUM)
+    assert queue_of(real_node, name)["consumer_capacity"] == 0
+    channel.basic_qos(prefetch_count=1)
+    channel.basic_consume(name, print)
+    assert queue_of(real_node, name)["consumer_capacity"] == 1
+    # The consumer does not acknowledge: from now on, messages wait.
+    deadline = time.monotonic() + 30
+    queue: dict[str, Any] = {}
+    while not queue or not queue["message_stats"]["publish_details"]["rate"]:
+        assert time.monotonic() < deadline
+        for _ in range(10):
+            channel.basic_publish("", name, b"m")
+        channel.connection.process_data_events(0.2)
+        queue = queue_of(real_node, name)
+    assert queue["consumer_capacity"] < 0.5
+    assert queue["consumer_utilisation"] == queue["consumer_capacity"]
+
+
+# --- what is changed
+
+
+def test_a_policy_holds_when_it_is_answered_and_until_it_is_deleted(
+    real_node: ClusterNode, channel: Any, name: str
+) -> None:
+    channel.queue_declare(name, durable=True, arguments=QUORUM)
+    for number in range(5):
+        channel.basic_publish("", name, b"%d" % number)
+    policy = {
+        "pattern": f"^{name}$",
+        "definition": {"max-length": 3},
+        "apply-to": "quorum_queues",
+        "priority": 5,
+    }
+    assert ask(real_node, f"policies/%2F/{name}", "PUT", policy).status == 201
+    queue = queue_of(real_node, name)
+    assert (queue["messages"], queue["policy"]) == (3, name)
+    assert queue["effective_policy_definition"] == {"max-length": 3}
+    shown = policy | {"vhost": "/", "name": name}
+    assert ask(real_node, f"policies/%2F/{name}").json == shown
+    assert shown in ask(real_node, "policies").json
+
+    operators = {"pattern": f"^{name}$", "definition": {"max-length": 2}, "apply-to": "queues"}
+    assert ask(real_node, f"operator-policies/%2F/{name}", "PUT", operators).status == 201
+    queue = queue_of(real_node, name)
+    assert (queue["messages"], queue["operator_policy"]) == (2, name)
+    assert queue["effective_policy_definition"] == {"max-length": 2}
+
+    for kind in ("policies", "operator-policies"):
+        assert ask(real_node, f"{kind}/%2F/{name}", "DELETE").status == 204
+        assert ask(real_node, f"{kind}/%2F/{name}", "DELETE").status == 404
+    queue = queue_of(real_node, name)
+    assert (queue["policy"], queue["operator_policy"], queue["effective_policy_definition"]) == (
+        None,
+        None,
+        {},
+    )
+
+
+def test_a_policy_that_cannot_hold_changes_nothing(real_node: ClusterNode, name: str) -> None:
+    policy = {"pattern": ".*", "definition": {"max-priority": 3}}
+    answer = ask(real_node, f"policies/%2F/{name}", "PUT", policy)
+    assert (answer.status, answer.json["error"]) == (400, "bad_request")
+    assert "are not recognised policy settings" in answer.json["reason"]
+    assert ask(real_node, f"policies/%2F/{name}").status == 404
+
+
+def test_the_bounds_of_deduplication_hold(real_node: ClusterNode, channel: Any, name: str) -> None:
+    path = "global-parameters/publisher-deduplication"
+    before = ask(real_node, path).json["value"]
+    assert before == {"limit": 100_000, "age_ms": 7 * 24 * 3600 * 1000}
+    channel.queue_declare(name, durable=True, arguments=QUORUM)
+
+    def publish(publisher: str, sequence: int) -> None:
+        headers = {"x-publisher-id": f"{name}-{publisher}", "x-publish-seq": sequence}
+        channel.basic_publish("", name, b"m", pika.BasicProperties(headers=headers))
+
+    publish("a", 1)
+    publish("a", 1)
+    assert queue_of(real_node, name)["messages"] == 1
+    assert ask(real_node, path, "PUT", {"value": {"limit": 1}}).status == 204
+    assert ask(real_node, path).json["value"] == {"limit": 1, "age_ms": before["age_ms"]}
+    publish("b", 1)
+    publish("a", 1)  # b has taken its place
+    assert queue_of(real_node, name)["messages"] == 3
+    assert ask(real_node, path, "PUT", {"value": before}).status == 204
+
+
+def test_a_change_without_a_majority_is_503_and_may_be_made_later() -> None:
+    with LocalCluster(nodes=3) as cluster:
+        node, *others = cluster.nodes
+        for other in others:
+            other.kill()
+        policy = {"pattern": "x", "definition": {"max-length": 3}}
+        answer = ask(node, "policies/%2F/p", "PUT", policy, timeout_s=30)
+        assert (answer.status, answer.json["error"]) == (503, "service_unavailable")
+        assert node.queues() == []
+        for other in others:
+            other.start()
+        cluster.wait_caught_up()
+        eventually(lambda: all(ask(each, "policies/%2F/p").status == 200 for each in cluster.nodes))
+
+
+# --- browse
+
+
+def test_browsing_shows_messages_and_leaves_them_there(
+    real_node: ClusterNode, channel: Any, name: str
+) -> None:
+    channel.queue_declare(name, durable=True, arguments=QUORUM)
+    for number in range(120):
+        channel.basic_publish("", name, b"%d" % number, pika.BasicProperties(headers={"n": number}))
+    found: list[dict[str, Any]] = []
+    while page := ask(real_node, f"queues/%2F/{name}/browse?offset={len(found)}").json:
+        found += page
+    assert [each["payload"] for each in found] == [str(number) for number in range(120)]
+    assert [each["properties"]["headers"] for each in found] == [{"n": number} for number in range(120)]
+    assert [each["offset"] for each in found] == list(range(120))
+    assert queue_of(real_node, name)["messages_ready"] == 120
+    assert channel.basic_get(name, auto_ack=True)[0].redelivered is False
+
+
+def test_browsing_reads_what_is_on_disk_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QQ_LIMITS_CACHE_BYTES", "1000")
+    with LocalCluster(nodes=1, directory=tmp_path) as cluster:
+        [node] = cluster.nodes
+        with channel_of(node) as channel:
+            channel.queue_declare("q", durable=True, arguments=QUORUM)
+            for number in range(50):
+                channel.basic_publish("", "q", b"%03d" % number * 1000)
+        answer = ask(node, "queues/%2F/q/browse?truncate=3")
+        assert [each["payload"] for each in answer.json] == [f"{number:03}" for number in range(50)]
+        assert {each["payload_bytes"] for each in answer.json} == {3000}
+
+
+def test_browsing_a_queue_that_is_being_emptied_shows_messages_in_order(
+    real_node: ClusterNode, channel: Any, name: str
+) -> None:
+    channel.queue_declare(name, durable=True, arguments=QUORUM)
+    for number in range(500):
+        channel.basic_publish("", name, b"%d" % number)
+
+    def consume() -> None:
+        with channel_of(real_node) as other:
+            for _ in zip(range(500), other.consume(name, auto_ack=True), strict=False):
+                pass
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    while consumer.is_alive():
+        page = [int(each["payload"]) for each in ask(real_node, f"queues/%2F/{name}/browse?count=1000").json]
+        assert page == sorted(set(page))
+    consumer.join()
+    assert ask(real_node, f"queues/%2F/{name}/browse").json == []

@@ -1,0 +1,103 @@
+"""Three nodes for all these tests, and leaders that change in the middle of them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from nodes_here import ClusterHere
+from queue_world import World, world_here
+
+from qq.testing import LocalCluster
+
+HERE = Path(__file__).parent
+_numbers = itertools.count(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the tests over workers so that each cluster is needed by one."""
+    ours = [item for item in items if item.path.parent == HERE]
+    modules = sorted({item.path for item in ours})
+    for item in ours:
+        group = f"queues-{modules.index(item.path) % 2}"
+        parameters = getattr(item, "callspec", None)
+        if parameters is not None and parameters.params.get("world") == "kill":
+            group = "queues-processes"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+class Trouble(logging.Handler):
+    """Collects what nodes log when something is wrong with them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(self.format(record))
+
+
+@pytest.fixture(scope="session")
+def cluster_here(tmp_path_factory: pytest.TempPathFactory) -> Generator[ClusterHere]:
+    with ClusterHere(tmp_path_factory.mktemp("here")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def checked_cluster(cluster_here: ClusterHere) -> Generator[ClusterHere]:
+    """The same; all its nodes have the same state after the tests of a module."""
+    yield cluster_here
+    assert len(cluster_here.digests()) == 1
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Generator[LocalCluster]:
+    with LocalCluster(3, tmp_path_factory.mktemp("processes")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def trouble() -> Generator[Trouble]:
+    handler = Trouble()
+    loggers = [logging.getLogger(name) for name in ("asyncio", "cluster", "qq")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield handler
+    for logger in loggers:
+        logger.removeHandler(handler)
+    assert handler.records == []
+
+
+@pytest.fixture(params=["quiet", "handover"])
+def world(request: pytest.FixtureRequest) -> Generator[World]:
+    """The cluster, twice: nothing happens to it, and leadership is handed over; `KILLED` adds a third time."""
+    if request.param == "kill":
+        yield from _world_of_processes(request.getfixturevalue("processes"))
+    else:
+        request.getfixturevalue("trouble")
+        yield from world_here(request.getfixturevalue("checked_cluster"), request.param)
+
+
+def _world_of_processes(cluster: LocalCluster) -> Generator[World]:
+    leader, others = cluster.leader(), cluster.followers()
+
+    def kill() -> None:
+        leader.kill()
+        cluster.leader()
+
+    world = World([leader, *others], kill, leader_dies=True)
+    yield world
+    if not leader.running:
+        leader.start()
+    world.close()
+    cluster.wait_caught_up()
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """A queue name that no other test uses."""
+    return f"{request.node.name.split('[')[0][5:65]}-{next(_numbers)}"

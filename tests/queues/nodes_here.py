@@ -1,0 +1,168 @@
+"""A cluster of real nodes inside this process: with sockets, files and all, on one event loop in a thread.
+
+Here a leader can be had to hand over without a process that ends, what nodes log and hold can be looked at, and what
+takes seconds by design can be made to take less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from qq import config
+from qq.cli.layout import local_nodes, prepare
+from qq.config import Limits, NodeConfig
+from qq.node import SWITCH_INTERVAL_S, Node
+from qq.testing import _reserve_ports
+
+T = TypeVar("T")
+PATIENCE_S = 20.0
+POLL_S = 0.005
+
+
+class NodeHere:
+    """One node, that can be stopped in good order and started again."""
+
+    def __init__(self, settings: NodeConfig) -> None:
+        self.config = settings
+        self.name = settings.name
+        self.url = f"amqp://guest:guest@127.0.0.1:{settings.address.amqp_port}/"
+        self.http_port = settings.address.http_port
+        self.node: Node | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.node is not None
+
+    async def start(self) -> None:
+        self.node = Node(self.config)
+        await self.node.start()
+        self._serving = asyncio.get_running_loop().create_task(self.node.serve())
+
+    async def stop(self) -> None:
+        node, self.node = self.node, None
+        if node is not None:
+            self._serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._serving
+            await node.stop()
+
+    def check(self) -> None:
+        """Raise what has brought the node down."""
+        if self.node is not None and self._serving.done():
+            self._serving.result()
+
+    def is_ready(self) -> bool:
+        return self.node is not None and self.node.ready() is None
+
+
+class ClusterHere:
+    """Three nodes. Its methods are called from the thread of the test."""
+
+    def __init__(self, directory: Path, limits: Limits | None = None) -> None:
+        self._directory = directory
+        self._limits = limits or Limits()
+        self._cleanup = ExitStack()
+        self.nodes: list[NodeHere] = []
+
+    def __enter__(self) -> Self:
+        before_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._cleanup.callback(sys.setswitchinterval, before_s)
+        files = local_nodes(self._directory, 3, _reserve_ports(3, self._cleanup))
+        prepare(self._directory, files, fresh=False)
+        self.nodes = [NodeHere(replace(config.load(node.config, {}), limits=self._limits)) for node in files]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.start(*self.nodes)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(*self.nodes)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._cleanup.close()
+        gc.unfreeze()
+
+    # What runs on the loop
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        async def call() -> T:
+            return function(*arguments)
+
+        return self._run(call())
+
+    def start(self, *nodes: NodeHere) -> None:
+        for node in nodes:
+            self._run(node.start())
+        self.wait_until(lambda: all(node.is_ready() for node in nodes))
+
+    def stop(self, *nodes: NodeHere) -> None:
+        for node in nodes:
+            self._run(node.stop())
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not self.call(condition):
+            assert time.monotonic() < deadline_s
+            time.sleep(POLL_S)
+
+    # The group
+
+    @property
+    def running(self) -> list[NodeHere]:
+        return [node for node in self.nodes if node.running]
+
+    def leader(self) -> NodeHere:
+        """The node that leads, and that all others know as their leader."""
+        self.wait_until(lambda: len({self._leader_of(node) for node in self.running} - {None}) == 1)
+        name = self.call(self._leader_of, self.running[0])
+        return next(node for node in self.nodes if node.name == name)
+
+    def _leader_of(self, node: NodeHere) -> str | None:
+        return node.node.group.leader if node.node else None
+
+    def hand_over(self) -> None:
+        """Have another node lead, and wait until all nodes know."""
+        old = self.leader()
+        assert old.node is not None
+        term = self.call(lambda: old.node.group.engine.term)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self.call(lambda: old.node.group.engine.term) == term:
+            self.call(old.node.group.transfer_leadership)
+            time.sleep(POLL_S)
+            assert time.monotonic() < deadline_s
+        self.wait_until(lambda: {self._leader_of(node) for node in self.running} not in ({None}, {old.name}))
+        self.leader()
+
+    def digests(self) -> set[str]:
+        """Of the states of all nodes, at a moment when all have applied the same."""
+        while True:
+            for node in self.nodes:
+                node.check()
+            found = self.call(self._digests_if_equal)
+            if found is not None:
+                return found
+            time.sleep(POLL_S)
+
+    def _digests_if_equal(self) -> set[str] | None:
+        nodes = [node.node for node in self.nodes if node.node is not None]
+        if len({node.group.engine.applied_index for node in nodes}) > 1:
+            return None
+        return {node.machine.digest() for node in nodes}
