@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qq.config import ConfigError, Limits, NodeAddress, NodeConfig, load
+from qq.config import _MAY_BE_ZERO, ConfigError, Limits, NodeAddress, NodeConfig, load
 
 SECRET = "0123456789abcdef"
 
@@ -118,7 +118,7 @@ def test_variables_of_others_with_our_prefix_are_left_alone(file: Path) -> None:
 def test_every_limit_can_be_set_and_is_above_zero(file: Path, limit: str) -> None:
     config = loaded(file, GOOD + f"[limits]\n{limit} = 7\n")
     assert config.limits == replace(Limits(), **{limit: 7})
-    if limit != "retained_bytes":
+    if limit not in _MAY_BE_ZERO:
         assert refusal(file, GOOD + f"[limits]\n{limit} = 0\n").endswith("above zero")
 
 

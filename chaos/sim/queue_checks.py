@@ -11,13 +11,29 @@ dead letter. There it looks at the machine, and checks that this might be.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from chaos.sim.queue_model import (
+    Consumer,
+    Deaths,
+    Holder,
+    Key,
+    Message,
+    QueueModel,
+    deaths_after,
+    deaths_of,
+    expiry_ms,
+    goes_in_circles,
+    is_full,
+    names_of,
+    ready_messages,
+    rejects,
+    waiting_ranges,
+)
 from qq.machine.codec import decode_batch, decode_commands, decode_kept, is_kept
 from qq.machine.commands import (
     NO_PRIORITY,
@@ -53,7 +69,7 @@ from qq.machine.effects import (
     Reply,
 )
 from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, History
-from qq.machine.settings import UNLIMITED, Settings
+from qq.machine.settings import UNLIMITED
 from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
@@ -62,13 +78,6 @@ if TYPE_CHECKING:
 
 LOOKED_AT_EVERY = 16
 """At the end of so many entries all places are compared, not only how many messages there are."""
-
-Deaths = tuple[tuple[str, str, int], ...]
-"""What befell a message, the newest first: queue, reason, how often."""
-Key = tuple[int, int, Deaths]
-"""A message as its place in the log and what befell it tell it from all others in a queue."""
-Consumer = tuple[str, int]
-"""Node and consumer id."""
 
 
 def messages_of(payload: bytes) -> dict[int, bytes]:
@@ -80,109 +89,6 @@ def messages_of(payload: bytes) -> dict[int, bytes]:
         for piece in decode_kept(payload)
         for number, (start, end) in enumerate(pairwise(piece.offsets))
     }
-
-
-@dataclass(slots=True, eq=False)
-class Message:
-    """A message in one queue; in another it is another."""
-
-    place: tuple[int, int]
-    deaths: Deaths
-    level: int
-    expires_ms: int
-    """0 is never."""
-    ready_ms: int
-    """Not delivered before."""
-    key: str | None = None
-    """The routing key that took the place of those it was published with, when it died."""
-    arrival: int = 0
-    """Number among those of its level that wait for their first delivery in their order; 0 if it is not one of them."""
-    returns: int = 0
-    failures: int = 0
-    reason: str = ""
-    """Why it is dying."""
-
-    @property
-    def name(self) -> Key:
-        return (*self.place, self.deaths)
-
-
-@dataclass(slots=True, eq=False)
-class QueueModel:
-    """What the oracle knows of a queue."""
-
-    name: str
-    number: int
-    settings: Settings
-    kind: str
-    ready: dict[Key, list[Message]] = field(default_factory=dict)
-    """And those that are delayed."""
-    count: int = 0
-    """Of these."""
-    held: int = 0
-    dying: deque[Message] = field(default_factory=deque)
-    """In the order of the machine."""
-    died: list[Message] = field(default_factory=list)
-    """They follow, but were not looked for yet."""
-    dying_first: int = 0
-    expiries: list[tuple[int, int, Message]] = field(default_factory=list)
-    """A heap, with those that are not ready any more."""
-    order: dict[int, dict[int, Message]] = field(default_factory=dict)
-    """By level and arrival, those that wait for their first delivery in their order."""
-    newest: dict[int, int] = field(default_factory=dict)
-    """By level, the last arrival that was delivered for the first time."""
-    doubtful: list[Message] = field(default_factory=list)
-    """Dead letters that it may have had no room for."""
-    was_full: bool = False
-    """Whether one of these may have been too many."""
-    peak: int = 0
-    """How many there could be at once in this entry, at most, if none had gone."""
-    drops_head: bool = False
-    """Whether it may have dropped messages over its limit in this entry."""
-    keeps_dead: bool = False
-    """Whether in this entry messages that died may have had to be dead-lettered, ..."""
-    drops_dead: bool = False
-    """... and whether they may have been dropped."""
-    trims: bool = False
-    """Whether it may have had a limit and dropped what was over it."""
-    least_limit: int | None = None
-    """The smallest maximum length that counted in this entry."""
-
-    def note_settings(self, settings: Settings) -> None:
-        """Other settings may come in the middle of an entry, and what time and limits do may come before or after."""
-        self.settings = settings
-        self.trims |= _drops_head(settings)
-        self.drops_head |= settings.overflow == "drop-head"
-        self.keeps_dead |= settings.dead_letter_exchange is not None
-        self.drops_dead |= settings.dead_letter_exchange is None
-        limit = settings.max_length
-        if limit is not None and (self.least_limit is None or limit < self.least_limit):
-            self.least_limit = limit
-
-    def begin_entry(self) -> None:
-        self.peak = self.count
-        self.trims = self.drops_head = self.keeps_dead = self.drops_dead = False
-        self.least_limit = None
-        self.note_settings(self.settings)
-
-    @property
-    def messages(self) -> int:
-        """All that is not held."""
-        return self.count + len(self.dying) + len(self.died)
-
-
-class Holder:
-    """A consumer, or what a get took."""
-
-    def __init__(self, session: int, model: QueueModel, prefetch: int) -> None:
-        self.session = session
-        self.model = model
-        self.prefetch = prefetch
-        """How much it may hold; 0 for what a get took."""
-        self.live = prefetch > 0
-        self.held: dict[int, Message] = {}
-        self.since_ms: dict[int, int] = {}
-        self.next_id = 0
 
 
 class Outcomes(NamedTuple):
@@ -249,7 +155,7 @@ class QueueOracle:
         if model is None or not model.dying or model.settings.dead_letter_strategy != "at-least-once":
             return False
         targets, deaths, _ = self._targets_of_dead(model, model.dying[0])
-        return any(_is_full(target) and not _goes_in_circles(deaths, target.name) for target in targets)
+        return any(is_full(target) and not goes_in_circles(deaths, target.name) for target in targets)
 
     def admitted(self, publisher: str) -> int:
         """The last sequence number that has taken effect."""
@@ -343,7 +249,7 @@ class QueueOracle:
         for name, queue in machine.queues.items():
             model = self._queues.get(name)
             if model is None:
-                model = QueueModel(name, queue.number, queue.settings, queue.kind)
+                model = QueueModel(name, queue.number, queue.settings)
                 self._queues[name] = model
             model.note_settings(queue.settings)
         self._bound = {}
@@ -388,7 +294,7 @@ class QueueOracle:
 
     def _drop_over_limit(self, model: QueueModel, queue: Queue) -> None:
         """What is not there any more, and did not expire, was over the limit."""
-        there = Counter(_names(queue, _waiting(queue)))
+        there = Counter(names_of(queue, waiting_ranges(queue)))
         dropped: list[Message] = []
         for name, messages in model.ready.items():
             missing = len(messages) - there.pop(name, 0)
@@ -409,7 +315,7 @@ class QueueOracle:
 
     def _look_at_dying(self, model: QueueModel, queue: Queue) -> None:
         """The machine dead-letters in the order in which messages die, which is not looked into."""
-        there = [(name, dead.reason) for dead in queue.dying for name in _names(queue, [dead.range])]
+        there = [(name, dead.reason) for dead in queue.dying for name in names_of(queue, [dead.range])]
         known = [(message.name, message.reason) for message in model.dying]
         if there[: len(known)] != known:
             self._fail(f"the dying messages of {model.name} were {known[:5]} and are {there[:5]}")
@@ -445,7 +351,7 @@ class QueueOracle:
             is_done = isinstance(outcomes.results.get(session), Committed)
             if is_done and session in outcomes.refused:
                 self._fail(f"a transaction is carried out in part: {outcomes.refused[session]}")
-            if not is_done and not any(_rejects(model) for model in self._targets(content)):
+            if not is_done and not any(rejects(model) for model in self._targets(content)):
                 self._fail(f"a transaction is not carried out: {content}")
         self.fates["transactions" if is_done else "transactions not carried out"] += 1
         for part in content:
@@ -493,9 +399,9 @@ class QueueOracle:
                 self.enqueued += 1
         if accepted < command.count:
             self.fates["refused"] += command.count - accepted
-            if not any(map(_is_full, targets)):
+            if not any(map(is_full, targets)):
                 self._fail(f"{refused} refuses what there is room for")
-        return [model for model in targets if first < accepted and _rejects(model)]
+        return [model for model in targets if first < accepted and rejects(model)]
 
     def _targets(self, content: Iterable[Command]) -> list[QueueModel]:
         targets: list[QueueModel] = []
@@ -514,7 +420,7 @@ class QueueOracle:
         ready_ms = self._now_ms + properties.delay_ms
         own = None if properties.ttl_ms == NO_TTL else properties.ttl_ms
         message = Message(
-            place, (), model.settings.level(properties.priority), _expiry_ms(model, own, ready_ms), ready_ms
+            place, (), model.settings.level(properties.priority), expiry_ms(model, own, ready_ms), ready_ms
         )
         if not properties.delay_ms:
             message.arrival = next(self._numbers)
@@ -563,7 +469,9 @@ class QueueOracle:
     def _dead_letter(self, machine: QueueMachine, command: DeadLetter) -> None:
         model = self._queues.get(command.queue)
         if model is None or model.number != command.number or model.dying_first != command.first:
+            self.fates["asked to move in vain"] += 1
             return  # somebody else has done it
+        self.fates["asked to move"] += 1
         asked = min(command.count, len(model.dying))
         moved = min(machine.queues[command.queue].dying_first - model.dying_first, asked)
         if moved < asked and model.settings.dead_letter_strategy != "at-least-once":
@@ -594,18 +502,18 @@ class QueueOracle:
             if is_safe:
                 self._fail(f"{message.name} of {model.name} is dropped, which no queue takes")
         for target in targets:
-            if _goes_in_circles(deaths, target.name):
+            if goes_in_circles(deaths, target.name):
                 self.fates["circles"] += 1
                 continue
             level = target.settings.level(message.level)
-            expires_ms = _expiry_ms(target, None, self._now_ms)
+            expires_ms = expiry_ms(target, None, self._now_ms)
             number = next(self._numbers)
             copy = Message(message.place, deaths, level, expires_ms, self._now_ms, new_key, number)
             self.fates["dead-lettered safely" if is_safe else "dead-lettered"] += 1
             self._arrive(target, copy)
             if target.settings.overflow == "reject-publish" and not is_safe:
                 target.doubtful.append(copy)
-                target.was_full |= _is_full(target, 1)
+                target.was_full |= is_full(target, 1)
 
     def _targets_of_dead(
         self, model: QueueModel, message: Message
@@ -613,7 +521,7 @@ class QueueOracle:
         """Where a dead message goes, what has befallen it then, and the key that took the place of its own."""
         settings = model.settings
         exchange, key = settings.dead_letter_exchange, settings.dead_letter_routing_key
-        deaths = _died(message.deaths, model.name, message.reason)
+        deaths = deaths_after(message.deaths, model.name, message.reason)
         new_key = message.key if key is None else key
         known = self._published[message.place]
         keys = [known.routing_key, *known.more_keys] if new_key is None else [new_key]
@@ -621,7 +529,7 @@ class QueueOracle:
 
     def _resolve_doubts(self, model: QueueModel, queue: Queue) -> None:
         """A dead letter that found no room is dropped, unless it has to be kept."""
-        there = Counter(_names(queue, [*_waiting(queue), *(dead.range for dead in queue.dying)]))
+        there = Counter(names_of(queue, [*waiting_ranges(queue), *(dead.range for dead in queue.dying)]))
         for message in model.doubtful:
             if there[message.name]:
                 there[message.name] -= 1
@@ -672,14 +580,12 @@ class QueueOracle:
         self._delivered_to[origin, command.consumer] = {}
 
     def _purge(self, machine: QueueMachine, model: QueueModel, messages: int) -> None:
-        gone = sum(0 < message.expires_ms <= self._now_ms for message in _all(model))
-        least = model.messages - (0 if model.settings.dead_letter_exchange else gone)
-        if _drops_head(model.settings):
-            least = 0
+        gone = sum(0 < message.expires_ms <= self._now_ms for message in ready_messages(model))
+        least = 0 if model.trims else model.messages - gone * model.drops_dead
         if not least <= messages <= model.messages:
             self._fail(f"a purge of {model.name} reports {messages} of {model.messages} messages")
         self.fates["purged"] += model.messages
-        for message in list(_all(model)):
+        for message in list(ready_messages(model)):
             self._forget_ready(model, message)
         model.dying.clear()
         model.died.clear()
@@ -794,7 +700,7 @@ class QueueOracle:
 
     def _give(self, holder: Holder, key: Consumer, range_: Range, history: History | None) -> None:
         model, now_ms = holder.model, self._now_ms
-        deaths = _deaths(history)
+        deaths = deaths_of(history)
         for slot in range(range_.slot, range_.slot + range_.count):
             name = (range_.index, slot, deaths)
             messages = model.ready.get(name)
@@ -892,7 +798,7 @@ class QueueOracle:
                 self._fail(
                     f"{queue.name} at {name} has {counts} messages ready, unacked, dying, not {expected}"
                 )
-            there = Counter(_names(queue, _waiting(queue)))
+            there = Counter(names_of(queue, waiting_ranges(queue)))
             if there != {key: len(messages) for key, messages in model.ready.items()}:
                 self._fail(f"{queue.name} at {name} has other messages ready than it should")
             sizes = (backlog.size, backlog.delayed_size, queue.unacked_size)
@@ -928,67 +834,3 @@ def _plain(command: Enqueue) -> Publish:
 def _pass_over(slots: Iterator[int], number: int) -> None:
     for _ in range(number):
         next(slots)
-
-
-def _expiry_ms(model: QueueModel, own_ms: int | None, ready_ms: int) -> int:
-    times = [ttl_ms for ttl_ms in (own_ms, model.settings.message_ttl_ms) if ttl_ms is not None]
-    return ready_ms + min(times) if times else 0
-
-
-def _rejects(model: QueueModel) -> bool:
-    return model.settings.overflow == "reject-publish"
-
-
-def _is_full(model: QueueModel, beyond: int = 0) -> bool:
-    """Whether a queue that rejects may have been full, if it has so many messages more than it had then."""
-    settings = model.settings
-    by_count = settings.max_length is not None and model.messages >= settings.max_length + beyond
-    return _rejects(model) and (by_count or settings.max_length_bytes is not None)
-
-
-def _drops_head(settings: Settings) -> bool:
-    is_limited = settings.max_length is not None or settings.max_length_bytes is not None
-    return is_limited and settings.overflow == "drop-head"
-
-
-def _all(model: QueueModel) -> Iterator[Message]:
-    for messages in model.ready.values():
-        yield from messages
-
-
-def _waiting(queue: Queue) -> list[Range]:
-    """What the machine's queue has, ready or delayed."""
-    backlog = queue.backlog.freeze()
-    return [
-        *(backlog.browse(0, queue.backlog.count) if queue.backlog.count else ()),
-        *backlog.delayed.browse(),
-    ]
-
-
-def _names(queue: Queue, ranges: Iterable[Range]) -> Iterator[Key]:
-    for range_ in ranges:
-        deaths = _deaths(queue.histories.get(range_.history))
-        for slot in range(range_.slot, range_.slot + range_.count):
-            yield range_.index, slot, deaths
-
-
-def _deaths(history: History | None) -> Deaths:
-    return (
-        () if history is None else tuple((death.queue, death.reason, death.count) for death in history.deaths)
-    )
-
-
-def _died(deaths: Deaths, queue: str, reason: str) -> Deaths:
-    times = sum(number for *cause, number in deaths if cause == [queue, reason])
-    others = tuple(death for death in deaths if death[:2] != (queue, reason))
-    return ((queue, reason, times + 1), *others)
-
-
-def _goes_in_circles(deaths: Deaths, target: str) -> bool:
-    """Whether it comes back to where it died, and nobody rejected it since."""
-    for queue, reason, _ in deaths:
-        if reason == REJECTED:
-            return False
-        if queue == target:
-            return True
-    return False

@@ -266,6 +266,7 @@ class QueueClient(Client):
             del self._attempts[unseen]  # it may have been refused
         super().resumed(sequence, outstanding)
         self._reading.clear()  # what was given back meanwhile may be gone with the old log
+        untold = [number for number, session in self._sessions.items() if session.answered]
         for effect in outstanding:
             match effect:
                 case Deliver(_, _, consumer, first_id, ranges):
@@ -277,11 +278,15 @@ class QueueClient(Client):
                 case Failed(_, number):
                     self._session_failed(number)
                 case Known(_, number, answers, consumers):
+                    if number in untold:
+                        untold.remove(number)
                     session = self._sessions.get(number)
                     if session is not None:
                         self._known(number, session, answers, consumers)
                 case _:
                     self._fail(f"resumes with {effect}")
+        if untold:
+            self._fail(f"is not told what became of sessions {untold}")
 
     def _delivered_again(self, consumer: int, first_id: int, ranges: Sequence[Range]) -> None:
         had = self._next_ids.get(consumer, 0) - first_id

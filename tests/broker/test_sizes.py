@@ -69,8 +69,8 @@ def test_properties_are_passed_on_byte_by_byte(raw: RawClient, queue: str) -> No
     ]  # fmt: skip
     table = b"".join(bytes([2]) + b"%02d" % number + field for number, field in enumerate(fields))
     properties = (
-        b"\xff\xfc\1a\1b" + len(table).to_bytes(4, "big") + table + b"\2\xff\2\xff\xfe\1d\1e\1f"
-        + b"\xff" * 8 + b"\1h\1i\1j\1k"
+        b"\xff\xfc\1a\1b" + len(table).to_bytes(4, "big") + table + b"\2\xff\2\xff\xfe\1d\x0560000\1f"
+        + b"\xff" * 8 + b"\1h\5guest\1j\1k"
     )  # fmt: skip
     raw.call(1, Queue.Declare(queue=queue), Queue.DeclareOk)
     raw.write(publish(1, queue, b"m", properties=properties))

@@ -41,7 +41,7 @@ class Trouble(logging.Handler):
         self.records.append(self.format(record))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster_here(tmp_path_factory: pytest.TempPathFactory) -> Generator[ClusterHere]:
     with ClusterHere(tmp_path_factory.mktemp("here")) as cluster:
         yield cluster

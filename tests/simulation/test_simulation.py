@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -71,24 +70,18 @@ def test_every_seed_keeps_the_promises(chunk: int) -> None:
     assert totals["compacted"] > 20 * SEEDS_PER_CHUNK
 
 
-def test_logs_are_replaced_and_repaired() -> None:
+def test_what_is_rare_happens() -> None:
     totals: Counter[str] = Counter()
+    fates: Counter[str] = Counter()
     for seed in range(1000, 1030):
         outcome = run_seed(seed)
         totals.update(installs=outcome.installs, repairs=outcome.repairs)
+        fates.update(outcome.fates)
     assert totals["installs"] >= 3
     assert totals["repairs"] >= 5
-
-
-def test_messages_meet_every_fate() -> None:
-    fates: Counter[str] = Counter()
-    seeds = (seed for seed in range(2000, 3000) if draw_options(seed).queues)
-    for seed in islice(seeds, 20):
-        fates.update(run_seed(seed).fates)
-    # Some that are rare, and what else there is that must not be rare.
-    expected = ["no dead-letter exchange any more", "not routed", "gone with its queue"]
-    assert [fate for fate in FATES if fates[fate] < 10] == []
-    assert sum(fates[fate] for fate in expected) > 0
+    assert [fate for fate in FATES if fates[fate] < 3] == []
+    # One node sees to dead letters, and does not ask again and again.
+    assert fates["asked to move in vain"] < fates["asked to move"] / 2
 
 
 def test_a_node_that_lost_its_directory_and_whose_clock_was_set_back_comes_back() -> None:
