@@ -243,7 +243,7 @@ def _container(data: bytes, at: int, end: int, depth: int) -> tuple[int, int]:
 
 def _value(data: bytes, at: int, end: int, depth: int) -> tuple[common.FieldValue, int]:
     kind = data[at]
-    fixed = _FIXED.get(kind)
+    fixed = FIXED.get(kind)
     if fixed is not None:
         return fixed.unpack_from(data, at + 1)[0], at + 1 + fixed.size
     if kind == 0x53:  # S
@@ -273,7 +273,7 @@ def _timestamp(seconds: int) -> datetime | int:
         return seconds
 
 
-_FIXED = {
+FIXED = {
     ord(kind): Struct(layout)
     for kind, layout in {
         "t": ">?",
@@ -289,6 +289,7 @@ _FIXED = {
         "d": ">d",
     }.items()
 }
+"""Field types of a fixed size that `struct` can read, by the octet that names them."""
 
 _ARGUMENTS: dict[str, Callable[[bytes, int, int], tuple[Any, int]]] = {
     "octet": _octet,

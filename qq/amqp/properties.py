@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qq.amqp import stored
 from qq.amqp.encoding import with_headers
-from qq.amqp.fields import VALID_PROPERTIES_BYTES_MAX, VALID_PROPERTIES_MAX
+from qq.amqp.fields import FIXED, VALID_PROPERTIES_BYTES_MAX, VALID_PROPERTIES_MAX
 from qq.errors import ChannelError, Reply
 
 if TYPE_CHECKING:
@@ -49,20 +49,8 @@ _header_size = _U32.unpack_from
 _C, _X, _DASH = b"Cx-"
 _SEQUENCE_NAME = b"\x0dx-publish-seq"
 """As it is in a table: behind it come the type of the value and the value."""
-_INTEGERS = {
-    ord(kind): Struct(layout)
-    for kind, layout in {
-        "b": ">b",
-        "B": ">B",
-        "s": ">h",
-        "u": ">H",
-        "I": ">i",
-        "i": ">I",
-        "l": ">q",
-        "L": ">q",
-    }.items()
-}
-_FLOATS = {ord("f"): Struct(">f"), ord("d"): Struct(">d")}
+_INTEGERS = {kind: FIXED[kind] for kind in b"bBsuIilL"}
+_FLOATS = {kind: FIXED[kind] for kind in b"fd"}
 _LONGSTR, _ARRAY = ord("S"), ord("A")
 _TYPE_NAMES = {
     ord(kind): name

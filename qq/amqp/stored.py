@@ -108,8 +108,7 @@ def pairs(message: bytes, at: int) -> Iterator[Pair]:
     at += 4
     while at < stop:
         value_at = at + 1 + message[at]
-        size = _VALUE_SIZES.get(message[value_at])
-        end = value_at + (5 + _U32.unpack_from(message, value_at + 1)[0] if size is None else 1 + size)
+        end = value_stop(message, value_at)
         yield message[at + 1 : value_at], at, value_at, end
         at = end
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.amqp.encoding import content
 from qq.broker.entries import MessagesGone
-from qq.broker.headers import delivered
+from qq.broker.headers import delivered, published_to
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -134,9 +134,7 @@ async def _stored(entries: Entries, part: Range, ahead: Sequence[Range]) -> list
 def _browsed(
     stored: Messages, part: Range, history: History | None, counts_failures: bool, offset: int
 ) -> Iterator[Browsed]:
-    exchange, routing_key = stored.exchange, stored.routing_key
-    if history is not None:
-        exchange, routing_key = history.exchange, history.routing_key
+    exchange, routing_key = published_to(stored, history)
     framed = delivered(stored.messages, part, history, counts_failures=counts_failures)
     for number, message in enumerate(framed, offset):
         yield Browsed(number, exchange, routing_key, part.deliveries > 0, *content(message))

@@ -17,8 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.amqp.encoding import HeaderValue
+    from qq.broker.entries import Messages
     from qq.machine.history import Death, History
     from qq.ranges import Range
+
+
+def published_to(stored: Messages, history: History | None) -> tuple[str, str]:
+    """Exchange and routing key to tell with a delivery: where the messages were published, or dead-lettered last."""
+    if history is None:
+        return stored.exchange, stored.routing_key
+    return history.exchange, history.routing_key
 
 
 def delivered(

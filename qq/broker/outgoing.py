@@ -19,7 +19,7 @@ from pamqp.commands import Basic
 
 from qq.amqp.encoding import confirm_frame, deliveries, encode, get_ok, reframe, returned
 from qq.broker.entries import MessagesGone
-from qq.broker.headers import delivered
+from qq.broker.headers import delivered, published_to
 from qq.errors import ChannelError, ConnectionFault, Reply
 from qq.machine.commands import Settle
 from qq.ranges import Range, RangeMap
@@ -279,16 +279,12 @@ class Outgoing:
             tag = self._next_tag
             history = delivery.histories.get(part.history)
             for messages in stored:
-                exchange, routing_key = messages.exchange, messages.routing_key
-                if history is not None:
-                    exchange, routing_key = history.exchange, history.routing_key
                 deliveries(
                     self._number,
                     consumer.tag,
                     tag,
                     part.deliveries > 0,
-                    exchange,
-                    routing_key,
+                    *published_to(messages, history),
                     self._framed(messages, part, history, delivery.counts_failures),
                     out,
                 )
@@ -325,17 +321,13 @@ class Outgoing:
         if stored is None:
             return False
         [messages] = stored
-        exchange, routing_key = messages.exchange, messages.routing_key
-        if history is not None:
-            exchange, routing_key = history.exchange, history.routing_key
         [message] = self._framed(messages, part, history, counts_failures)
         redelivered = part.deliveries > 0
         frame = get_ok(
             self._number,
             self._next_tag,
             redelivered,
-            exchange,
-            routing_key,
+            *published_to(messages, history),
             remaining,
             message,
         )

@@ -40,10 +40,6 @@ class Budget:
     """0 is no limit."""
     held: int = 0
 
-    @property
-    def is_spent(self) -> bool:
-        return 0 < self.limit <= self.held
-
 
 @dataclass(slots=True, eq=False)
 class Consumer:

@@ -275,17 +275,13 @@ class Core:
         """Do what time brings, and serve the queues that have something new, in the order in which they got it."""
         now_ms = self.time_ms
         # In an order that does not depend on when a timer was set: a state that was loaded sets them all at once.
-        due_ms = self.consumer_timers.due_ms()
-        if due_ms is not None and due_ms <= now_ms:
-            for consumer in sorted(self.consumer_timers.pop_due(now_ms), key=_consumer_key):
-                self._consumer_is_due(consumer)
-        due_ms = self.queue_timers.due_ms()
-        if due_ms is not None and due_ms <= now_ms:
-            for queue in sorted(self.queue_timers.pop_due(now_ms), key=_queue_key):
-                if queue.is_abandoned(now_ms):
-                    self.remove_queue(queue)
-                else:
-                    self.touch(queue)
+        for consumer in sorted(self.consumer_timers.pop_due(now_ms), key=_consumer_key):
+            self._consumer_is_due(consumer)
+        for queue in sorted(self.queue_timers.pop_due(now_ms), key=_queue_key):
+            if queue.is_abandoned(now_ms):
+                self.remove_queue(queue)
+            else:
+                self.touch(queue)
         for queue in self.dirty:
             self._turn(queue)
             due_ms = queue.due_ms()

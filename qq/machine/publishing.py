@@ -46,11 +46,10 @@ class Publishing:
     def enqueue(self, command: Enqueue) -> None:
         """Publish plain messages: the path that nothing else may slow down."""
         core = self._core
-        session, _, count, exchange, routing_key, mandatory, frames_channel = command
+        session, _, count, exchange, routing_key, mandatory, _ = command
         slot = core.next_slot
         core.next_slot = slot + count
-        known = core.sessions.get((core.origin, session))
-        if known is not None and known.failed:
+        if core.has_failed(session):
             return
         try:
             queues = core.catalog.route(exchange, routing_key)
@@ -76,8 +75,7 @@ class Publishing:
         if queues:
             self._queues, self._slot, self._count, self._size = queues, slot, count, size
         elif mandatory:
-            place = (core.index, slot, count, exchange, routing_key, frames_channel)
-            core.effects.append(Returned(core.origin, session, *place, NO_ROUTE, "NO_ROUTE"))
+            self._return(command, slot, count)
 
     def flush(self) -> None:
         """Bring into the queues what `enqueue` has gathered: to be called before any other command, and at the end."""
@@ -88,7 +86,7 @@ class Publishing:
         for queue in queues:
             queue.backlog.add(core.index, self._slot, self._count, self._size)
             queue.tally.published += self._count
-            core.dirty[queue] = None
+            core.touch(queue)
 
     def publish(self, command: Publish) -> None:
         """Publish messages with properties that matter."""
@@ -192,7 +190,7 @@ class Publishing:
         """Those of a command's messages that were not published before: the first of each run, and how many."""
         if isinstance(command, Enqueue) or not command.publisher:
             return [(0, command.count)]
-        core, first_seq = self._core, min(command.publish_seq, SEQUENCE_MAX)
+        core, first_seq = self._core, _publish_seq(command)
         runs = core.publishers.new(command.publisher, first_seq, command.count, core.time_ms)
         return [(first - first_seq, last - first + 1) for first, last in runs]
 
@@ -218,8 +216,7 @@ class Publishing:
     ) -> None:
         """Publish the messages from `first` to before `end` of a command, or as many as there is room for."""
         core = self._core
-        session, first_seq, _, exchange, routing_key, mandatory, frames_channel = command[:7]
-        publisher, publish_seq = command.publisher, min(command.publish_seq, SEQUENCE_MAX)
+        publisher, publish_seq = command.publisher, _publish_seq(command)
         wanted = sizes[first:end]
         accepted = first + min((self._room(queue, wanted) for queue in queues), default=len(wanted))
         if accepted > first:
@@ -228,17 +225,23 @@ class Publishing:
                 core.publishers.admit(publisher, run, core.time_ms)
             for queue in queues:
                 self._add(queue, command, slot + first, sizes[first:accepted])
-            if mandatory and not queues:
-                place = (core.index, slot + first, accepted - first, exchange, routing_key, frames_channel)
-                core.effects.append(Returned(core.origin, session, *place, NO_ROUTE, "NO_ROUTE"))
+            if command.mandatory and not queues:
+                self._return(command, slot + first, accepted - first)
         if accepted < end:
             if publisher:
                 run = (publish_seq + accepted, publish_seq + end - 1)
                 core.publishers.refuse(publisher, run, core.time_ms)
             for queue in queues:
                 queue.tally.rejected_publishes += end - accepted
-            if first_seq:
-                core.effects.append(Rejected(core.origin, session, first_seq + accepted, end - accepted))
+            if command.first_seq:
+                refused_seq = command.first_seq + accepted
+                core.effects.append(Rejected(core.origin, command.session, refused_seq, end - accepted))
+
+    def _return(self, command: Enqueue | Publish, slot: int, count: int) -> None:
+        """Give mandatory messages back that no queue gets."""
+        core = self._core
+        place = (core.index, slot, count, command.exchange, command.routing_key, command.frames_channel)
+        core.effects.append(Returned(core.origin, command.session, *place, NO_ROUTE, "NO_ROUTE"))
 
     def _add(self, queue: Queue, command: Publish, slot: int, sizes: Sequence[int]) -> None:
         """Add messages to one queue, now or after their delay."""
@@ -296,6 +299,11 @@ class Publishing:
         queue.tally.dead_lettered += messages.count
         queue.forget((messages,))
         return messages.count
+
+
+def _publish_seq(command: Publish) -> int:
+    """Of the first message. Nobody may number higher, but what a node says must fit in 63 bits."""
+    return min(command.publish_seq, SEQUENCE_MAX)
 
 
 def _runs(sizes: Sequence[int], *, by_size: bool) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine.arguments import CLASSIC
 from qq.machine.backlog import Backlog
 from qq.machine.consumers import CREDIT_MAX, Consumer, Turns
-from qq.machine.history import Histories
+from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
 from qq.ranges import NORMAL, Range
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Queue:
 
     def _expire(self, until_ms: int, now_ms: int) -> None:
         if self._has_room_to_die:
-            self.die(self.backlog.expire(until_ms, DUE_MAX), "expired", now_ms)
+            self.die(self.backlog.expire(until_ms, DUE_MAX), EXPIRED, now_ms)
 
     @property
     def _has_room_to_die(self) -> bool:
@@ -214,23 +214,23 @@ class Queue:
         due_ms = self.backlog.due_ms() if self._has_room_to_die else None
         if self.dying and self.retry_ms:
             due_ms = self.retry_ms if due_ms is None else min(due_ms, self.retry_ms)
-        expires_ms = self.settings.expires_ms
-        if expires_ms is not None and not self.consumers:
-            abandoned_ms = self.used_ms + expires_ms
+        abandoned_ms = self._abandoned_ms()
+        if abandoned_ms is not None:
             due_ms = abandoned_ms if due_ms is None else min(due_ms, abandoned_ms)
         return due_ms
 
     def is_abandoned(self, now_ms: int) -> bool:
         """Nobody has used it for as long as it is to be kept (x-expires)."""
+        abandoned_ms = self._abandoned_ms()
+        return abandoned_ms is not None and abandoned_ms <= now_ms
+
+    def _abandoned_ms(self) -> int | None:
         expires_ms = self.settings.expires_ms
-        return expires_ms is not None and not self.consumers and self.used_ms + expires_ms <= now_ms
+        return None if expires_ms is None or self.consumers else self.used_ms + expires_ms
 
     def _serve(self, now_ms: int) -> list[Deliver]:
         """Give ready messages to those who may have them, by turns; one effect for each that gets any."""
         backlog, turns = self.backlog, self.turns
-        if not backlog.count or not turns:
-            self._note_waiting(now_ms)
-            return []
         served: dict[Consumer, Deliver] = {}
         while backlog.count and turns:
             ring = turns.next_ring()
@@ -270,7 +270,7 @@ class Queue:
         if settings.max_length is not None:
             over = backlog.count + backlog.delayed - settings.max_length
             if over > 0 and backlog.count:
-                self.die(backlog.take(min(over, backlog.count)), "maxlen", now_ms)
+                self.die(backlog.take(min(over, backlog.count)), MAXLEN, now_ms)
         if settings.max_length_bytes is not None:
             self._trim_bytes(settings.max_length_bytes, now_ms)
 
@@ -280,7 +280,7 @@ class Queue:
         # One by one: each has a size of its own, and whose turn it is must not depend on what stays.
         while backlog.count and backlog.size + backlog.delayed_size > limit:
             dropped += backlog.take(1)
-        self.die(dropped, "maxlen", now_ms)
+        self.die(dropped, MAXLEN, now_ms)
 
     def die(self, ranges: list[Range], reason: str, now_ms: int) -> None:
         """Drop messages, or have them go to the dead-letter exchange; they are in no other place any more."""
@@ -323,7 +323,8 @@ class Queue:
     def forget(self, ranges: Iterable[Range]) -> None:
         """The messages are gone."""
         for messages in ranges:
-            self.histories.release(messages.history, messages.count)
+            if messages.history:
+                self.histories.release(messages.history, messages.count)
 
     def histories_of(self, ranges: Iterable[Range]) -> dict[int, History]:
         get = self.histories.get
@@ -391,31 +392,31 @@ class Queue:
 
     def settle(self, consumer: Consumer, first: int, last: int) -> int:
         """Forget message ids, and give their credit back. Returns how many there were."""
-        pieces = consumer.unacked.take(first, last)
-        self._forget_pieces(pieces)
-        count = self._checked_in(consumer, pieces)
+        ranges = _ranges(consumer.unacked.take(first, last))
+        self.forget(ranges)
+        count = self._checked_in(consumer, ranges)
         self.tally.acknowledged += count
         return count
 
     def discard(self, consumer: Consumer, first: int, last: int, now_ms: int) -> int:
         """Let messages die that were rejected for good. Returns how many there were."""
-        pieces = consumer.unacked.take(first, last)
-        self.die([_messages(piece) for piece in pieces], "rejected", now_ms)
-        return self._checked_in(consumer, pieces)
+        ranges = _ranges(consumer.unacked.take(first, last))
+        self.die(ranges, REJECTED, now_ms)
+        return self._checked_in(consumer, ranges)
 
     def give_back(self, consumer: Consumer, first: int, last: int, now_ms: int, *, failed: bool) -> int:
         """Put message ids back in their order. Returns how many there were."""
-        pieces = consumer.unacked.take(first, last)
-        self._return([_messages(piece) for piece in pieces], now_ms, failed=failed)
-        return self._checked_in(consumer, pieces)
+        ranges = _ranges(consumer.unacked.take(first, last))
+        self._return(ranges, now_ms, failed=failed)
+        return self._checked_in(consumer, ranges)
 
     def give_back_all(self, consumers: list[Consumer], now_ms: int, *, failed: bool) -> None:
         """Put everything that these consumers hold back, oldest message first."""
         ranges: list[Range] = []
         for consumer in consumers:
-            pieces = consumer.unacked.take_all()
-            ranges.extend(_messages(piece) for piece in pieces)
-            self._checked_in(consumer, pieces)
+            held_by_one = _ranges(consumer.unacked.take_all())
+            ranges += held_by_one
+            self._checked_in(consumer, held_by_one)
         ranges.sort(key=_position)
         self._return(ranges, now_ms, failed=failed)
 
@@ -439,7 +440,7 @@ class Queue:
                 backlog.put_back(again)
             else:
                 backlog.give_back(again)
-        self.die(dead, "delivery_limit", now_ms)
+        self.die(dead, DELIVERY_LIMIT, now_ms)
 
     def get(self, consumer: Consumer, now_ms: int) -> Range:
         """Check out one message, which is there, to somebody who wants no more; to be forgotten if it is `no_ack`."""
@@ -505,14 +506,14 @@ class Queue:
         self.unacked_size += size
         self.tally.delivered += count
 
-    def _checked_in(self, consumer: Consumer, pieces: list[Piece[Range]]) -> int:
-        """Book that the consumer does not hold the pieces any more."""
-        if not pieces:
+    def _checked_in(self, consumer: Consumer, ranges: list[Range]) -> int:
+        """Book that the consumer does not hold the ranges any more."""
+        if not ranges:
             return 0
         count = size = 0
-        for piece in pieces:
-            count += piece.count
-            size += _messages(piece).size
+        for messages in ranges:
+            count += messages.count
+            size += messages.size
         self.unacked -= count
         self.unacked_size -= size
         if consumer.budget is not None:
@@ -524,11 +525,6 @@ class Queue:
         if consumer is self.active and not consumer.unacked:
             self._review_active()
         return count
-
-    def _forget_pieces(self, pieces: list[Piece[Range]]) -> None:
-        for piece in pieces:
-            if piece.value.history:
-                self.histories.release(piece.value.history, piece.count)
 
 
 class FrozenQueue(NamedTuple):
@@ -548,6 +544,10 @@ class FrozenQueue(NamedTuple):
 
 def _messages(piece: Piece[Range]) -> Range:
     return piece.value.part(piece.offset, piece.count)
+
+
+def _ranges(pieces: list[Piece[Range]]) -> list[Range]:
+    return [_messages(piece) for piece in pieces]
 
 
 def _position(messages: Range) -> int:

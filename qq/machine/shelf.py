@@ -1,7 +1,6 @@
 """Messages that are not where arrival would put them: they wait for a time, were returned, or expire out of turn.
 
-Lives here: `Shelf`, and `FrozenShelf`, what it was at one moment, Not here: what
-becomes of the messages (backlog.py).
+Lives here: `Shelf`, and `FrozenShelf`, what it was at one moment. Not here: what becomes of the messages (backlog.py).
 
 A shelf holds ranges in the order of their keys, in blocks of plain words that are cut in two when they are full. Each
 message has a key: the first of a range has the range's, the others follow. Beside it lie the moments, in the same way.
