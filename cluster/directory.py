@@ -55,9 +55,9 @@ class GroupDirectory:
         disk.make_directory(path)
         self.hard_state = HardStateFile(disk, path, self.identity)
 
-    def claim(self, wall_ms: int) -> Claim:
-        """Begin a new incarnation. Raises `ForeignDirectory`."""
-        return claim_directory(self._disk, self.path, self._owner, wall_ms)
+    def claim(self, wall_ms: int, machine_version: int) -> Claim:
+        """Begin a new incarnation. Raises `ForeignDirectory`, `OtherVersion`."""
+        return claim_directory(self._disk, self.path, self._owner, wall_ms, machine_version)
 
     # Starting
 

@@ -32,7 +32,6 @@ from pysyncobj.node import Node
 from pysyncobj.serializer import SERIALIZER_STATE
 from pysyncobj.transport import Transport
 
-from cluster.entry import REGULAR
 from cluster.envelope import (
     Append,
     Appended,
@@ -758,8 +757,3 @@ class Engine(SyncObj):
 
     def _enter(self) -> None:
         _ambient.runtime = self._runtime
-
-
-def is_regular(payload: bytes) -> bool:
-    """Whether an entry holds a proposal; the others are pysyncobj's own no-ops."""
-    return payload[0] == REGULAR

@@ -76,6 +76,11 @@ def make_entry(time_ms: int, batches: Sequence[Batch]) -> bytes:
     return b"".join(buffers)
 
 
+def is_regular(entry: bytes) -> bool:
+    """Whether an entry holds a proposal; the others are pysyncobj's own no-ops."""
+    return entry[0] == REGULAR
+
+
 def entry_time_ms(entry: bytes) -> int:
     return _ENTRY.unpack_from(entry)[2]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from enum import IntFlag
 from typing import Any, NamedTuple
 
 import msgpack
@@ -97,6 +98,13 @@ class Forward(NamedTuple):
     batches: Sequence[Buffer]
 
 
+class Alarm(IntFlag):
+    """What a node is low on."""
+
+    DISK = 1
+    MEMORY = 2
+
+
 class Status(NamedTuple):
     """What a node says of itself on every new link and once a second."""
 
@@ -114,7 +122,7 @@ class Status(NamedTuple):
     """Of its log."""
     disk_free_bytes: int
     alarm: int
-    """1 if its disk is full or nearly so."""
+    """What it is low on: an `Alarm`."""
 
 
 class SnapshotFile(NamedTuple):

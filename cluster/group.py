@@ -24,16 +24,18 @@ from typing import Any, NamedTuple, Protocol
 from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
 from cluster.checkpoints import Checkpoint
 from cluster.directory import GroupDirectory
-from cluster.engine import Engine, Role, Timing, is_regular
+from cluster.engine import Engine, Role, Timing
 from cluster.entry import (
     KIND_EXPEL,
     BatchView,
     MalformedEntry,
     batches_of,
     entry_time_ms,
+    is_regular,
     make_entry,
 )
 from cluster.envelope import (
+    Alarm,
     Chunk,
     Fetch,
     Forward,
@@ -69,7 +71,7 @@ SNAPSHOT_ID_BITS = 20
 IN_FLIGHT_MAX = 2
 """Entries proposed and not yet committed. Two keep disk and network busy; more would only make the entries smaller."""
 STATUS_INTERVAL_S = 1.0
-LOW_ON_DISK = "low on disk"
+RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
 FED_RETAINED_MAX = 8
 """A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`."""
 HANDOVER_S = 1.0
@@ -181,8 +183,10 @@ class Group:
     ) -> None:
         self.config = config
         self.machine = machine
-        self.alarm: str | None = None
-        """Why publishers must wait, if they must."""
+        self.alarms = Alarm(0)
+        """Why publishers must wait."""
+        self.low_on_memory = False
+        """Set by the shell, which knows how much the process may take; publishers then wait as with a full disk."""
         self.damage: CorruptJournal | None = None
         """What was found damaged, while the others cannot yet go on without this node."""
         self.snapshots_installed = 0
@@ -217,7 +221,7 @@ class Group:
         """Come up from what is on the disk and take part. Raises the errors of the journal and of the identity."""
         config = self.config
         self._directory = GroupDirectory(self._disk, f"groups/{config.group_id}", self._owner)
-        claim = self._directory.claim(self._runtime.wall_ms())
+        claim = self._directory.claim(self._runtime.wall_ms(), self.machine.version)
         self._incarnation = claim.incarnation
         self.journal, checkpoint = self._directory.start(
             claim, self._state, self._open_journal, repairable=bool(config.peers)
@@ -413,7 +417,7 @@ class Group:
             self.housekeeping.newest_index,
             journal.disk_bytes,
             self._space.free_bytes,
-            self._low,
+            self._own_alarms,
         )
 
     def describe_standing(self) -> str | None:
@@ -583,21 +587,35 @@ class Group:
     def _low(self) -> bool:
         return self._space.is_low(self._runtime.monotonic())
 
+    @property
+    def alarm(self) -> str | None:
+        """Why publishers must wait, in RabbitMQ's words; None if they need not."""
+        short = [resource for alarm, resource in RESOURCES.items() if self.alarms & alarm]
+        return f"low on {' & '.join(short)}" if short else None
+
+    @property
+    def _own_alarms(self) -> Alarm:
+        disk = Alarm.DISK if self._low else Alarm(0)
+        return disk | Alarm.MEMORY if self.low_on_memory else disk
+
+    def _alarmed_peers(self, alarm: Alarm) -> list[str]:
+        statuses = self._peer_status
+        return [peer for peer in self.config.peers if peer in statuses and statuses[peer].alarm & alarm]
+
     def _watch_space(self) -> None:
-        """Publishers wait while this node, or so many nodes that no majority can store, is low on disk."""
-        low = self._low
-        alarmed = [
-            peer for peer in self.config.peers if peer in self._peer_status and self._peer_status[peer].alarm
-        ]
-        members = len(self.config.peers) + 1
-        reason = LOW_ON_DISK if low or len(alarmed) * 2 >= members else None
-        if reason != self.alarm:
-            self.alarm = reason
+        """Publishers wait while this node, or so many nodes that no majority can store, is low on disk or memory."""
+        alarms, members = self._own_alarms, len(self.config.peers) + 1
+        for alarm in Alarm:
+            if len(self._alarmed_peers(alarm)) * 2 >= members:
+                alarms |= alarm
+        if alarms != self.alarms:
+            self.alarms = alarms
+            reason = self.alarm
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._events.alarm_changed(reason)
         self.engine.may_lead = not self.journal.full and self.damage is None
         if self.journal.full:
-            self._try_full_disk(alarmed)
+            self._try_full_disk(self._alarmed_peers(Alarm.DISK))
 
     def _try_full_disk(self, alarmed: Sequence[str]) -> None:
         """Write again now and then; meanwhile let somebody lead whose disk is not full."""
@@ -823,6 +841,7 @@ class Group:
         known = self._state.origins.get(self.config.name)
         # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
         least = known.incarnation + self._runtime.random.randint(1, INCARNATION_LEAP) if known else 0
-        self._incarnation = self._directory.claim(max(self._runtime.wall_ms(), least)).incarnation
+        claim = self._directory.claim(max(self._runtime.wall_ms(), least), self.machine.version)
+        self._incarnation = claim.incarnation
         self._submissions.begin(self._incarnation)
         self.submit([])

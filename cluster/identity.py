@@ -1,7 +1,8 @@
 """Whose data directory this is, how often it was started, and whether the disk may have lost unsynced writes since.
 
 A directory belongs to one node of one cluster. Its incarnation grows with every start: the cluster tells by it that
-what an earlier process of the same name held is gone.
+what an earlier process of the same name held is gone. And it belongs to one version of the machine: another would not
+make the same of the entries that are in the log.
 
 Lives here: the files `identity` and `writes-lost`. Not here: what lost writes mean for the log (segment.py).
 
@@ -17,13 +18,15 @@ from typing import NamedTuple
 import msgpack
 
 from cluster.ports import Disk, pack
-from cluster.segment import CorruptJournal, path_in
+from cluster.segment import CorruptJournal, JournalError, UnknownFormat, path_in
 from cluster.twofold import pack_twice, read_copies, read_twice
 
 FILE = "identity"
 WRITES_LOST = "writes-lost"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
+_WITHOUT_MACHINE_VERSION = 2
+"""The format before this one."""
 _MAGIC = b"RIDY"
 _LOST = b"1"
 _NOTHING_LOST = b"0"
@@ -32,6 +35,18 @@ _ANYBODY = b""  # the owner is in the body: an error shall name the one that was
 
 class ForeignDirectory(Exception):
     """The directory holds the data of another node, another cluster or another group."""
+
+
+class OtherVersion(JournalError):
+    """The directory was written by another version of the machine."""
+
+    def __init__(self, directory: str, found: int | None, wanted: int) -> None:
+        which = "an older version, which did not note its number," if found is None else f"version {found}"
+        self.what = (
+            f"the log was written by {which} of the state, and this program has version {wanted}; start the program "
+            "version that wrote it, or begin anew with an empty directory on every node"
+        )
+        super().__init__(f"{directory}: {self.what}")
 
 
 class Owner(NamedTuple):
@@ -51,6 +66,7 @@ class Identity(NamedTuple):
     incarnation: int
     session: str
     """Of the disk at the last claim."""
+    machine_version: int
 
 
 class Claim(NamedTuple):
@@ -59,24 +75,23 @@ class Claim(NamedTuple):
     """What was written and not synced before may be lost: the machine was started anew, or a sync failed."""
 
 
-def claim_directory(disk: Disk, directory: str, owner: Owner, wall_ms: int) -> Claim:
+def claim_directory(disk: Disk, directory: str, owner: Owner, wall_ms: int, machine_version: int) -> Claim:
     """Claim the directory for `owner` and count a new incarnation, durably.
 
-    Raises ForeignDirectory, UnknownFormat or OSError. The incarnation is not less than the time, so that a node which
-    lost its directory still comes back as a later one.
+    Raises ForeignDirectory, OtherVersion, UnknownFormat or OSError. The incarnation is not less than the time, so that
+    a node which lost its directory still comes back as a later one.
     """
     path = path_in(directory, FILE)
     names = disk.list_directory(directory)
     session = disk.session()
-    previous, known_session = _read(disk, path, owner) if FILE in names else (0, None)
+    previous, known_session = _read(disk, directory, owner, machine_version) if FILE in names else (0, None)
     writes_lost = is_loss_noted(disk, directory, names) or session != known_session
     if writes_lost:
         # First, because the next start finds the new session and would know nothing of the loss.
         _note(disk, directory, _LOST)
     incarnation = max(previous + 1, wall_ms)
-    disk.replace_file(
-        path, pack_twice(_MAGIC, FORMAT_VERSION, _ANYBODY, pack([*owner, incarnation, session]))
-    )
+    body = pack([*owner, incarnation, session, machine_version])
+    disk.replace_file(path, pack_twice(_MAGIC, FORMAT_VERSION, _ANYBODY, body))
     return Claim(incarnation, writes_lost)
 
 
@@ -112,21 +127,28 @@ def load_copies(disk: Disk, directory: str) -> list[Identity | None]:
 
 
 def _unpack(body: bytes) -> Identity:
-    cluster, node, group_id, incarnation, session = msgpack.unpackb(body)
-    return Identity(Owner(cluster, node, group_id), incarnation, session)
+    cluster, node, group_id, incarnation, session, machine_version = msgpack.unpackb(body)
+    return Identity(Owner(cluster, node, group_id), incarnation, session, machine_version)
 
 
-def _read(disk: Disk, path: str, owner: Owner) -> tuple[int, str]:
+def _read(disk: Disk, directory: str, owner: Owner, machine_version: int) -> tuple[int, str]:
     """Incarnation and disk session of the last claim."""
+    path = path_in(directory, FILE)
     try:
         found = _unpack(read_twice(disk, path, _MAGIC, FORMAT_VERSION, _ANYBODY))
     except CorruptJournal as error:
         raise ForeignDirectory(
             f"{path} is damaged; if the directory is this node's, delete that file"
         ) from error
+    except UnknownFormat as error:
+        if error.version == _WITHOUT_MACHINE_VERSION:
+            raise OtherVersion(directory, None, machine_version) from error
+        raise
     if found.owner != owner:
         whose = f"node {found.owner.node!r} of cluster {found.owner.cluster!r}"
         raise ForeignDirectory(
             f"{path}: the directory belongs to {whose}, not to node {owner.node!r} of {owner.cluster!r}"
         )
+    if found.machine_version != machine_version:
+        raise OtherVersion(directory, found.machine_version, machine_version)
     return found.incarnation, found.session

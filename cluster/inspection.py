@@ -20,7 +20,7 @@ from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING
 from cluster.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.hardstate import HardState, HardStateFile, Standing, Stored
 from cluster.identity import FILE as IDENTITY_NAME
-from cluster.identity import WRITES_LOST, Identity, is_loss_noted
+from cluster.identity import WRITES_LOST, Identity, OtherVersion, is_loss_noted
 from cluster.identity import load_copies as load_identity_copies
 from cluster.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name, log_start
 from cluster.manifest import load_copies as load_manifest_copies
@@ -166,12 +166,15 @@ class EntryFound:
     payload: bytes
 
 
-def inspect(disk: Disk, directory: str, describe_state: DescribeState) -> Iterator[Finding]:
+def inspect(
+    disk: Disk, directory: str, describe_state: DescribeState, machine_version: int
+) -> Iterator[Finding]:
     """Look at everything in a group's directory; each finding comes as soon as it is known.
 
-    It ends after `Whose` if that is unknown, because then no other file can be checked. Raises OSError.
+    `machine_version` is that of the program which is to start there. It ends after `Whose` if that is unknown, because
+    then no other file can be checked. Raises OSError.
     """
-    inspection = _Inspection(disk, directory, describe_state)
+    inspection = _Inspection(disk, directory, describe_state, machine_version)
     yield inspection.whose
     if inspection.whose.identity is not None:
         yield from inspection.findings()
@@ -181,7 +184,7 @@ def entries(
     disk: Disk, directory: str, first: int = 0, last: int = INDEX_MAX
 ) -> Iterator[EntryFound | Trouble]:
     """The entries of the directory from `first` to `last`, as far as they can be read. Raises OSError."""
-    inspection = _Inspection(disk, directory, lambda _: "")
+    inspection = _Inspection(disk, directory, lambda _: "", None)
     whose = inspection.whose
     if whose.identity is None:
         yield Trouble(IDENTITY_NAME, whose.problem or _missing())
@@ -194,8 +197,12 @@ def entries(
 
 
 class _Inspection:
-    def __init__(self, disk: Disk, directory: str, describe_state: DescribeState) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, describe_state: DescribeState, machine_version: int | None
+    ) -> None:
+        """Of any machine version, if none is given."""
         self._disk = disk
+        self._machine_version = machine_version
         self._directory = directory
         self._log = path_in(directory, _LOG)
         self._describe_state = describe_state
@@ -250,6 +257,10 @@ class _Inspection:
         if not whole:
             what = "both copies are damaged; if the directory is this node's, delete that file"
             return Whose(None, Problem(what, Cure.OPERATOR))
+        found, wanted = whole[0].machine_version, self._machine_version
+        if wanted not in (None, found):
+            what = OtherVersion(self._directory, found, wanted).what
+            return Whose(whole[0], Problem(what, Cure.OPERATOR))
         return Whose(whole[0], _half(len(whole)))
 
     def _find_hard_state(self) -> HardStateFound:

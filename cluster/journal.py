@@ -35,6 +35,7 @@ from cluster.segment import (
     SEGMENT_BYTES_MAX,
     CorruptJournal,
     EntryGone,
+    EntryMoved,
     Extent,
     Record,
     RecordIndex,
@@ -286,8 +287,8 @@ class SegmentedJournal(Journal):
     def read_job(self, indexes: Sequence[int]) -> Callable[[], list[bytes]]:
         """Make a job that reads the payloads in the given order, on any thread, while writing goes on.
 
-        The indexes may be below the log. Raises EntryGone if one cannot be held. The job raises CorruptJournal, or
-        EntryGone if an entry is not held or is elsewhere since this call: then another job tells.
+        The indexes may be below the log. Raises EntryGone if one cannot be held. The job raises CorruptJournal,
+        EntryGone for one that is not held, or EntryMoved if files went away since this call: then another job tells.
         """
         parts: list[Part] = []
         for index in indexes:
@@ -322,7 +323,7 @@ class SegmentedJournal(Journal):
         except CorruptJournal as error:
             # What was deleted since may have been overwritten or removed under the reader.
             if self._deletions != deletions:
-                raise EntryGone("an entry was deleted while it was read") from error
+                raise EntryMoved("an entry was deleted while it was read") from error
             raise
 
     def term_at(self, index: int) -> int:

@@ -177,6 +177,10 @@ class PeerLinks:
         for connection in connections:
             connection.abort()
 
+    def renew_tls(self, tls: Tls) -> None:
+        """Use other contexts for the connections that begin from now on."""
+        self._tls = tls
+
     def _take_links(self) -> list[_Connection]:
         connections = list(self._links.values())
         self._links.clear()

@@ -42,6 +42,11 @@ class Frozen(Protocol):
 class Machine(Protocol):
     """What a group calls, in log order. The effects are opaque to the group."""
 
+    @property
+    def version(self) -> int:
+        """Of the state, and of what entries do to it. A log is for one version: another refuses its directory."""
+        ...
+
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
     ) -> Sequence[Any]:

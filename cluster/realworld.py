@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
-from random import Random
+from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -292,7 +292,8 @@ class AsyncioRuntime:
     """Clock, scheduler and randomness of a real node."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], None]) -> None:
-        self.random = Random()  # noqa: S311 - election jitter, no secrets
+        # Names and salts that nobody may guess are drawn from it, too.
+        self.random: Random = SystemRandom()
         self._loop = loop
         self._on_failure = on_failure
 

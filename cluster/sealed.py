@@ -85,8 +85,8 @@ def footer_bytes(records: int, runs: int, *, sparse: bool) -> int:
     return records * _OFFSET_BYTES * (2 if sparse else 1) + runs * _RUN.size + _TRAILER.size
 
 
-def _read_footer(opened: Opened, name: str) -> RecordIndex | None:
-    """None if it is damaged."""
+def read_footer(opened: Opened, name: str) -> RecordIndex | None:
+    """Where the records are, as the footer at the end of the file says; None if there is none, or it is damaged."""
     file, path, header = opened
     trailer_start = file.size - _TRAILER.size
     if trailer_start < FILE_HEADER_BYTES:
@@ -137,7 +137,7 @@ def load_index(disk: Disk, directory: str, identity: bytes, segment: Segment) ->
         if opened.file.size != segment.file_bytes:
             what = f"the file has {opened.file.size} bytes instead of {segment.file_bytes}"
             raise CorruptJournal(opened.path, opened.file.size, what)
-        index = _read_footer(opened, segment.name) or _scan(opened, segment.name)
+        index = read_footer(opened, segment.name) or _scan(opened, segment.name)
     finally:
         opened.file.close()
     _check_range(index, opened, segment)
@@ -185,7 +185,7 @@ def verify(disk: Disk, path: str, identity: bytes) -> None:
     """
     opened = open_file(disk, path, identity)
     try:
-        index = _read_footer(opened, path)
+        index = read_footer(opened, path)
         if index is None:
             raise CorruptJournal(path, max(opened.file.size - _TRAILER.size, 0), "bad index at the end")
         # Each extent ends where the next begins, and the last one where the footer does: they cover the file.

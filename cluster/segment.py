@@ -75,6 +75,7 @@ class UnknownFormat(JournalError):
         what = "this format" if version is None else f"format version {version}"
         super().__init__(f"{path}: {what} is unknown; start the program version that wrote it")
         self.path = path
+        self.version = version
 
 
 class ForeignJournal(JournalError):
@@ -88,7 +89,11 @@ class ForeignJournal(JournalError):
 
 
 class EntryGone(LookupError):
-    """The entry is not held: never was, or is not any more, or is elsewhere than when it was asked for."""
+    """The entry is not held: never was, or is not any more."""
+
+
+class EntryMoved(EntryGone):
+    """The entry is not where it was when it was asked for: it is elsewhere, or gone."""
 
 
 @dataclass(slots=True, eq=False)

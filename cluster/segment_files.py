@@ -26,7 +26,7 @@ from cluster.manifest import (
     serial_of,
     store_manifest,
 )
-from cluster.sealed import READ_BYTES_MAX, Opened, load_index, open_file, pack_footer
+from cluster.sealed import READ_BYTES_MAX, Opened, load_index, open_file, pack_footer, read_footer
 from cluster.segment import (
     CorruptJournal,
     Extent,
@@ -160,6 +160,10 @@ def scan_open(opened: Opened, manifest: Manifest, *, writes_lost: bool) -> Scan:
     found.records.runs = found.runs
     # It was being sealed, or is sealed and about to be cut: then all its records are there.
     if tail and not pack_footer(found.records, header.seed).startswith(tail):
+        footer = read_footer(opened, manifest.open_name or "")
+        if footer is not None and footer.size > size:
+            # It is written when all records are durable.
+            raise CorruptJournal(path, size, "bad record, which the footer knows to have been durable")
         check_tail(data, path, size, header.seed, writes_lost=writes_lost)
     return found
 

@@ -178,6 +178,7 @@ class SegmentWriter:
 
     def _seal(self, records: RecordIndex) -> None:
         file = self._open()
+        self._sync_open()  # a footer that is there vouches for all records, also if the manifest does not name it yet
         self._write(file, [pack_footer(records, self._seed)])
         self._sync(file)
         self._manifest = self._manifest.with_open_sealed(records.end, self._size, records.runs)

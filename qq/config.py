@@ -29,6 +29,8 @@ NODES_MAX = 7  # every entry goes to every node: more members cost speed and add
 SECRET_LENGTH_MIN = 16  # the only thing between a peer port and the log
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")  # a name is part of file names, metrics and wire messages
 _ENVIRONMENT_PREFIX = "QQ_"
+TLS_VERSIONS = ("1.2", "1.3")
+CERT_LOGINS = ("distinguished_name", "common_name")
 
 
 class ConfigError(OperatingError):
@@ -44,6 +46,8 @@ class NodeAddress:
     peer_port: int
     amqp_port: int
     http_port: int
+    amqps_port: int | None = None
+    """AMQP over TLS; None: not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +60,42 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientTls:
+    """AMQP over TLS. The names are those of RabbitMQ's ssl_options."""
+
+    cert: Path
+    """The certificate, with the intermediate ones behind it, and its private key (PEM files)."""
+    key: Path
+    ca: Path | None = None
+    """Who signs the certificates of clients; `verify_peer` needs it."""
+    verify_peer: bool = False
+    """A certificate that a client shows is checked, and good for a login with EXTERNAL."""
+    fail_if_no_peer_cert: bool = False
+    """A client has to show one."""
+    minimum_version: str = "1.2"
+    """One of `TLS_VERSIONS`."""
+    ciphers: str | None = None
+    """Up to TLS 1.2, as OpenSSL writes them; None: the interpreter's choice."""
+    cert_login_from: str = "distinguished_name"
+    """RabbitMQ's ssl_cert_login_from: what of a certificate is the user's name; one of `CERT_LOGINS`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds, each to be set as `[limits] name`; all are above zero, but for those in `_MAY_BE_ZERO`."""
 
+    connection_max: int = 0
+    """RabbitMQ's connection_max: clients of a node; 0: as many as it may have files open, less its own share."""
     channel_max: int = 2047
-    """Channels of a connection. RabbitMQ's value: clients have it compiled in."""
+    """Channels of a connection, 0 is no limit. RabbitMQ's value: clients have it compiled in."""
     frame_max: int = 131_072
-    """Bytes. RabbitMQ's value; an unfinished frame is held in memory, once for each connection."""
+    """Bytes, 8192 at least. RabbitMQ's value; there is no "unlimited", because unfinished frames are held in memory."""
+    client_heartbeat_s: int = 60
+    """RabbitMQ's heartbeat: the interval that clients are told; they may choose another. 0: none."""
+    handshake_timeout_s: float = 10.0
+    """RabbitMQ's handshake_timeout: from the accepted socket (with TLS, from its handshake) to connection.open."""
+    tls_handshake_timeout_s: float = 5.0
+    """RabbitMQ's ssl_handshake_timeout."""
     message_bytes: int = 16 * 1024 * 1024
     """RabbitMQ's value: a message is a part of one log entry, in memory while it is replicated."""
     write_buffer_bytes: int = 1024 * 1024
@@ -85,6 +118,10 @@ class Limits:
     """The same in seconds, while anything is logged at all."""
     retained_bytes: int = 128 * 1024 * 1024
     """Of log kept for nodes that are behind; one that lacks more is sent the checkpoint and the stored messages."""
+    memory_high_watermark: float = 0.6
+    """RabbitMQ's vm_memory_high_watermark: with more than this share of the memory in use, publishers wait."""
+    memory_high_watermark_bytes: int = 0
+    """The same as a number of bytes; 0: the share counts."""
     disk_free_limit_bytes: int = 50 * 1024 * 1024
     """RabbitMQ's disk_free_limit: with less free space on a node's disk, publishers wait."""
     consumer_timeout_ms: int = 1_800_000
@@ -100,12 +137,24 @@ class Limits:
 
 
 _MAY_BE_ZERO = (
+    "connection_max",
+    "channel_max",
+    "client_heartbeat_s",
+    "memory_high_watermark_bytes",
     "retained_bytes",
     "consumer_timeout_ms",
     "default_consumer_prefetch",
     "consumer_max_per_channel",
     "publish_timeout_ms",
 )
+_PORTS = ("peer_port", "amqp_port", "http_port", "amqps_port")
+_LEAST = {"frame_max": 8192}  # clients may not ask for less (RabbitMQ since 4.1)
+_MOST = {  # what the fields of connection.tune hold
+    "channel_max": 65_535,
+    "frame_max": 2**31 - 1,
+    "client_heartbeat_s": 65_535,
+    "memory_high_watermark": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +170,7 @@ class NodeConfig:
 
     amqp_host: str = "127.0.0.1"
     """Addresses to listen on; a deployment over several machines sets them."""
+    amqps_host: str = "127.0.0.1"
     http_host: str = "127.0.0.1"
     peer_host: str = "127.0.0.1"
 
@@ -135,6 +185,7 @@ class NodeConfig:
     heartbeat_s: float = 0.1
 
     limits: Limits = Limits()
+    tls: ClientTls | None = None
     peer_tls: TlsFiles | None = None
 
     product: str = "RabbitMQ"
@@ -170,6 +221,7 @@ def _parse(path: Path) -> dict[str, Any]:
 def _read(reader: _Reader) -> NodeConfig:
     default = NodeConfig("", Path(), (), "")
     seconds, text = reader.seconds, reader.text
+    amqp_host = text("listen", "amqp_host", default.amqp_host)
     return NodeConfig(
         name=text("node", "name"),
         data_dir=reader.path("node", "data_dir"),
@@ -180,13 +232,15 @@ def _read(reader: _Reader) -> NodeConfig:
         election_timeout_min_s=seconds("cluster", "election_timeout_min_s", default.election_timeout_min_s),
         election_timeout_max_s=seconds("cluster", "election_timeout_max_s", default.election_timeout_max_s),
         heartbeat_s=seconds("cluster", "heartbeat_s", default.heartbeat_s),
-        amqp_host=text("listen", "amqp_host", default.amqp_host),
+        amqp_host=amqp_host,
+        amqps_host=text("listen", "amqps_host", amqp_host),
         http_host=text("listen", "http_host", default.http_host),
         peer_host=text("listen", "peer_host", default.peer_host),
         default_user=text("users", "default_user", default.default_user),
         default_password=text("users", "default_password", default.default_password),
         loopback_users=reader.texts("users", "loopback_users", default.loopback_users),
         limits=reader.limits(),
+        tls=reader.client_tls("tls"),
         peer_tls=reader.tls("peer_tls"),
         product=text("product", "name", default.product),
         version=text("product", "version", default.version),
@@ -202,6 +256,8 @@ def _check(config: NodeConfig, path: Path) -> None:
         raise ConfigError(f"{path}: [node] name: {config.name!r} is not the name of one of the [[nodes]]")
     if config.log_level not in LOG_LEVELS:
         raise ConfigError(f"{path}: [node] log_level: must be one of {', '.join(LOG_LEVELS)}")
+    if (config.tls is None) != (config.address.amqps_port is None):
+        raise ConfigError(f"{path}: [tls] and an amqps_port of node {config.name!r} belong together")
     if len(config.secret) < SECRET_LENGTH_MIN:
         raise ConfigError(f"{path}: [cluster] secret: must have at least {SECRET_LENGTH_MIN} characters")
     if config.election_timeout_min_s >= config.election_timeout_max_s:
@@ -246,6 +302,26 @@ class _Reader:
             raise self._error(section, key, "must be a number of seconds above zero")
         return float(value)
 
+    def share(self, section: str, key: str, default: float) -> float:
+        value = self._number(section, key, default)
+        if not math.isfinite(value) or value <= 0:
+            raise self._error(section, key, "must be a number above zero")
+        return float(value)
+
+    def flag(self, section: str, key: str, default: bool) -> bool:
+        value = self._required(section, key, default)
+        if self._in_environment(section, key):
+            value = {"true": True, "false": False}.get(value.lower())
+        if not isinstance(value, bool):
+            raise self._error(section, key, "must be true or false")
+        return value
+
+    def choice(self, section: str, key: str, default: str, choices: tuple[str, ...]) -> str:
+        value = self.text(section, key, default)
+        if value not in choices:
+            raise self._error(section, key, f"must be one of {', '.join(choices)}")
+        return value
+
     def size(self, section: str, key: str, default: int, minimum: int = 1) -> int:
         value = self._number(section, key, default)
         if not isinstance(value, int) or value < minimum:
@@ -260,9 +336,17 @@ class _Reader:
         return Limits(**values)
 
     def _limit(self, name: str, default: Any) -> float:
-        if isinstance(default, float):
-            return self.seconds("limits", name, default)
-        return self.size("limits", name, default, minimum=0 if name in _MAY_BE_ZERO else 1)
+        if isinstance(default, int):
+            value = self.size("limits", name, default, minimum=0 if name in _MAY_BE_ZERO else 1)
+        elif name.endswith("_s"):
+            value = self.seconds("limits", name, default)
+        else:
+            value = self.share("limits", name, default)
+        least, most = _LEAST.get(name, 0), _MOST.get(name, math.inf)
+        if not least <= value <= most:
+            what = f"at least {least}" if value < least else f"at most {most}"
+            raise self._error("limits", name, f"must be {what}")
+        return value
 
     def path(self, section: str, key: str) -> Path:
         return self._path.parent / self.text(section, key)
@@ -286,26 +370,56 @@ class _Reader:
             return None
         return TlsFiles(*(self._existing_file(section, key) for key in ("cert", "key", "ca")))
 
+    def client_tls(self, section: str) -> ClientTls | None:
+        optional = [
+            key for key in ("ca", "ciphers") if self._find(section, key) is not None
+        ]  # asked for in any case, so that they are known
+        ca = self._existing_file(section, "ca") if "ca" in optional else None
+        ciphers = self.text(section, "ciphers") if "ciphers" in optional else None
+        verify_peer = self.choice(section, "verify", "none", ("none", "peer")) == "peer"
+        fail_if_no_peer_cert = self.flag(section, "fail_if_no_peer_cert", False)
+        minimum_version = self.choice(section, "minimum_version", TLS_VERSIONS[0], TLS_VERSIONS)
+        cert_login_from = self.choice(section, "cert_login_from", CERT_LOGINS[0], CERT_LOGINS)
+        if not any(self._find(section, key) is not None for key in ("cert", "key")) and (
+            section not in self._document
+        ):
+            return None
+        if verify_peer and ca is None:
+            raise self._error(section, "ca", "is missing, and verify = peer needs it")
+        if fail_if_no_peer_cert and not verify_peer:
+            raise self._error(section, "fail_if_no_peer_cert", "needs verify = peer")
+        return ClientTls(
+            self._existing_file(section, "cert"),
+            self._existing_file(section, "key"),
+            ca,
+            verify_peer,
+            fail_if_no_peer_cert,
+            minimum_version,
+            ciphers,
+            cert_login_from,
+        )
+
     def nodes(self) -> tuple[NodeAddress, ...]:
         tables: Any = self._document.get("nodes", [])
         if not isinstance(tables, list) or not 1 <= len(tables) <= NODES_MAX:
             raise ConfigError(f"{self._path}: [[nodes]]: must be given 1 to {NODES_MAX} times")
         nodes = tuple(self._node(table, position) for position, table in enumerate(tables, 1))
-        for what in ("name", "peer_port", "amqp_port", "http_port"):
-            values = [node.name if what == "name" else (node.host, getattr(node, what)) for node in nodes]
-            if len(set(values)) < len(values):
+        for what in ("name", *_PORTS):
+            known = [node for node in nodes if getattr(node, what) is not None]
+            values = {node.name if what == "name" else (node.host, getattr(node, what)) for node in known}
+            if len(values) < len(known):
                 raise ConfigError(f"{self._path}: [[nodes]] {what}: two nodes have the same")
         return nodes
 
     def _node(self, table: Any, position: int) -> NodeAddress:
         where = f"{self._path}: [[nodes]] number {position}"
-        expected = [known.name for known in fields(NodeAddress)]
-        if not isinstance(table, dict) or sorted(table) != sorted(expected):
-            raise ConfigError(f"{where}: must have exactly the keys {', '.join(expected)}")
+        *expected, optional = [known.name for known in fields(NodeAddress)]
+        if not isinstance(table, dict) or sorted(table.keys() - {optional}) != sorted(expected):
+            raise ConfigError(f"{where}: must have the keys {', '.join(expected)}, may have {optional}")
         for key in ("name", "host"):
             if not isinstance(table[key], str) or not table[key]:
                 raise ConfigError(f"{where}: {key}: must be a non-empty string")
-        for key in ("peer_port", "amqp_port", "http_port"):
+        for key in (port for port in _PORTS if port in table):
             if type(table[key]) is not int or not 0 < table[key] <= 65535:
                 raise ConfigError(f"{where}: {key}: must be a port number, 1 to 65535")
         return NodeAddress(**table)

@@ -8,7 +8,8 @@ Law: the hot path adds to plain integers and knows nothing of Prometheus; a scra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -23,7 +24,23 @@ if TYPE_CHECKING:
 STANDINGS = ("voter", "learner", "blank")
 _NO_LABELS: dict[str, str] = {}
 _PROTOCOL = {"protocol": "amqp091"}
-_QUEUE_TYPE = _PROTOCOL | {"queue_type": "rabbit_quorum_queue"}
+_QUORUM, _VOLATILE = {"queue_type": "rabbit_quorum_queue"}, {"queue_type": "rabbit_volatile_queue"}
+"""The second is what RabbitMQ calls a consumer of direct replies."""
+_QUEUE_TYPE = _PROTOCOL | _QUORUM
+_DEAD_LETTER_TEXTS = {
+    "maxlen": "Dead-lettered because their queue was full",
+    "expired": "Dead-lettered because they expired",
+    "rejected": "Dead-lettered because a consumer rejected them",
+    "delivery_limit": "Dead-lettered because they were delivered too often",
+}
+"""By reason."""
+_DEAD_LETTER_LABELS = [*_QUORUM, "dead_letter_strategy"]
+_DEAD_LETTER_REASONS = {
+    "at-most-once": ("maxlen", "expired", "rejected", "delivery_limit"),
+    # Such a queue does not drop messages that are too many.
+    "at-least-once": ("expired", "rejected", "delivery_limit"),
+}
+"""By strategy."""
 
 
 @dataclass(slots=True)
@@ -49,6 +66,12 @@ class Counters:
     messages_redelivered: int = 0
     """Those of the deliveries and gets above that had been delivered before."""
     messages_acknowledged: int = 0
+    replies_delivered: int = 0
+    """Direct replies; they count nowhere else as delivered."""
+    replies_dropped: int = 0
+    """Direct replies that a client was too slow for."""
+    dead_lettered: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Messages that this node has seen off as dead letters, by reason and strategy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +105,15 @@ class DiskMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryMetrics:
+    """The node's memory, in bytes."""
+
+    limit_bytes: int
+    alarm: bool
+    """Publishers wait, because this node or too many of the others take more."""
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """Everything that one scrape shows."""
 
@@ -91,6 +123,7 @@ class MetricsSnapshot:
     counters: Counters
     raft: RaftMetrics
     disk: DiskMetrics
+    memory: MemoryMetrics
     queues: int
     messages_ready: int
     messages_unacked: int
@@ -120,8 +153,10 @@ class _NodeCollector(Collector):
         yield from _gauges(snapshot)
         yield from _raft(snapshot.raft)
         yield from _disk(snapshot.disk)
+        yield from _memory(snapshot.memory)
         yield from _connections(snapshot.counters)
         yield from _messages(snapshot.counters)
+        yield from _dead_letters(snapshot.counters)
 
 
 def _gauge(name: str, text: str, value: int, labels: dict[str, str] = _NO_LABELS) -> Metric:
@@ -185,6 +220,12 @@ def _disk(disk: DiskMetrics) -> Iterator[Metric]:
     yield _gauge("alarms_free_disk_space_watermark", alarm, int(disk.alarm))
 
 
+def _memory(memory: MemoryMetrics) -> Iterator[Metric]:
+    yield _gauge("resident_memory_limit_bytes", "Memory above which publishers wait", memory.limit_bytes)
+    alarm = "1 while publishers wait because nodes are short of memory"
+    yield _gauge("alarms_memory_used_watermark", alarm, int(memory.alarm))
+
+
 def _connections(counters: Counters) -> Iterator[Metric]:
     succeeded, failed = counters.logins_succeeded, counters.logins_failed
     yield _counter("connections_opened", "Client connections opened", counters.connections_opened)
@@ -208,13 +249,42 @@ def _messages(counters: Counters) -> Iterator[Metric]:
     yield published("confirmed", "Confirmed to publishers", counters.messages_confirmed)
     yield published("unroutable_returned", "Returned as unroutable", counters.messages_unroutable_returned)
 
+    def sent(name: str, text: str, value: int) -> Metric:
+        family = CounterMetricFamily(f"rabbitmq_global_messages_{name}", text, labels=list(_QUEUE_TYPE))
+        family.add_metric(list(_QUEUE_TYPE.values()), value)
+        family.add_metric(list((_PROTOCOL | _VOLATILE).values()), counters.replies_delivered)
+        return family
+
     manual, auto = counters.messages_delivered_manual_ack, counters.messages_delivered_auto_ack
     got_manual, got_auto = counters.messages_got_manual_ack, counters.messages_got_auto_ack
-    yield consumed("delivered", "Delivered and fetched", manual + auto + got_manual + got_auto)
+    yield sent("delivered", "Delivered and fetched", manual + auto + got_manual + got_auto)
     yield consumed("delivered_consume_manual_ack", "Delivered, to be acknowledged", manual)
-    yield consumed("delivered_consume_auto_ack", "Delivered without acknowledgement", auto)
+    yield sent("delivered_consume_auto_ack", "Delivered without acknowledgement", auto)
     yield consumed("delivered_get_manual_ack", "Fetched, to be acknowledged", got_manual)
     yield consumed("delivered_get_auto_ack", "Fetched without acknowledgement", got_auto)
     yield consumed("get_empty", "Fetches that found the queue empty", counters.get_empty)
     yield consumed("redelivered", "Delivered again", counters.messages_redelivered)
     yield consumed("acknowledged", "Acknowledged", counters.messages_acknowledged)
+
+
+def _dead_letters(counters: Counters) -> Iterator[Metric]:
+    """Counted once in the cluster. Whatever leaves an at-least-once queue is in all its targets: confirmed."""
+    families = {
+        name: CounterMetricFamily(
+            f"rabbitmq_global_messages_dead_lettered_{name}", text, labels=_DEAD_LETTER_LABELS
+        )
+        for name, text in _DEAD_LETTER_TEXTS.items()
+    }
+    for strategy, reasons in _DEAD_LETTER_REASONS.items():
+        labels = [*_QUORUM.values(), strategy.replace("-", "_")]
+        for reason in reasons:
+            families[reason].add_metric(labels, counters.dead_lettered[reason, strategy])
+    families["maxlen"].add_metric([*_VOLATILE.values(), "disabled"], counters.replies_dropped)
+    yield from families.values()
+    labels = _QUORUM | {"dead_letter_strategy": "at_least_once"}
+    confirmed = sum(
+        count for (_, strategy), count in counters.dead_lettered.items() if strategy == "at-least-once"
+    )
+    yield _counter(
+        "global_messages_dead_lettered_confirmed", "Dead-lettered and in a queue", confirmed, labels
+    )

@@ -12,34 +12,43 @@ import gc
 import logging
 import resource
 import socket
-import ssl
 import sys
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cluster.engine import Timing
+from cluster.envelope import Alarm
 from cluster.group import Group, GroupConfig
 from cluster.identity import ForeignDirectory
 from cluster.links import Limits as LinkLimits
-from cluster.links import PeerLinks, Tls
+from cluster.links import PeerLinks
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.segment import CorruptJournal, JournalError
+from qq import memory, tls
 from qq.amqp.connection import Settings
-from qq.broker.broker import SALT_BYTES, Broker, hash_password
+from qq.amqp.content import content_of
+from qq.broker.broker import Broker
 from qq.broker.listener import ClientConnection
+from qq.broker.login import SALT_BYTES, Login, hash_password
+from qq.broker.tls_listener import TlsListener
 from qq.errors import StartError
 from qq.http.app import build_app, listen
 from qq.http.view import ClusterStatus, NodeState, NodeStatus
-from qq.machine.commands import PutUser
+from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.management import Management
-from qq.metrics import DiskMetrics, MetricsSnapshot, RaftMetrics, node_registry
+from qq.metrics import DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    import ssl
+    from collections.abc import Callable, Collection
+    from pathlib import Path
 
-    from qq.config import NodeConfig, TlsFiles
+    from qq.config import ClientTls, NodeConfig
+
+    OpenDisk = Callable[[Path], RealDisk]
+    MakeRuntime = Callable[[asyncio.AbstractEventLoop, Callable[[BaseException], None]], AsyncioRuntime]
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +57,10 @@ SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLD = 100_000
 """Garbage is almost all acyclic here; a full collection walks the whole backlog's bookkeeping."""
 CATCH_UP_POLL_S = 0.02
+MEMORY_CHECK_INTERVAL_S = 1.0
+CERTIFICATE_CHECK_INTERVAL_S = 5.0
+HTTP_LOGIN_TIMEOUT_S = 10.0
+"""As for the handshake of AMQP: longer than any answer is held back."""
 LEADER_HANDOVER_S = 2.0
 LAST_SYNC_S = 2.0
 REPAIRS_MAX = 3
@@ -55,7 +68,6 @@ REPAIRS_MAX = 3
 DAMAGED_AGAIN_S = 30.0
 """What "soon after the start" means."""
 BACKLOG = 1024
-LOOPBACK = "127.0.0.1"
 FRAME_SLACK_BYTES = 64 * 1024 * 1024
 """A peer frame holds one large message, or many small ones up to a few MiB, and their frames' envelopes."""
 
@@ -63,28 +75,35 @@ FRAME_SLACK_BYTES = 64 * 1024 * 1024
 class Node:
     """A running node, and what its HTTP interface sees of it."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, open_disk: OpenDisk, make_runtime: MakeRuntime) -> None:
         self.config = config
+        self._open_disk = open_disk
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self.runtime = AsyncioRuntime(asyncio.get_running_loop(), self._fail)
+        self.runtime = make_runtime(asyncio.get_running_loop(), self._fail)
         asyncio.get_running_loop().set_exception_handler(self._unhandled)
-        self.machine = QueueMachine()
+        self.machine = QueueMachine(content_of)
         self._started = self._stopping = False
         self._amqp: asyncio.Server | None = None
+        limits = config.limits
+        self.memory_limit_bytes = limits.memory_high_watermark_bytes or int(
+            limits.memory_high_watermark * memory.available_bytes()
+        )
 
     # Start and stop
 
     async def start(self) -> None:
         """Come up as far as serving HTTP and taking part in the cluster; raises StartError."""
         config = self.config
-        self.disk = self._open_disk()
+        self._tls = tls.for_clients(config.tls) if config.tls else None
+        self._peer_tls = tls.for_peers(config.peer_tls) if config.peer_tls else None
+        self.disk = self._opened_disk()
         self.links = PeerLinks(
             config.name,
             config.cluster_name,
             config.secret.encode(),
             {node.name: (node.host, node.peer_port) for node in config.nodes if node.name != config.name},
             (config.peer_host, config.address.peer_port),
-            tls=_peer_tls(config.peer_tls) if config.peer_tls else None,
+            tls=self._peer_tls.current if self._peer_tls else None,
             limits=LinkLimits(frame_bytes_max=config.limits.message_bytes + FRAME_SLACK_BYTES),
         )
         self.broker = self._make_broker()
@@ -105,7 +124,7 @@ class Node:
                 f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}"
             ) from None
         self.management = Management(self.broker, self.group, self.runtime)
-        app = build_app(self, self.management, node_registry(self.metrics), config.loopback_users)
+        app = build_app(self, self.management, node_registry(self.metrics))
         self._http = await listen(app, config.http_host, config.address.http_port)
 
     async def serve(self) -> None:
@@ -117,10 +136,12 @@ class Node:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_for_failure())
             tasks.create_task(self.management.watch())
+            tasks.create_task(self._watch_memory())
+            tasks.create_task(self._watch_certificates())
             await self._catch_up()
             gc.collect()
             gc.freeze()
-            await self._listen()
+            await self._listen(tasks)
 
     async def _watch_for_failure(self) -> None:
         error = await asyncio.shield(self._failure)  # who stops waiting does not take it away from the others
@@ -129,6 +150,19 @@ class Node:
         what = f"its disk failed: {error}" if isinstance(error, OSError) else str(error)
         raise StartError(f"node {self.config.name} stops: {what}") from error
 
+    async def _watch_memory(self) -> None:
+        while True:
+            self.group.low_on_memory = memory.resident_bytes() > self.memory_limit_bytes
+            await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)
+
+    async def _watch_certificates(self) -> None:
+        while True:
+            await asyncio.sleep(CERTIFICATE_CHECK_INTERVAL_S)
+            if self._tls is not None:
+                self._tls.reload()
+            if self._peer_tls is not None and self._peer_tls.reload():
+                self.links.renew_tls(self._peer_tls.current)
+
     async def _catch_up(self) -> None:
         # The group is not asynchronous: it has no event to wait for.
         while not self.broker.live or self.group.describe_standing() is not None:  # noqa: ASYNC110
@@ -136,14 +170,17 @@ class Node:
         while not self.machine.users:
             if self.group.leader == self.config.name:
                 salt = self.runtime.random.randbytes(SALT_BYTES)
+                user = self.config.default_user
                 hashed = hash_password(salt, self.config.default_password.encode())
-                self.broker.submissions.add(
-                    PutUser(self.config.default_user, salt, hashed, ["administrator"])
-                )
+                self.broker.submissions.add(PutUser(user, salt, hashed, ["administrator"]))
+                self.broker.submissions.add(SetPermissions(user, DEFAULT_VHOST, ".*", ".*", ".*"))
             await asyncio.sleep(CATCH_UP_POLL_S)
 
-    async def _listen(self) -> None:
-        host, port = self.config.amqp_host, self.config.address.amqp_port
+    async def _listen(self, tasks: asyncio.TaskGroup) -> None:
+        config, address = self.config, self.config.address
+        if self._tls is not None and config.tls is not None and address.amqps_port is not None:
+            await self._listen_for_tls(self._tls, config.tls, address.amqps_port, tasks)
+        host, port = config.amqp_host, address.amqp_port
         loop = asyncio.get_running_loop()
         try:
             self._amqp = await loop.create_server(
@@ -152,6 +189,23 @@ class Node:
         except OSError as error:
             raise StartError(f"AMQP cannot listen on {host}:{port}: {error.strerror}") from None
         log.info("serving AMQP on %s:%d", host, port)
+
+    async def _listen_for_tls(
+        self,
+        contexts: tls.Reloadable[ssl.SSLContext],
+        settings: ClientTls,
+        port: int,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        host = self.config.amqps_host
+        name_in = partial(tls.name_in, login_from=settings.cert_login_from)
+        listener = TlsListener(self.broker, lambda: contexts.current, name_in)
+        try:
+            await listener.listen(host, port)
+        except OSError as error:
+            raise StartError(f"AMQP over TLS cannot listen on {host}:{port}: {error.strerror}") from None
+        tasks.create_task(listener.serve())
+        log.info("serving AMQP over TLS on %s:%d", host, port)
 
     async def stop(self) -> None:
         """Stop serving; leadership is handed over first, so that the others need no election timeout.
@@ -205,10 +259,10 @@ class Node:
 
     # Parts
 
-    def _open_disk(self) -> RealDisk:
+    def _opened_disk(self) -> RealDisk:
         try:
             self.config.data_dir.mkdir(parents=True, exist_ok=True)
-            return RealDisk(self.config.data_dir)
+            return self._open_disk(self.config.data_dir)
         except DirectoryInUse as error:
             raise StartError(str(error)) from None
         except OSError as error:
@@ -239,6 +293,7 @@ class Node:
             cluster_name=config.cluster_name,
             channel_max=config.limits.channel_max,
             frame_max=config.limits.frame_max,
+            heartbeat_s=config.limits.client_heartbeat_s,
             message_bytes_max=config.limits.message_bytes,
             platform=f"Python {sys.version_info.major}.{sys.version_info.minor} on {socket.gethostname()}",
         )
@@ -270,7 +325,7 @@ class Node:
         )
 
     def metrics(self) -> MetricsSnapshot:
-        group, queues = self.group, self.machine.queues.values()
+        group, queues = self.group, list(self.machine.queues())
         engine, journal = group.engine, group.journal
         own = next(status for status in group.statuses() if status.name == self.config.name)
         return MetricsSnapshot(
@@ -294,8 +349,9 @@ class Node:
                 log_bytes=journal.disk_bytes,
                 free_bytes=own.disk_free_bytes or 0,
                 free_limit_bytes=self.config.limits.disk_free_limit_bytes,
-                alarm=group.alarm is not None,
+                alarm=Alarm.DISK in group.alarms,
             ),
+            memory=MemoryMetrics(self.memory_limit_bytes, alarm=Alarm.MEMORY in group.alarms),
             queues=len(queues),
             messages_ready=sum(queue.ready for queue in queues),
             messages_unacked=sum(queue.unacked for queue in queues),
@@ -314,16 +370,31 @@ class Node:
             return "the node is catching up with the cluster"
         return None
 
-    async def authenticate(self, user: str, password: str) -> Collection[str] | None:
-        # Where from is checked by the application, before the password.
-        admitted = self.broker.authenticate(user, password.encode(), LOOPBACK)
+    async def authenticate(self, user: str, password: str, peer_host: str) -> Collection[str] | None:
+        decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def answer(admitted: bool) -> None:
+            if not decided.done():
+                decided.set_result(admitted)
+
+        attempt = self.broker.logins.attempt(Login(user, password.encode(), peer_host), answer)
+        try:
+            admitted = await asyncio.wait_for(decided, HTTP_LOGIN_TIMEOUT_S)
+        except TimeoutError:  # without a majority nobody is refused for good
+            admitted = False
+        finally:
+            if attempt is not None:
+                attempt.cancel()
         return self.machine.users[user].tags if admitted else None
 
 
-async def run(config: NodeConfig) -> None:
+async def run(
+    config: NodeConfig, *, open_disk: OpenDisk = RealDisk, make_runtime: MakeRuntime = AsyncioRuntime
+) -> None:
     """Serve until cancelled. Raises StartError when the node cannot start or cannot go on.
 
-    A node whose log is damaged is started anew: it sets that log aside and comes back without a vote.
+    A node whose log is damaged is started anew: it sets that log aside and comes back without a vote. `open_disk` and
+    `make_runtime` are for who wants to hurt the disk or the clock.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -334,7 +405,7 @@ async def run(config: NodeConfig) -> None:
     while True:
         began_s = clock()
         try:
-            return await _run_once(config)
+            return await _run_once(Node(config, open_disk, make_runtime))
         except CorruptJournal as damage:
             repairs = repairs + 1 if clock() - began_s < DAMAGED_AGAIN_S else 1
             if repairs > REPAIRS_MAX:
@@ -345,8 +416,7 @@ async def run(config: NodeConfig) -> None:
         gc.unfreeze()
 
 
-async def _run_once(config: NodeConfig) -> None:
-    node = Node(config)
+async def _run_once(node: Node) -> None:
     try:
         await node.start()
         await node.serve()
@@ -358,18 +428,3 @@ async def _run_once(config: NodeConfig) -> None:
         raise known.exceptions[0] from None
     finally:
         await node.stop()
-
-
-def _peer_tls(files: TlsFiles) -> Tls:
-    try:
-        server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.ca))
-        server.verify_mode = ssl.CERT_REQUIRED
-        client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(files.ca))
-        client.check_hostname = (
-            False  # the certificate shows membership; the handshake shows which node it is
-        )
-        for context in (server, client):
-            context.load_cert_chain(files.cert, files.key)
-    except (OSError, ssl.SSLError) as error:
-        raise StartError(f"TLS for peers cannot be set up from {files.cert}: {error}") from None
-    return Tls(server, client)

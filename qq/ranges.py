@@ -114,8 +114,7 @@ class RangeMap(Generic[V]):
         if self._shared:
             self._unshare()
         pieces, head = self._pieces, self._head
-        start = self._find(first)
-        position = start
+        start = position = self._find(first)
         while position < len(pieces) and pieces[position].first <= last:
             taken.append(pieces[position])
             position += 1
@@ -195,7 +194,7 @@ def _cut(taken: list[Piece[V]], first: int, last: int) -> list[Piece[V]]:
         kept.append(Piece(low.first, rest, low.value, low.offset))
         taken[0] = Piece(first, low.count - rest, low.value, low.offset + rest)
     high = taken[-1]
-    if high.last > last:
+    if high.first + high.count - 1 > last:
         part = last - high.first + 1
         kept.append(Piece(last + 1, high.count - part, high.value, high.offset + part))
         taken[-1] = Piece(high.first, part, high.value, high.offset)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qq.config import _MAY_BE_ZERO, ConfigError, Limits, NodeAddress, NodeConfig, load
+from qq.config import _MAY_BE_ZERO, ClientTls, ConfigError, Limits, NodeAddress, NodeConfig, load
 
 SECRET = "0123456789abcdef"
 
@@ -29,6 +29,12 @@ amqp_port = 5672
 http_port = 15672
 """
 GOOD = NODE + CLUSTER + NODES
+TLS = """
+[tls]
+cert = "node.toml"
+key = "node.toml"
+"""
+GOOD_TLS = GOOD + "amqps_port = 5671\n" + TLS
 
 
 @pytest.fixture
@@ -65,7 +71,8 @@ def test_a_short_file_is_completed_with_the_defaults(file: Path) -> None:
     )
     assert config.limits == Limits()
     assert config.peer_tls is None
-    assert config.amqp_host == "127.0.0.1"
+    assert config.tls is None
+    assert (config.amqp_host, config.amqps_host) == ("127.0.0.1", "127.0.0.1")
 
 
 def test_paths_are_relative_to_the_file(file: Path) -> None:
@@ -104,6 +111,35 @@ def test_the_peer_tls_files_are_read_together(file: Path) -> None:
     assert config.peer_tls.key == file.parent / "key"
 
 
+def test_tls_for_clients(file: Path) -> None:
+    here = file.parent
+    config = loaded(file, GOOD_TLS)
+    assert config.tls == ClientTls(here / "node.toml", here / "node.toml")
+    assert config.address.amqps_port == 5671
+    (here / "ca.pem").touch()
+    more = """
+    ca = "ca.pem"
+    verify = "peer"
+    fail_if_no_peer_cert = true
+    minimum_version = "1.3"
+    ciphers = "ECDHE"
+    cert_login_from = "common_name"
+    """
+    config = loaded(file, GOOD_TLS + more)
+    assert config.tls == ClientTls(
+        here / "node.toml", here / "node.toml", here / "ca.pem", True, True, "1.3", "ECDHE", "common_name"
+    )
+    config = loaded(file, GOOD_TLS + more, QQ_TLS_FAIL_IF_NO_PEER_CERT="false", QQ_TLS_MINIMUM_VERSION="1.2")
+    assert config.tls is not None
+    assert (config.tls.fail_if_no_peer_cert, config.tls.minimum_version) == (False, "1.2")
+
+
+def test_amqp_over_tls_is_served_where_amqp_is_unless_it_is_told_otherwise(file: Path) -> None:
+    assert loaded(file, GOOD + '[listen]\namqp_host = "::"\n').amqps_host == "::"
+    config = loaded(file, GOOD + '[listen]\namqps_host = "0.0.0.0"\n')
+    assert (config.amqp_host, config.amqps_host) == ("127.0.0.1", "0.0.0.0")
+
+
 def test_no_secret_is_in_the_representation(file: Path) -> None:
     config = loaded(file, GOOD + '[users]\ndefault_password = "hidden-password"\n')
     assert SECRET not in repr(config)
@@ -114,10 +150,14 @@ def test_variables_of_others_with_our_prefix_are_left_alone(file: Path) -> None:
     assert loaded(file, GOOD, QQ_SERVICE_HOST="10.0.0.1", QQ_PORT="tcp://10.0.0.1:5672").name == "n1"
 
 
+VALUES = {"frame_max": 8192, "memory_high_watermark": 0.5}
+
+
 @pytest.mark.parametrize("limit", [limit.name for limit in fields(Limits)])
 def test_every_limit_can_be_set_and_is_above_zero(file: Path, limit: str) -> None:
-    config = loaded(file, GOOD + f"[limits]\n{limit} = 7\n")
-    assert config.limits == replace(Limits(), **{limit: 7})
+    value = VALUES.get(limit, 7)
+    config = loaded(file, GOOD + f"[limits]\n{limit} = {value}\n")
+    assert config.limits == replace(Limits(), **{limit: value})
     if limit not in _MAY_BE_ZERO:
         assert refusal(file, GOOD + f"[limits]\n{limit} = 0\n").endswith("above zero")
 
@@ -177,6 +217,16 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
             "[cluster] election_timeout_max_s: must be above election_timeout_min_s",
         ),
         (GOOD + "[limits]\nframe_max = 0\n", "[limits] frame_max: must be a whole number above zero"),
+        (GOOD + "[limits]\nframe_max = 4096\n", "[limits] frame_max: must be at least 8192"),
+        (GOOD + "[limits]\nchannel_max = 70000\n", "[limits] channel_max: must be at most 65535"),
+        (
+            GOOD + "[limits]\nmemory_high_watermark = 1.5\n",
+            "[limits] memory_high_watermark: must be at most 1",
+        ),
+        (
+            GOOD + "[limits]\nmemory_high_watermark = 0\n",
+            "[limits] memory_high_watermark: must be a number above",
+        ),
         (GOOD + "[limits]\nframe_max = 1.5\n", "[limits] frame_max: must be a whole number above zero"),
         (
             GOOD + "[limits]\nretained_bytes = -1\n",
@@ -200,12 +250,27 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
         ("nodes = 3\n" + NODE + CLUSTER, "[[nodes]]: must be given 1 to 7 times"),
         (
             "nodes = [3]\n" + NODE + CLUSTER,
-            "[[nodes]] number 1: must have exactly the keys name, host, peer_port, ",
+            "[[nodes]] number 1: must have the keys name, host, peer_port, amqp_port, http_port, may have amqps_port",
         ),
         (
             GOOD.replace("host", "hosts"),
-            "[[nodes]] number 1: must have exactly the keys name, host, peer_port, ",
+            "[[nodes]] number 1: must have the keys name, host, peer_port, ",
         ),
+        (GOOD + "amqps_port = 0\n", "[[nodes]] number 1: amqps_port: must be a port number, 1 to 65535"),
+        (GOOD + "amqps_port = 5671\n", "[tls] and an amqps_port of node 'n1' belong together"),
+        (GOOD + TLS, "[tls] and an amqps_port of node 'n1' belong together"),
+        (GOOD_TLS.replace("key = ", "# "), "[tls] key: is missing"),
+        (GOOD_TLS.replace('"node.toml"', '"none.pem"', 1), "[tls] cert: "),
+        (GOOD_TLS + 'verify = "all"\n', "[tls] verify: must be one of none, peer"),
+        (GOOD_TLS + 'verify = "peer"\n', "[tls] ca: is missing, and verify = peer needs it"),
+        (GOOD_TLS + "fail_if_no_peer_cert = true\n", "[tls] fail_if_no_peer_cert: needs verify = peer"),
+        (GOOD_TLS + "fail_if_no_peer_cert = 1\n", "[tls] fail_if_no_peer_cert: must be true or false"),
+        (GOOD_TLS + 'minimum_version = "1.1"\n', "[tls] minimum_version: must be one of 1.2, 1.3"),
+        (
+            GOOD_TLS + 'cert_login_from = "email"\n',
+            "[tls] cert_login_from: must be one of distinguished_name, common_name",
+        ),
+        (GOOD_TLS + 'cipher = "ALL"\n', "[tls] cipher: there is no such key"),
         (
             GOOD.replace("5672\nhttp", "0\nhttp"),
             "[[nodes]] number 1: amqp_port: must be a port number, 1 to 65535",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields
+from typing import Any
 
 from prometheus_client import generate_latest
 
-from qq.metrics import Counters, DiskMetrics, MetricsSnapshot, RaftMetrics, node_registry
+from qq.metrics import Counters, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
 
 
 def scrape(counters: Counters) -> dict[str, float]:
@@ -23,7 +25,10 @@ def scrape(counters: Counters) -> dict[str, float]:
         snapshots_installed=3,
     )
     disk = DiskMetrics(log_bytes=5000, free_bytes=9000, free_limit_bytes=10_000, alarm=True)
-    registry = node_registry(lambda: MetricsSnapshot("n1", "qq", "0.1", counters, raft, disk, 3, 10, 5, 4))
+    memory = MemoryMetrics(limit_bytes=7000, alarm=True)
+    registry = node_registry(
+        lambda: MetricsSnapshot("n1", "qq", "0.1", counters, raft, disk, memory, 3, 10, 5, 4)
+    )
     lines = generate_latest(registry).decode().splitlines()
     described = [line for line in lines if line.startswith("# TYPE")]
     assert len(set(described)) == len(described)
@@ -60,6 +65,8 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
         "rabbitmq_disk_space_available_bytes": 9000,
         "rabbitmq_disk_space_available_limit_bytes": 10_000,
         "rabbitmq_alarms_free_disk_space_watermark": 1,
+        "rabbitmq_alarms_memory_used_watermark": 1,
+        "rabbitmq_resident_memory_limit_bytes": 7000,
     }
     assert expected.items() <= shown.items()
     assert shown["rabbitmq_process_resident_memory_bytes"] > 0
@@ -76,4 +83,43 @@ def test_messages_are_counted_by_protocol_and_queue_type() -> None:
 
 def test_every_counter_is_shown() -> None:
     for counter in fields(Counters):
-        assert scrape(Counters(**{counter.name: 12345})) != scrape(Counters()), counter.name
+        value: Any = (
+            Counter({("expired", "at-most-once"): 12345}) if counter.name == "dead_lettered" else 12345
+        )
+        assert scrape(Counters(**{counter.name: value})) != scrape(Counters()), counter.name
+
+
+def test_dead_letters_are_counted_by_reason_and_strategy() -> None:
+    dead_lettered = Counter(
+        {
+            ("maxlen", "at-most-once"): 1,
+            ("rejected", "at-most-once"): 2,
+            ("expired", "at-least-once"): 4,
+            ("delivery_limit", "at-least-once"): 8,
+        }
+    )
+    shown = scrape(Counters(dead_lettered=dead_lettered, replies_dropped=16))
+    prefix = "rabbitmq_global_messages_dead_lettered_"
+    told = {name.removeprefix(prefix): value for name, value in shown.items() if name.startswith(prefix)}
+    most = '{dead_letter_strategy="at_most_once",queue_type="rabbit_quorum_queue"}'
+    least = '{dead_letter_strategy="at_least_once",queue_type="rabbit_quorum_queue"}'
+    replies = '{dead_letter_strategy="disabled",queue_type="rabbit_volatile_queue"}'
+    assert told == {
+        f"maxlen_total{most}": 1,
+        f"expired_total{most}": 0,
+        f"rejected_total{most}": 2,
+        f"delivery_limit_total{most}": 0,
+        f"expired_total{least}": 4,
+        f"rejected_total{least}": 0,
+        f"delivery_limit_total{least}": 8,
+        f"confirmed_total{least}": 12,
+        f"maxlen_total{replies}": 16,
+    }
+
+
+def test_direct_replies_are_delivered_messages_of_their_own() -> None:
+    shown = scrape(Counters(messages_delivered_auto_ack=3, replies_delivered=5))
+    for name in ("delivered", "delivered_consume_auto_ack"):
+        labels = 'protocol="amqp091",queue_type='
+        assert shown[f'rabbitmq_global_messages_{name}_total{{{labels}"rabbit_quorum_queue"}}'] == 3
+        assert shown[f'rabbitmq_global_messages_{name}_total{{{labels}"rabbit_volatile_queue"}}'] == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,10 +11,13 @@ import pika
 import pika.exceptions
 import pytest
 
+from cluster.identity import Owner, claim_directory
+from cluster.realworld import RealDisk
 from cluster.segment import CorruptJournal
 from qq import node
 from qq.config import NodeAddress, NodeConfig
 from qq.errors import StartError
+from qq.machine.state import VERSION
 from qq.testing import ClusterNode, LocalCluster
 
 CONFIG = NodeConfig("n1", Path("data"), (NodeAddress("n1", "127.0.0.1", 1, 2, 3),), "0123456789abcdef")
@@ -27,7 +31,7 @@ class FakeNode:
     failures: ClassVar[list[tuple[float, Exception]]]
     events: ClassVar[list[str]]
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, *ports: object) -> None:
         self.events.append("made")
 
     async def start(self) -> None:
@@ -79,6 +83,20 @@ def test_damage_now_and_then_is_repaired_each_time(monkeypatch: pytest.MonkeyPat
     FakeNode.failures = [(0.002, DAMAGE)] * 10 + [(0, THE_END)]
     assert run() == str(THE_END)
     assert FakeNode.events.count("start") == 11
+
+
+def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    disk.make_directory("groups/0")
+    claim_directory(disk, "groups/0", Owner(CONFIG.cluster_name, CONFIG.name, 0), 1, VERSION - 1)
+    disk.close()
+    with pytest.raises(StartError) as caught:
+        asyncio.run(node.run(dataclasses.replace(CONFIG, data_dir=tmp_path)))
+    assert str(caught.value) == (
+        f"{tmp_path}: groups/0: the log was written by version {VERSION - 1} of the state, and this program has "
+        f"version {VERSION}; start the program version that wrote it, or begin anew with an empty directory on every "
+        "node"
+    )
 
 
 def channel_to(member: ClusterNode) -> Any:

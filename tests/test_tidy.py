@@ -87,13 +87,12 @@ def test_requirements_are_versions_and_hashes_and_name_no_host(file: Path) -> No
     assert "://" not in file.read_text()
 
 
-def test_both_requirement_files_pin_the_same_versions() -> None:
-    run, dev = (
-        set(re.findall(r"^[\w.-]+==\S+", file.read_text(), re.MULTILINE))
-        for file in sorted(REQUIREMENTS)[::-1]
-    )
-    assert run
-    assert run <= dev
+def test_all_requirement_files_pin_the_same_versions() -> None:
+    pinned: dict[str, str] = {}
+    for file in REQUIREMENTS:
+        mine = dict(re.findall(r"^([\w.-]+)==(\S+)", file.read_text(), re.MULTILINE))
+        assert mine
+        assert mine == {name: pinned.setdefault(name, version) for name, version in mine.items()}
 
 
 def test_no_lock_file_that_records_download_addresses_is_here() -> None:

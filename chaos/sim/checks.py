@@ -94,6 +94,10 @@ class WatchedMachine:
         self.position = 0
         self._checks = checks
 
+    @property
+    def version(self) -> int:
+        return self.inner.version
+
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
     ) -> Sequence[Any]:

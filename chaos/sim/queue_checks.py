@@ -36,6 +36,7 @@ from chaos.sim.queue_model import (
 )
 from qq.machine.codec import decode_batch, decode_commands, decode_kept, is_kept
 from qq.machine.commands import (
+    DEFAULT_VHOST,
     NO_PRIORITY,
     NO_TTL,
     Cancel,
@@ -57,6 +58,7 @@ from qq.machine.commands import (
     Settle,
 )
 from qq.machine.effects import (
+    CloseConnection,
     Committed,
     ConsumerGone,
     Consuming,
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine
     from qq.machine.queue import Queue
 
+NOT_ALLOWED = 530
 LOOKED_AT_EVERY = 16
 """At the end of so many entries all places are compared, not only how many messages there are."""
 
@@ -130,6 +133,10 @@ class QueueOracle:
         """Consumer by session, for those that were said to be too slow."""
         self._gone: dict[Consumer, None] = {}
         """Consumers that were cancelled for that."""
+        self._refusals: list[list[QueueModel]] = []
+        """Targets of what was refused in a batch, though it was neither delayed nor part of a transaction."""
+        self._grown: dict[QueueModel, None] = {}
+        """Queues to which messages came back in a batch, or died in it: a limit is no reason against that."""
         self._firsts: dict[tuple[QueueModel, int], list[int]] = {}
         """Arrivals of the messages delivered for the first time by the effects under way, by queue and level."""
 
@@ -188,9 +195,10 @@ class QueueOracle:
         payload: memoryview,
         effects: Sequence[Any],
     ) -> None:
-        self._now_ms = time_ms
+        self._advance(time_ms)
         self._look_at_queues(machine)
         outcomes = _outcomes(origin, effects)
+        before = {model: model.messages for model in self._queues.values() if rejects(model)}
         commands = decode_commands(payload)
         slots = count(ordinal << MESSAGE_BITS)
         limited: list[QueueModel] = []
@@ -210,26 +218,32 @@ class QueueOracle:
                 self._command(origin, command, outcomes)
         self._effects(machine, effects)
         for model in limited:
-            self._check_limit(model, machine.queues[model.name])
+            if model not in self._grown:
+                self._check_limit(model, machine.vhosts[DEFAULT_VHOST].queues[model.name], before[model])
+        if all(isinstance(command, Enqueue | Publish) for command in commands):
+            for targets in self._refusals:
+                self._check_refusal(targets)
+        self._refusals.clear()
+        self._grown.clear()
         for model in self._queues.values():
-            queue = machine.queues[model.name]
+            queue = machine.vhosts[DEFAULT_VHOST].queues[model.name]
             if model.doubtful:
                 self._resolve_doubts(model, queue)
             if queue.dying_first != model.dying_first:
                 self._fail(f"{model.name} has moved dead letters that nobody asked for")
 
     def entry_ended(self, machine: QueueMachine, time_ms: int, effects: Sequence[Any]) -> None:
-        self._now_ms = time_ms
+        self._advance(time_ms)
         self._effects(machine, effects, ended=True)
         self._look_at_queues(machine)
         self._entries += 1
         for model in self._queues.values():
-            self._end_entry(model, machine.queues[model.name])
+            self._end_entry(model, machine.vhosts[DEFAULT_VHOST].queues[model.name])
         if self._entries % LOOKED_AT_EVERY == 0:
             self.check_machine("the first node", machine)
 
     def origin_down(self, machine: QueueMachine, origin: str, time_ms: int, effects: Sequence[Any]) -> None:
-        self._now_ms = time_ms
+        self._advance(time_ms)
         self._look_at_queues(machine)
         for key in [key for key in self._holders if key[0] == origin]:
             self._give_back(self._holders.pop(key), failed=False)
@@ -238,22 +252,32 @@ class QueueOracle:
                 del known[key]
         self._effects(machine, effects)
 
+    def _advance(self, time_ms: int) -> None:
+        """At the first entry at which it is due a delayed message becomes ready, and begins to live."""
+        self._now_ms = time_ms
+        for model in self._queues.values():
+            while model.delays and model.delays[0][0] <= time_ms:
+                due_ms, _, message = heappop(model.delays)
+                if message.expires_ms:
+                    message.expires_ms += time_ms - due_ms
+                    heappush(model.expiries, (message.expires_ms, next(self._numbers), message))
+
     # Queues
 
     def _look_at_queues(self, machine: QueueMachine) -> None:
         """Which queues there are and what is set: that it is what was asked for is tested elsewhere."""
         for name, model in list(self._queues.items()):
-            queue = machine.queues.get(name)
+            queue = machine.vhosts[DEFAULT_VHOST].queues.get(name)
             if queue is None or queue.number != model.number:
                 self._remove(model)
-        for name, queue in machine.queues.items():
+        for name, queue in machine.vhosts[DEFAULT_VHOST].queues.items():
             model = self._queues.get(name)
             if model is None:
                 model = QueueModel(name, queue.number, queue.settings)
                 self._queues[name] = model
             model.note_settings(queue.settings)
         self._bound = {}
-        for binding in machine.bindings:
+        for binding in machine.vhosts[DEFAULT_VHOST].bindings:
             self._bound.setdefault(binding.source, []).append(binding.destination.name)
 
     def _remove(self, model: QueueModel) -> None:
@@ -284,6 +308,7 @@ class QueueOracle:
         settings = model.settings
         if settings.overflow == "drop-head" and settings.max_length is not None:
             over = backlog.count + backlog.delayed - settings.max_length
+            # There are never so many that some would stay for the next entry.
             if over > 0 and backlog.count:
                 self._fail(f"{model.name} has {over} messages more than its limit")
         if model.died or queue.dying_count != len(model.dying):
@@ -401,6 +426,8 @@ class QueueOracle:
             self.fates["refused"] += command.count - accepted
             if not any(map(is_full, targets)):
                 self._fail(f"{refused} refuses what there is room for")
+            if not properties.delay_ms:
+                self._refusals.append(targets)
         return [model for model in targets if first < accepted and rejects(model)]
 
     def _targets(self, content: Iterable[Command]) -> list[QueueModel]:
@@ -411,9 +438,25 @@ class QueueOracle:
                 targets += self._route(part.exchange, [part.routing_key, *keys])
         return targets
 
-    def _check_limit(self, model: QueueModel, queue: Queue) -> None:
+    def _check_refusal(self, targets: Sequence[QueueModel]) -> None:
+        """Where nothing is ready and a consumer waits, a message takes no room; of channels' limits none is sure."""
+        for model in filter(rejects, targets):
+            takers = [
+                holder
+                for (node, _), holder in self._holders.items()
+                if holder.model is model
+                and holder.live
+                and len(holder.held) < holder.prefetch
+                and not self._limits.get((node, holder.session))
+            ]
+            if model.count or not takers or model.settings.single_active_consumer:
+                return
+        self._fail(f"refused, though consumers wait: {[model.name for model in targets]}")
+
+    def _check_limit(self, model: QueueModel, queue: Queue, before: int) -> None:
+        """What a queue takes for waiting consumers leaves it at once, so it is no fuller than it may be, or was."""
         limit = model.settings.max_length
-        if limit is not None and queue.messages > limit:
+        if limit is not None and queue.messages > max(limit, before):
             self._fail(f"{model.name} has taken a message more than {limit}")
 
     def _new_message(self, model: QueueModel, place: tuple[int, int], properties: Publish) -> Message:
@@ -427,14 +470,19 @@ class QueueOracle:
         return message
 
     def _arrive(self, model: QueueModel, message: Message) -> None:
+        self._put(model, message)
         if message.arrival:
             model.order.setdefault(message.level, {})[message.arrival] = message
-        self._make_ready(model, message)
+            self._let_expire(model, message)
+        else:
+            heappush(model.delays, (message.ready_ms, next(self._numbers), message))
 
-    def _make_ready(self, model: QueueModel, message: Message) -> None:
+    def _put(self, model: QueueModel, message: Message) -> None:
         model.ready.setdefault(message.name, []).append(message)
         model.count += 1
         model.peak += 1
+
+    def _let_expire(self, model: QueueModel, message: Message) -> None:
         if message.expires_ms:
             heappush(model.expiries, (message.expires_ms, next(self._numbers), message))
 
@@ -473,7 +521,9 @@ class QueueOracle:
             return  # somebody else has done it
         self.fates["asked to move"] += 1
         asked = min(command.count, len(model.dying))
-        moved = min(machine.queues[command.queue].dying_first - model.dying_first, asked)
+        moved = min(
+            machine.vhosts[DEFAULT_VHOST].queues[command.queue].dying_first - model.dying_first, asked
+        )
         if moved < asked and model.settings.dead_letter_strategy != "at-least-once":
             self._fail(f"dead letters of {model.name} stay, and none has to: {command}")
         for _ in range(moved):
@@ -589,7 +639,7 @@ class QueueOracle:
             self._forget_ready(model, message)
         model.dying.clear()
         model.died.clear()
-        model.dying_first = machine.queues[model.name].dying_first
+        model.dying_first = machine.vhosts[DEFAULT_VHOST].queues[model.name].dying_first
 
     def _session_down(self, origin: str, session: int) -> None:
         for holder in self._holders_of(origin, session):
@@ -613,6 +663,7 @@ class QueueOracle:
             case Settle():
                 self.fates["settled"] += len(messages)
             case Discard():
+                self._grown[holder.model] = None
                 for message in messages:
                     self._die(holder.model, message, REJECTED)
             case _:
@@ -636,6 +687,7 @@ class QueueOracle:
     def _put_back(self, model: QueueModel, messages: Sequence[Message], *, failed: bool) -> None:
         """After one more delivery in vain: ready again, now or later, unless there were too many."""
         settings = model.settings
+        self._grown[model] = None
         is_told_apart = settings.count_contract == "4.3"
         for message in messages:
             message.returns += 1
@@ -648,7 +700,8 @@ class QueueOracle:
                 delay_ms = min(settings.retry_min_ms * max(1, times), settings.retry_max_ms)
                 message.ready_ms = self._now_ms + delay_ms
                 self.fates["retried later"] += 1
-            self._make_ready(model, message)
+            self._put(model, message)
+            self._let_expire(model, message)
 
     # Effects
 
@@ -667,6 +720,8 @@ class QueueOracle:
                     self._consumer_gone(effect)
                 case Failed():
                     self._session_failed(machine, effect)
+                case CloseConnection():
+                    self.fates["connections told to close"] += 1
                 case _:
                     pass
         for (model, level), arrivals in self._firsts.items():
@@ -781,15 +836,21 @@ class QueueOracle:
         self._failed[key] = None
         is_late = self._late.pop(key, None) is not None and "timed out" in effect.text
         is_vain = "partial tx completion" in effect.text
-        is_gone = effect.code == 404 and not any(f"queue '{name}'" in effect.text for name in machine.queues)
-        if not (is_late or is_vain or is_gone):
+        is_gone = effect.code == 404 and not any(
+            f"queue '{name}'" in effect.text for name in machine.vhosts[DEFAULT_VHOST].queues
+        )
+        is_elsewhere = (
+            effect.code == NOT_ALLOWED
+        )  # of tenants.py: a virtual host is gone, or a connection has to go
+        self.fates["refused elsewhere"] += is_elsewhere
+        if not (is_late or is_vain or is_gone or is_elsewhere):
             self._fail(f"refused: {effect}")
 
     # At the end
 
     def check_machine(self, name: str, machine: QueueMachine) -> None:
         """A node's machine has every message that has not met its fate, and no other."""
-        for queue in machine.queues.values():
+        for queue in machine.vhosts[DEFAULT_VHOST].queues.values():
             model = self._queues[queue.name]
             backlog = queue.backlog
             counts = (backlog.count + backlog.delayed, queue.unacked, queue.dying_count)

@@ -11,7 +11,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from qq.amqp.encoding import with_headers
-from qq.machine.commands import DeletePolicy, PutPolicy
+from qq.machine.commands import DEFAULT_VHOST, DeletePolicy, PutPolicy
 
 if TYPE_CHECKING:
     from qq.machine.commands import Table
@@ -98,7 +98,7 @@ def draw_policy(random: Random) -> PutPolicy | DeletePolicy:
     name = random.choice(POLICIES)
     is_operators = name == OPERATORS_POLICY
     if random.random() < 0.4:
-        return DeletePolicy(name, is_operators)
+        return DeletePolicy(DEFAULT_VHOST, name, is_operators)
     definition: Table = {}
     if random.random() < 0.5:
         definition["max-length"] = random.choice((2, 10, 40))
@@ -111,7 +111,7 @@ def draw_policy(random: Random) -> PutPolicy | DeletePolicy:
     if not is_operators:
         definition |= _draw_settings_of_policy(random)
     pattern = random.choice(("", "^q[12]$", "3"))
-    return PutPolicy(name, is_operators, pattern, "queues", random.randint(0, 2), definition)
+    return PutPolicy(DEFAULT_VHOST, name, is_operators, pattern, "queues", random.randint(0, 2), definition)
 
 
 def _draw_settings_of_policy(random: Random) -> Table:

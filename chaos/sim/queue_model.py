@@ -33,7 +33,7 @@ class Message:
     deaths: Deaths
     level: int
     expires_ms: int
-    """0 is never."""
+    """0 is never. While it waits for its delay: when it expires if it does not have to wait for longer."""
     ready_ms: int
     """Not delivered before."""
     key: str | None = None
@@ -69,6 +69,8 @@ class QueueModel:
     dying_first: int = 0
     expiries: list[tuple[int, int, Message]] = field(default_factory=list)
     """A heap, with those that are not ready any more."""
+    delays: list[tuple[int, int, Message]] = field(default_factory=list)
+    """A heap of those that were published with a delay, by the moment when they are due; likewise."""
     order: dict[int, dict[int, Message]] = field(default_factory=dict)
     """By level and arrival, those that wait for their first delivery in their order."""
     newest: dict[int, int] = field(default_factory=dict)

@@ -28,9 +28,11 @@ from chaos.sim.queue_features import (
     with_sequence,
 )
 from chaos.sim.stored import batch_payloads
+from chaos.sim.tenants import Tenants
 from chaos.sim.workload import Client, Workload
 from cluster.segment import CorruptJournal
 from qq.amqp.properties import group
+from qq.amqp.stored import flags
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
     BindQueue,
@@ -55,6 +57,7 @@ from qq.machine.commands import (
     Settle,
 )
 from qq.machine.effects import (
+    CloseConnection,
     ConsumerCancelled,
     ConsumerGone,
     Deliver,
@@ -74,6 +77,8 @@ if TYPE_CHECKING:
     from cluster.ports import Buffer
 
 CONNECTION = 1
+TENANTS = 0.15
+"""How often something happens in another virtual host."""
 CHANNEL = 1
 CONSUMERS_MAX = 4
 TAKERS_MAX = 3
@@ -163,11 +168,14 @@ class QueueClient(Client):
         """By number of the delivery."""
         self._deliveries = 0
         self._draining = False
+        self._tenants = Tenants(node, self.workload.tenants_random, self._fresh_id)
 
     def act(self) -> None:
         random = self.workload.random
         if not self._asking:
             self._set_up()
+        if self.workload.tenants_random.random() < TENANTS:
+            self._command(*self._tenants.act())
         queue = random.choice(QUEUES)
         choice = random.random()
         if choice < 0.53:
@@ -224,7 +232,7 @@ class QueueClient(Client):
         for consumer, message_id in self.workload.oracle.held_ids(self.node.name):
             if consumer in consumers and message_id >= self._next_ids.get(consumer, 0):
                 return f"consumer {consumer} was not given message {message_id}"
-        return ""
+        return self._tenants.complaint()
 
     # What the node tells
 
@@ -247,12 +255,15 @@ class QueueClient(Client):
                 self._delivered(consumer, first_id, ranges)
             case Reply(_, number, result, answer):
                 session = self._sessions.get(number)
+                self._tenants.answered(effect)
                 if session is not None:
                     if answer != session.answered + 1:
                         self._fail(f"gets an answer after answer {session.answered}: {effect}")
                     self._answered(session, result)
             case Failed(_, number):
                 self._session_failed(number)
+            case CloseConnection(_, number):
+                self._command(*self._tenants.told_to_close(number))
             case Rejected(_, number, first_seq, count) if number == self._publishing:
                 self._rejected(first_seq, count)
             case ConsumerGone(_, number, consumer):
@@ -273,10 +284,13 @@ class QueueClient(Client):
                     self._delivered_again(consumer, first_id, ranges)
                 case Reply(_, number, result, answer):
                     session = self._sessions.get(number)
+                    self._tenants.answered(effect)
                     if session is not None and answer > session.answered:
                         self._answered_late(session, answer, result)
                 case Failed(_, number):
                     self._session_failed(number)
+                case CloseConnection(_, number):
+                    self._command(*self._tenants.told_to_close(number))
                 case Known(_, number, answers, consumers):
                     if number in untold:
                         untold.remove(number)
@@ -426,7 +440,7 @@ class QueueClient(Client):
         """The commands for messages, as the broker makes them; in place, the messages as they are stored."""
         commands: list[Enqueue | Publish] = []
         stored: list[bytes] = []
-        for attributes, alike in group(messages):
+        for attributes, alike in group(messages, flags(messages[0])):
             first_seq = 0 if session else self._published + len(stored) + 1
             place = (session or self._publishing, first_seq, len(alike), exchange, key, False, CHANNEL)
             stored += alike
@@ -601,7 +615,7 @@ class QueueClient(Client):
     def _declaration(self, queue: str) -> DeclareQueue:
         arguments = self.workload.arguments[queue]
         flags = {"passive": False, "durable": True, "exclusive": False, "auto_delete": False}
-        return DeclareQueue(0, CONNECTION, queue, **flags, arguments=arguments)
+        return DeclareQueue(0, CONNECTION, queue, **flags, server_named=False, arguments=arguments)
 
     def _ask(self, number: int, command: Method) -> None:
         """Submit what will be answered, unless the session still waits for another answer."""
@@ -639,6 +653,7 @@ class QueueWorkload(Workload):
         self.arguments = draw_queues(world.random("queues"))
         """Of each queue."""
         self.has_features = any(self.arguments.values())
+        self.tenants_random = world.random("tenants")
         self._publishers = [Publisher(name, self.random.choice(QUEUES)) for name in PUBLISHERS]
         self._dead_letters: dict[str, SimulatedDeadLetters] = {}
         """Of the present life of each node."""

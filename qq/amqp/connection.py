@@ -1,7 +1,7 @@
 """The server's side of a connection: handshake, channel numbers, closing.
 
 Lives here: what may be sent when, and by whom. Not here: frames (framing.py), what methods do to queues
-(broker), passwords, sockets, time (the shell asks `heartbeat_s` and `phase`).
+(broker), passwords, certificates, sockets, time (the shell asks `heartbeat_s` and `phase`).
 
 Law: bytes go in by `receive`, bytes come out by `data_to_send`; what the shell has to decide comes as an
 event and is answered by the method named in it. A channel number is in use from channel.open until the last
@@ -39,10 +39,14 @@ if TYPE_CHECKING:
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 MECHANISMS = "AMQPLAIN PLAIN"
+EXTERNAL = "EXTERNAL"
+"""RFC 4422, appendix A: the client is who its certificate says."""
 LOCALES = "en_US"
 CHANNEL_MAX_MIN = 1
 AHEAD_BYTES_MAX = 64 * 1024
 """What a client may send before the shell has answered its login or its vhost."""
+INTRODUCTIONS_MAX = 64
+"""Different tables of client properties that are remembered, so that equal ones are held once: 1 KB a connection."""
 _CLASS_CONNECTION = 10
 
 
@@ -55,10 +59,13 @@ class Settings:
     platform: str = "Python"
     cluster_name: str = "qq"
     information: str = "AMQP 0-9-1"
+    copyright: str = "the authors of qq"
     channel_max: int = 2047
+    """0: no limit."""
     frame_max: int = 131_072
     """At least FRAME_MAX_MIN; there is no "unlimited"."""
     heartbeat_s: int = 60
+    """0: none, unless the client wants them."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
@@ -99,21 +106,19 @@ class LoginAttempt(NamedTuple):
     """Answer with `accept_login` or `refuse_login`."""
 
     user: str
-    password: bytes
+    password: bytes | None
+    """None: a certificate says who it is."""
     mechanism: str
+
+    def __repr__(self) -> str:
+        """Tell everything but the password."""
+        return f"LoginAttempt({self.user!r}, {self.mechanism})"
 
 
 class VhostRequested(NamedTuple):
     """Answer with `accept_vhost` or `refuse_vhost`."""
 
     vhost: str
-
-
-class SecretUpdated(NamedTuple):
-    """Answer with `accept_secret` or `fail`."""
-
-    secret: bytes
-    reason: str
 
 
 class ChannelOpened(NamedTuple):
@@ -146,7 +151,6 @@ Event = (
     | ChannelFault
     | LoginAttempt
     | VhostRequested
-    | SecretUpdated
     | CloseRequested
     | Fault
 )
@@ -164,9 +168,26 @@ class _Channel(Enum):
 class ServerConnection:
     """One connection of one client."""
 
-    def __init__(self, settings: Settings) -> None:
+    __slots__ = (
+        "_certificate_user",
+        "_channels",
+        "_header",
+        "_reader",
+        "_settings",
+        "capabilities",
+        "channel_max",
+        "client_properties",
+        "frame_max",
+        "heartbeat_s",
+        "mechanism",
+        "out",
+        "phase",
+    )
+
+    def __init__(self, settings: Settings, certificate_user: str | None = None) -> None:
+        """`certificate_user` is the name in the client's certificate, if it has shown one that can be trusted."""
         self.phase = Phase.HEADER
-        self.client_properties: common.FieldTable = {}
+        self.client_properties: Mapping[str, object] = {}
         self.capabilities = Capabilities()
         self.mechanism = ""
         self.channel_max = settings.channel_max
@@ -176,6 +197,7 @@ class ServerConnection:
         self.out: list[bytes] = []
         """What is to be sent, in order; the hot paths append to it."""
         self._settings = settings
+        self._certificate_user = certificate_user
         self._reader = FrameReader(FRAME_MAX_MIN, settings.message_bytes_max)
         self._reader.stepwise = True
         self._header = b""
@@ -213,6 +235,11 @@ class ServerConnection:
     def broken(self) -> bool:
         """The client's close-ok cannot be read: close the socket soon after the last byte was sent."""
         return self._reader.broken
+
+    @property
+    def foreign_header(self) -> bytes:
+        """What the client began with, if that was another protocol; else empty."""
+        return self._header if self.phase is Phase.CLOSED else b""
 
     @property
     def channels(self) -> list[int]:
@@ -258,10 +285,6 @@ class ServerConnection:
         self._expect(Phase.VHOST)
         self.fail(error)
 
-    def accept_secret(self) -> None:
-        if self.phase is Phase.OPEN:
-            self.out.append(encode(0, commands.Connection.UpdateSecretOk()))
-
     def closed(self) -> None:
         """Answer the client's connection.close."""
         self._expect(Phase.CLOSE_REQUESTED)
@@ -277,13 +300,18 @@ class ServerConnection:
     # --- what the server starts
 
     def fail_channel(self, channel: int, error: AmqpError) -> None:
-        """Close a channel; its frames are dropped until close-ok. No effect if it is closing already."""
-        if self.phase is not Phase.OPEN or self._channels.get(channel) is not _Channel.OPEN:
+        """Close a channel; its frames are dropped until close-ok. No effect if it is closing already.
+
+        If the client wants to close it, too, and waits for the answer, it is told both.
+        """
+        if not self._may_send(channel):
             return
-        self._channels[channel] = _Channel.CLOSING
-        self._reader.drop(channel)
         close = commands.Channel.Close(error.code, error.text, error.class_id, error.method_id)
         self.out.append(encode(channel, close))
+        if self._channels[channel] is _Channel.CLOSE_REQUESTED:
+            self.out.append(encode(channel, commands.Channel.CloseOk()))
+        self._channels[channel] = _Channel.CLOSING
+        self._reader.drop(channel)
 
     def fail(self, error: AmqpError) -> None:
         """Close the connection; all but close-ok is ignored from now on. No effect if it is closing already."""
@@ -331,13 +359,16 @@ class ServerConnection:
         if header[: len(PROTOCOL_HEADER)] != PROTOCOL_HEADER[: len(header)]:
             # AMQP 0-9-1 4.2.2: answer another protocol with the header of ours and close.
             self.phase = Phase.CLOSED
+            self._header = header[: len(PROTOCOL_HEADER)]
             self.out.append(PROTOCOL_HEADER)
             return b""
         if len(header) < len(PROTOCOL_HEADER):
             self._header = header
             return b""
+        self._header = b""
         self.phase = Phase.START
-        start = commands.Connection.Start(0, 9, _server_properties(self._settings), MECHANISMS, LOCALES)
+        mechanisms = MECHANISMS if self._certificate_user is None else f"{MECHANISMS} {EXTERNAL}"
+        start = commands.Connection.Start(0, 9, _server_properties(self._settings), mechanisms, LOCALES)
         self.out.append(encode(0, start))
         return header[len(PROTOCOL_HEADER) :]
 
@@ -363,16 +394,23 @@ class ServerConnection:
                 raise ConnectionFault(Reply.UNEXPECTED_FRAME, text)
 
     def _start_ok(self, start_ok: commands.Connection.StartOk, events: list[Event]) -> None:
-        self.client_properties = start_ok.client_properties
-        self.capabilities = _capabilities(start_ok.client_properties)
+        self.client_properties, self.capabilities = _introduced(start_ok.client_properties)
         self.mechanism = start_ok.mechanism
-        decode = _LOGINS.get(start_ok.mechanism)
-        if decode is None:
-            text = f"unknown authentication mechanism '{start_ok.mechanism}'"
-            raise ConnectionFault(Reply.COMMAND_INVALID, text, _CLASS_CONNECTION, 11)
-        user, password = decode(_octets(start_ok.response))
+        user, password = self._who(start_ok)
         self.phase = Phase.LOGIN
         events.append(LoginAttempt(user, password, start_ok.mechanism))
+
+    def _who(self, start_ok: commands.Connection.StartOk) -> tuple[str, bytes | None]:
+        decode = _LOGINS.get(start_ok.mechanism)
+        if decode is not None:
+            return decode(_octets(start_ok.response))
+        if start_ok.mechanism != EXTERNAL:
+            text = f"unknown authentication mechanism '{start_ok.mechanism}'"
+        elif self._certificate_user is None:
+            text = f"invalid authentication mechanism '{EXTERNAL}'"
+        else:
+            return self._certificate_user, None
+        raise ConnectionFault(Reply.COMMAND_INVALID, text, _CLASS_CONNECTION, 11)
 
     def _tune_ok(self, tune_ok: commands.Connection.TuneOk) -> None:
         _check_tuning("frame_max", FRAME_MAX_MIN, self._settings.frame_max, tune_ok.frame_max)
@@ -436,7 +474,8 @@ class ServerConnection:
             case commands.Connection.Close():
                 self._close_requested(method, events)
             case commands.Connection.UpdateSecret():
-                events.append(SecretUpdated(_octets(method.new_secret), method.reason or ""))
+                # It renews what expires, and passwords do not: as in RabbitMQ the answer is all there is.
+                self.out.append(encode(0, commands.Connection.UpdateSecretOk()))
             case _:
                 raise self._unexpected_method(method)
 
@@ -445,9 +484,9 @@ class ServerConnection:
             return
         if state is not None:
             raise ConnectionFault(Reply.CHANNEL_ERROR, "second 'channel.open' seen", 20, 10)
-        if channel > self.channel_max:
-            limit = self.channel_max
-            text = f"number of channels opened ({limit}) has reached the negotiated channel_max ({limit})"
+        count, limit = len(self._channels), self.channel_max
+        if limit and count >= limit:
+            text = f"number of channels opened ({count}) has reached the negotiated channel_max ({limit})"
             raise ConnectionFault(Reply.NOT_ALLOWED, text, 20, 10)
         self._channels[channel] = _Channel.OPEN
         self.out.append(encode(channel, commands.Channel.OpenOk()))
@@ -536,11 +575,26 @@ def _server_properties(settings: Settings) -> common.FieldTable:
             "direct_reply_to": True,
         },
         "cluster_name": settings.cluster_name,
+        "copyright": settings.copyright,
         "information": settings.information,
         "platform": settings.platform,
         "product": settings.product,
         "version": settings.version,
     }
+
+
+def _introduced(client_properties: common.FieldTable) -> tuple[Mapping[str, object], Capabilities]:
+    """Return what a client says of itself; clients that say the same share it, as most of those of a program do."""
+    key = repr(client_properties)
+    known = _introductions.get(key)
+    if known is None:
+        if len(_introductions) >= INTRODUCTIONS_MAX:
+            _introductions.clear()
+        known = _introductions[key] = (client_properties, _capabilities(client_properties))
+    return known
+
+
+_introductions: dict[str, tuple[Mapping[str, object], Capabilities]] = {}
 
 
 def _capabilities(client_properties: Mapping[str, object]) -> Capabilities:
@@ -598,10 +652,11 @@ def _octets(text: str | bytes | None) -> bytes:
 
 
 def _check_tuning(name: str, minimum: int, maximum: int, value: int) -> None:
+    """RabbitMQ's rules: 0 is no limit, on both sides."""
     if value and value < minimum:
         text = f"negotiated {name} = {value} is lower than the minimum allowed value ({minimum})"
-    elif value == 0 or value > maximum:
-        unlimited = " (no limit)" if value == 0 else ""
+    elif maximum and (value == 0 or value > maximum):
+        unlimited = " (no limit)" if value == 0 and name == "channel_max" else ""
         text = f"negotiated {name} = {value}{unlimited} is higher than the maximum allowed value ({maximum})"
     else:
         return

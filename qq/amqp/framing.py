@@ -42,6 +42,9 @@ _FRAME = Struct(">BHI")
 _HEADER = Struct(">BHIIQ")
 """Frame header, class and weight as one number, body size."""
 _HEADER_PAYLOAD_MIN = 14  # class, weight, body size, flags
+FLAGS_AT = 19
+"""Where a message's properties begin, with their flags: behind the frame header, class, weight and body size."""
+_FLAGS = Struct(">H")
 _CLASS_BASIC = 60
 _BASIC_WITHOUT_WEIGHT = _CLASS_BASIC << 16
 
@@ -57,6 +60,9 @@ _ACKS = re.compile(
 _CHANNEL_CLOSE_OK = b"\x00\x14\x00\x29"
 _ON_STOPPED_CHANNEL = {b"\x00\x14\x00\x0a", b"\x00\x14\x00\x28", _CHANNEL_CLOSE_OK}  # open, close
 _ON_STOPPED_CONNECTION = {b"\x00\x0a\x00\x32", b"\x00\x0a\x00\x33"}  # close, close-ok
+_CONNECTION_METHODS = b"\x00\x0a"
+_METHOD_BYTES = 4
+"""Class and method, with which the payload of a method frame begins."""
 _SNIPPET_BYTES = 16
 
 
@@ -70,6 +76,8 @@ class Publishes(NamedTuple):
     method: bytes
     """Payload of the method frame; `decode_publish` accepts it."""
     messages: list[bytes]
+    flags: int
+    """The property flags that any of the messages has."""
 
 
 class Acks(NamedTuple):
@@ -135,6 +143,19 @@ class FrameReader:
     rest, for the handshake, where an event can change how the next bytes are read.
     """
 
+    __slots__ = (
+        "_contents",
+        "_message_bytes_max",
+        "_mode",
+        "_need",
+        "_payload_max",
+        "_publishes",
+        "_rest",
+        "_unfinished_max",
+        "stepwise",
+        "unfinished_bytes",
+    )
+
     def __init__(self, frame_max: int = FRAME_MAX_MIN, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self.frame_max = frame_max
         self.stepwise = False
@@ -148,17 +169,20 @@ class FrameReader:
         """Octets of `_rest` and more without which nothing can be said; 0 = not known."""
         self._contents: dict[int, _Content | None] = {}
         """Channels that the fast path leaves alone: with an unfinished message, or (None) stopped."""
-        self._publishes: set[bytes] = set()
+        self._publishes: dict[bytes, None] = {}
         """Payloads of basic.publish that were found to be valid."""
 
     @property
     def frame_max(self) -> int:
-        """Largest frame accepted, envelope included."""
-        return self._payload_max + FRAME_OVERHEAD
+        """Largest frame, envelope included.
+
+        Accepted is an envelope more, as RabbitMQ does: some clients count the payload only.
+        """
+        return self._payload_max
 
     @frame_max.setter
     def frame_max(self, frame_max: int) -> None:
-        self._payload_max = frame_max - FRAME_OVERHEAD
+        self._payload_max = frame_max
 
     @property
     def held_bytes(self) -> int:
@@ -284,6 +308,7 @@ class FrameReader:
         if method not in self._publishes and not self._learn_publish(method):
             return at
         messages: list[bytes] = []
+        flags = 0
         append, starts_with = messages.append, data.startswith
         payload_max, end, method_size = self._payload_max, len(data), method_stop - at
         while True:
@@ -304,7 +329,7 @@ class FrameReader:
             if body > end:
                 self._await(data, at, header, FRAME_HEADER, channel)
                 break
-            properties = data[header + 19 : body - 1]
+            properties = data[header + FLAGS_AT : body - 1]
             if data[body - 1] != FRAME_END or not (
                 properties in valid_properties or properties_valid(properties)
             ):
@@ -319,6 +344,7 @@ class FrameReader:
                     stop = self._body_stop(data, body, channel, left)
                     if stop:
                         append(data[header:stop])
+                        flags |= properties[0] << 8 | properties[1]
                         at = stop
                         if starts_with(frame, at):
                             continue
@@ -332,6 +358,7 @@ class FrameReader:
                 if data[stop - 1] != FRAME_END:
                     break
             append(data[header:stop])
+            flags |= properties[0] << 8 | properties[1]
             # Most publishers send the same thing again with another body: everything before the body is then
             # equal, frame by frame, to what has just been checked.
             envelope = data[at:envelope_stop]
@@ -345,7 +372,7 @@ class FrameReader:
             if not starts_with(frame, at):
                 break
         if messages:
-            _add_messages(events, channel, method, messages)
+            _add_messages(events, Publishes(channel, method, messages, flags))
         return at
 
     def _learn_publish(self, method: bytes) -> bool:
@@ -355,7 +382,7 @@ class FrameReader:
             return False
         if len(self._publishes) >= PUBLISHES_REMEMBERED_MAX:
             self._publishes.clear()
-        self._publishes.add(method)
+        self._publishes[method] = None
         return True
 
     def _await(self, data: bytes, at: int, frame: int, kind: int, channel: int) -> None:
@@ -469,7 +496,9 @@ class FrameReader:
             self._count(content, len(frame))
             return
         self._forget(channel)
-        _add_messages(events, channel, content.method, [bytes(content.wire)])
+        message = bytes(content.wire)
+        (flags,) = _FLAGS.unpack_from(message, FLAGS_AT)
+        _add_messages(events, Publishes(channel, content.method, [message], flags))
 
     def _count(self, content: _Content, size: int) -> None:
         content.size += size
@@ -488,7 +517,9 @@ class FrameReader:
     def _bad_frame(self, events: list[Event], kind: int, size: int) -> None:
         """Give up on a frame header, in RabbitMQ's words."""
         why = (
-            f"{{frame_too_large,{size},{self._payload_max}}}" if size > self._payload_max else "unknown_frame"
+            f"{{frame_too_large,{size},{self.frame_max - FRAME_OVERHEAD}}}"
+            if size > self._payload_max
+            else "unknown_frame"
         )
         self._break(events, f"type {kind}, all octets = <<>>: {why}")
 
@@ -505,12 +536,13 @@ class FrameReader:
 _KINDS = frozenset((FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_HEARTBEAT))
 
 
-def _add_messages(events: list[Event], channel: int, method: bytes, messages: list[bytes]) -> None:
+def _add_messages(events: list[Event], more: Publishes) -> None:
     last = events[-1] if events else None
-    if type(last) is Publishes and last.channel == channel and last.method == method:
-        last.messages.extend(messages)
+    if type(last) is Publishes and last.channel == more.channel and last.method == more.method:
+        last.messages.extend(more.messages)
+        events[-1] = last._replace(flags=last.flags | more.flags)
     else:
-        events.append(Publishes(channel, method, messages))
+        events.append(more)
 
 
 def _add_acks(events: list[Event], channel: int, acks: list[tuple[int, bool]]) -> None:
@@ -538,6 +570,7 @@ def _unexpected(content: _Content) -> ConnectionFault:
 
 
 def _snippet(payload: bytes) -> str:
-    """Show the beginning of a payload as RabbitMQ does."""
-    octets = ",".join(str(octet) for octet in payload[:_SNIPPET_BYTES])
-    return f"{'all' if len(payload) <= _SNIPPET_BYTES else f'first {_SNIPPET_BYTES}'} octets = <<{octets}>>"
+    """Show the beginning of a payload as RabbitMQ does, but not what connection methods say: that may be a password."""
+    shown = _METHOD_BYTES if payload.startswith(_CONNECTION_METHODS) else _SNIPPET_BYTES
+    octets = ",".join(str(octet) for octet in payload[:shown])
+    return f"{'all' if len(payload) <= shown else f'first {shown}'} octets = <<{octets}>>"

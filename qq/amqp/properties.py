@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from math import isfinite
-from operator import itemgetter
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -33,16 +32,16 @@ DURATION_MAX_MS = 315_360_000_000
 PUBLISHER_BYTES_MAX = 255
 
 CC, BCC, DELAY, PUBLISHER_ID, PUBLISH_SEQ = b"CC", b"BCC", b"x-delay", b"x-publisher-id", b"x-publish-seq"
+REPLY_TO = b"amq.rabbitmq.reply-to"
+"""In the property `reply-to`: the address of the channel's consumer of direct replies, whatever it is."""
 _OURS = frozenset((CC, BCC, DELAY, PUBLISHER_ID, PUBLISH_SEQ))
 
 _PUBLISH_METHOD = (60, 40)
 
-_FLAGS_HIGH = itemgetter(stored.FLAGS_AT)
-_FLAGS_LOW = itemgetter(stored.FLAGS_AT + 1)
-_MATTERS = (stored.HEADERS | stored.PRIORITY | stored.EXPIRATION) >> 8
-_NOTHING_MATTERS = frozenset(octet for octet in range(256) if not octet & _MATTERS)
-_NO_USER_ID = frozenset(octet for octet in range(256) if not octet & stored.USER_ID)
-_STAMPED = (stored.PRIORITY | stored.EXPIRATION) >> 8
+_MATTERS = stored.HEADERS | stored.PRIORITY | stored.EXPIRATION
+_CHANGES = _MATTERS | stored.REPLY_TO
+"""An address may have to be replaced."""
+_STAMPED = stored.PRIORITY | stored.EXPIRATION
 
 _U32 = Struct(">I")
 _header_size = _U32.unpack_from
@@ -123,7 +122,7 @@ _known_publishers: dict[bytes, Attributes] = {}
 
 def attributes(message: bytes) -> Attributes | None:
     """What matters of a stored message's properties; None if nothing does. Raises ChannelError (406)."""
-    present = message[19]
+    present = message[stored.FLAGS_AT] << 8
     if not present & _MATTERS:
         return None
     properties = _properties(message)
@@ -153,20 +152,20 @@ def routing_headers(message: bytes) -> tuple[list[str], str]:
     return list(found.more_keys), "" if found.ttl_ms == NO_TTL else str(found.ttl_ms)
 
 
-def group(messages: list[bytes], user: str | None = None) -> Iterator[tuple[Attributes | None, list[bytes]]]:
+def group(
+    messages: list[bytes], flags: int, user: str | None = None, reply_name: bytes | None = None
+) -> Iterator[tuple[Attributes | None, list[bytes]]]:
     """Consecutive messages alike, with their attributes, as they are to be stored.
 
+    `flags` are those that any of the messages has: if none of them matters here, no message is looked at.
     Messages of one publisher with consecutive sequence numbers are alike: their attributes are those of the first.
     The header BCC, which no consumer may see, is gone. `user` is who publishes, and the only `user-id` that the
-    messages may have; None allows any.
+    messages may have; None allows any. `reply_name` takes the place of REPLY_TO; None refuses that.
 
     Raises ChannelError (406) behind the groups of those messages that came before a wrong one: they count.
     """
-    if _NOTHING_MATTERS.issuperset(map(_FLAGS_HIGH, messages)) and (
-        user is None or _NO_USER_ID.issuperset(map(_FLAGS_LOW, messages))
-    ):
-        if messages:
-            yield None, messages
+    if not flags & (_CHANGES if user is None else _CHANGES | stored.USER_ID):
+        yield None, messages
         return
     first: Attributes | None = None
     alike: list[bytes] = []
@@ -176,7 +175,10 @@ def group(messages: list[bytes], user: str | None = None) -> Iterator[tuple[Attr
         if repeated is not None and message.startswith(repeated, stored.FLAGS_AT):
             alike.append(message)
             continue
+        wants_reply = _wants_direct_reply(message)
         try:
+            if wants_reply and reply_name is None:
+                raise _refusal("fast reply consumer does not exist")
             found = attributes(message)
             _check_user(message, user)
         except ChannelError:
@@ -186,12 +188,14 @@ def group(messages: list[bytes], user: str | None = None) -> Iterator[tuple[Attr
         if alike and not _follows(first, len(alike), found):
             yield first, alike
             alike = []
+        shown = _without_bcc(message)  # also one without keys
         if not alike:
             first = found
             distinct = found is not None and (found.publisher or found.more_keys)
-            repeated = None if distinct else _properties(message)
-        if found is not None and found.more_keys:
-            message = _without_bcc(message)
+            repeated = None if distinct or wants_reply or shown is not message else _properties(message)
+        message = shown
+        if wants_reply and reply_name is not None:
+            message = _with_reply_to(message, reply_name)
         alike.append(message)
     if alike:
         yield first, alike
@@ -212,6 +216,21 @@ def _check_user(message: bytes, user: str | None) -> None:
     claimed = user_id(message)
     if claimed is not None and claimed != user:
         raise _refusal(f"user_id property set to '{claimed}' but authenticated user was '{user}'")
+
+
+def _wants_direct_reply(message: bytes) -> bool:
+    if not message[stored.FLAGS_AT] & stored.REPLY_TO >> 8:
+        return False
+    at = stored.place(message, stored.REPLY_TO)
+    return message[at] == len(REPLY_TO) and message.startswith(REPLY_TO, at + 1)
+
+
+def _with_reply_to(message: bytes, name: bytes) -> bytes:
+    """A message with another address instead of REPLY_TO."""
+    at = stored.place(message, stored.REPLY_TO)
+    size = _header_size(message, 3)[0] + len(name) - len(REPLY_TO)
+    rest = message[at + 1 + len(REPLY_TO) :]
+    return b"".join((message[:3], _U32.pack(size), message[7:at], bytes([len(name)]), name, rest))
 
 
 def _without_bcc(message: bytes) -> bytes:

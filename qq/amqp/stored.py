@@ -15,14 +15,12 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from qq.amqp.framing import FRAME_OVERHEAD
+from qq.amqp.framing import FLAGS_AT, FRAME_OVERHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FLAGS_AT = 19
-"""The properties begin with their flags: behind the frame header, class, weight and body size."""
-PROPERTIES_AT = 21
+PROPERTIES_AT = FLAGS_AT + 2
 """The first property."""
 
 CONTENT_TYPE = 0x8000

@@ -7,8 +7,7 @@ Law: an effect is dispatched in the order in which the log has it, and never wai
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import base64
 import logging
 import resource
 from collections.abc import Sequence
@@ -17,13 +16,19 @@ from typing import TYPE_CHECKING, Any
 from cluster.group import Confirmed, Expelled
 from qq.broker.dead_letters import DeadLetters
 from qq.broker.entries import Entries
+from qq.broker.login import Logins
 from qq.broker.resume import resume
 from qq.broker.submissions import Submissions
+from qq.errors import Reply as ReplyCode
+from qq.errors import amqp_error
 from qq.machine import commands
 from qq.machine.effects import (
+    CloseConnection,
     ConsumerGone,
+    DeadLettered,
     Deliver,
     DeliveryTimeout,
+    DirectReply,
     Effect,
     Failed,
     Known,
@@ -31,6 +36,7 @@ from qq.machine.effects import (
     Rejected,
     Reply,
     Returned,
+    SessionEffect,
 )
 from qq.metrics import Counters
 
@@ -45,7 +51,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SALT_BYTES = 4
 CONNECTIONS_SHARE = 0.75
 """Of the files that the process may have open; the rest is for peers, HTTP and the log."""
 
@@ -66,7 +71,6 @@ class Broker:
         self.machine = machine
         self.settings = settings
         self.limits = limits
-        self.vhost = "/"
         self.counters = Counters()
         self.connections: dict[int, ClientConnection] = {}
         self.connections_max = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE)
@@ -77,7 +81,7 @@ class Broker:
         self.live = False
         """This incarnation's first batch is applied: the node has caught up and may serve."""
         self._runtime = runtime
-        self._loopback_users = frozenset(loopback_users)
+        self._loopback_users = loopback_users
         self._sessions: dict[int, Channel] = {}
         self._last_id = 0
         self._full: dict[ClientConnection, None] = {}
@@ -87,6 +91,9 @@ class Broker:
         """Connect to the group; before anything else is called."""
         self.group = group
         self.submissions = Submissions(group, self._runtime, self.limits.publish_timeout_ms / 1000)
+        self.logins = Logins(
+            self.machine, self.submissions, self._runtime, self._loopback_users, self.counters
+        )
         self.entries = Entries(group, disk, group.disk_failed)
         self._dead_letters = DeadLetters(self.machine, self.submissions, self.entries)
 
@@ -96,8 +103,8 @@ class Broker:
         return self._last_id
 
     def server_name(self, prefix: str) -> str:
-        """A name nobody else has: the node draws it, so that the log holds it like any other."""
-        return prefix + self._runtime.random.randbytes(16).hex()
+        """A name nobody else has, in RabbitMQ's form: the node draws it, so that the log holds it like any other."""
+        return prefix + base64.urlsafe_b64encode(self._runtime.random.randbytes(16)).rstrip(b"=").decode()
 
     # Connections and sessions
 
@@ -109,12 +116,17 @@ class Broker:
         del self.connections[connection.id]
         self._full.pop(connection, None)
         self.counters.connections_closed += 1
-        if connection.used:
+        if connection.in_log:
             self.submissions.add(commands.ConnectionDown(connection.id))
+
+    def connect(self, connection: ClientConnection) -> None:
+        """Ask the log to let a connection into its virtual host."""
+        self.submissions.add(commands.Connect(connection.id, connection.vhost, connection.user))
 
     def session_opened(self, channel: Channel) -> None:
         self._sessions[channel.session] = channel
         self.counters.channels_opened += 1
+        self.submissions.add(commands.OpenChannel(channel.session, channel.connection.id))
 
     def channel(self, session: int) -> Channel | None:
         """The channel that the log knows under this number."""
@@ -124,18 +136,6 @@ class Broker:
         if self._sessions.pop(channel.session, None) is not None:
             self.counters.channels_closed += 1
             self.submissions.add(commands.SessionDown(channel.session))
-
-    def authenticate(self, user: str, password: bytes, peer_host: str) -> bool:
-        """Whether the catalog knows this user with this password, and lets it in from there."""
-        known = self.machine.users.get(user)
-        salt = known.salt if known else bytes(SALT_BYTES)
-        right = hmac.compare_digest(hash_password(salt, password), known.hash if known else b"")
-        admitted = right and (user not in self._loopback_users or is_loopback(peer_host))
-        if admitted:
-            self.counters.logins_succeeded += 1
-        else:
-            self.counters.logins_failed += 1
-        return admitted
 
     def may_impersonate(self, user: str) -> bool:
         """Whether this user's messages may have any `user-id` (RabbitMQ's tag impersonator)."""
@@ -175,8 +175,12 @@ class Broker:
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, OriginExpelled):
             return
+        if isinstance(effect, DeadLettered):
+            self.counters.dead_lettered[effect.reason, effect.strategy] += effect.count
+            return
         channel = self._sessions.get(effect.session)
         if channel is None:
+            self._tell_connection(effect)
             return
         match effect:
             case Deliver():
@@ -187,20 +191,44 @@ class Broker:
                 channel.failed(effect)
             case Returned():
                 channel.unroutable(effect)
+            case DirectReply():
+                channel.direct_reply(effect)
             case Rejected():
                 channel.refuse(effect.first_seq, effect.first_seq + effect.count - 1)
             case DeliveryTimeout():
                 channel.timed_out(effect)
             case ConsumerGone():
                 channel.consumer_gone(effect.consumer)
-            case Known():  # told in `resumed` only
+            # The first is told in `resumed` only, the second never to a channel.
+            case Known() | CloseConnection():
+                pass
+
+    def _tell_connection(self, effect: SessionEffect) -> None:
+        """Carry out what is about a connection itself, if there still is one; its id is no channel's."""
+        connection = self.connections.get(effect.session)
+        if connection is None:
+            return
+        match effect:
+            case Reply():
+                connection.admitted()
+            case Failed():
+                connection.not_admitted(
+                    amqp_error(effect.code, effect.text, effect.class_id, effect.method_id)
+                )
+            case CloseConnection():
+                connection.force_close(effect.text, ReplyCode(effect.code))
+            case _:
                 pass
 
     def resumed(self, sequence: int, outstanding: Sequence[Effect]) -> None:
         """Go on from a snapshot: the batches up to `sequence` are applied, and `outstanding` is all that is told."""
         for effect in outstanding:
-            channel = None if isinstance(effect, OriginExpelled) else self._sessions.get(effect.session)
-            if channel is not None:
+            if isinstance(effect, OriginExpelled | DeadLettered):
+                continue
+            channel = self._sessions.get(effect.session)
+            if channel is None:
+                self._tell_connection(effect)
+            else:
                 resume(channel, effect)
         if sequence:
             self._confirmed(sequence, unseen=True)
@@ -233,12 +261,3 @@ class Broker:
         if is_failover:
             for channel in list(self._sessions.values()):
                 channel.leader_changed()
-
-
-def hash_password(salt: bytes, password: bytes) -> bytes:
-    """RabbitMQ's scheme, so that its exported users can be taken over: SHA-256 of salt and password."""
-    return hashlib.sha256(salt + password).digest()
-
-
-def is_loopback(host: str) -> bool:
-    return host == "::1" or host.startswith(("127.", "::ffff:127."))

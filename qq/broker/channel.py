@@ -4,14 +4,14 @@ Lives here: what a client's method means for the log, and what the log's effects
 (qq/amqp), what leaves the channel and when (outgoing.py), batching (submissions.py), what a command does (qq/machine).
 
 Law: a method that needs an answer from the log holds back the channel's later methods until it has it, as if the
-channel's methods were carried out one by one.
+channel's methods were carried out one by one. So does one that has to wait until this node is up to date.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pamqp.commands as amqp
 from pamqp.base import Frame
@@ -20,23 +20,30 @@ from qq.amqp.connection import ChannelCloseRequested
 from qq.amqp.encoding import declare_ok, encode
 from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
 from qq.amqp.properties import group
+from qq.broker.access import Access, AccessRefused
 from qq.broker.outgoing import Consumer, Outgoing
 from qq.broker.submissions import OpenEnqueue
 from qq.broker.transaction import Transaction
 from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply, amqp_error
 from qq.machine import commands, effects
+from qq.machine.declaring import stripped
 from qq.machine.errors import the_queue
+from qq.machine.requesters import REPLY_PREFIX, REPLY_TO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.amqp.properties import Attributes
+    from qq.broker.access import Permission
     from qq.broker.broker import Broker
     from qq.broker.listener import ClientConnection
 
 log = logging.getLogger(__name__)
 
 CONFIRM_SELECT, TX_SELECT, TX_COMMIT, TX_ROLLBACK = (85, 10), (90, 10), (90, 20), (90, 30)
+EXCHANGE_BIND, EXCHANGE_UNBIND = (40, 30), (40, 40)
+QUEUE_BIND, QUEUE_PURGE, QUEUE_DELETE, QUEUE_UNBIND = (50, 20), (50, 30), (50, 40), (50, 50)
+CONSUME, GET = (60, 20), (60, 70)
 
 LIVE_UNLIMITED = 65_535
 """What no limit means to a consumer whose prefetch may be changed: the largest that basic.qos can say."""
@@ -45,6 +52,12 @@ PACED_WINDOW = 2000
 """Messages on their way to a consumer that has no prefetch limit; more are asked for as the socket takes them."""
 
 Event = Publishes | Acks | Method | ChannelFault | ChannelCloseRequested
+
+
+class _Requester(NamedTuple):
+    consumer: Consumer
+    name: bytes
+    """Where replies to the channel's requests are to be sent."""
 
 
 class Channel:
@@ -67,8 +80,13 @@ class Channel:
         """By tag; those that neither side has cancelled."""
         self._consumers_by_id: dict[int, Consumer] = {}
         """Those that messages may still come for."""
+        self._requester: _Requester | None = None
+        """The consumer of direct replies."""
         self._user = None if broker.may_impersonate(connection.user) else connection.user
         """The only user that messages may say they are from."""
+        self._access = Access(broker.machine, connection.user, connection.vhost)
+        self._last_queue = ""
+        """The queue that was declared last: methods that name none mean it."""
         self._prefetch = broker.limits.default_consumer_prefetch
         self._transaction: Transaction | None = None
         self._run: OpenEnqueue | None = None
@@ -77,12 +95,16 @@ class Channel:
         """What to do with the log's answers, which come in the order of the commands."""
         self._held: deque[Event] = deque()
         """What came behind a method that waits for its answer; the connection limits how much."""
+        self._catching_up = False
+        """The first of those waits until this node has applied what the cluster has committed."""
+        self._has_published = False
+        """Since it was last known to be applied: answers to later methods come behind what it returns, or its error."""
 
     # Events from the client
 
     def receive(self, event: Event) -> None:
         """Carry out an event, or hold it back while an earlier method waits for its answer."""
-        if self._answers:
+        if self._answers or self._catching_up:
             if not self._held:
                 self.connection.holds_back(self)
             self._held.append(event)
@@ -98,7 +120,7 @@ class Channel:
                     for tag, multiple in event.acks:
                         self._settle(commands.Settle, tag, multiple, (60, 80))
                 case Method():
-                    self._method(event.frame)
+                    self._method(event)
                 case ChannelFault():
                     self.fail(event.error)
                 case ChannelCloseRequested():
@@ -107,18 +129,60 @@ class Channel:
                     self.connection.channel_closed(self)
         except ConnectionFault as error:
             self.connection.fail(error)
+        except AccessRefused as refused:
+            self._refused(event, refused)
         except ChannelError as error:
             self.fail(error)
+        except Exception as error:  # noqa: BLE001  # it is logged
+            # Here and not only where bytes come in: what was held back is carried out among the effects of the log.
+            self.connection.unexpected(error)
 
     def _release_held(self) -> None:
-        while self._held and not self._answers:
+        while self._held and not (self._answers or self._catching_up):
             self._carry_out(self._held.popleft())
         if not self._held:
             self.connection.released(self)
 
+    def _refused(self, event: Event, refused: AccessRefused) -> None:
+        """Somebody may just have been permitted it through another node."""
+        if self._access.certain:
+            self.fail(refused)
+        else:
+            self._catch_up(event)
+
+    def _catch_up(self, event: Event) -> None:
+        """Carry out an event, and all that is held behind it, when this node has applied what is committed by now."""
+        if not self._held:
+            self.connection.holds_back(self)
+        self._held.appendleft(event)
+        self._catching_up = True
+        self.broker.submissions.barrier(self._caught_up)
+
+    def _caught_up(self) -> None:
+        self._catching_up = False
+        if not self.closed:
+            self._access.certain = True
+            self._carry_out(self._held.popleft())
+            self._access.certain = False
+            self._release_held()
+
     def _publish(self, event: Publishes) -> None:
-        for attributes, messages in group(event.messages, self._user):
-            self._publish_alike(event.method, attributes, messages)
+        access, method, done = self._access, event.method, 0
+        reply_name = self._requester and self._requester.name
+        restricts_keys = access.known_publish(method)
+        if restricts_keys is None:
+            restricts_keys = access.publish(method, self.connection.publish_fields(method)[0])
+        try:
+            for attributes, messages in group(event.messages, event.flags, self._user, reply_name):
+                if restricts_keys:
+                    exchange, routing_key, _ = self.connection.publish_fields(method)
+                    access.publish_keys(
+                        exchange, (routing_key, *(attributes.more_keys if attributes else ()))
+                    )
+                self._publish_alike(method, attributes, messages)
+                done += len(messages)
+        except AccessRefused as refused:
+            self._refused(event._replace(messages=event.messages[done:]), refused)
 
     def _publish_alike(self, method: bytes, attributes: Attributes | None, messages: list[bytes]) -> None:
         run, submissions = self._run, self.broker.submissions
@@ -142,6 +206,7 @@ class Channel:
         if self.confirming:
             self.published += len(messages)
             counters.messages_received_confirm += len(messages)
+        self._has_published = True
         submissions.publish(run, messages, is_new=is_new)
 
     def _settle(
@@ -158,7 +223,12 @@ class Channel:
             if kind is commands.Settle:
                 self.broker.counters.messages_acknowledged += piece.count
 
-    def _method(self, frame: Frame) -> None:
+    def _method(self, event: Method) -> None:
+        frame = event.frame
+        if self._has_published and frame.name in _ANSWERED_HERE:
+            self._has_published = False
+            self._catch_up(event)
+            return
         handler = _HANDLERS.get(frame.name)
         if handler is None:
             raise ConnectionFault(
@@ -256,6 +326,8 @@ class Channel:
         self.broker.submissions.add(command)
 
     def _on_exchange_declare(self, frame: amqp.Exchange.Declare) -> None:
+        arguments = frame.arguments or {}
+        self._access.declare_exchange(frame.exchange, arguments, passive=frame.passive)
         command = commands.DeclareExchange(
             self.session,
             frame.exchange,
@@ -264,21 +336,24 @@ class Channel:
             frame.durable,
             frame.auto_delete,
             frame.internal,
-            frame.arguments or {},
+            arguments,
         )
         self._ask(command, lambda _: amqp.Exchange.DeclareOk(), nowait=frame.nowait)
 
     def _on_exchange_delete(self, frame: amqp.Exchange.Delete) -> None:
+        self._access.delete_exchange(frame.exchange)
         command = commands.DeleteExchange(self.session, frame.exchange, frame.if_unused)
         self._ask(command, lambda _: amqp.Exchange.DeleteOk(), nowait=frame.nowait)
 
     def _on_exchange_bind(self, frame: amqp.Exchange.Bind) -> None:
+        self._access.bind("exchange", frame.destination, frame.source, frame.routing_key, EXCHANGE_BIND)
         command = commands.BindExchange(
             self.session, frame.destination, frame.source, frame.routing_key, frame.arguments or {}
         )
         self._ask(command, lambda _: amqp.Exchange.BindOk(), nowait=frame.nowait)
 
     def _on_exchange_unbind(self, frame: amqp.Exchange.Unbind) -> None:
+        self._access.bind("exchange", frame.destination, frame.source, frame.routing_key, EXCHANGE_UNBIND)
         command = commands.UnbindExchange(
             self.session, frame.destination, frame.source, frame.routing_key, frame.arguments or {}
         )
@@ -286,23 +361,44 @@ class Channel:
 
     def _on_queue_declare(self, frame: amqp.Queue.Declare) -> None:
         arguments = frame.arguments or {}
+        name = stripped(frame.queue)
+        server_named = not name and not frame.passive
+        if server_named:
+            name = self.broker.server_name("amq.gen-")
+        meant = name or self._last_queue
+        if meant and not meant.startswith(REPLY_TO):
+            self._access.declare_queue(meant, arguments, passive=frame.passive)
         command = commands.DeclareQueue(
             self.session,
             self.connection.id,
-            frame.queue,
+            name,
             frame.passive,
             frame.durable,
             frame.exclusive,
             frame.auto_delete,
+            server_named,
             arguments,
         )
 
         def answer(result: effects.QueueDeclared) -> bytes:
+            self._last_queue = result.name
             return declare_ok(self.number, result.name, result.messages, result.consumers)
 
         self._ask(command, answer, nowait=frame.nowait)
 
+    def _check_queue(self, permission: Permission, name: str, method: tuple[int, int]) -> None:
+        name = name or self._last_queue
+        if name:  # else the log refuses
+            self._access.check(permission, "queue", name, method)
+
+    def _check_binding(self, frame: amqp.Queue.Bind | amqp.Queue.Unbind, method: tuple[int, int]) -> None:
+        queue = stripped(frame.queue) or self._last_queue
+        if queue and not queue.startswith(REPLY_PREFIX):  # else the log refuses
+            routing_key = frame.routing_key or ("" if frame.queue else queue)
+            self._access.bind("queue", queue, frame.exchange, routing_key, method)
+
     def _on_queue_bind(self, frame: amqp.Queue.Bind) -> None:
+        self._check_binding(frame, QUEUE_BIND)
         command = commands.BindQueue(
             self.session,
             self.connection.id,
@@ -314,6 +410,7 @@ class Channel:
         self._ask(command, lambda _: amqp.Queue.BindOk(), nowait=frame.nowait)
 
     def _on_queue_unbind(self, frame: amqp.Queue.Unbind) -> None:
+        self._check_binding(frame, QUEUE_UNBIND)
         command = commands.UnbindQueue(
             self.session,
             self.connection.id,
@@ -325,10 +422,12 @@ class Channel:
         self._ask(command, lambda _: amqp.Queue.UnbindOk())
 
     def _on_queue_purge(self, frame: amqp.Queue.Purge) -> None:
+        self._check_queue("read", frame.queue, QUEUE_PURGE)
         command = commands.PurgeQueue(self.session, self.connection.id, frame.queue)
         self._ask(command, lambda result: amqp.Queue.PurgeOk(result.messages), nowait=frame.nowait)
 
     def _on_queue_delete(self, frame: amqp.Queue.Delete) -> None:
+        self._check_queue("configure", stripped(frame.queue), QUEUE_DELETE)
         command = commands.DeleteQueue(
             self.session, self.connection.id, frame.queue, frame.if_unused, frame.if_empty
         )
@@ -342,6 +441,10 @@ class Channel:
         if limits.consumer_max_per_channel and len(self._consumers) >= limits.consumer_max_per_channel:
             text = f"reached maximum ({limits.consumer_max_per_channel}) of consumers per channel"
             raise ConnectionFault(Reply.NOT_ALLOWED, text, 60, 20)
+        if frame.queue == REPLY_TO:
+            self._consume_replies(frame, tag)
+            return
+        self._check_queue("read", frame.queue, CONSUME)
         arguments = frame.arguments or {}
         wants_live_prefetch = arguments.get("x-live-prefetch", self.connection.wants_live_prefetch) is True
         live_prefetch = wants_live_prefetch and not frame.no_ack
@@ -379,9 +482,31 @@ class Channel:
 
         self._ask(command, answer, nowait=frame.nowait)
 
+    def _consume_replies(self, frame: amqp.Basic.Consume, tag: str) -> None:
+        """Consume from the pseudo-queue of direct reply-to, for which no permission is needed."""
+        if not frame.no_ack:
+            raise ChannelError(Reply.PRECONDITION_FAILED, "reply consumer cannot acknowledge", *CONSUME)
+        if self._requester is not None:
+            raise ChannelError(Reply.PRECONDITION_FAILED, "reply consumer already set", *CONSUME)
+        consumer = Consumer(
+            self.broker.new_id(), tag, no_ack=True, paced=False, cancel_on_failover=False, live_prefetch=False
+        )
+        name = self.broker.server_name(REPLY_PREFIX)
+        self._requester = _Requester(consumer, name.encode())
+        self._consumers_by_id[consumer.id] = consumer
+
+        def answer(_result: effects.Consuming) -> Frame:
+            consumer.started = True
+            return amqp.Basic.ConsumeOk(tag)
+
+        self._ask(commands.ReplyTo(self.session, consumer.id, name), answer, nowait=frame.nowait)
+
     def _on_cancel(self, frame: amqp.Basic.Cancel) -> None:
         tag = frame.consumer_tag or ""
-        consumer = self._consumers.pop(tag, None)
+        if self._requester is not None and self._requester.consumer.tag == tag:
+            consumer, self._requester = self._requester.consumer, None
+        else:
+            consumer = self._consumers.pop(tag, None)
         if consumer is None:  # never there, or cancelled by the broker a moment ago: both are fine
             if not frame.nowait:
                 self.send(amqp.Basic.CancelOk(tag))
@@ -398,6 +523,7 @@ class Channel:
         self._ask(commands.Cancel(self.session, consumer.id), answer, nowait=nowait)
 
     def _on_get(self, frame: amqp.Basic.Get) -> None:
+        self._check_queue("read", frame.queue, GET)
         command = commands.Get(
             self.session,
             self.connection.id,
@@ -426,6 +552,9 @@ class Channel:
     def _recover(self, requeue: bool, method: tuple[int, int], ok: Frame | None) -> None:
         if not requeue:
             raise ConnectionFault(Reply.NOT_IMPLEMENTED, "requeue=false", *method)
+        if self._transaction is not None and self._transaction.settles:
+            self._recover_held(method, ok)
+            return
 
         def answer(_result: effects.Recovered) -> Frame | None:
             self.outgoing.end_recovery()
@@ -433,6 +562,18 @@ class Channel:
 
         self.outgoing.begin_recovery()
         self._ask(commands.Recover(self.session), answer)
+
+    def _recover_held(self, method: tuple[int, int], ok: Frame | None) -> None:
+        """Put back only what the client holds: what it has settled, and not committed yet, stays out."""
+        returns = Transaction(self.broker.limits.transaction_bytes)
+        returns.settle(commands.Return, self.outgoing.take(0, multiple=True, method=method))
+
+        def answered(_result: Any) -> None:
+            if ok is not None:
+                self.send(ok)
+
+        self._answers.append(answered)
+        self.broker.submissions.commit(self, returns.take())
 
     # Effects from the log
 
@@ -467,6 +608,11 @@ class Channel:
             consumer.next_id = effect.first_id + sum(part.count for part in effect.ranges)
             self.outgoing.deliver(consumer, effect)
 
+    def direct_reply(self, effect: effects.DirectReply) -> None:
+        consumer = self._consumers_by_id.get(effect.consumer)
+        if consumer is not None:
+            self.outgoing.direct_reply(consumer.tag, effect)
+
     def unroutable(self, effect: effects.Returned) -> None:
         self.outgoing.unroutable(effect)
 
@@ -498,7 +644,7 @@ class Channel:
             "guide to learn more",
             effect.tag,
             self.number,
-            the_queue(effect.queue),
+            the_queue(effect.queue, effect.vhost),
             self.outgoing.tag_of(effect.consumer, effect.message_id) or "unknown",
             effect.timeout_ms,
         )
@@ -568,3 +714,8 @@ _HANDLERS: dict[str, Callable[[Channel, Any], None]] = {
     "Basic.Recover": Channel._on_recover,
     "Basic.RecoverAsync": Channel._on_recover_async,
 }
+
+_ANSWERED_HERE = frozenset(
+    ("Channel.Flow", "Tx.Select", "Tx.Rollback", "Confirm.Select", "Basic.Qos", "Basic.Cancel")
+)
+"""Methods that the log need not answer, or need not always."""

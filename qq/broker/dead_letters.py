@@ -1,6 +1,6 @@
 """Dead letters on their way: what the leader does for messages that have died.
 
-The machine knows that messages died and where; what they were published with is in the log, which it never reads. So
+The machine knows that messages died and where; what they were published with is in the log, which it cannot read. So
 the leader reads it, and submits `DeadLetter` commands that name it. Their apply moves the messages in one step, so
 nothing is lost or doubled whoever submits what how often.
 
@@ -14,7 +14,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+from qq.amqp.content import content_of
 from qq.amqp.properties import routing_headers
+from qq.amqp.stored import FLAGS_AT, frame_stop
 from qq.broker.entries import MessagesGone
 from qq.machine.commands import DeadLetter
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from qq.broker.entries import Entries, Messages
     from qq.broker.submissions import Submissions
+    from qq.machine.commands import Table
     from qq.machine.machine import DyingMessages, QueueMachine
     from qq.ranges import Range
 
@@ -42,9 +45,13 @@ class _Published(NamedTuple):
     cc: list[str]
     bcc: list[str]
     expiration: str
+    has_content: bool
+    """The next two are told."""
+    headers: Table
+    properties: Table
 
 
-_UNKNOWN = _Published("", "", [], [], "")
+_UNKNOWN = _Published("", "", [], [], "", True, {}, {})
 
 
 class DeadLetters:
@@ -89,8 +96,9 @@ class DeadLetters:
             stored = self._stored(messages, dying.ranges, position)
             if stored is None:
                 return
-            for published, count in _alike(stored) if stored else [(_UNKNOWN, messages.count)]:
-                yield DeadLetter(dying.queue, dying.number, first, count, *published)
+            known = _alike(stored, needs_content=dying.needs_content)
+            for published, count in known if stored else [(_UNKNOWN, messages.count)]:
+                yield DeadLetter(dying.vhost, dying.queue, dying.number, first, count, *published)
                 first += count
             if messages.count < part.count:
                 return
@@ -110,20 +118,29 @@ class DeadLetters:
         return stored
 
 
-def _alike(stored: list[Messages]) -> Iterator[tuple[_Published, int]]:
+def _alike(stored: list[Messages], *, needs_content: bool) -> Iterator[tuple[_Published, int]]:
     """What the messages were published with, and how many in a row were published with the same."""
     last: _Published | None = None
+    last_header = header = b""
     count = 0
     for messages in stored:
         for message in messages.messages:
             cc, expiration = routing_headers(message)
             bcc = [key for key in messages.more_keys if key not in cc]
-            published = _Published(messages.exchange, messages.routing_key, cc, bcc, expiration)
-            if published == last:
+            headers: Table = {}
+            properties: Table = {}
+            if needs_content:
+                content = content_of(message, 0)
+                headers, properties = dict(content.headers), dict(content.properties)
+                # Python takes 1 and true for the same, exchanges do not.
+                header = message[FLAGS_AT : frame_stop(message, 0)]
+            place = messages.exchange, messages.routing_key
+            published = _Published(*place, cc, bcc, expiration, needs_content, headers, properties)
+            if published == last and header == last_header:
                 count += 1
                 continue
             if last is not None:
                 yield last, count
-            last, count = published, 1
+            last, last_header, count = published, header, 1
     if last is not None:
         yield last, count

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from itertools import pairwise
+from enum import Enum, auto
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.entry import batches_of, compacted_parts, is_compacted
-from cluster.segment import EntryGone
+from cluster.entry import batches_of, compacted_parts, is_compacted, is_regular
+from cluster.segment import EntryGone, EntryMoved
 from qq.machine.codec import stored_pieces
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
 
@@ -28,8 +29,40 @@ if TYPE_CHECKING:
 
 VIEWS_BYTES_MAX = 32 * 1024 * 1024
 """Entries kept in decoded form. One is about a mebibyte at most, unless it holds a single larger message."""
-READ_AHEAD = 4
+READ_AHEAD_MIN = 4
 """Entries read together when one is missing: a consumer of a backlog will want the next ones."""
+READ_AHEAD_MAX = 64
+READ_AHEAD_GROWTH = 4
+READ_AHEAD_BYTES = 1024 * 1024
+"""Of small entries more are read together, about so much: what a read costs is shared by their messages."""
+
+
+class ReadAhead:
+    """How far somebody who reads entries reads ahead: farther with each read that goes on where the last one ended."""
+
+    def __init__(self) -> None:
+        self._count = 1
+        self._end: int | None = None
+
+    def count(self, index: int, most: int) -> int:
+        """How many entries to read when the one at `index` is missing; at most `most`."""
+        goes_on = self._end is not None and abs(index - self._end) <= READ_AHEAD_MAX
+        self._count = min(READ_AHEAD_GROWTH * self._count, most) if goes_on else 1
+        return self._count
+
+    def reached(self, end: int) -> None:
+        """Note that all that is wanted below `end` is read."""
+        self._end = end
+
+    def stop(self) -> None:
+        """Begin again with one entry: some that were read ahead are gone, so that little may be left of the others."""
+        self._end = None
+
+
+class _Missing(Enum):
+    GONE = auto()
+    MOVED = auto()
+    """It is elsewhere, or gone."""
 
 
 class Messages(NamedTuple):
@@ -113,7 +146,10 @@ _View = _EntryView | _CompactedView
 
 
 def _view(entry: bytes) -> _View:
-    return _CompactedView(compacted_parts(entry)) if is_compacted(entry) else _EntryView(entry)
+    if is_compacted(entry):
+        return _CompactedView(compacted_parts(entry))
+    # Nothing refers to another entry, but whoever reads ahead meets the one with which a leader begins.
+    return _EntryView(entry) if is_regular(entry) else _CompactedView({})
 
 
 class Entries:
@@ -137,48 +173,88 @@ class Entries:
             view = self._keep(part.index, _view(payload))
         return view.messages(part.slot, part.count)
 
-    def load(self, indexes: list[int], done: Callable[[], None]) -> None:
+    def load(self, indexes: list[int], done: Callable[[], None], ahead: ReadAhead | None = None) -> None:
         """Read the entries at `indexes` (the first is the one that is needed now) and call `done` when that is there.
 
-        An entry that is gone counts as read.
+        Somebody who works through a backlog is about to be given messages of entries that he does not know yet: with
+        `ahead`, which is his, entries behind those are read, too. An entry that is gone counts as read.
         """
         if indexes[0] in self._loading:
             self._loading[indexes[0]].append(done)
             return
-        wanted = [
-            index for index in indexes[:READ_AHEAD] if index not in self._views and index not in self._loading
-        ]
-        for index in wanted:
+        most = self._read_ahead_max()
+        named = [index for index in indexes[:most] if not self._is_here(index)]
+        following: list[int] = []
+        if ahead is not None:
+            count, first = ahead.count(indexes[0], most) - len(named), indexes[-1] + 1
+            stored = list(takewhile(self._is_stored, range(first, first + count)))
+            following = [index for index in stored if not self._is_here(index)]
+            ahead.reached(first + len(stored))
+        for index in (*named, *following):
             self._loading[index] = []
-        self._loading[wanted[0]].append(done)
-        self._read(wanted)
+        self._loading[named[0]].append(done)
+        self._read(named, following, ahead)
 
-    def _read(self, wanted: Sequence[int]) -> None:
-        jobs = [self._job(index) for index in wanted]
+    def _read_ahead_max(self) -> int:
+        """How many entries to read together, given how large those were that are kept."""
+        if not self._views:
+            return READ_AHEAD_MIN
+        fitting = READ_AHEAD_BYTES * len(self._views) // max(self._views_bytes, 1)
+        return min(max(fitting, READ_AHEAD_MIN), READ_AHEAD_MAX)
 
-        def loaded(payloads: list[bytes | None] | None, error: Exception | None) -> None:
-            if payloads is None:
-                self._on_failure(error or RuntimeError("a read of the log failed without an error"))
-                return
-            for index, payload, job in zip(wanted, payloads, jobs, strict=True):
-                if payload is not None:
-                    self._arrived(index, _view(payload))
-                elif job is None:
-                    self._arrived(index, _CompactedView({}))
-                    # It need not stay away: a log that was lost comes back from the other nodes.
-                    self._forget(index)
-                else:
-                    # Its file was replaced under the reader: it is in another now, or in none.
-                    self._read([index])
+    def _is_here(self, index: int) -> bool:
+        return index in self._views or index in self._loading
 
-        self._disk.submit_read(lambda: [_run(job) for job in jobs], loaded)
+    def _is_stored(self, index: int) -> bool:
+        """Whether an entry is on the disk, and not in memory, too; it may turn out to be gone."""
+        journal = self._group.journal
+        return index <= journal.last_index and journal.payload(index) is None
 
-    def _job(self, index: int) -> Callable[[], list[bytes]] | None:
-        """What reads the entry, on any thread; None if it is not stored any more."""
+    def _read(
+        self, named: Sequence[int], following: Sequence[int] = (), ahead: ReadAhead | None = None
+    ) -> None:
+        wanted = [*named, *following]
         try:
-            return self._group.journal.read_job((index,))
+            job = self._group.journal.read_job(wanted)
         except EntryGone:
-            return None
+            job = None
+
+        def read() -> list[bytes] | _Missing:
+            if job is None:
+                return _Missing.GONE
+            try:
+                return job()
+            except EntryMoved:
+                return _Missing.MOVED
+            except EntryGone:
+                return _Missing.GONE
+
+        def loaded(found: list[bytes] | _Missing | None, error: Exception | None) -> None:
+            if found is None:
+                self._on_failure(error or RuntimeError("a read of the log failed without an error"))
+            elif found is _Missing.GONE and len(wanted) == 1:
+                self._arrived(wanted[0], _CompactedView({}))
+                # It need not stay away: a log that was lost comes back from the other nodes.
+                self._forget(wanted[0])
+            elif isinstance(found, _Missing):
+                # One of them was not where it was looked for: the others are read all the same.
+                if ahead is not None:
+                    ahead.stop()
+                for index in (*named, *self._only_awaited(following)):
+                    self._read([index])
+            else:
+                for index, payload in zip(wanted, found, strict=True):
+                    self._arrived(index, _view(payload))
+
+        self._disk.submit_read(read, loaded)
+
+    def _only_awaited(self, following: Sequence[int]) -> list[int]:
+        """Those that somebody needs by now; what the others hold is read when somebody does."""
+        awaited = [index for index in following if self._loading[index]]
+        for index in following:
+            if not self._loading[index]:
+                del self._loading[index]
+        return awaited
 
     def _arrived(self, index: int, view: _View) -> None:
         # Used before the next is kept: what was waited for is not forgotten for what may be wanted.
@@ -198,13 +274,3 @@ class Entries:
         view = self._views.pop(index, None)
         if view is not None:
             self._views_bytes -= view.size
-
-
-def _run(job: Callable[[], list[bytes]] | None) -> bytes | None:
-    """The entry; None if it is not where it was."""
-    if job is None:
-        return None
-    try:
-        return job()[0]
-    except EntryGone:
-        return None

@@ -1,6 +1,7 @@
-"""AMQP connections on sockets: bytes in and out, heartbeats, login, back-pressure.
+"""AMQP connections on sockets: bytes in and out, heartbeats, time limits, back-pressure.
 
-Lives here: what a socket needs. Not here: the protocol (qq/amqp/connection.py) and the channels (channel.py).
+Lives here: what a socket needs. Not here: the protocol (qq/amqp/connection.py), who may log in (login.py) and the
+channels (channel.py).
 
 Back-pressure, both ways. In: reading stops while the connection has published more than the log has taken in, while it
 sends more than fits behind a method that waits for the log, while it does not read the answers to what it asks, or,
@@ -20,7 +21,6 @@ from qq.amqp.connection import (
     CloseRequested,
     LoginAttempt,
     Phase,
-    SecretUpdated,
     ServerConnection,
     VhostRequested,
 )
@@ -28,20 +28,20 @@ from qq.amqp.encoding import HEARTBEAT
 from qq.amqp.fields import decode_publish
 from qq.amqp.framing import Fault
 from qq.broker.channel import Channel
+from qq.broker.login import Login
 from qq.errors import ConnectionFault, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from qq.amqp.connection import Event
     from qq.broker.broker import Broker
+    from qq.broker.login import Attempt
     from qq.broker.outgoing import Outgoing
     from qq.errors import AmqpError
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_TIMEOUT_S = 10.0
-"""RabbitMQ's handshake_timeout: from the accepted socket to connection.open."""
 CLOSE_GRACE_S = 3.0
 """How long a client may take to answer connection.close, or to read what is left for it."""
 HELD_BYTES_MAX = 256 * 1024
@@ -52,18 +52,61 @@ SILENT_BEATS_MAX = 2 * BEATS
 """AMQP 0-9-1 4.2.7: a peer that is silent for two intervals is gone."""
 PUBLISH_CACHE_MAX = 1024
 """Distinct basic.publish methods (exchange, routing key, flags) remembered in decoded form for one connection."""
+TLS_HANDSHAKE = b"\x16\x03"
+"""How a TLS client begins: it has come to the wrong port."""
+SHOWN_NAME_MAX = 64
+"""Characters of what a stranger gives as its name that are logged."""
 
 
 class ClientConnection(asyncio.Protocol):
     """One client's connection."""
 
-    def __init__(self, broker: Broker) -> None:
+    __slots__ = (
+        "_amqp",
+        "_attempt",
+        "_blocked",
+        "_channels",
+        "_deadline",
+        "_flush_asked",
+        "_has_read",
+        "_has_written",
+        "_heartbeat",
+        "_held_bytes",
+        "_holding",
+        "_loop",
+        "_name_in",
+        "_out_bytes",
+        "_publish_fields",
+        "_publishes",
+        "_pumping",
+        "_reasons_to_pause",
+        "_refused",
+        "_silent_beats",
+        "_transport",
+        "_uncommitted_bytes",
+        "_writing_paused",
+        "broker",
+        "id",
+        "in_log",
+        "peer_host",
+        "peer_port",
+        "user",
+        "vhost",
+    )
+
+    def __init__(
+        self, broker: Broker, name_in: Callable[[Mapping[str, Any]], str | None] | None = None
+    ) -> None:
+        """With TLS, `name_in` tells the name of the user in a client's certificate that was checked."""
         self.broker = broker
         self.id = broker.new_id()
         self.user = ""
-        self.used = False
-        """Some channel was opened."""
-        self._amqp = ServerConnection(broker.settings)
+        self.vhost = ""
+        self.in_log = False
+        """The log was asked to let it in, so it has to hear when the connection is gone."""
+        self._name_in = name_in
+        self._attempt: Attempt | None = None
+        """The login under way."""
         self._channels: dict[int, Channel] = {}
         self._publish_fields: dict[bytes, tuple[str, str, bool]] = {}
         self._out_bytes = 0
@@ -73,7 +116,7 @@ class ClientConnection(asyncio.Protocol):
         self._uncommitted_bytes = 0
         self._holding: dict[Channel, None] = {}
         self._held_bytes = 0
-        self._reasons_to_pause: set[object] = set()
+        self._reasons_to_pause: dict[object, None] = {}
         self._publishes = False
         self._blocked = False
         self._has_read = False
@@ -95,12 +138,16 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.peer_host: str = peer[0] if peer else ""
         self.peer_port: int = peer[1] if peer else 0
+        certificate = transport.get_extra_info("peercert") if self._name_in is not None else None
+        self._amqp = ServerConnection(
+            self.broker.settings, self._name_in(certificate) if self._name_in and certificate else None
+        )
         self.broker.connection_opened(self)
         if len(self.broker.connections) > self.broker.connections_max:
             log.warning("connection %d from %s refused: there are too many", self.id, self.peer_host)
             transport.abort()
             return
-        self._deadline = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_too_slow)
+        self._deadline = self._loop.call_later(limits.handshake_timeout_s, self._handshake_too_slow)
 
     @property
     def name(self) -> str:
@@ -114,15 +161,25 @@ class ClientConnection(asyncio.Protocol):
             self._held_bytes += len(data)
             if self._held_bytes > HELD_BYTES_MAX:
                 self.pause_for(_HELD)
+        self._go_on(self._amqp.receive, data)
+
+    def _go_on(self, take: Callable[..., list[Event]], *arguments: bytes) -> None:
+        """Carry out what the client has sent, now or behind something whose answer is there now."""
         try:
-            self._handle_all(self._amqp.receive(data))
-        except Exception:
-            # An error of ours. If a client's input could stop the node by it, the client would go on to the next one.
-            log.exception("connection %d of %s: unexpected", self.id, self.user or "nobody")
-            self.fail(ConnectionFault(Reply.INTERNAL_ERROR, "an unexpected error in the broker"))
+            self._handle_all(take(*arguments))
+        except Exception as error:  # noqa: BLE001  # it is logged
+            self.unexpected(error)
         if self._amqp.phase is Phase.CLOSED:
             self._hang_up()
         self._ask_flush()
+
+    def unexpected(self, error: Exception) -> None:
+        """End with an error of ours.
+
+        If a client's input could stop the node by it, the client would go on to the next one.
+        """
+        log.error("connection %d of %s: unexpected", self.id, self.user or "nobody", exc_info=error)
+        self.fail(ConnectionFault(Reply.INTERNAL_ERROR, "an unexpected error in the broker"))
 
     def eof_received(self) -> bool:
         self._end()
@@ -131,6 +188,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         log.info("connection %d of %s closed%s", self.id, self.user or "nobody", f": {exc}" if exc else "")
+        if self._attempt is not None:
+            self._attempt.cancel()
         self._end()
         self._stop_timers()
         self.broker.connection_closed(self)
@@ -152,8 +211,6 @@ class ClientConnection(asyncio.Protocol):
                     self._login(event)
                 case VhostRequested():
                     self._open_vhost(event.vhost)
-                case SecretUpdated():
-                    self._amqp.accept_secret()
                 case CloseRequested():
                     self._end()
                     self._amqp.closed()
@@ -161,35 +218,66 @@ class ClientConnection(asyncio.Protocol):
                     self.fail(event.error)
                 case ChannelOpened():
                     channel = self._channels[event.channel] = Channel(self.broker, self, event.channel)
-                    self.used = True
                     self.broker.session_opened(channel)
                 case _:
                     channel = self._channels.get(event.channel)
                     if channel is not None:
                         channel.receive(event)
                     elif isinstance(event, ChannelCloseRequested):
-                        # Both sides close. The client's request came first; its close-ok is all it waits for.
+                        # Both sides have closed: nothing is left to be done before the answer.
                         self._amqp.channel_closed(event.channel)
 
     def _login(self, attempt: LoginAttempt) -> None:
-        if self.broker.authenticate(attempt.user, attempt.password, self.peer_host):
-            self.user = attempt.user
-            self._handle_all(self._amqp.accept_login())
-        else:
-            log.warning("login of user %r from %s refused", attempt.user, self.peer_host)
-            self._amqp.refuse_login()
-            self._refused = self._amqp.phase is Phase.CLOSED
-            self._close_later()
+        login = Login(attempt.user, attempt.password, self.peer_host)
+        user, mechanism = attempt.user, attempt.mechanism
+
+        def decided(admitted: bool) -> None:
+            self._attempt = None
+            if self._amqp.phase is not Phase.LOGIN or self._transport.is_closing():
+                return
+            if admitted:
+                self.user = user
+                self._go_on(self._amqp.accept_login)
+            else:
+                self._refuse(user, mechanism)
+
+        self._attempt = self.broker.logins.attempt(login, decided)
+
+    def _refuse(self, user: str, mechanism: str) -> None:
+        shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
+        log.warning(
+            "connection %d: login of user %r from %s (%s) refused", self.id, shown, self.peer_host, mechanism
+        )
+        self._amqp.refuse_login()
+        self._refused = self._amqp.phase is Phase.CLOSED
+        self._close_later()
+        self._ask_flush()
 
     def _open_vhost(self, vhost: str) -> None:
-        if vhost != self.broker.vhost:
-            self.fail(ConnectionFault(Reply.NOT_ALLOWED, f"vhost {vhost} not found", 10, 40))
+        limit = self.broker.limits.connection_max
+        if limit and len(self.broker.connections) > limit:
+            text = f"connection refused: node connection limit ({limit}) is reached"
+            self.fail(ConnectionFault(Reply.NOT_ALLOWED, text, 10, 40))
+            return
+        self.vhost = vhost
+        self.in_log = True
+        self.broker.connect(self)
+
+    def admitted(self) -> None:
+        """The log has let the connection into its virtual host."""
+        if self._amqp.phase is not Phase.VHOST or self._transport.is_closing():
             return
         self._stop_timers()
         if self._amqp.heartbeat_s:
             self._beat()
-        log.info("connection %d: user %s from %s", self.id, self.user, self.peer_host)
-        self._handle_all(self._amqp.accept_vhost())
+        log.info(
+            "connection %d: user %s from %s, virtual host %s", self.id, self.user, self.peer_host, self.vhost
+        )
+        self._go_on(self._amqp.accept_vhost)
+
+    def not_admitted(self, error: AmqpError) -> None:
+        if self._amqp.phase is Phase.VHOST and not self._transport.is_closing():
+            self.fail(error)
 
     def publish_fields(self, method: bytes) -> tuple[str, str, bool]:
         """Exchange, routing key and mandatory flag of a raw basic.publish; raises on `immediate`."""
@@ -216,6 +304,13 @@ class ClientConnection(asyncio.Protocol):
             # Only close-ok is of interest now, and all before it has to be read to get there.
             for reason in list(self._reasons_to_pause):
                 self.resume_for(reason)
+
+    def force_close(self, text: str, code: Reply = Reply.CONNECTION_FORCED) -> None:
+        """Close the connection for an operator; one that is not open yet is not told why."""
+        if self._amqp.phase is Phase.OPEN:
+            self.fail(ConnectionFault(code, text))
+        elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
+            self._transport.abort()
 
     def shut_down(self) -> None:
         """Tell the client that the node stops."""
@@ -250,6 +345,9 @@ class ClientConnection(asyncio.Protocol):
         """Close the socket once everything is written; it is dropped if the client takes too long to read it."""
         if self._refused or self._transport.is_closing():
             return
+        if header := self._amqp.foreign_header:
+            guess = ", but TLS" if header.startswith(TLS_HANDSHAKE) else ""
+            log.warning("connection %d from %s: not AMQP 0-9-1%s: %r", self.id, self.peer_host, guess, header)
         self._flush()
         self._close_later()
         self._transport.close()
@@ -272,6 +370,7 @@ class ClientConnection(asyncio.Protocol):
         for timer in (self._deadline, self._heartbeat):
             if timer is not None:
                 timer.cancel()
+        self._deadline = self._heartbeat = None
 
     # Heartbeats
 
@@ -286,11 +385,23 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
             return
         if not self._has_written:
+            # Out of what counts as written, so that an idle client hears something with every beat: some give a node
+            # up after one interval (Java's client with Netty).
             self.write((HEARTBEAT,))
+            self._flush()
         self._has_read = self._has_written = False
         self._heartbeat = self._loop.call_later(self._amqp.heartbeat_s / BEATS, self._beat)
 
     # Out
+
+    @property
+    def channel_count(self) -> int:
+        return len(self._channels)
+
+    @property
+    def client_properties(self) -> Mapping[str, object]:
+        """What the client tells of itself."""
+        return self._amqp.client_properties
 
     @property
     def wants_live_prefetch(self) -> bool:
@@ -390,11 +501,11 @@ class ClientConnection(asyncio.Protocol):
         """Stop reading from the client, for one reason of perhaps several."""
         if not self._reasons_to_pause and not self._transport.is_closing():
             self._transport.pause_reading()
-        self._reasons_to_pause.add(reason)
+        self._reasons_to_pause[reason] = None
 
     def resume_for(self, reason: object) -> None:
         if self._reasons_to_pause:
-            self._reasons_to_pause.discard(reason)
+            self._reasons_to_pause.pop(reason, None)
             if not self._reasons_to_pause and not self._transport.is_closing():
                 self._transport.resume_reading()
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pamqp.commands import Basic
 
 from qq.amqp.encoding import confirm_frame, deliveries, encode, get_ok, reframe, returned
-from qq.broker.entries import MessagesGone
+from qq.broker.entries import MessagesGone, ReadAhead
 from qq.broker.headers import delivered, published_to
 from qq.errors import ChannelError, ConnectionFault, Reply
 from qq.machine.commands import Settle
@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     from qq.broker.broker import Broker
     from qq.broker.entries import Messages
     from qq.broker.listener import ClientConnection
-    from qq.machine.effects import Deliver, GetOk, Returned
+    from qq.machine.effects import Deliver, DirectReply, GetOk, Returned
     from qq.machine.history import History
     from qq.ranges import Piece
 
 ANSWERS_WAITING_MAX = 1000
 """Answers and returned messages that wait behind deliveries; above it the node stops reading from the connection."""
+REPLIES_WAITING_MAX = 50_000
+"""Runs of direct replies that wait for a client that does not read. What comes on top is lost, and so is what waits for
+so long that the log does not hold it any more: RabbitMQ promises no more (at most once), and nobody need keep the log
+for a client that asks and does not listen. So many are some 15 MB, and more than clients ask for before they read."""
 READ_AHEAD_RANGES = 64
 """How far ahead it is looked for entries that will have to be read."""
 
@@ -91,8 +95,13 @@ class _Return(NamedTuple):
     effect: Returned
 
 
+class _DirectReply(NamedTuple):
+    tag: str
+    part: Range
+
+
 _Answer = bytes | _Get | _Return
-_Item = _Answer | _Delivery | _Confirm
+_Item = _Answer | _Delivery | _Confirm | _DirectReply
 
 
 class Outgoing:
@@ -105,10 +114,13 @@ class Outgoing:
         self._waiting: deque[_Item] = deque()
         """While something waits, the room or the messages that it waits for will call `pump`."""
         self._answers_waiting = 0
+        self._replies_waiting = 0
         self._reading = False
+        self._read_ahead = ReadAhead()
         self._recovering = False
         self._closed = False
         self._next_tag = 1
+        self._confirmed = 0
         self._unacked: RangeMap[Tagged] = RangeMap()
 
     # What is to leave
@@ -130,6 +142,14 @@ class Outgoing:
             ranges = deque(effect.ranges)
             histories = dict(effect.histories)
             self._put(_Delivery(consumer, effect.first_id, ranges, histories, effect.counts_failures))
+
+    def direct_reply(self, tag: str, effect: DirectReply) -> None:
+        """Messages for the consumer of direct replies."""
+        if self._replies_waiting >= REPLIES_WAITING_MAX:
+            self._broker.counters.replies_dropped += effect.count
+            return
+        self._replies_waiting += 1
+        self._put(_DirectReply(tag, Range(effect.index, effect.first_slot, effect.count)))
 
     def got(self, result: GetOk, *, no_ack: bool) -> None:
         self._put_answer(_Get(result, no_ack))
@@ -227,7 +247,9 @@ class Outgoing:
             if not self._write(item):
                 return
             waiting.popleft()
-            if type(item) is not _Delivery and type(item) is not _Confirm:
+            if type(item) is _DirectReply:
+                self._replies_waiting -= 1
+            elif type(item) is not _Delivery and type(item) is not _Confirm:
                 self._answer_written()
 
     def _put(self, item: _Item) -> None:
@@ -253,7 +275,9 @@ class Outgoing:
                 self._connection.write((item,))
                 return True
             case _Confirm():
-                self._connection.write((confirm_frame(self._number, item.published, True, item.refused),))
+                # RabbitMQ says `multiple` of several only, and some clients count no other confirms.
+                multiple, self._confirmed = item.published > self._confirmed + 1, item.published
+                self._connection.write((confirm_frame(self._number, item.published, multiple, item.refused),))
                 return True
             case _Delivery():
                 return self._write_delivery(item)
@@ -261,6 +285,8 @@ class Outgoing:
                 return self._write_get(item)
             case _Return():
                 return self._write_return(item.effect)
+            case _DirectReply():
+                return self._write_direct_reply(item)
 
     def _write_delivery(self, delivery: _Delivery) -> bool:
         consumer, ranges = delivery.consumer, delivery.ranges
@@ -372,6 +398,25 @@ class Outgoing:
         self._connection.write([returned(self._number, *names, message) for message in framed])
         return True
 
+    def _write_direct_reply(self, item: _DirectReply) -> bool:
+        part, counters = item.part, self._broker.counters
+        try:
+            stored = self._stored(part, (part,))
+        except MessagesGone:
+            counters.replies_dropped += part.count
+            return True
+        if stored is None:
+            return False
+        out: list[bytes] = []
+        for messages in stored:
+            framed = self._framed(messages, part, None, counts_failures=False)
+            place = messages.exchange, messages.routing_key
+            deliveries(self._number, item.tag, self._next_tag, False, *place, framed, out)
+            self._next_tag += len(framed)
+        self._connection.write(out)
+        counters.replies_delivered += part.count
+        return True
+
     def _stored(self, part: Range, ahead: Sequence[Range]) -> list[Messages] | None:
         """The messages of `part`; None while they are being read, with those of `ahead` behind them.
 
@@ -382,7 +427,9 @@ class Outgoing:
         if stored is None:
             self._reading = True
             near = zip(ahead, range(READ_AHEAD_RANGES), strict=False)
-            entries.load(list(dict.fromkeys(following.index for following, _ in near)), self._read)
+            entries.load(
+                list(dict.fromkeys(following.index for following, _ in near)), self._read, self._read_ahead
+            )
         return stored
 
     def _read(self) -> None:

@@ -74,8 +74,7 @@ class _Applied(NamedTuple):
 
     sequence: int
     confirms: dict[Channel, int]
-    mandatory: list[tuple[Channel, int, int]]
-    """Publish sequence numbers, first and last, of what a channel wants back if it reaches no queue."""
+    """The last publish sequence number of each channel."""
     published_bytes: dict[ClientConnection, int]
     callbacks: list[Callable[[], None]]
 
@@ -120,6 +119,14 @@ class Submissions:
     def when_applied(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when all that was asked for so far is applied, or given up."""
         self._callbacks.append(callback)
+
+    def barrier(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when this node has applied all that the cluster has committed by now, or is given up.
+
+        A batch goes through the log for it, though nothing may be asked for in it.
+        """
+        self._callbacks.append(callback)
+        self._ask_flush()
 
     def commit(self, channel: Channel, content: Sequence[OpenEnqueue | Command]) -> None:
         """Have a transaction carried out: in one batch, so all or nothing."""
@@ -182,46 +189,41 @@ class Submissions:
 
     def _flush(self) -> None:
         self._flush_asked = False
-        if self._commands and len(self._under_way) < BATCHES_IN_FLIGHT_MAX:
+        if (self._commands or self._callbacks) and len(self._under_way) < BATCHES_IN_FLIGHT_MAX:
             self._submit()
 
     def _submit(self) -> None:
         commands: list[Command] = []
         messages: list[bytes] = []
-        mandatory: list[tuple[Channel, int, int]] = []
         for command in self._commands:
             if isinstance(command, OpenEnqueue):
                 commands.append(_sealed(command))
-                if command.mandatory and command.first_sequence:
-                    last = command.first_sequence + len(command.messages) - 1
-                    mandatory.append((command.channel, command.first_sequence, last))
                 messages += command.messages
                 command.messages = []
             else:
                 commands.append(command)
         sequence = self._group.submit(encode_batch(commands, messages))
-        self._under_way.append(
-            _Applied(sequence, self._confirms, mandatory, self._published_bytes, self._callbacks)
-        )
+        self._under_way.append(_Applied(sequence, self._confirms, self._published_bytes, self._callbacks))
         self._reset()
 
     def applied(self, sequence: int, *, unseen: bool = False) -> None:
         """Note that the batches up to `sequence` are applied: their publishes are safe.
 
-        If that was `unseen`, nobody knows which of the mandatory ones would have been returned: those are refused.
+        If that was `unseen`, nobody knows which were refused by a queue that was full, or would have been returned: all
+        that were not confirmed are refused then, which says that their outcome is unknown.
         """
         while self._under_way and self._under_way[0].sequence <= sequence:
             done = self._under_way.popleft()
-            if unseen:
-                for channel, first, last in done.mandatory:
-                    channel.refuse(first, last)
             for channel, published in done.confirms.items():
-                channel.confirm(published)
+                if unseen:
+                    channel.refuse_unconfirmed(published)
+                else:
+                    channel.confirm(published)
             for connection, size in done.published_bytes.items():
                 connection.count_uncommitted(-size)
             for callback in done.callbacks:
                 callback()
-        if self._commands and not self._flush_asked:
+        if (self._commands or self._callbacks) and not self._flush_asked:
             self._flush()
 
     def give_up(self) -> None:

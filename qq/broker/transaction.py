@@ -48,6 +48,10 @@ class Transaction:
             first = piece.value.first_id + piece.offset
             self._content.append(kind(piece.value.consumer, first, first + piece.count - 1))
 
+    @property
+    def settles(self) -> bool:
+        return bool(self._pieces)
+
     def take(self) -> list[OpenEnqueue | Settlement]:
         """Begin anew; returns what is to be committed."""
         content = self._content

@@ -79,7 +79,7 @@ def inspect(directory: Path) -> int:
         problems: dict[str, Problem] = {}
         is_learner = False
         last_title = ""
-        for finding in find_all(disk, "", _describe_state):
+        for finding in find_all(disk, "", _describe_state, QueueMachine.version):
             title = _title(finding)
             if title != last_title:
                 print(f"\n{title}")
@@ -145,7 +145,7 @@ def _find_group(directory: Path) -> Path:
 def _describe_state(body: bytes) -> str:
     machine = QueueMachine()
     GroupState(machine).load(body)
-    queues = machine.queues.values()
+    queues = list(machine.queues())
     ready, unacked = sum(queue.ready for queue in queues), sum(queue.unacked for queue in queues)
     sessions = len(machine.freeze().sessions)
     return (
@@ -198,7 +198,7 @@ def _describe_identity(identity: Identity | None) -> str:
         return "unknown"
     owner = identity.owner
     whose = f"node {owner.node} of cluster {owner.cluster}, group {owner.group_id}"
-    return f"{whose}, incarnation {identity.incarnation}"
+    return f"{whose}, incarnation {identity.incarnation}, state version {identity.machine_version}"
 
 
 def _describe_hard_state(state: HardState | None) -> str:

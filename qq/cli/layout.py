@@ -144,7 +144,8 @@ def _configuration(node: LocalNode, nodes: Sequence[LocalNode]) -> str:
     ]
     for member in nodes:
         lines += ["", "[[nodes]]"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in asdict(member.address).items()]
+        address = asdict(member.address).items()
+        lines += [f"{key} = {json.dumps(value)}" for key, value in address if value is not None]
     return "\n".join(lines) + "\n"
 
 

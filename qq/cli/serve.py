@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -20,6 +20,7 @@ from qq import config, node
 from qq.errors import StartError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from qq.config import NodeConfig
@@ -29,7 +30,7 @@ PARENT_VARIABLE = "QQ_PARENT_PID"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def serve(config_file: Path) -> int:
+def serve(config_file: Path, run: Callable[[NodeConfig], Coroutine[Any, Any, None]] = node.run) -> int:
     """Run the node until SIGTERM or SIGINT; raises OperatingError."""
     _die_with_parent()
     settings = config.load(config_file, os.environ)
@@ -38,13 +39,13 @@ def serve(config_file: Path) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    uvloop.run(_serve_until_stopped(settings))
+    uvloop.run(_serve_until_stopped(run(settings)))
     return 0
 
 
-async def _serve_until_stopped(settings: NodeConfig) -> None:
+async def _serve_until_stopped(service: Coroutine[Any, Any, None]) -> None:
     loop = asyncio.get_running_loop()
-    serving = loop.create_task(node.run(settings))
+    serving = loop.create_task(service)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, serving.cancel)
     await asyncio.wait([serving])

@@ -18,19 +18,17 @@ from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from qq.errors import StartError
-from qq.http.api import Api
+from qq.http import api
 from qq.http.errors import errors_as_json
 from qq.http.login import login_required
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from prometheus_client import CollectorRegistry
 
     from qq.http.view import Management, NodeView
 
 REQUEST_BYTES_MAX = 64 * 1024
-"""Of a request's body: a policy is some lines."""
+"""Of a request's body, but for definitions: a policy is some lines."""
 _STOP_TIMEOUT_S = 1.0
 _STATIC = Path(__file__).parent / "static"
 _HEADERS = {
@@ -40,26 +38,22 @@ _HEADERS = {
 }
 
 
-def build_app(
-    view: NodeView,
-    management: Management,
-    registry: CollectorRegistry,
-    loopback_users: Collection[str] = ("guest",),
-) -> web.Application:
-    """Make the application; `loopback_users` may log in from this machine only."""
+def build_app(view: NodeView, management: Management, registry: CollectorRegistry) -> web.Application:
+    """Make the application."""
     pages = _Pages(view, registry)
     app = web.Application(
-        middlewares=[errors_as_json, login_required(view, loopback_users)],
+        middlewares=[errors_as_json, login_required(view)],
         client_max_size=REQUEST_BYTES_MAX,
     )
     app.on_response_prepare.append(_add_headers)
     app.add_routes(
         [
             web.get("/", _page),
+            web.get("/livez", _alive),
             web.get("/healthz", pages.health),
             web.get("/metrics", pages.metrics),
             web.get("/api/cluster", pages.cluster),
-            *Api(management).routes(),
+            *api.routes(management),
             web.static("/static", _STATIC),
         ]
     )
@@ -101,6 +95,11 @@ class _Pages:
         status = self._view.cluster_status()
         nodes = [node._asdict() for node in status.nodes]
         return web.json_response(status._asdict() | {"nodes": nodes})
+
+
+async def _alive(_: web.Request) -> web.Response:
+    """Answer as long as the event loop turns: to end a node that is waiting for others would help nobody."""
+    return web.json_response({"status": "ok"})
 
 
 async def _page(_: web.Request) -> web.FileResponse:

@@ -1,14 +1,12 @@
-"""RabbitMQ's JSON: what is answered, and what is understood.
+"""RabbitMQ's JSON: what is answered.
 
-Lives here: how values become JSON, and which JSON is a policy or a parameter. Not here: which policies are valid
-(machine/policies.py), requests (api.py).
+Lives here: how values become JSON. Not here: which JSON is understood (bodies.py), requests (api.py).
 
-Law: what a client sends ends here as a good value or as status 400 with RabbitMQ's reason, where it has one.
+Law: a hash of a password is told of users only; a password never is.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from base64 import b64encode
 from collections.abc import Mapping
@@ -16,21 +14,24 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from qq.http.errors import bad_request
-from qq.http.view import Deduplication
-from qq.machine.codec import MalformedBatch, check_table
-from qq.machine.policies import INTEGERS, InvalidPolicy, Policy, check_policy, erlang_term
-
 if TYPE_CHECKING:
-    from qq.http.view import ConsumerStatus, Message, QueueStatus
+    from qq.http.login import Login
+    from qq.http.view import (
+        BindingStatus,
+        ConnectionStatus,
+        ConsumerStatus,
+        Deduplication,
+        ExchangeStatus,
+        Message,
+        QueueStatus,
+        VhostStatus,
+    )
+    from qq.machine.access import User
+    from qq.machine.policies import Policy
 
-COUNT_MAX = 2**31
-"""Of publishers that are remembered. The memory is bounded by less, but that is for the operator to say."""
-AGE_MS_MAX = 315_360_000_000
-"""Ten years, as with all times."""
-
-
-# --- what is answered
+DEDUPLICATION = "publisher-deduplication"
+HASHING = "rabbit_password_hashing_sha256"
+"""The only way in which passwords are hashed here, as RabbitMQ calls it."""
 
 
 def plain(value: Any) -> Any:
@@ -71,11 +72,70 @@ def policy_document(vhost: str, policy: Policy) -> dict[str, Any]:
     }
 
 
-def message_document(message: Message, *, as_base64: bool, truncate: int) -> dict[str, Any]:
-    """A message as RabbitMQ's POST .../get tells it; of the body at most `truncate` octets."""
+def exchange_document(exchange: ExchangeStatus) -> dict[str, Any]:
+    return exchange._asdict() | {"arguments": plain(exchange.arguments)}
+
+
+def binding_document(binding: BindingStatus) -> dict[str, Any]:
+    return binding._asdict() | {"arguments": plain(binding.arguments)}
+
+
+def connection_document(connection: ConnectionStatus) -> dict[str, Any]:
+    """What is not known is left out."""
+    shown = {name: plain(value) for name, value in connection._asdict().items() if value is not None}
+    del shown["id"]
+    return shown
+
+
+def vhost_document(vhost: VhostStatus) -> dict[str, Any]:
+    metadata = vhost_metadata(vhost)
+    return {
+        "name": vhost.name,
+        **metadata,
+        "metadata": metadata,
+        "tracing": False,
+        "protected_from_deletion": False,
+    }
+
+
+def vhost_metadata(vhost: VhostStatus) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"description": vhost.description, "tags": vhost.tags}
+    if vhost.default_queue_type:
+        metadata["default_queue_type"] = vhost.default_queue_type
+    return metadata
+
+
+def user_document(user: User, limits: Mapping[str, int]) -> dict[str, Any]:
+    """For administrators, and for other clusters: with the hash."""
+    return {
+        "name": user.name,
+        "password_hash": b64encode(user.salt + user.hash if user.hash else b"").decode(),
+        "hashing_algorithm": HASHING,
+        "tags": user.tags,
+        "limits": dict(limits),
+    }
+
+
+def whoami_document(login: Login) -> dict[str, Any]:
+    return {"name": login.user, "tags": sorted(login.tags), "is_internal_user": True}
+
+
+def deduplication_document(bounds: Deduplication) -> dict[str, Any]:
+    return {"name": DEDUPLICATION, "value": bounds._asdict()}
+
+
+def browsed_document(message: Message, *, as_base64: bool, truncate: int | None) -> dict[str, Any]:
+    return {"offset": message.offset} | _message_document(message, as_base64, truncate)
+
+
+def got_document(message: Message, *, as_base64: bool, truncate: int | None) -> dict[str, Any]:
+    return {"message_count": message.message_count} | _message_document(message, as_base64, truncate)
+
+
+def _message_document(message: Message, as_base64: bool, truncate: int | None) -> dict[str, Any]:
+    """A message as RabbitMQ tells it; of the body at most `truncate` octets."""
     payload, encoding = _payload(message.body[:truncate], as_base64=as_base64)
     return {
-        "offset": message.offset,
         "payload_bytes": len(message.body),
         "redelivered": message.redelivered,
         "exchange": message.exchange,
@@ -100,65 +160,3 @@ def _properties(message: Message) -> dict[str, Any]:
     names = {name: "type" if name == "message_type" else name for name in properties.attributes()}
     values = {told: getattr(properties, name) for name, told in names.items()}
     return {name: plain(value) for name, value in values.items() if value not in (None, "")}
-
-
-# --- what is understood
-
-
-def read_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object that a request brings. Raises Refusal."""
-    try:
-        value = json.loads(raw)
-        # Halves of surrogate pairs are no text, and nothing here could store them.
-        json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        raise bad_request("not_json") from None
-    if not isinstance(value, dict):
-        raise bad_request("not_json")
-    return value
-
-
-def read_policy(name: str, body: dict[str, Any], *, operator: bool) -> Policy:
-    """The policy that is to be put. Raises Refusal."""
-    for key in ("pattern", "definition"):
-        if key not in body:
-            raise bad_request(f"key_missing: {key}")
-    pattern, definition, apply_to = body["pattern"], body["definition"], body.get("apply-to", "all")
-    priority = body.get("priority", 0)
-    if not isinstance(definition, dict):
-        raise bad_request("the definition is not an object")
-    try:
-        check_table(definition)
-    except MalformedBatch as error:
-        raise bad_request(str(error)) from None
-    if not isinstance(pattern, str):
-        raise _invalid(f"pattern should be a binary but was {erlang_term(pattern)}")
-    # The log has no negative numbers in this place.
-    if type(priority) is not int or priority < 0 or priority not in INTEGERS:
-        raise _invalid(f"priority should be a number, actually was {erlang_term(priority)}")
-    policy = Policy(name, pattern, definition, priority, str(apply_to), operator)
-    try:
-        check_policy(policy)
-    except InvalidPolicy as error:
-        raise _invalid(str(error)) from None
-    return policy
-
-
-def _invalid(text: str) -> Exception:
-    return bad_request(f"Validation failed\n\n{text}\n")
-
-
-def read_deduplication(body: dict[str, Any], current: Deduplication) -> Deduplication:
-    """The bounds that are to be set; what is not given stays. Raises Refusal."""
-    value = body.get("value")
-    if not isinstance(value, dict):
-        raise bad_request("key_missing: value")
-    unknown = sorted(value.keys() - set(Deduplication._fields))
-    if unknown:
-        raise bad_request(f"publisher-deduplication has no '{unknown[0]}'; it has 'limit' and 'age_ms'")
-    bounds = current._replace(**value)
-    for name, highest in (("limit", COUNT_MAX), ("age_ms", AGE_MS_MAX)):
-        number = getattr(bounds, name)
-        if type(number) is not int or not 0 <= number <= highest:
-            raise bad_request(f"'{name}' must be a whole number from 0 to {highest}")
-    return bounds

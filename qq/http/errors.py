@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
-from qq.http.view import Unavailable
+from qq.errors import Reply
+from qq.http.view import Refused, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -39,6 +40,10 @@ def not_found(reason: str = "Not Found") -> Refusal:
     return Refusal(HTTPStatus.NOT_FOUND, reason)
 
 
+def forbidden(reason: str) -> Refusal:
+    return Refusal(HTTPStatus.FORBIDDEN, reason)
+
+
 def unauthorized(reason: str) -> Refusal:
     challenge: dict[str, str] = {hdrs.WWW_AUTHENTICATE: 'Basic realm="qq", charset="UTF-8"'}
     return Refusal(HTTPStatus.UNAUTHORIZED, reason, challenge)
@@ -50,6 +55,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except Refusal as refusal:
         return _error(refusal.status, refusal.reason, refusal.headers)
+    except Refused as refused:
+        return _error(*_refusal_of(refused), {})
     except Unavailable as unavailable:
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(unavailable), {})
     except web.HTTPException as error:
@@ -60,6 +67,17 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in qq; the node's log has it", {})
+
+
+def _refusal_of(refused: Refused) -> tuple[HTTPStatus, str]:
+    """RabbitMQ's status for what a client would have been refused with an error of AMQP."""
+    match refused.code:
+        case Reply.NOT_FOUND:
+            return HTTPStatus.NOT_FOUND, refused.explanation
+        case Reply.ACCESS_REFUSED | Reply.NOT_ALLOWED:
+            return HTTPStatus.UNAUTHORIZED, refused.explanation
+        case _:
+            return HTTPStatus.BAD_REQUEST, refused.explanation
 
 
 def _error(status: int, reason: str, headers: Mapping[str, str]) -> web.Response:

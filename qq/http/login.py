@@ -1,20 +1,21 @@
 """Who asks, and whether they may.
 
 Lives here: basic authentication against the cluster's users, and what their tags allow. Not here: passwords
-(broker/broker.py).
+and who may log in from where (broker/login.py), which virtual hosts somebody sees (requests.py).
 
-Law: nothing below /api is told, not even that it does not exist, to somebody who has not logged in.
+Two laws. Nothing below /api is told, not even that it does not exist, to somebody who has not logged in. And no page
+of another site can have a browser change anything with the password that the browser remembers.
 """
 
 from __future__ import annotations
 
 import base64
-import ipaddress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import hdrs, web
+from yarl import URL
 
-from qq.http.errors import unauthorized
+from qq.http.errors import forbidden, unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -23,16 +24,32 @@ if TYPE_CHECKING:
     from qq.http.view import NodeView
 
 ADMINISTRATOR = "administrator"
+MONITORING = "monitoring"
 POLICYMAKER = "policymaker"
-READERS = frozenset({"management", "monitoring", POLICYMAKER, ADMINISTRATOR})
-"""Tags of RabbitMQ's users; each of these lets its user read everything."""
+READERS = frozenset({"management", MONITORING, POLICYMAKER, ADMINISTRATOR})
+"""Tags of RabbitMQ's users; who has none of these may not log in here."""
+MONITORS = frozenset({MONITORING, ADMINISTRATOR})
+"""They see all virtual hosts, and everybody's connections."""
+ADMINISTRATORS = frozenset({ADMINISTRATOR})
 
-_TAGS = web.RequestKey("tags", frozenset[str])
+SAFE_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
+"""They change nothing."""
 
 
-def login_required(
-    view: NodeView, loopback_users: Collection[str]
-) -> Callable[..., Awaitable[web.StreamResponse]]:
+class Login(NamedTuple):
+    """Who has logged in."""
+
+    user: str
+    tags: frozenset[str]
+
+    def has_one_of(self, tags: Collection[str]) -> bool:
+        return not self.tags.isdisjoint(tags)
+
+
+_LOGIN = web.RequestKey("login", Login)
+
+
+def login_required(view: NodeView) -> Callable[..., Awaitable[web.StreamResponse]]:
     """Make the middleware that guards the page and everything below /api, also what does not exist there.
 
     The page holds no secret, but a browser asks for the password when it opens a page, not when a script fetches.
@@ -42,21 +59,38 @@ def login_required(
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path == "/" or request.path.startswith("/api"):
             user, password = _credentials(request)
-            allowed = user not in loopback_users or _from_loopback(request)
-            tags = await view.authenticate(user, password) if allowed else None
+            tags = await view.authenticate(user, password, request.remote or "")
             if tags is None:
                 raise unauthorized("login was refused")
-            request[_TAGS] = frozenset(tags)
+            request[_LOGIN] = Login(user, frozenset(tags))
             require(request, READERS)
+            _check_origin(request)
         return await handler(request)
 
     return check
 
 
+def login_of(request: web.Request) -> Login:
+    return request[_LOGIN]
+
+
 def require(request: web.Request, tags: Collection[str]) -> None:
     """Refuse a user who has none of these tags."""
-    if request[_TAGS].isdisjoint(tags):
+    if not login_of(request).has_one_of(tags):
         raise unauthorized(f"the user needs one of the tags {', '.join(sorted(tags))}")
+
+
+def _check_origin(request: web.Request) -> None:
+    """Refuse what a browser sends from a page of another site; it says so with everything that is no mere GET."""
+    origin = request.headers.get(hdrs.ORIGIN)
+    if origin is None or request.method in SAFE_METHODS:
+        return
+    try:
+        is_ours = URL(origin).authority == request.host
+    except ValueError:
+        is_ours = False
+    if not is_ours:
+        raise forbidden("a page of another site may not change anything")
 
 
 def _credentials(request: web.Request) -> tuple[str, str]:
@@ -68,10 +102,3 @@ def _credentials(request: web.Request) -> tuple[str, str]:
     if scheme.lower() != "basic" or not colon:
         raise unauthorized("a user and a password are needed (basic authentication)")
     return user, password
-
-
-def _from_loopback(request: web.Request) -> bool:
-    try:
-        return ipaddress.ip_address(request.remote or "").is_loopback
-    except ValueError:  # no address is known
-        return False

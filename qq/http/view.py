@@ -1,5 +1,7 @@
 """What the HTTP interface needs to know of the node: data and two protocols, which others implement.
 
+What the machine has as values (users, permissions, policies, the commands of operators) is told and asked for as that.
+
 Law: what a view returns is a copy of the moment. The interface reads it after it has let other tasks run.
 """
 
@@ -13,11 +15,33 @@ if TYPE_CHECKING:
 
     from pamqp.commands import Basic
 
+    from qq.machine.access import Permissions, TopicPermissions, User
+    from qq.machine.commands import Change, Declaration, Get
     from qq.machine.policies import Policy
 
 
 class Unavailable(Exception):
     """A change was not applied in time; it may still be."""
+
+
+class Refused(Exception):
+    """A client would have been answered with an error of AMQP."""
+
+    def __init__(self, code: int, explanation: str, done: int = 0) -> None:
+        """`done`: how many of what was asked for together are carried out."""
+        self.code = code
+        self.explanation = explanation
+        self.done = done
+        super().__init__(explanation)
+
+
+class AckMode(StrEnum):
+    """What becomes of messages that were got, as RabbitMQ calls it."""
+
+    ACK_REQUEUE_TRUE = "ack_requeue_true"
+    ACK_REQUEUE_FALSE = "ack_requeue_false"
+    REJECT_REQUEUE_TRUE = "reject_requeue_true"
+    REJECT_REQUEUE_FALSE = "reject_requeue_false"
 
 
 class NodeState(StrEnum):
@@ -98,6 +122,7 @@ class QueueStatus(NamedTuple):
     message_bytes_ready: int
     message_bytes_unacknowledged: int
     message_bytes_delayed: int
+    message_bytes_dlx: int
     message_stats: Mapping[str, Any]
     """Counts since the node began, and for each NAME its rate as NAME_details."""
 
@@ -119,19 +144,87 @@ class ConsumerStatus(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message that was read where it lies in its queue."""
+    """A message that was read where it lies in its queue, or got."""
 
     offset: int
-    """How many ready messages were before it."""
+    """How many ready messages were before it; of messages that were got, how many were got before."""
     exchange: str
     routing_key: str
     redelivered: bool
     properties: Basic.Properties
     body: bytes
+    message_count: int | None = None
+    """How many ready messages were left, when it was got."""
+
+
+class VhostStatus(NamedTuple):
+    """One virtual host."""
+
+    name: str
+    description: str
+    tags: Sequence[str]
+    default_queue_type: str
+    """"" if it has none of its own."""
+    limits: Mapping[str, int]
+
+
+class ExchangeStatus(NamedTuple):
+    """One exchange; the fields have the names that tools for RabbitMQ read."""
+
+    name: str
+    vhost: str
+    type: str
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    arguments: Mapping[str, Any]
+    policy: str | None
+
+
+class BindingStatus(NamedTuple):
+    """One binding; the fields have the names that tools for RabbitMQ read."""
+
+    source: str
+    vhost: str
+    destination: str
+    destination_type: str
+    """"queue" or "exchange"."""
+    routing_key: str
+    arguments: Mapping[str, Any]
+    properties_key: str
+    """It tells bindings between the same two apart."""
+
+
+class ConnectionStatus(NamedTuple):
+    """One connection; the fields have the names that tools for RabbitMQ read. None: only its own node knows."""
+
+    name: str
+    """RabbitMQ's of those of this node; of others NODE:ID."""
+    node: str
+    id: int
+    """In the log."""
+    vhost: str
+    user: str
+    state: str
+    """"running" or "closing"."""
+    protocol: str
+    type: str
+    peer_host: str | None = None
+    peer_port: int | None = None
+    channels: int | None = None
+    client_properties: Mapping[str, Any] | None = None
+
+
+class Product(NamedTuple):
+    """What clients are told that this is."""
+
+    name: str
+    version: str
+    cluster: str
 
 
 class Deduplication(NamedTuple):
-    """How many publishers are remembered, and for how long after their last message."""
+    """How many publishers each virtual host remembers, and for how long after their last message."""
 
     limit: int
     age_ms: int
@@ -146,8 +239,8 @@ class NodeView(Protocol):
         """Say why the node does not serve clients (under repair, no leader, no listener); None if it does."""
         ...
 
-    async def authenticate(self, user: str, password: str) -> Collection[str] | None:
-        """The tags of a user, if this is the password; None if not."""
+    async def authenticate(self, user: str, password: str, peer_host: str) -> Collection[str] | None:
+        """The tags of a user, if this is the password; None if not, and that may take seconds, against guessing."""
         ...
 
 
@@ -157,36 +250,96 @@ class Management(Protocol):
     It raises Unavailable if that does not happen in time.
     """
 
-    @property
-    def vhost(self) -> str: ...
+    def has_vhost(self, name: str) -> bool: ...
 
-    def queues(self) -> Iterator[QueueStatus]:
-        """Those that there are now, each as it is when its turn comes."""
+    def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
+        """Those that there are now, each as it is when its turn comes; of all virtual hosts, or of one."""
         ...
 
-    def queue(self, name: str) -> QueueStatus | None: ...
+    def queue(self, vhost: str, name: str) -> QueueStatus | None: ...
 
-    def consumers(self) -> Iterator[ConsumerStatus]:
-        """Those that there are now, each as it is when its turn comes."""
+    def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
+        """Those that there are now, each as it is when its turn comes; of all virtual hosts, or of one."""
         ...
 
-    async def browse(self, queue: str, offset: int, count: int, bytes_max: int) -> Sequence[Message] | None:
+    async def browse(
+        self, vhost: str, queue: str, offset: int, count: int, bytes_max: int
+    ) -> Sequence[Message] | None:
         """Read ready messages where they are, from the `offset`-th on; None if there is no such queue.
 
         At most `count`, with at most `bytes_max` octets of bodies, but one message at least, if there is any.
         """
         ...
 
-    def policies(self, *, operator: bool) -> Sequence[Policy]: ...
-
-    async def put_policy(self, policy: Policy) -> bool:
-        """Let a valid policy hold, in the place of the one with its name; whether it is a new one."""
+    async def get(
+        self, vhost: str, queue: str, user: str, count: int, ack_mode: AckMode
+    ) -> Sequence[Message]:
+        """Take up to `count` ready messages as a client of that user would. Raises Refused."""
         ...
 
-    async def delete_policy(self, name: str, *, operator: bool) -> bool:
-        """Whether there was one."""
+    # What is there
+
+    def product(self) -> Product: ...
+
+    def vhosts(self) -> Sequence[VhostStatus]: ...
+
+    def users(self) -> Mapping[str, User]: ...
+
+    def user_limits(self) -> Mapping[str, Mapping[str, int]]:
+        """Of the users that have any."""
+        ...
+
+    def permissions(self) -> Sequence[Permissions]: ...
+
+    def topic_permissions(self) -> Sequence[TopicPermissions]: ...
+
+    def policies(self, vhost: str | None, *, operator: bool) -> Sequence[tuple[str, Policy]]:
+        """Each with its virtual host."""
+        ...
+
+    def is_declared(self, vhost: str, declaration: Declaration) -> bool:
+        """Whether there is a queue, or an exchange, of the name that it would give to one."""
+        ...
+
+    def exchanges(self, vhost: str | None, name: str | None = None) -> Iterator[ExchangeStatus]:
+        """Those that there are now; all of them, or those of this name."""
+        ...
+
+    def bindings(
+        self,
+        vhost: str | None,
+        source: str | None = None,
+        destination: tuple[str, str] | None = None,
+    ) -> Iterator[BindingStatus]:
+        """Those that there are now, from all sources or one, to everything or one thing (its kind and name).
+
+        Every queue's to the default exchange is one.
+        """
+        ...
+
+    def connections(self) -> Sequence[ConnectionStatus]:
+        """Those of all nodes."""
         ...
 
     def deduplication(self) -> Deduplication: ...
 
-    async def set_deduplication(self, bounds: Deduplication) -> None: ...
+    # Changes
+
+    def hash(self, password: str) -> tuple[bytes, bytes]:
+        """A fresh salt, and what is kept of the password."""
+        ...
+
+    async def check_permitted(self, user: str, command: Declaration | Get, vhost: str) -> None:
+        """Raise Refused unless a client of that user might do this."""
+        ...
+
+    async def change(self, *changes: Change) -> None:
+        """Have something changed, all at once. Returns when this node has applied it."""
+        ...
+
+    async def declare(self, vhost: str, user: str, declarations: Sequence[Declaration]) -> None:
+        """Have something done as a client of that user would, one after the other.
+
+        Raises Refused at the first that fails. The user needs permissions in the virtual host; which, is not looked at.
+        """
+        ...

@@ -7,13 +7,12 @@ Law: an argument that is accepted is stored as it came; an unknown one is accept
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterable
-from decimal import Decimal
 from typing import Any
 
 from qq.machine.commands import Table
-from qq.machine.errors import precondition_failed, the_queue
+from qq.machine.errors import precondition_failed
+from qq.routing.values import type_name
 
 CLASSIC = "classic"
 QUORUM = "quorum"
@@ -24,17 +23,6 @@ MODULES = {CLASSIC: "rabbit_classic_queue", QUORUM: "rabbit_quorum_queue"}
 Check = Callable[[Any, Table], str | None]
 """Given the value and its table, what is wrong with it, as RabbitMQ prints it (an Erlang term)."""
 
-_TYPE_NAMES: tuple[tuple[type, str], ...] = (
-    (bool, "bool"),
-    (str, "longstr"),
-    (bytes, "binary"),
-    (float, "double"),
-    (Decimal, "decimal"),
-    (dt.datetime, "timestamp"),
-    (dict, "table"),
-    (list, "array"),
-)
-_SIGNED_INT = range(-(2**31), 2**31)
 _INTEGERS = ("signedint", "long")
 _PRIORITY_MAX = 255
 ROUTING_KEY_BYTES_MAX = 255
@@ -42,29 +30,29 @@ EXPIRY_MAX_MS = 315_360_000_000
 """Ten years: RabbitMQ's bound of what may be waited for."""
 
 
-def queue_kind(name: str, arguments: Table) -> str:
-    """Classic or quorum; raises Refused for any other type."""
+def queue_kind(queue: str, arguments: Table) -> str:
+    """Classic or quorum; raises Refused for any other type. `queue` is what the text calls it, here and below."""
     if "x-queue-type" not in arguments:
         return CLASSIC
     wrong = _queue_type(arguments["x-queue-type"], arguments)
     if wrong is not None:
-        raise _invalid("x-queue-type", name, wrong)
+        raise _invalid("x-queue-type", queue, wrong)
     return arguments["x-queue-type"]
 
 
-def check_queue_arguments(name: str, kind: str, arguments: Table) -> None:
+def check_queue_arguments(queue: str, kind: str, arguments: Table) -> None:
     """Raise Refused for an argument with an impossible value, or one that only other queue types know."""
-    _check(name, kind, arguments, _QUEUE_ARGUMENTS, _KNOWN[kind])
+    _check(queue, kind, arguments, _QUEUE_ARGUMENTS, _KNOWN[kind])
 
 
-def check_consumer_arguments(name: str, kind: str, arguments: Table) -> None:
-    _check(name, kind, arguments, _CONSUMER_ARGUMENTS, _CONSUMER_KNOWN)
+def check_consumer_arguments(queue: str, kind: str, arguments: Table) -> None:
+    _check(queue, kind, arguments, _CONSUMER_ARGUMENTS, _CONSUMER_KNOWN)
 
 
-def check_equivalent_queue_arguments(name: str, kind: str, current: Table, received: Table) -> None:
+def check_equivalent_queue_arguments(queue: str, kind: str, current: Table, received: Table) -> None:
     """Raise Refused unless a declaration repeats the arguments that matter to a queue of this kind."""
     known = [key for key in _QUEUE_ARGUMENTS if key in _KNOWN[kind]]
-    check_equivalent_arguments(the_queue(name), known, current, received)
+    check_equivalent_arguments(queue, known, current, received)
 
 
 def check_equivalent_arguments(thing: str, keys: Iterable[str], current: Table, received: Table) -> None:
@@ -81,31 +69,19 @@ def check_equivalent_field(thing: str, field: str, current: bool | str, received
         raise _inequivalent(field, thing, _quoted(received), _quoted(current))
 
 
-def type_name(value: object) -> str:
-    """AMQP's name of a value's type. A number has no width of its own here, so the smallest usual one is named."""
-    if value is None:
-        return "void"
-    for kind, name in _TYPE_NAMES:
-        if isinstance(value, kind):
-            return name
-    return "signedint" if value in _SIGNED_INT else "long"
-
-
-def _check(name: str, kind: str, arguments: Table, checks: dict[str, Check], known: frozenset[str]) -> None:
+def _check(queue: str, kind: str, arguments: Table, checks: dict[str, Check], known: frozenset[str]) -> None:
     for key, check in checks.items():
         if key in arguments and key in known:
             wrong = check(arguments[key], arguments)
             if wrong is not None:
-                raise _invalid(key, name, wrong)
+                raise _invalid(key, queue, wrong)
     for key in arguments:
         if key in checks and key not in known:
-            raise precondition_failed(
-                f"invalid arg '{key}' for {the_queue(name)} of queue type {MODULES[kind]}"
-            )
+            raise precondition_failed(f"invalid arg '{key}' for {queue} of queue type {MODULES[kind]}")
 
 
 def _invalid(key: str, queue: str, wrong: str) -> Exception:
-    return precondition_failed(f"invalid arg '{key}' for {the_queue(queue)}: {wrong}")
+    return precondition_failed(f"invalid arg '{key}' for {queue}: {wrong}")
 
 
 def _inequivalent(key: str, thing: str, received: str, current: str) -> Exception:

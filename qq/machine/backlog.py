@@ -74,6 +74,7 @@ class Backlog:
         "next_position",
         "size",
         "strict",
+        "trimmed_position",
     )
 
     def __init__(self, *, strict: bool = False, exact_sizes: bool = False) -> None:
@@ -85,6 +86,8 @@ class Backlog:
         self.delayed_size = 0
         self.next_position = 0
         """Of the next message that arrives."""
+        self.trimmed_position = 0
+        """What that was when the queue last looked whether there is too much."""
         self.strict = strict
         """Whether a level is served only when those above are empty. Otherwise there are two priorities, and of each
         three messages taken while there are both the first two are high, and the third is the older one."""
@@ -153,7 +156,10 @@ class Backlog:
         self._shelve(self._lane(messages.level), messages)
 
     def delay(self, messages: Range, due_ms: int, *, returned: bool) -> None:
-        """Make messages ready when it is time: as the last that came back, or as the last that arrived."""
+        """Make messages ready when it is time: as the last that came back, or as the last that arrived.
+
+        Those that were not returned do not expire before: the time that they have to live begins when they are ready.
+        """
         self.delayed += messages.count
         self.delayed_size += messages.size
         self._delayed.insert(self._next_delay, messages, due_ms, returned=returned)
@@ -198,11 +204,16 @@ class Backlog:
         return expired
 
     def release(self, now_ms: int, limit: int) -> int:
-        """Make delayed messages ready that are due, in the order of time; about `limit` at most. How many were."""
+        """Make delayed messages ready that are due, in the order of time; about `limit` at most. How many were.
+
+        Those that were not returned live as long from now on as they would have from the moment when they were due.
+        """
         released = 0
         delayed = self._delayed
-        while released < limit and 0 < delayed.due_ms <= now_ms:
+        while released < limit and 0 < (due_ms := delayed.due_ms) <= now_ms:
             messages, returned = delayed.take_due()
+            if messages.expires_ms and not returned:
+                messages = messages._replace(expires_ms=messages.expires_ms + now_ms - due_ms)
             released += messages.count
             self.delayed -= messages.count
             self.delayed_size -= messages.size
@@ -220,12 +231,17 @@ class Backlog:
 
     def due_ms(self) -> int | None:
         """When `expire` or `release` will have something to do."""
-        if self._plain and not self._delayed:
+        if self._plain and not self.delayed:
             return self._normal.runs.expires_ms or None
         due_ms = self._delayed.due_ms
         times = [due_ms] if due_ms else []
         times += [time_ms for time_ms, _, _ in self._expiries()]
         return min(times, default=None)
+
+    def expires_ms(self) -> int:
+        """When `expire` will have something to do; 0 for never."""
+        expiries = self._expiries()
+        return expiries[0][0] if expiries else 0
 
     def clear(self) -> int:
         """Remove all messages, ready and delayed. How many there were."""
@@ -250,7 +266,7 @@ class Backlog:
         ]
         return FrozenBacklog(
             (self.count, self.size, self.delayed, self.delayed_size),
-            (self.next_position, self._next_return, self._next_delay, self._turn),
+            (self.next_position, self._next_return, self._next_delay, self._turn, self.trimmed_position),
             (self.strict, self._exact_sizes),
             lanes,
             self._returns.freeze(),
@@ -262,7 +278,7 @@ class Backlog:
         totals, counters, options, lanes, returns, delayed = dumped
         self.clear()
         self.count, self.size, self.delayed, self.delayed_size = totals
-        self.next_position, self._next_return, self._next_delay, self._turn = counters
+        self.next_position, self._next_return, self._next_delay, self._turn, self.trimmed_position = counters
         self.strict, self.exact_sizes = options
         for level, last_expires_ms, runs, shelf in lanes:
             lane = self._lane(level)
@@ -348,8 +364,8 @@ class FrozenBacklog(NamedTuple):
 
     totals: tuple[int, int, int, int]
     """Count, size, delayed, delayed_size."""
-    counters: tuple[int, int, int, int]
-    """What the next message gets: its position, its keys on the shelves, its turn."""
+    counters: tuple[int, int, int, int, int]
+    """What the next message gets: its position, its keys on the shelves, its turn; and trimmed_position."""
     options: tuple[bool, bool]
     """Strict, exact_sizes."""
     lanes: list[tuple[int, int, FrozenRuns, FrozenShelf]]

@@ -1,426 +1,177 @@
-"""What is declared: queues by name, exchanges, bindings, users, policies, and who owns which queue.
+"""What there is besides the sessions: virtual hosts, users, and the connections that are open.
 
-Lives here: the rules of declaration and deletion, and everything that goes when something goes. Not here: messages and
-consumers (queue.py, machine.py), what an exchange matches (qq/routing).
+Lives here: which virtual hosts there are, and who may connect to one. Not here: what is in a virtual host (vhost.py),
+what users are permitted (access.py), the commands (connecting.py, operating.py).
 
-Law: every check comes before the first change. `routes` is forgotten at each change that could alter it.
+Law: the counts that limits are compared with are of the whole cluster, and exact: what is open is in the log.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from qq.machine import arguments as args
-from qq.machine.codec import pack
-from qq.machine.errors import (
-    access_refused,
-    locked,
-    not_found,
-    precondition_failed,
-    the_exchange,
-    the_queue,
-)
-from qq.machine.policies import InvalidPolicy, Policies
-from qq.machine.queue import Queue
-from qq.machine.settings import settings_of
-from qq.routing.exchanges import (
-    DEFAULT_EXCHANGE,
-    Binding,
-    Destination,
-    DestinationKind,
-    RoutingTable,
-    UnknownExchangeType,
-    routing_type,
-)
+from qq.machine.access import Access
+from qq.machine.commands import DEFAULT_VHOST
+from qq.machine.errors import internal_error, not_allowed
+from qq.machine.publishers import PUBLISHER_AGE_MS, PUBLISHERS_MAX
+from qq.machine.vhost import VirtualHost, limit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
-    from qq.machine.commands import DeclareExchange, DeclareQueue, Table
-    from qq.machine.policies import Policy
+    from qq.machine.queue import Queue
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-ROUTES_MAX = 10_000
-"""Cached routes; beyond it the cache starts again, so that a publisher of ever new keys cannot fill the memory."""
-
-HEADERS = "headers"
-"""A type that is predeclared and has no router: its exchanges match nothing, and no others are made."""
-
-RESERVED = "amq."
-
-Owner = tuple[str, int]
-"""Node and connection."""
+DEFAULT_DESCRIPTION = "Default virtual host"
 
 
-class Exchange(NamedTuple):
-    name: str
-    type: str
-    durable: bool
-    auto_delete: bool
-    internal: bool
-    arguments: Table
+@dataclass(slots=True, eq=False)
+class Connection:
+    """A client's connection, from connection.open until its node says that it is down."""
 
-
-class User(NamedTuple):
-    name: str
-    salt: bytes
-    hash: bytes
-    tags: list[str]
-
-
-_PREDECLARED = (
-    Exchange(DEFAULT_EXCHANGE, "direct", True, False, False, {}),
-    Exchange("amq.direct", "direct", True, False, False, {}),
-    Exchange("amq.fanout", "fanout", True, False, False, {}),
-    Exchange("amq.topic", "topic", True, False, False, {}),
-    Exchange("amq.headers", HEADERS, True, False, False, {}),
-    Exchange("amq.match", HEADERS, True, False, False, {}),
-    Exchange("amq.rabbitmq.trace", "topic", True, False, True, {}),
-)
+    node: str
+    id: int
+    vhost: VirtualHost
+    user: str
+    closing: str = ""
+    """Why its node was told to close it, if it was."""
 
 
 class Catalog:
-    """Everything that has a name. Readers may look at the public maps; only the methods change them."""
+    """Readers may look at the public maps; only the methods change them."""
 
     def __init__(self) -> None:
-        self.queues: dict[str, Queue] = {}
-        self.exchanges: dict[str, Exchange] = {exchange.name: exchange for exchange in _PREDECLARED}
-        self.bindings: dict[Binding, None] = {}
-        self.users: dict[str, User] = {}
-        self.policies = Policies()
+        self.access = Access()
+        self.vhosts: dict[str, VirtualHost] = {}
+        self.connections: dict[tuple[str, int], Connection] = {}
+        """By node and id."""
         self.queues_declared = 0
-        """It numbers them."""
-        self._bindings_of: dict[Destination, dict[Binding, None]] = {}
-        self._owned: dict[Owner, dict[str, None]] = {}
-        self._bindings_from: dict[str, dict[Binding, None]] = {}
-        self._table = RoutingTable()
-        self._routes: dict[tuple[str, str], tuple[Queue, ...]] = {}
-        for exchange in _PREDECLARED[1:]:
-            self._open(exchange)
+        """It numbers those of all virtual hosts."""
+        self.publishers_bounds = (PUBLISHERS_MAX, PUBLISHER_AGE_MS)
+        """How many publishers a virtual host remembers, and for how long (ms) after their last message."""
+        self._connections_of: dict[str, int] = {}
+        self._channels_of: dict[str, int] = {}
+        """By user: how many are open."""
 
-    # Routing
+    def begin(self) -> None:
+        """Make what a new cluster has."""
+        self.put_vhost(DEFAULT_VHOST).describe(DEFAULT_DESCRIPTION, [], "")
 
-    def route(self, exchange: str, routing_key: str) -> tuple[Queue, ...]:
-        """The queues that a publish reaches; raises Refused if nobody may publish to that exchange."""
-        route = self._routes.get((exchange, routing_key))
-        if route is None:
-            route = self.route_all(exchange, (routing_key,))
-            if len(self._routes) >= ROUTES_MAX:
-                self._routes.clear()
-            self._routes[exchange, routing_key] = route
-        return route
+    @property
+    def revision(self) -> int:
+        """It goes up with the users, the permissions and the virtual hosts; no part of the state."""
+        return self.access.revision
 
-    def route_all(self, exchange: str, routing_keys: Sequence[str]) -> tuple[Queue, ...]:
-        """The queues that a publish with several keys reaches, each once. Raises Refused as `route` does."""
-        declared = self.exchanges.get(exchange)
-        if declared is None:
-            raise not_found(the_exchange(exchange))
-        if declared.internal:
-            raise access_refused(f"cannot publish to internal {the_exchange(exchange)}")
-        return self.route_dead_letters(exchange, routing_keys)
+    # Virtual hosts
 
-    def route_dead_letters(self, exchange: str, routing_keys: Sequence[str]) -> tuple[Queue, ...]:
-        """The same for what the broker publishes: to any exchange, and nowhere if there is none."""
-        return tuple(self.queues[name] for name in self._table.route(exchange, *routing_keys))
+    @property
+    def default_vhost(self) -> VirtualHost:
+        """Where sessions are that were never opened."""
+        return self.vhosts.get(DEFAULT_VHOST) or self.gone_vhost(DEFAULT_VHOST)
 
-    # Queues
+    def gone_vhost(self, name: str) -> VirtualHost:
+        """What stands for a virtual host that is not there, or not there any more."""
+        vhost = self._new_vhost(name)
+        vhost.delete()
+        return vhost
 
-    def queue(self, name: str, user: Owner | None) -> Queue:
-        """The queue, if it is there and this connection may use it; else raises Refused."""
-        queue = self.queues.get(name)
-        if queue is None:
-            raise not_found(the_queue(name))
-        if queue.owner is not None and queue.owner != user:
-            raise locked(name)
-        return queue
+    def put_vhost(self, name: str) -> VirtualHost:
+        """The virtual host of this name, that is made if there is none."""
+        vhost = self.vhosts.get(name)
+        if vhost is None:
+            vhost = self.vhosts[name] = self._new_vhost(name)
+            vhost.publishers.configure(*self.publishers_bounds)
+        self.access.revision += 1
+        return vhost
 
-    def declare_queue(self, command: DeclareQueue, name: str, owner: Owner, generated: str) -> Queue:
-        """Find an equivalent queue or make one; an empty `name` is replaced by `generated`. Raises Refused."""
-        arguments = dict(command.arguments)
-        arguments.setdefault("x-queue-type", args.CLASSIC)
-        if name in self.queues:
-            return self._equivalent_queue(command, self.queues[name], owner, arguments)
-        kind = args.queue_kind(name, arguments)
-        if not name:
-            if kind == args.QUORUM:
-                raise precondition_failed(
-                    f"Cannot declare a server-named queue for type {args.MODULES[kind]}"
-                )
-            name = generated
-        elif name.startswith(RESERVED):
-            raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
-        args.check_queue_arguments(name, kind, arguments)
-        if kind == args.QUORUM:
-            _check_quorum_properties(name, command)
-        # An exclusive queue does not outlive its connection, so it is not durable, whatever was asked.
-        durable = command.durable and not command.exclusive
+    def delete_vhost(self, vhost: VirtualHost) -> None:
+        """Remove a virtual host without queues; whoever was in it has nowhere to go."""
+        del self.vhosts[vhost.name]
+        vhost.delete()
+        self.access.forget_vhost(vhost.name)
+
+    def _new_vhost(self, name: str) -> VirtualHost:
+        return VirtualHost(name, self._new_number)
+
+    def _new_number(self) -> int:
         self.queues_declared += 1
-        queue = Queue(
-            name=name,
-            kind=kind,
-            durable=durable,
-            owner=owner if command.exclusive else None,
-            auto_delete=command.auto_delete,
-            arguments=arguments,
-            number=self.queues_declared,
-            settings=settings_of(kind, arguments, None, None),
-        )
-        self.restore_queue(queue)
-        return queue
+        return self.queues_declared
 
-    def restore_queue(self, queue: Queue) -> None:
-        """Enter a queue whose name is free, and let policies apply to it."""
-        self.queues[queue.name] = queue
-        self._configure(queue)
-        if queue.owner is not None:
-            self._owned.setdefault(queue.owner, {})[queue.name] = None
-        self._table.add_queue(queue.name)
-        self._routes.clear()
+    def queues(self) -> Iterator[Queue]:
+        """Those of all virtual hosts."""
+        for vhost in self.vhosts.values():
+            yield from vhost.queues.values()
 
-    def delete_queue(self, queue: Queue) -> None:
-        """Remove a queue that is there, with its bindings."""
-        for exchange in self._unbind_all(Destination(DestinationKind.QUEUE, queue.name)):
-            self._close(exchange)
-        del self.queues[queue.name]
-        if queue.owner is not None:
-            _remove_from(self._owned, queue.owner, queue.name)
-        self._table.remove_queue(queue.name)
-        self._routes.clear()
+    def limit_publishers(self, limit: int, age_ms: int) -> None:
+        self.publishers_bounds = limit, age_ms
+        for vhost in self.vhosts.values():
+            vhost.publishers.configure(limit, age_ms)
 
-    def owned_queues(self, owner: Owner) -> list[Queue]:
-        """The exclusive queues of a connection."""
-        return [self.queues[name] for name in self._owned.get(owner, ())]
+    # Connections and channels
 
-    def owned_queues_of_node(self, node: str) -> list[Queue]:
-        return [queue for queue in self.queues.values() if queue.owner is not None and queue.owner[0] == node]
-
-    # Exchanges
-
-    def declare_exchange(self, command: DeclareExchange, name: str) -> None:
-        """Find an equivalent exchange or make one. Raises Refused."""
-        if not command.passive and command.type != HEADERS:
-            _routing_type(command.type, command.arguments)
-        _check_not_default(name)
-        exchange = self.exchanges.get(name)
-        if command.passive:
-            if exchange is None:
-                raise not_found(the_exchange(name))
-        elif exchange is not None:
-            _check_equivalent_exchange(exchange, command)
-        else:
-            self._make_exchange(command, name)
-
-    def restore_exchange(self, exchange: Exchange) -> None:
-        """Enter an exchange whose name is free."""
-        self.exchanges[exchange.name] = exchange
-        self._open(exchange)
-
-    def delete_exchange(self, name: str, *, if_unused: bool) -> None:
-        """Remove an exchange with its bindings; one that is not there is gone already. Raises Refused."""
-        _check_not_default(name)
-        if name.startswith(RESERVED):
-            raise access_refused(f"deletion of system {the_exchange(name)} not allowed")
-        if name not in self.exchanges:
-            return
-        if if_unused and name in self._bindings_from:
-            raise precondition_failed(f"{the_exchange(name)} in use")
-        for binding in list(self._bindings_from.get(name, ())):
-            self._remove(binding)
-        self._close(name)
-
-    # Bindings
-
-    def bind(
-        self, source: str, destination: Destination, routing_key: str, arguments: Table, user: Owner | None
-    ) -> None:
-        """Add a binding; one that is there already stays as it is. Raises Refused."""
-        self._check_ends(source, destination, user)
-        if self.exchanges[source].type == HEADERS:
-            raise precondition_failed(
-                f"{the_exchange(source)} cannot be bound: type '{HEADERS}' is not supported"
+    def connect(self, node: str, number: int, vhost_name: str, user: str) -> None:
+        """Enter a connection. Raises Refused."""
+        if (node, number) in self.connections:
+            raise internal_error(f"connection {number} of node {node} is there already")
+        vhost = self.vhosts.get(vhost_name)
+        if vhost is None:
+            raise not_allowed(f"vhost {vhost_name} not found")
+        refused = f"access to vhost '{vhost_name}' refused for user '{user}'"
+        if self.access.permissions(user, vhost_name) is None:
+            raise not_allowed(refused)
+        limit = limit_of(vhost.limits, MAX_CONNECTIONS)
+        if limit is not None and vhost.connections >= limit:
+            raise not_allowed(f"{refused}: connection limit ({limit}) is reached")
+        limit = self._user_limit(user, MAX_CONNECTIONS)
+        if limit is not None and self._connections_of.get(user, 0) >= limit:
+            raise not_allowed(
+                f"connection refused for user '{user}': user connection limit ({limit}) is reached"
             )
-        self.restore_binding(_binding(source, destination, routing_key, arguments))
+        self.restore_connection(Connection(node, number, vhost, user))
 
-    def restore_binding(self, binding: Binding) -> None:
-        """Enter a binding between things that are there."""
-        if binding in self.bindings:
-            return
-        self.bindings[binding] = None
-        self._bindings_of.setdefault(binding.destination, {})[binding] = None
-        self._bindings_from.setdefault(binding.source, {})[binding] = None
-        self._table.bind(binding)
-        self._routes.clear()
+    def restore_connection(self, connection: Connection) -> None:
+        self.connections[connection.node, connection.id] = connection
+        connection.vhost.connections += 1
+        _count(self._connections_of, connection.user, 1)
 
-    def unbind(
-        self, source: str, destination: Destination, routing_key: str, arguments: Table, user: Owner | None
-    ) -> None:
-        """Remove a binding; one that is not there is gone already. Raises Refused."""
-        self._check_ends(source, destination, user)
-        binding = _binding(source, destination, routing_key, arguments)
-        if binding in self.bindings:
-            self._remove(binding)
-            if self._lapsed(source):
-                self._close(source)
+    def disconnect(self, node: str, number: int) -> None:
+        """Forget a connection, if it is there."""
+        connection = self.connections.pop((node, number), None)
+        if connection is not None:
+            connection.vhost.connections -= 1
+            _count(self._connections_of, connection.user, -1)
 
-    # Policies
-
-    def put_policy(self, policy: Policy) -> bool:
-        """Let a policy hold, at once, in the place of the one with its name; False if it cannot."""
-        try:
-            self.policies.put(policy)
-        except InvalidPolicy:
-            return False
-        self._policies_changed()
-        return True
-
-    def delete_policy(self, name: str, *, operator: bool) -> None:
-        self.policies.delete(name, operator=operator)
-        self._policies_changed()
-
-    def _policies_changed(self) -> None:
-        for queue in self.queues.values():
-            self._configure(queue)
-        for exchange in self.exchanges.values():
-            self._table.set_alternate(exchange.name, self._alternate(exchange))
-        self._routes.clear()
-
-    def _configure(self, queue: Queue) -> None:
-        policies = self.policies.match(queue.name, queue.kind)
-        if policies != queue.policies:
-            queue.policies = policies
-            queue.configure(settings_of(queue.kind, queue.arguments, *policies))
-
-    def _alternate(self, exchange: Exchange) -> str | None:
-        mine = exchange.arguments.get("alternate-exchange")
-        return mine if isinstance(mine, str) else self.policies.alternate_exchange(exchange.name)
-
-    # Users
-
-    def put_user(self, user: User) -> None:
-        self.users[user.name] = user
-
-    def delete_user(self, name: str) -> None:
-        self.users.pop(name, None)
-
-    # What the above is made of
-
-    def _equivalent_queue(self, command: DeclareQueue, queue: Queue, owner: Owner, arguments: Table) -> Queue:
-        if queue.owner != (owner if command.exclusive else None):
-            raise locked(queue.name)
-        thing = the_queue(queue.name)
-        durable = command.durable and not command.exclusive
-        args.check_equivalent_field(thing, "durable", queue.durable, durable)
-        args.check_equivalent_field(thing, "auto_delete", queue.auto_delete, command.auto_delete)
-        args.check_equivalent_queue_arguments(queue.name, queue.kind, queue.arguments, arguments)
-        return queue
-
-    def _make_exchange(self, command: DeclareExchange, name: str) -> None:
-        if name.startswith(RESERVED):
-            raise access_refused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        if command.type == HEADERS:
-            raise precondition_failed(f"invalid exchange type '{command.type}'")
-        alternate = command.arguments.get("alternate-exchange", "")
-        if not isinstance(alternate, str):
-            kind = args.type_name(alternate)
-            raise precondition_failed(
-                f"invalid type '{kind}' for arg 'alternate-exchange' in {the_exchange(name)}"
+    def open_channel(self, node: str, connection_number: int) -> Connection:
+        """Count a channel of a connection's user. Raises Refused."""
+        connection = self.connections.get((node, connection_number))
+        if connection is None:
+            raise internal_error(f"connection {connection_number} of node {node} is not open")
+        if connection.closing:
+            raise not_allowed(connection.closing)
+        user = connection.user
+        limit = self._user_limit(user, MAX_CHANNELS)
+        if limit is not None and self._channels_of.get(user, 0) >= limit:
+            raise not_allowed(
+                f"number of channels opened for user '{user}' has reached the maximum allowed user limit of ({limit})"
             )
-        _, _, kind, _, durable, auto_delete, internal, table = command
-        self.restore_exchange(Exchange(name, kind, durable, auto_delete, internal, table))
+        self.count_channel(user, 1)
+        return connection
 
-    def _open(self, exchange: Exchange) -> None:
-        if exchange.type != HEADERS:
-            self._table.add_exchange(exchange.name, _routing_type(exchange.type, exchange.arguments))
-        self._table.set_alternate(exchange.name, self._alternate(exchange))
-        self._routes.clear()
+    def count_channel(self, user: str, change: int) -> None:
+        """A channel of this user is open (1), or no more (-1)."""
+        _count(self._channels_of, user, change)
 
-    def _close(self, name: str) -> None:
-        """Remove an exchange from which nothing leads any more, and those that only led to it."""
-        # A client can make such a chain of any length, so this is a loop and not a recursion.
-        pending = [name]
-        while pending:
-            name = pending.pop()
-            if name in self.exchanges:
-                del self.exchanges[name]
-                pending.extend(self._unbind_all(Destination(DestinationKind.EXCHANGE, name)))
-                self._table.remove_exchange(name)
-        self._routes.clear()
-
-    def _check_ends(self, source: str, destination: Destination, user: Owner | None) -> None:
-        _check_not_default(source)
-        if destination.kind is DestinationKind.EXCHANGE:
-            _check_not_default(destination.name)
-        if source not in self.exchanges:
-            raise not_found(the_exchange(source))
-        if destination.kind is DestinationKind.QUEUE:
-            self.queue(destination.name, user)
-        elif destination.name not in self.exchanges:
-            raise not_found(the_exchange(destination.name))
-
-    def _unbind_all(self, destination: Destination) -> list[str]:
-        """Remove the bindings to something that goes. Returns the exchanges that lapse with them."""
-        bindings = list(self._bindings_of.get(destination, ()))
-        for binding in bindings:
-            self._remove(binding)
-        return [
-            source for source in dict.fromkeys(binding.source for binding in bindings) if self._lapsed(source)
-        ]
-
-    def _remove(self, binding: Binding) -> None:
-        del self.bindings[binding]
-        _remove_from(self._bindings_of, binding.destination, binding)
-        _remove_from(self._bindings_from, binding.source, binding)
-        self._table.unbind(binding)
-        self._routes.clear()
-
-    def _lapsed(self, exchange: str) -> bool:
-        """An auto-delete exchange goes with its last binding."""
-        declared = self.exchanges.get(exchange)
-        return declared is not None and declared.auto_delete and exchange not in self._bindings_from
+    def _user_limit(self, user: str, name: str) -> int | None:
+        return limit_of(self.access.limits.get(user, {}), name)
 
 
-def _check_quorum_properties(name: str, command: DeclareQueue) -> None:
-    for broken, what in (
-        (command.auto_delete, "auto-delete"),
-        (command.exclusive, "exclusive-owner"),
-        (not command.durable, "non-durable"),
-    ):
-        if broken:
-            raise precondition_failed(f"invalid property '{what}' for {the_queue(name)}")
+MAX_CONNECTIONS, MAX_CHANNELS = "max-connections", "max-channels"
 
 
-def _check_equivalent_exchange(exchange: Exchange, command: DeclareExchange) -> None:
-    thing = the_exchange(exchange.name)
-    args.check_equivalent_field(thing, "type", exchange.type, command.type)
-    args.check_equivalent_field(thing, "durable", exchange.durable, command.durable)
-    args.check_equivalent_field(thing, "auto_delete", exchange.auto_delete, command.auto_delete)
-    args.check_equivalent_field(thing, "internal", exchange.internal, command.internal)
-    args.check_equivalent_arguments(thing, ("alternate-exchange",), exchange.arguments, command.arguments)
-
-
-def _remove_from(groups: dict[K, dict[V, None]], key: K, item: V) -> None:
-    """Take the item out of its group; an empty group goes."""
-    group = groups[key]
-    del group[item]
-    if not group:
-        del groups[key]
-
-
-def _routing_type(exchange_type: str, arguments: Table) -> str:
-    try:
-        return routing_type(exchange_type, arguments)
-    except UnknownExchangeType as unknown:
-        raise precondition_failed(str(unknown)) from None
-
-
-def _check_not_default(exchange: str) -> None:
-    if exchange == DEFAULT_EXCHANGE:
-        raise access_refused("operation not permitted on the default exchange")
-
-
-def _binding(source: str, destination: Destination, routing_key: str, arguments: Table) -> Binding:
-    return Binding(
-        source, destination, routing_key, pack(dict(sorted(arguments.items()))) if arguments else b""
-    )
+def _count(counts: dict[str, int], key: str, change: int) -> None:
+    """Count; what there is none of is not remembered."""
+    number = counts.get(key, 0) + change
+    if number:
+        counts[key] = number
+    else:
+        del counts[key]

@@ -10,8 +10,9 @@ envelopes included. Of a batch that was applied long ago only some messages are 
 
 Read as a message count, the first bytes are more than a batch can have. All integers are little endian.
 
-Law: a machine reads only the commands, so what apply costs does not depend on the number or size of messages. Bytes
-are believed only after every count, size, opcode and field type has been checked.
+Law: a machine reads only the commands, so what apply costs does not depend on the number or size of messages (but for
+exchanges that look into them: core.py, `contents`). Bytes are believed only after every count, size, opcode and field
+type has been checked.
 """
 
 from __future__ import annotations
@@ -136,13 +137,15 @@ def decode_batch(payload: Buffer) -> Batch:
 
 def message_sizes(payload: Buffer) -> tuple[array[int], int]:
     """The size in octets of each message of a batch that `decode_commands` accepts, and of all of them."""
-    view = memoryview(payload)
-    count, commands = _HEAD.unpack_from(view)
+    count, commands = _HEAD.unpack_from(payload)
+    sizes = array("I")
+    if not count:
+        return sizes, 0
     start = _HEAD.size + 4 * count
-    sizes = array("I", bytes(view[_HEAD.size : start]))
+    sizes.frombytes(memoryview(payload)[_HEAD.size : start])
     if sys.byteorder == "big":
         sizes.byteswap()
-    return sizes, len(view) - start - commands
+    return sizes, len(payload) - start - commands
 
 
 def is_kept(payload: Buffer) -> bool:

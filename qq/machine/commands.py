@@ -6,8 +6,11 @@ Lives here: the fields of each command and its place in AMQP. Not here: bytes (c
 Law: commands are stored in the log for ever. An opcode is never reused, and a command's fields never change; a command
 that needs more is a new command.
 
-Ids: `session` is one AMQP channel, opened once; `connection`, `session` and `consumer` are unique in one incarnation of
-the origin. Message ids count from 0 per consumer. A queue name "" means the queue that the session declared last.
+Ids: `session` is one AMQP channel, opened once, or a connection as its channel 0; `connection`, `session` and
+`consumer` are numbers of one sequence, unique in one incarnation of the origin. Message ids count from 0 per consumer.
+A queue name "" means the queue that the session declared last.
+
+A session acts in the virtual host of its connection. One that was never opened acts in DEFAULT_VHOST.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from typing import Any, NamedTuple
 
 Table = dict[str, Any]
 """An AMQP field table; values are None, bool, int, float, str, bytes, Decimal, aware datetime, list and Table."""
+
+
+DEFAULT_VHOST = "/"
 
 
 class Enqueue(NamedTuple):
@@ -63,6 +69,7 @@ class DeadLetter(NamedTuple):
     published with comes from the log.
     """
 
+    vhost: str
     queue: str
     number: int
     first: int
@@ -73,6 +80,10 @@ class DeadLetter(NamedTuple):
     bcc: list[str]
     expiration: str
     """The property that the messages were published with, "" without."""
+    has_content: bool
+    """The next two are told: exchanges that look into messages need them."""
+    headers: Table
+    properties: Table
 
 
 class Commit(NamedTuple):
@@ -105,6 +116,15 @@ class Checkout(NamedTuple):
     timeout_ms: int
     """How long a delivery may stay unacknowledged where nothing else says so; 0 for ever."""
     arguments: Table
+
+
+class ReplyTo(NamedTuple):
+    """Begin to consume direct replies: what is published to `name` by the default exchange goes to the channel."""
+
+    session: int
+    consumer: int
+    name: str
+    """Drawn by the node; nobody can guess it."""
 
 
 class SetPrefetch(NamedTuple):
@@ -193,6 +213,8 @@ class DeclareQueue(NamedTuple):
     durable: bool
     exclusive: bool
     auto_delete: bool
+    server_named: bool
+    """The client gave no name: the node has drawn this one."""
     arguments: Table
 
 
@@ -261,6 +283,21 @@ class UnbindExchange(NamedTuple):
     arguments: Table
 
 
+class Connect(NamedTuple):
+    """Open a connection to a virtual host (connection.open); `session` is its own id. Answered always."""
+
+    session: int
+    vhost: str
+    user: str
+
+
+class OpenChannel(NamedTuple):
+    """Open a channel (channel.open): the session acts in the virtual host of its connection. Answered if refused."""
+
+    session: int
+    connection: int
+
+
 class SessionDown(NamedTuple):
     """The channel closed: its consumers end and their unacked messages return."""
 
@@ -268,9 +305,40 @@ class SessionDown(NamedTuple):
 
 
 class ConnectionDown(NamedTuple):
-    """The connection closed, after its sessions: its exclusive queues go."""
+    """The connection closed, or was refused, after its sessions: its exclusive queues go."""
 
     connection: int
+
+
+class CloseConnection(NamedTuple):
+    """Have a connection of any node closed."""
+
+    node: str
+    connection: int
+    reason: str
+
+
+class PutVhost(NamedTuple):
+    """Create a virtual host, or describe it anew."""
+
+    name: str
+    description: str
+    tags: list[str]
+    default_queue_type: str
+    """Of queues that are declared without a type; "" is the broker's default."""
+
+
+class DeleteVhost(NamedTuple):
+    """A virtual host goes with everything in it, and its connections are closed."""
+
+    name: str
+
+
+class SetVhostLimits(NamedTuple):
+    """Replace the limits of a virtual host: max-connections, max-queues. Negative ones are none."""
+
+    vhost: str
+    limits: Table
 
 
 class PutUser(NamedTuple):
@@ -283,12 +351,55 @@ class PutUser(NamedTuple):
 
 
 class DeleteUser(NamedTuple):
+    """A user goes with all permissions, and the user's connections are closed."""
+
     name: str
+
+
+class SetUserLimits(NamedTuple):
+    """Replace the limits of a user: max-connections, max-channels. Negative ones are none."""
+
+    user: str
+    limits: Table
+
+
+class SetPermissions(NamedTuple):
+    """Let a user into a virtual host, to do this with what the patterns match."""
+
+    user: str
+    vhost: str
+    configure: str
+    write: str
+    read: str
+
+
+class ClearPermissions(NamedTuple):
+    user: str
+    vhost: str
+
+
+class SetTopicPermissions(NamedTuple):
+    """Restrict a user to the routing keys that match, at one exchange."""
+
+    user: str
+    vhost: str
+    exchange: str
+    write: str
+    read: str
+
+
+class ClearTopicPermissions(NamedTuple):
+    """Lift the restrictions at one exchange, or ("") at all."""
+
+    user: str
+    vhost: str
+    exchange: str
 
 
 class PutPolicy(NamedTuple):
     """Create or replace a policy, or an operator policy; it is checked outside, and what is wrong is ignored."""
 
+    vhost: str
     name: str
     operator: bool
     pattern: str
@@ -298,12 +409,13 @@ class PutPolicy(NamedTuple):
 
 
 class DeletePolicy(NamedTuple):
+    vhost: str
     name: str
     operator: bool
 
 
 class LimitPublishers(NamedTuple):
-    """How many publishers are remembered for deduplication, and for how long after their last message."""
+    """How many publishers each virtual host remembers for deduplication, for how long after their last message."""
 
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     age_ms: int
@@ -312,16 +424,8 @@ class LimitPublishers(NamedTuple):
 NO_PRIORITY = 256
 NO_TTL = 2**62
 
-Method = (
-    Enqueue
-    | Publish
-    | Commit
-    | Limit
-    | Checkout
-    | Cancel
-    | Get
-    | Recover
-    | DeclareQueue
+Declaration = (
+    DeclareQueue
     | DeleteQueue
     | PurgeQueue
     | BindQueue
@@ -331,24 +435,45 @@ Method = (
     | BindExchange
     | UnbindExchange
 )
-"""Commands that are a method of a client on its channel, and may be refused."""
+"""What clients do to what is in a virtual host."""
 
-Settlement = Settle | Return | Reject | Discard
-
-Command = (
-    Method
-    | Settlement
-    | DeadLetter
-    | SetPrefetch
-    | Credit
-    | SessionDown
-    | ConnectionDown
+Change = (
+    CloseConnection
+    | PutVhost
+    | DeleteVhost
+    | SetVhostLimits
     | PutUser
     | DeleteUser
+    | SetUserLimits
+    | SetPermissions
+    | ClearPermissions
+    | SetTopicPermissions
+    | ClearTopicPermissions
     | PutPolicy
     | DeletePolicy
     | LimitPublishers
 )
+"""What operators do; no client's method."""
+
+Method = (
+    Enqueue
+    | Publish
+    | Commit
+    | Limit
+    | Checkout
+    | ReplyTo
+    | Cancel
+    | Get
+    | Recover
+    | Declaration
+    | Connect
+    | OpenChannel
+)
+"""Commands that are a method of a client on its channel, and may be refused."""
+
+Settlement = Settle | Return | Reject | Discard
+
+Command = Method | Settlement | DeadLetter | SetPrefetch | Credit | SessionDown | ConnectionDown | Change
 
 OPCODES: dict[type[Command], int] = {
     Enqueue: 1,
@@ -358,7 +483,6 @@ OPCODES: dict[type[Command], int] = {
     Credit: 5,
     Cancel: 7,
     Recover: 9,
-    DeclareQueue: 10,
     DeleteQueue: 11,
     PurgeQueue: 12,
     BindQueue: 13,
@@ -372,17 +496,31 @@ OPCODES: dict[type[Command], int] = {
     PutUser: 21,
     DeleteUser: 22,
     Publish: 23,
-    DeadLetter: 24,
     Commit: 25,
     Checkout: 26,
     Get: 27,
     Reject: 28,
     SetPrefetch: 29,
     Limit: 30,
-    PutPolicy: 31,
-    DeletePolicy: 32,
     LimitPublishers: 33,
+    Connect: 34,
+    OpenChannel: 35,
+    DeclareQueue: 36,
+    DeadLetter: 37,
+    PutPolicy: 38,
+    DeletePolicy: 39,
+    CloseConnection: 40,
+    PutVhost: 41,
+    DeleteVhost: 42,
+    SetVhostLimits: 43,
+    SetUserLimits: 44,
+    SetPermissions: 45,
+    ClearPermissions: 46,
+    SetTopicPermissions: 47,
+    ClearTopicPermissions: 48,
+    ReplyTo: 49,
 }
+"""Retired: 6, 8, 10, 24, 31, 32."""
 
 METHODS: dict[type[Method], tuple[int, int]] = {
     Enqueue: (60, 40),
@@ -390,6 +528,7 @@ METHODS: dict[type[Method], tuple[int, int]] = {
     Commit: (90, 20),
     Limit: (60, 10),
     Checkout: (60, 20),
+    ReplyTo: (60, 20),
     Cancel: (60, 30),
     Get: (60, 70),
     Recover: (60, 110),
@@ -402,5 +541,7 @@ METHODS: dict[type[Method], tuple[int, int]] = {
     DeleteExchange: (40, 20),
     BindExchange: (40, 30),
     UnbindExchange: (40, 40),
+    Connect: (10, 40),
+    OpenChannel: (20, 10),
 }
 """AMQP class and method, for the error that closes the channel."""

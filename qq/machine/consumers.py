@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from qq.machine.effects import Deliver
 from qq.ranges import Range, RangeMap
 
 if TYPE_CHECKING:
@@ -80,6 +79,12 @@ class Consumer:
             return self.credit
         return min(self.credit, budget.limit - budget.held)
 
+    def hold(self, count: int) -> None:
+        """It is given `count` messages: it may have so many fewer."""
+        self.credit -= count
+        if self.budget is not None:
+            self.budget.held += count
+
     def mark(self, now_ms: int) -> None:
         """Note when the messages from `next_id` on are delivered."""
         marks = self.marks
@@ -105,12 +110,6 @@ class Consumer:
     def _mark_of(self, message_id: int) -> int:
         """Place of the last mark that is not behind a message."""
         return max(bisect_right(self.marks, message_id, key=itemgetter(0)) - 1, 0)
-
-    def delivery(self, ranges: list[Range]) -> Deliver:
-        histories = self.queue.histories_of(ranges)
-        return Deliver(
-            self.node, self.session, self.id, self.next_id, ranges, histories, self.queue.counts_failures
-        )
 
 
 class Turns:

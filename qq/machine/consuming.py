@@ -1,6 +1,6 @@
 """Consumers, what they hold, and what they say of it.
 
-Lives here: basic.consume, get, ack, nack, reject, recover, qos; the end of channels. Not here: which messages a
+Lives here: basic.consume, get, ack, nack, reject, recover, qos. Not here: which messages a
 consumer gets (queue.py), delivery tags (broker).
 
 Law: what is said of messages that nobody holds any more is ignored: it crossed with their return.
@@ -14,7 +14,16 @@ from qq.machine.arguments import CLASSIC, check_consumer_arguments
 from qq.machine.commands import Discard, Reject, Settle
 from qq.machine.consumers import CREDIT_MAX, Consumer
 from qq.machine.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Limited, Recovered
-from qq.machine.errors import access_refused, no_access, not_allowed, the_queue
+from qq.machine.errors import (
+    access_refused,
+    internal_error,
+    no_access,
+    not_allowed,
+    not_implemented,
+    precondition_failed,
+    the_queue,
+)
+from qq.machine.requesters import Requester, is_reply_name
 from qq.machine.settings import consumer_settings_of
 
 if TYPE_CHECKING:
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
         Get,
         Limit,
         Recover,
-        SessionDown,
+        ReplyTo,
         SetPrefetch,
         Settlement,
     )
@@ -65,11 +74,15 @@ class Taking:
 
     def get(self, command: Get) -> GetOk | GetEmpty:
         core = self._core
+        requester = core.requester(command.session, command.queue)
+        if requester is not None:
+            thing = the_queue(requester.name, core.vhost(command.session).name)
+            raise not_implemented(f"basic.get not supported by volatile {thing}")
         queue = core.queue(command.session, command.connection, command.queue)
         core.check_fresh(command.consumer)
         if queue.settings.single_active_consumer:
             raise no_access(
-                f"cannot obtain access to locked {the_queue(queue.name)}. basic.get operations are not "
+                f"cannot obtain access to locked {the_queue(queue.name, queue.vhost)}. basic.get operations are not "
                 f"supported by {queue.kind} queues with single active consumer"
             )
         core.serve(queue)
@@ -141,17 +154,38 @@ class Taking:
         core = self._core
         if command.tag in core.session(core.origin, command.session).tags:
             raise not_allowed(f"attempt to reuse consumer tag '{command.tag}'")
+        requester = core.requester(command.session, command.queue)
+        if requester is not None:
+            thing = the_queue(requester.name, core.vhost(command.session).name)
+            if requester[:2] == (core.origin, command.session):
+                raise precondition_failed(f"multiple consumers are unsupported for {thing}")
+            raise precondition_failed(f"only creator channel may consume from {thing}")
         queue = core.queue(command.session, command.connection, command.queue)
-        check_consumer_arguments(queue.name, queue.kind, command.arguments)
+        thing = the_queue(queue.name, queue.vhost)
+        check_consumer_arguments(thing, queue.kind, command.arguments)
         if command.exclusive and queue.settings.single_active_consumer:
-            raise access_refused(f"{the_queue(queue.name)} in exclusive use")
+            raise access_refused(f"{thing} in exclusive use")
         # RabbitMQ's quorum queues accept the flag and ignore it.
         if queue.kind == CLASSIC and (queue.exclusively_consumed or (command.exclusive and queue.consumers)):
-            raise access_refused(f"{the_queue(queue.name)} in exclusive use")
+            raise access_refused(f"{thing} in exclusive use")
         return queue
+
+    def reply_to(self, command: ReplyTo) -> Consuming:
+        core, name = self._core, command.name
+        vhost = core.vhost(command.session)
+        session = core.session(core.origin, command.session)
+        if session.requester is not None:
+            raise precondition_failed("reply consumer already set")
+        if not is_reply_name(name) or name in vhost.requesters:
+            raise internal_error(f"replies cannot come to '{name}'")
+        core.enter_requester(session, Requester(core.origin, command.session, command.consumer, name))
+        return Consuming(command.consumer)
 
     def cancel(self, command: Cancel) -> ConsumerCancelled:
         core = self._core
+        session = core.session(core.origin, command.session)
+        if session.requester is not None and session.requester.consumer == command.consumer:
+            core.forget_requester(session)
         consumer = core.consumers.get((core.origin, command.consumer))
         if consumer is not None and consumer.live and consumer.session == command.session:
             del core.sessions[core.origin, consumer.session].tags[consumer.tag]
@@ -183,11 +217,3 @@ class Taking:
         session.budget.limit = command.count
         self._core.look_again(session)
         return Limited()
-
-    # The end
-
-    def session_down(self, command: SessionDown) -> None:
-        core = self._core
-        session = core.sessions.pop((core.origin, command.session), None)
-        if session is not None:
-            core.end_consumers(list(session.consumers.values()), failed=True)

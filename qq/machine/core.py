@@ -1,7 +1,7 @@
 """What all commands share: the state, where in the log we are, and the effects so far.
 
 Lives here: sessions and whose consumer is whose; how an answer or an error is given; what happens at the end of an
-entry. Not here: what the commands do (publishing.py, consuming.py, declaring.py).
+entry. Not here: what the commands do (publishing.py, consuming.py, declaring.py, connecting.py, operating.py).
 
 Law: nothing is told twice and nothing is forgotten: each command that a client waits for adds one to its session's
 answers, whatever becomes of it.
@@ -9,16 +9,18 @@ answers, whatever becomes of it.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
-from base64 import urlsafe_b64encode
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from qq.machine.catalog import Catalog
+from qq.machine.codec import Buffer
 from qq.machine.commands import METHODS
 from qq.machine.consumers import Budget
 from qq.machine.effects import (
+    CloseConnection,
     ConsumerCancelled,
     ConsumerGone,
     DeliveryTimeout,
@@ -26,28 +28,53 @@ from qq.machine.effects import (
     Failed,
     Reply,
 )
-from qq.machine.errors import internal_error, not_found, precondition_failed
-from qq.machine.publishers import Publishers
-from qq.machine.timers import Timers
+from qq.machine.errors import (
+    CONNECTION_FORCED,
+    internal_error,
+    not_found,
+    precondition_failed,
+    reply_text,
+)
+from qq.machine.timers import NEVER_MS, Timers
+from qq.ranges import MESSAGE_MASK
+from qq.routing.content import Content
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from qq.machine.catalog import Connection
     from qq.machine.commands import Method
     from qq.machine.consumers import Consumer
     from qq.machine.effects import Result
     from qq.machine.errors import Refused
     from qq.machine.queue import Queue
+    from qq.machine.requesters import Requester
     from qq.machine.state import Answer
+    from qq.machine.vhost import VirtualHost
+
+
+ContentOf = Callable[[Buffer, int], Content]
+"""Reads of a stored message what routing may look at, given its number; never raises."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One AMQP channel, from its first command that is answered until `SessionDown`."""
+    """One AMQP channel, from its opening until `SessionDown`, or a connection's channel 0.
 
+    One that was never opened is there from its first command that is answered.
+    """
+
+    vhost: VirtualHost
+    """The one that it acts in; it may be deleted."""
+    user: str | None = None
+    """Whose channel it counts as, if it was opened."""
     queue: str = ""
     """The queue that was declared last."""
     consumers: dict[int, Consumer] = field(default_factory=dict)
     tags: dict[str, Consumer] = field(default_factory=dict)
     """Consumers that are not cancelled, by consumer tag."""
+    requester: Requester | None = None
+    """Its consumer of direct replies."""
     budget: Budget = field(default_factory=Budget)
     answers: int = 0
     """How many of its commands were answered."""
@@ -64,11 +91,11 @@ class Session:
 class Core:
     """The state of a machine, and the entry that is being applied to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, content_of: ContentOf) -> None:
+        self.content_of = content_of
         self.catalog = Catalog()
         self.sessions: dict[tuple[str, int], Session] = {}
         self.consumers: dict[tuple[str, int], Consumer] = {}
-        self.publishers = Publishers()
         self.dirty: dict[Queue, None] = {}
         """Queues that have something new in this entry."""
         self.dying: dict[Queue, None] = {}
@@ -76,6 +103,8 @@ class Core:
         self.queue_timers: Timers[Queue] = Timers()
         self.consumer_timers: Timers[Consumer] = Timers()
         self.effects: list[Effect] = []
+        self.behind_answer: list[Effect] = []
+        """What the command under way has to tell once it is answered."""
         self.origin = ""
         self.index = 0
         self.time_ms = 0
@@ -85,8 +114,27 @@ class Core:
         """Of the messages of the batch, in octets."""
         self.size = 0
         """Of all of them."""
+        self.payload: Buffer = b""
+        """The batch: the messages are at its end."""
+        self._offsets: list[int] = []
+        """Where in the payload of a batch they begin, ..."""
+        self._offsets_of = self.sizes
+        """... of the last batch that this was asked for."""
         self.position = 0
         """Of the command in the batch."""
+
+    # Messages
+
+    def contents(self, slot: int, count: int) -> Iterator[Content]:
+        """What routing may look at of so many messages of the batch."""
+        if self._offsets_of is not self.sizes:
+            start = len(self.payload) - self.size
+            self._offsets = list(accumulate(self.sizes, initial=start))
+            self._offsets_of = self.sizes
+        first = slot & MESSAGE_MASK
+        for start, end in pairwise(self._offsets[first : first + count + 1]):
+            yield self.content_of(self.payload[start:end], message_number(self.index, slot))
+            slot += 1
 
     # Answers
 
@@ -100,6 +148,8 @@ class Core:
         if type(result) is not ConsumerCancelled:
             session.answer = reply
         self.effects.append(reply)
+        self.effects += self.behind_answer
+        self.behind_answer = []
 
     def fail(self, command: Method, refused: Refused) -> None:
         """Close the channel of a command that cannot be carried out."""
@@ -118,12 +168,56 @@ class Core:
     def session(self, node: str, number: int) -> Session:
         known = self.sessions.get((node, number))
         if known is None:
-            known = self.sessions[node, number] = Session()
+            known = self.sessions[node, number] = Session(self.catalog.default_vhost)
         return known
+
+    def end_session(self, number: int) -> None:
+        """The session is down: what its consumers held returns."""
+        session = self.sessions.pop((self.origin, number), None)
+        if session is not None:
+            self._forget_channel(session)
+            self.end_consumers(list(session.consumers.values()), failed=True)
+
+    def end_sessions_of(self, node: str) -> None:
+        """All that the node has opened is gone."""
+        for key in [key for key in self.sessions if key[0] == node]:
+            self._forget_channel(self.sessions.pop(key))
+        for key in [key for key in self.catalog.connections if key[0] == node]:
+            self.catalog.disconnect(*key)
+        mine = [consumer for consumer in self.consumers.values() if consumer.node == node]
+        self.end_consumers(mine, failed=False)
+
+    def _forget_channel(self, session: Session) -> None:
+        self.forget_requester(session)
+        if session.user is not None:
+            self.catalog.count_channel(session.user, -1)
+
+    def close(self, connection: Connection, reason: str) -> None:
+        """Have a connection closed by its node, unless that was told already."""
+        if not connection.closing:
+            connection.closing = reason
+            self.effects.append(self.closing(connection))
+
+    def closing(self, connection: Connection) -> CloseConnection:
+        text = reply_text(CONNECTION_FORCED, connection.closing)
+        return CloseConnection(connection.node, connection.id, CONNECTION_FORCED, text)
+
+    def vhost(self, number: int) -> VirtualHost:
+        """Where the session acts. Raises Refused if that is deleted."""
+        vhost = self.session(self.origin, number).vhost
+        vhost.check()
+        return vhost
 
     def has_failed(self, session: int) -> bool:
         known = self.sessions.get((self.origin, session))
         return known is not None and known.failed
+
+    def publishes_to(self, session: int) -> VirtualHost | None:
+        """Where the session's messages go; None if it has failed, and nowhere. To publish makes no session."""
+        known = self.sessions.get((self.origin, session))
+        if known is None:
+            return self.catalog.default_vhost
+        return None if known.failed else known.vhost
 
     def last_declared(self, session: int) -> str:
         """The queue that is meant by no name. Raises Refused."""
@@ -134,15 +228,23 @@ class Core:
 
     def queue(self, session: int, connection: int, name: str) -> Queue:
         """The queue that the command means, if this connection may use it. Raises Refused."""
-        return self.catalog.queue(name or self.last_declared(session), (self.origin, connection))
-
-    def generated_name(self) -> str:
-        """A name for a server-named queue: no other command ever has this place in the log."""
-        place = f"{self.index}.{self.next_slot}.{self.position}"
-        digest = hashlib.sha256(place.encode()).digest()
-        return "amq.gen-" + urlsafe_b64encode(digest[:16]).decode().rstrip("=")
+        vhost = self.vhost(session)
+        return vhost.queue(name or self.last_declared(session), (self.origin, connection))
 
     # Consumers
+
+    def enter_requester(self, session: Session, requester: Requester) -> None:
+        session.requester = session.vhost.requesters[requester.name] = requester
+
+    def forget_requester(self, session: Session) -> None:
+        """Nobody gets what is published to its name any more."""
+        if session.requester is not None:
+            del session.vhost.requesters[session.requester.name]
+            session.requester = None
+
+    def requester(self, session: int, name: str) -> Requester | None:
+        """Who gets what is published to this name, if it is no queue's. Raises Refused."""
+        return self.vhost(session).requesters.get(name or self.last_declared(session))
 
     def check_fresh(self, consumer: int) -> None:
         if (self.origin, consumer) in self.consumers:
@@ -171,19 +273,25 @@ class Core:
 
     def checked_in(self, consumer: Consumer) -> None:
         """A consumer holds less than before: it may go, or its channel's other consumers may have more."""
-        self.touch(consumer.queue)
         self._room_for_others(consumer)
+        self.touch(consumer.queue)
         self.forget_if_over(consumer)
 
     def _room_for_others(self, consumer: Consumer) -> None:
         """What it does not hold any more, others on its channel may."""
+        if consumer.budget is None or not consumer.budget.limit:
+            return
         session = self.sessions.get((consumer.node, consumer.session))
-        if session is not None and consumer.budget is not None and consumer.budget.limit:
-            self.look_again(session)
+        if session is not None:
+            consumer.queue.turns.discard(consumer)  # the others have waited for it
+            self.look_again(session, consumer.id)
 
-    def look_again(self, session: Session) -> None:
-        """The channel's limit leaves room again, or another: its consumers may have more."""
-        for consumer in session.consumers.values():
+    def look_again(self, session: Session, last: int = 0) -> None:
+        """The channel's limit leaves room again, or another: its consumers may have more, that with the id `last` last.
+
+        By their ids: whose turn it is must follow from the state, also from one that was loaded.
+        """
+        for consumer in sorted(session.consumers.values(), key=lambda each: (each.id <= last, each.id)):
             if consumer.live and consumer.room > 0:
                 consumer.queue.give_credit(consumer, 0)
                 self.touch(consumer.queue)
@@ -224,10 +332,8 @@ class Core:
             self.touch(queue)
 
     def _turn(self, queue: Queue) -> None:
-        deliveries = queue.turn(self.time_ms)
-        self.effects.extend(deliveries)
-        for delivery in deliveries:
-            consumer = self.consumers[delivery.node, delivery.consumer]
+        for consumer, delivery in queue.turn(self.time_ms):
+            self.effects.append(delivery)
             if consumer.marks:
                 self.watch(consumer)
         if queue.dying:
@@ -249,44 +355,51 @@ class Core:
 
     def remove_queue(self, queue: Queue) -> None:
         """The queue goes with all its messages; later settlements of them find nothing."""
-        self.catalog.delete_queue(queue)
+        self.effects += self.take_queue(queue)
+
+    def take_queue(self, queue: Queue) -> list[ConsumerGone]:
+        """Remove a queue; returns what its consumers are to be told."""
+        self.catalog.vhosts[queue.vhost].delete_queue(queue)
         self.dirty.pop(queue, None)
         self.dying.pop(queue, None)
         self.queue_timers.set(queue, None)
+        gone: list[ConsumerGone] = []
         for consumer in queue.holders:
             self._forget(consumer)
             if consumer.budget is not None:
                 consumer.budget.held -= len(consumer.unacked)
             if consumer.live:
-                self.effects.append(ConsumerGone(consumer.node, consumer.session, consumer.id))
+                gone.append(ConsumerGone(consumer.node, consumer.session, consumer.id))
         for consumer in queue.holders:
             self._room_for_others(consumer)
+        return gone
 
     # Time
 
     def due_ms(self) -> int | None:
         """When there will be something to do that no command asks for; None for never."""
-        queue_ms, consumer_ms = self.queue_timers.due_ms(), self.consumer_timers.due_ms()
-        if queue_ms is None or consumer_ms is None:
-            return consumer_ms if queue_ms is None else queue_ms
-        return min(queue_ms, consumer_ms)
+        due_ms = min(self.queue_timers.next_ms, self.consumer_timers.next_ms)
+        return None if due_ms == NEVER_MS else due_ms
 
     def end_entry(self) -> None:
         """Do what time brings, and serve the queues that have something new, in the order in which they got it."""
         now_ms = self.time_ms
         # In an order that does not depend on when a timer was set: a state that was loaded sets them all at once.
-        for consumer in sorted(self.consumer_timers.pop_due(now_ms), key=_consumer_key):
-            self._consumer_is_due(consumer)
-        for queue in sorted(self.queue_timers.pop_due(now_ms), key=_queue_key):
-            if queue.is_abandoned(now_ms):
-                self.remove_queue(queue)
-            else:
-                self.touch(queue)
+        consumer_timers, queue_timers = self.consumer_timers, self.queue_timers
+        if consumer_timers.next_ms <= now_ms:
+            for consumer in sorted(consumer_timers.pop_due(now_ms), key=_consumer_key):
+                self._consumer_is_due(consumer)
+        if queue_timers.next_ms <= now_ms:
+            for queue in sorted(queue_timers.pop_due(now_ms), key=_queue_key):
+                if queue.is_abandoned(now_ms):
+                    self.remove_queue(queue)
+                else:
+                    self.touch(queue)
         for queue in self.dirty:
             self._turn(queue)
             due_ms = queue.due_ms()
-            if due_ms is not None or queue in self.queue_timers:
-                self.queue_timers.set(queue, due_ms)
+            if due_ms is not None or queue_timers.next_ms != NEVER_MS:
+                queue_timers.set(queue, due_ms)
         self.dirty.clear()
 
     def _consumer_is_due(self, consumer: Consumer) -> None:
@@ -299,9 +412,8 @@ class Core:
         node, number = consumer.node, consumer.session
         if self.session(node, number).failed:
             return  # its channel is about to go
-        self.effects.append(
-            DeliveryTimeout(node, number, consumer.id, consumer.tag, queue.name, message_id, timeout_ms)
-        )
+        place = queue.vhost, queue.name, message_id
+        self.effects.append(DeliveryTimeout(node, number, consumer.id, consumer.tag, *place, timeout_ms))
         by_cancelling = queue.settings.timeout_action == "cancel-consumer" and consumer.can_be_cancelled
         if by_cancelling and consumer.live:
             self.effects.append(ConsumerGone(node, number, consumer.id))
@@ -312,6 +424,20 @@ class Core:
                 f"{timeout_ms} ms. This timeout value can be configured, see consumers doc guide to learn more"
             )
             self._fail(node, number, refused.code, refused.text, (0, 0))
+
+
+def message_number(index: int, slot: int) -> int:
+    """No other message has it."""
+    return index << _SLOT_BITS | slot
+
+
+_SLOT_BITS = 32
+"""Of a batch's ordinal and a message's."""
+
+
+def no_content(_message: Buffer, number: int) -> Content:
+    """For a machine that routes nothing by what is in a message."""
+    return Content({}, {}, number)
 
 
 def _queue_key(queue: Queue) -> int:

@@ -76,6 +76,10 @@ class Limited(NamedTuple):
     pass
 
 
+class Connected(NamedTuple):
+    """The connection is open: its client is in the virtual host."""
+
+
 Result = (
     QueueDeclared
     | QueueDeleted
@@ -88,6 +92,7 @@ Result = (
     | Recovered
     | Committed
     | Limited
+    | Connected
 )
 
 
@@ -132,6 +137,17 @@ class Returned(NamedTuple):
     text: str
 
 
+class DirectReply(NamedTuple):
+    """Send messages to a consumer of direct replies. Nothing is told again: what does not get there is lost."""
+
+    node: str
+    session: int
+    consumer: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
+    first_slot: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+
+
 class Rejected(NamedTuple):
     """Refuse messages that were published in confirm mode: a queue has no room for them, and no queue has got them."""
 
@@ -148,6 +164,7 @@ class DeliveryTimeout(NamedTuple):
     session: int
     consumer: int
     tag: str
+    vhost: str
     queue: str
     message_id: int
     timeout_ms: int
@@ -159,6 +176,16 @@ class ConsumerGone(NamedTuple):
     node: str
     session: int
     consumer: int
+
+
+class CloseConnection(NamedTuple):
+    """Close a connection, whoever opened it: an operator wants it, or its virtual host or its user is gone."""
+
+    node: str
+    session: int
+    """The connection's own."""
+    code: int
+    text: str
 
 
 class Known(NamedTuple):
@@ -182,6 +209,28 @@ class OriginExpelled(NamedTuple):
     node: str
 
 
-Effect = (
-    Deliver | Reply | Failed | Returned | Rejected | DeliveryTimeout | ConsumerGone | Known | OriginExpelled
+class DeadLettered(NamedTuple):
+    """Messages have left their queue as dead letters, for the counters of the node that saw to it."""
+
+    node: str
+    reason: str
+    strategy: str
+    """Of the queue: at-most-once or at-least-once."""
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+
+
+SessionEffect = (
+    Deliver
+    | Reply
+    | Failed
+    | Returned
+    | DirectReply
+    | Rejected
+    | DeliveryTimeout
+    | ConsumerGone
+    | CloseConnection
+    | Known
 )
+"""About one session."""
+
+Effect = SessionEffect | OriginExpelled | DeadLettered

@@ -5,16 +5,17 @@ Law: a refusal changes nothing; it is raised before the first change.
 
 from __future__ import annotations
 
-VHOST = "/"
-
 NO_ROUTE = 312
+CONNECTION_FORCED = 320
 
 _NAMES = {
+    CONNECTION_FORCED: "CONNECTION_FORCED",
     403: "ACCESS_REFUSED",
     404: "NOT_FOUND",
     405: "RESOURCE_LOCKED",
     406: "PRECONDITION_FAILED",
     530: "NOT_ALLOWED",
+    540: "NOT_IMPLEMENTED",
     541: "INTERNAL_ERROR",
 }
 
@@ -25,15 +26,20 @@ class Refused(Exception):
     def __init__(self, code: int, explanation: str) -> None:
         super().__init__(explanation)
         self.code = code
-        self.text = f"{_NAMES[code]} - {explanation}"
+        self.text = reply_text(code, explanation)
 
 
-def the_queue(name: str) -> str:
-    return f"queue '{name}' in vhost '{VHOST}'"
+def reply_text(code: int, explanation: str) -> str:
+    """What a client is told: the name of the code, and why."""
+    return f"{_NAMES[code]} - {explanation}"
 
 
-def the_exchange(name: str) -> str:
-    return f"exchange '{name}' in vhost '{VHOST}'"
+def the_queue(name: str, vhost: str) -> str:
+    return f"queue '{name}' in vhost '{vhost}'"
+
+
+def the_exchange(name: str, vhost: str) -> str:
+    return f"exchange '{name}' in vhost '{vhost}'"
 
 
 def access_refused(explanation: str) -> Refused:
@@ -45,9 +51,10 @@ def not_found(thing: str) -> Refused:
 
 
 def locked(queue: str) -> Refused:
+    """`queue` is from `the_queue`."""
     return Refused(
         405,
-        f"cannot obtain exclusive access to locked {the_queue(queue)}. It could be originally declared on another "
+        f"cannot obtain exclusive access to locked {queue}. It could be originally declared on another "
         "connection or the exclusive property value does not match that of the original declaration.",
     )
 
@@ -62,6 +69,10 @@ def precondition_failed(explanation: str) -> Refused:
 
 def not_allowed(explanation: str) -> Refused:
     return Refused(530, explanation)
+
+
+def not_implemented(explanation: str) -> Refused:
+    return Refused(540, explanation)
 
 
 def internal_error(explanation: str) -> Refused:

@@ -1,7 +1,8 @@
 """The replicated state machine: what the log calls, and which command is carried out by whom.
 
 Lives here: the order of an entry, and the whole state as bytes. Not here: what commands do (publishing.py,
-consuming.py, declaring.py), what they share (core.py), bytes (codec.py, state.py), replication (cluster).
+consuming.py, declaring.py, connecting.py, operating.py), what they share (core.py), bytes (codec.py, state.py),
+replication (cluster).
 
 Law: a method depends on its arguments and on self, nothing else. No clock, no randomness, no iteration over sets, no
 floats. Nothing that a client or a node can send makes it raise: a command that cannot be carried out yields `Failed`
@@ -14,48 +15,74 @@ import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine import commands as c
-from qq.machine.catalog import Exchange, User
+from qq.machine.access import Permissions, TopicPermissions, User
+from qq.machine.catalog import Connection
 from qq.machine.codec import MalformedBatch, decode_commands, keep, message_sizes
+from qq.machine.connecting import Connecting
 from qq.machine.consumers import Consumer
 from qq.machine.consuming import Taking
-from qq.machine.core import Core
+from qq.machine.core import ContentOf, Core, no_content
 from qq.machine.declaring import Declaring
 from qq.machine.effects import Known, OriginExpelled
 from qq.machine.errors import Refused
+from qq.machine.operating import Operating
 from qq.machine.policies import Policy
 from qq.machine.publishing import Publishing
 from qq.machine.queue import Dying, Queue, held
+from qq.machine.requesters import Requester
 from qq.machine.settings import consumer_settings_of, settings_of
-from qq.machine.state import ConsumerRow, Frozen, SessionRow, answer_of, read_dump
+from qq.machine.state import (
+    VERSION,
+    ConnectionRow,
+    ConsumerRow,
+    Frozen,
+    SessionRow,
+    VhostRow,
+    answer_of,
+    read_dump,
+)
+from qq.machine.vhost import Exchange
 from qq.ranges import MESSAGE_BITS, Range
-from qq.routing.exchanges import Binding, Destination, DestinationKind
+from qq.routing.routers import Binding, Destination, DestinationKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from qq.machine.catalog import Catalog
     from qq.machine.effects import Deliver, Effect, Result
+    from qq.machine.state import Dump, VhostRef
+    from qq.machine.vhost import VirtualHost
 
 
 class DyingMessages(NamedTuple):
     """The first messages of a queue that wait to be dead-lettered, for the node that sees to it."""
 
+    vhost: str
     queue: str
     number: int
     """Of the queue."""
     first: int
     """Number of the first of these messages."""
     ranges: list[Range]
+    needs_content: bool
+    """The command has to tell what routing may look at of the messages."""
 
 
 class QueueMachine:
-    """Queues, and the catalog they live in."""
+    """Virtual hosts with their queues, and who may use them."""
 
-    def __init__(self) -> None:
-        self._begin(Core())
+    version = VERSION
+
+    def __init__(self, content_of: ContentOf = no_content) -> None:
+        """`content_of` is for exchanges that look into messages; it is the same on all nodes."""
+        core = Core(content_of)
+        core.catalog.begin()
+        self._begin(core)
 
     def _begin(self, core: Core) -> None:
         self._core = core
         publishing, taking, declaring = Publishing(core), Taking(core), Declaring(core)
+        connecting, operating = Connecting(core), Operating(core)
         self._publishing = publishing
         self._handlers: dict[type[c.Command], Callable[[Any], None]] = {
             c.Publish: publishing.publish,
@@ -66,16 +93,28 @@ class QueueMachine:
             c.Reject: taking.settle,
             c.Credit: taking.credit,
             c.SetPrefetch: taking.set_prefetch,
-            c.SessionDown: taking.session_down,
-            c.ConnectionDown: declaring.connection_down,
-            c.PutUser: declaring.put_user,
-            c.DeleteUser: declaring.delete_user,
-            c.PutPolicy: declaring.put_policy,
-            c.DeletePolicy: declaring.delete_policy,
-            c.LimitPublishers: declaring.limit_publishers,
+            c.OpenChannel: connecting.open_channel,
+            c.SessionDown: connecting.session_down,
+            c.ConnectionDown: connecting.connection_down,
+            c.CloseConnection: connecting.close_connection,
+            c.PutVhost: operating.put_vhost,
+            c.DeleteVhost: operating.delete_vhost,
+            c.SetVhostLimits: operating.set_vhost_limits,
+            c.PutUser: operating.put_user,
+            c.DeleteUser: operating.delete_user,
+            c.SetUserLimits: operating.set_user_limits,
+            c.SetPermissions: operating.set_permissions,
+            c.ClearPermissions: operating.clear_permissions,
+            c.SetTopicPermissions: operating.set_topic_permissions,
+            c.ClearTopicPermissions: operating.clear_topic_permissions,
+            c.PutPolicy: operating.put_policy,
+            c.DeletePolicy: operating.delete_policy,
+            c.LimitPublishers: operating.limit_publishers,
         }
         self._methods: dict[type[c.Command], Callable[[Any], Result]] = {
+            c.Connect: connecting.connect,
             c.Checkout: taking.checkout,
+            c.ReplyTo: taking.reply_to,
             c.Cancel: taking.cancel,
             c.Get: taking.get,
             c.Recover: taking.recover,
@@ -104,6 +143,7 @@ class QueueMachine:
         core = self._core
         core.origin, core.index, core.time_ms = origin, index, time_ms
         core.next_slot = ordinal << MESSAGE_BITS
+        core.payload = payload
         core.sizes, core.size = message_sizes(payload)
         handlers, publishing = self._handlers, self._publishing
         ahead = iter(enumerate(commands))
@@ -123,6 +163,7 @@ class QueueMachine:
             else:
                 self._answer(command)
         publishing.flush()
+        core.payload = b""
         return core.take_effects()
 
     def end_entry(self, time_ms: int) -> list[Effect]:
@@ -139,18 +180,19 @@ class QueueMachine:
         """The node restarted or was given up: what its sessions held returns, its exclusive queues go."""
         core = self._core
         core.time_ms = time_ms
-        for key in [key for key in core.sessions if key[0] == origin]:
-            del core.sessions[key]
-        mine = [consumer for consumer in core.consumers.values() if consumer.node == origin]
-        core.end_consumers(mine, failed=False)
-        for queue in core.catalog.owned_queues_of_node(origin):
-            core.remove_queue(queue)
+        core.end_sessions_of(origin)
+        for vhost in core.catalog.vhosts.values():
+            for queue in vhost.owned_queues_of_node(origin):
+                core.remove_queue(queue)
         if expelled:
             core.effects.append(OriginExpelled(origin))
         return core.take_effects()
 
     def outstanding(self, origin: str) -> list[Effect]:
-        """What the sessions of a node are owed: for each its last answer, all that its consumers hold, and `Known`."""
+        """What the sessions of a node are owed: for each its last answer, all that its consumers hold, and `Known`.
+
+        At the end come the connections that it has to close.
+        """
         effects: list[Effect] = []
         for (node, number), session in self._core.sessions.items():
             if node != origin:
@@ -162,7 +204,12 @@ class QueueMachine:
                 if consumer.next_id:
                     effects.extend(_deliveries(consumer))
             live = [consumer.id for consumer in session.consumers.values() if consumer.live]
+            if session.requester is not None:
+                live.append(session.requester.consumer)
             effects.append(Known(node, number, session.answers, live))
+        connections = self._core.catalog.connections.values()
+        mine = [connection for connection in connections if connection.node == origin]
+        effects.extend(self._core.closing(connection) for connection in mine if connection.closing)
         return effects
 
     def compact(self, payload: bytes | memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
@@ -188,31 +235,27 @@ class QueueMachine:
     # What the shell may look at
 
     @property
-    def queues(self) -> Mapping[str, Queue]:
-        """By name; `ready`, `unacked` and `consumers` of each are the counts to show."""
-        return self._core.catalog.queues
+    def vhosts(self) -> Mapping[str, VirtualHost]:
+        """By name. `ready`, `unacked` and `consumers` of their queues are the counts to show."""
+        return self._core.catalog.vhosts
 
     @property
-    def exchanges(self) -> Mapping[str, Exchange]:
-        return self._core.catalog.exchanges
+    def catalog(self) -> Catalog:
+        """Users and what they are permitted (`access`), and the connections of the whole cluster."""
+        return self._core.catalog
 
     @property
-    def bindings(self) -> Sequence[Binding]:
-        return list(self._core.catalog.bindings)
+    def revision(self) -> int:
+        """That of the catalog, at hand for those who ask it often."""
+        return self._core.catalog.access.revision
 
     @property
     def users(self) -> Mapping[str, User]:
-        return self._core.catalog.users
+        return self._core.catalog.access.users
 
-    @property
-    def policies(self) -> Sequence[Policy]:
-        """Those of users first, by name."""
-        return self._core.catalog.policies.rows()
-
-    @property
-    def publishers_bounds(self) -> tuple[int, int]:
-        """How many publishers are remembered, and for how long (ms) after their last message."""
-        return self._core.publishers.bounds
+    def queues(self) -> Iterator[Queue]:
+        """Those of all virtual hosts."""
+        return self._core.catalog.queues()
 
     @property
     def consumers(self) -> Mapping[tuple[str, int], Consumer]:
@@ -224,23 +267,40 @@ class QueueMachine:
         for queue in self._core.dying:
             if not queue.retry_ms:
                 first = [dead.range for dead, _ in zip(queue.dying, range(ranges_max), strict=False)]
-                yield DyingMessages(queue.name, queue.number, queue.dying_first, first)
+                needs_content = self._publishing.needs_content(queue)
+                place = queue.vhost, queue.name, queue.number, queue.dying_first
+                yield DyingMessages(*place, first, needs_content)
 
     # The whole state
 
     def freeze(self) -> Frozen:
         """The state as it is now, to be read on any thread."""
         core, catalog = self._core, self._core.catalog
+        access = catalog.access
         return Frozen(
-            users=list(catalog.users.values()),
-            policies=catalog.policies.rows(),
-            exchanges=list(catalog.exchanges.values()),
+            users=list(access.users.values()),
+            user_limits=list(access.limits.items()),
+            permissions=list(access.all_permissions.values()),
+            topic_permissions=list(access.all_topic_permissions.values()),
+            publishers_bounds=catalog.publishers_bounds,
+            vhosts=[_vhost_row(vhost) for vhost in catalog.vhosts.values()],
             queues_declared=catalog.queues_declared,
-            queues=[queue.freeze() for queue in catalog.queues.values()],
-            bindings=list(catalog.bindings),
-            publishers=core.publishers.freeze(),
+            queues=[queue.freeze() for queue in catalog.queues()],
+            connections=[
+                ConnectionRow(*key, _vhost_ref(connection.vhost), connection.user, connection.closing)
+                for key, connection in catalog.connections.items()
+            ],
             sessions=[
-                SessionRow(key, session.queue, session.budget.limit, session.answers, session.answer)
+                SessionRow(
+                    key,
+                    _vhost_ref(session.vhost),
+                    session.user,
+                    session.queue,
+                    session.budget.limit,
+                    session.requester and session.requester[2:],
+                    session.answers,
+                    session.answer,
+                )
                 for key, session in core.sessions.items()
             ],
             consumers=[
@@ -264,30 +324,35 @@ class QueueMachine:
     def load(self, data: bytes) -> None:
         """Replace the state by a dumped one. Raises MalformedDump."""
         state = read_dump(data)
-        self._begin(Core())
+        revision = self._core.catalog.revision
+        self._begin(Core(self._core.content_of))
         core, catalog = self._core, self._core.catalog
-        for user in state.users:
-            catalog.put_user(User(*user))
-        for policy in state.policies:
-            catalog.put_policy(Policy(*policy))
-        for exchange in state.exchanges:
-            if exchange[0] not in catalog.exchanges:
-                catalog.restore_exchange(Exchange(*exchange))
+        self._load_access(state)
+        catalog.limit_publishers(*state.publishers_bounds)
+        for row in state.vhosts:
+            self._load_vhost(row)
+        queues: dict[int, Queue] = {}
         for row, dying in zip(state.queues, state.dying, strict=True):
-            self._load_queue(row, dying)
+            queue = self._load_queue(row, dying)
+            queues[queue.number] = queue
         catalog.queues_declared = state.queues_declared
-        for source, kind, name, routing_key, arguments in state.bindings:
-            destination = Destination(DestinationKind(kind), name)
-            catalog.restore_binding(Binding(source, destination, routing_key, arguments))
-        core.publishers.load(*state.publishers)
-        for node, number, last_declared, limit, answers, answer in state.sessions:
+        for row in state.vhosts:
+            self._load_bindings(row)
+        for node, number, vhost, user, closing in state.connections:
+            catalog.restore_connection(Connection(node, number, self._vhost(vhost), user, closing))
+        for (node, number), vhost, user, last_declared, limit, requester, answers, answer in state.sessions:
             session = core.session(node, number)
+            session.vhost, session.user = self._vhost(vhost), user
             session.queue, session.answers = last_declared, answers
             session.budget.limit = limit
+            if requester is not None:
+                core.enter_requester(session, Requester(node, number, *requester))
             session.answer = answer_of(node, number, answer)
+            if user is not None:
+                catalog.count_channel(user, 1)
         for row, unacked in zip(state.consumers, state.unacked, strict=True):
-            self._load_consumer(row, unacked)
-        for queue, row in zip(catalog.queues.values(), state.queues, strict=True):
+            self._load_consumer(queues, row, unacked)
+        for queue, row in zip(queues.values(), state.queues, strict=True):
             *_, turns, active = row
             for node, number in turns:
                 queue.turns.add(core.consumers[node, number])
@@ -295,13 +360,52 @@ class QueueMachine:
             core.queue_timers.set(queue, queue.due_ms())
             if queue.dying:
                 core.dying[queue] = None
-        for name in state.dirty:
-            core.dirty[catalog.queues[name]] = None
+        for number in state.dirty:
+            core.dirty[queues[number]] = None
+        # Whoever remembers something of the former state has to look again.
+        catalog.access.revision += revision + 1
 
-    def _load_queue(self, row: list[Any], dying: list[list[Any]]) -> None:
-        name, kind, durable, owner, auto_delete, arguments, number, had_consumer, used_ms = row[:9]
-        backlog, histories, (dying_first, dying_count, retry_ms), _, _ = row[9:]
+    def _load_access(self, state: Dump) -> None:
+        access = self._core.catalog.access
+        for user in state.users:
+            access.put_user(User(*user))
+        for user, limits in state.user_limits:
+            access.set_limits(user, limits)
+        for row in state.permissions:
+            access.set_permissions(Permissions(*row))
+        for row in state.topic_permissions:
+            access.set_topic_permissions(TopicPermissions(*row))
+
+    def _load_vhost(self, row: list[Any]) -> None:
+        """A virtual host without its bindings: they are between queues."""
+        name, description, tags, default_queue_type, limits, policies, exchanges, _, publishers = row
+        vhost = self._core.catalog.put_vhost(name)
+        vhost.describe(description, tags, default_queue_type)
+        vhost.set_limits(limits)
+        for policy in policies:
+            vhost.put_policy(Policy(*policy))
+        for exchange in exchanges:
+            if exchange[0] not in vhost.exchanges:
+                vhost.restore_exchange(Exchange(*exchange))
+        vhost.publishers.load(*publishers)
+
+    def _load_bindings(self, row: list[Any]) -> None:
+        name, *_, bindings, _ = row
+        vhost = self._core.catalog.vhosts[name]
+        for source, kind, destination_name, routing_key, arguments in bindings:
+            destination = Destination(DestinationKind(kind), destination_name)
+            vhost.restore_binding(Binding(source, destination, routing_key, arguments))
+
+    def _vhost(self, ref: VhostRef) -> VirtualHost:
+        name, is_deleted = ref
+        catalog = self._core.catalog
+        return catalog.gone_vhost(name) if is_deleted else catalog.vhosts[name]
+
+    def _load_queue(self, row: list[Any], dying: list[list[Any]]) -> Queue:
+        vhost, name, kind, durable, owner, auto_delete, arguments, number, had_consumer, used_ms = row[:10]
+        backlog, histories, (dying_first, dying_count, retry_ms), _, _ = row[10:]
         queue = Queue(
+            vhost=vhost,
             name=name,
             kind=kind,
             durable=durable,
@@ -319,16 +423,20 @@ class QueueMachine:
         queue.backlog.load(backlog)
         queue.histories.load(histories)
         queue.dying.extend(Dying(Range(*messages), reason, time_ms) for messages, reason, time_ms in dying)
-        self._core.catalog.restore_queue(queue)
+        queue.dying_size = sum(dead.range.size for dead in queue.dying)
+        self._core.catalog.vhosts[vhost].restore_queue(queue)
+        return queue
 
-    def _load_consumer(self, row: list[Any], unacked: list[tuple[int, list[int]]]) -> None:
+    def _load_consumer(
+        self, queues: Mapping[int, Queue], row: list[Any], unacked: list[tuple[int, list[int]]]
+    ) -> None:
         core = self._core
-        node, session, channel, number, queue_name, tag, *properties = row
+        node, session, channel, number, queue_number, tag, *properties = row
         credit, prefetch, no_ack, exclusive, auto_credit, cancel_on_failover, can_be_cancelled = properties[
             :7
         ]
         timeout_ms, arguments, budgeted, live, next_id, marks = properties[7:]
-        queue = core.catalog.queues[queue_name]
+        queue = queues[queue_number]
         consumer = Consumer(
             node=node,
             session=session,
@@ -368,17 +476,35 @@ class QueueMachine:
         return hashlib.sha256(self.dump()).hexdigest()
 
 
+def _vhost_ref(vhost: VirtualHost) -> VhostRef:
+    return vhost.name, vhost.is_deleted
+
+
+def _vhost_row(vhost: VirtualHost) -> VhostRow:
+    return VhostRow(
+        vhost.name,
+        vhost.description,
+        vhost.tags,
+        vhost.default_queue_type,
+        vhost.limits,
+        vhost.policies.rows(),
+        list(vhost.exchanges.values()),
+        list(vhost.bindings),
+        vhost.publishers.freeze(),
+    )
+
+
 def _deliveries(consumer: Consumer) -> Iterator[Deliver]:
     """Everything that the consumer holds, as if it were delivered again."""
-    delivery: Deliver | None = None
-    next_id = 0
+    queue = consumer.queue
+    ranges: list[Range] = []
+    first_id = next_id = 0
     for first, messages in held(consumer):
-        if delivery is None or first != next_id:
-            if delivery is not None:
-                yield delivery
-            delivery = consumer.delivery([])._replace(first_id=first)
-        delivery.ranges.append(messages)
-        delivery.histories.update(consumer.queue.histories_of((messages,)))
+        if first != next_id:
+            if ranges:
+                yield queue.delivery(consumer, first_id, ranges)
+            ranges, first_id = [], first
+        ranges.append(messages)
         next_id = first + messages.count
-    if delivery is not None:
-        yield delivery
+    if ranges:
+        yield queue.delivery(consumer, first_id, ranges)

@@ -17,7 +17,7 @@ from qq.machine.arguments import CLASSIC, MODULES, QUORUM, is_routing_key
 from qq.machine.patterns import PATTERN_BYTES_MAX, InvalidPattern, Pattern
 
 if TYPE_CHECKING:
-    from qq.machine.commands import Table
+    from qq.machine.commands import PutPolicy, Table
 
 ANSWERS_MAX = 50_000
 """Remembered answers of patterns; beyond it the memory starts again."""
@@ -51,6 +51,12 @@ class Policy(NamedTuple):
     priority: int
     apply_to: str
     operator: bool = False
+
+
+def policy_of(command: PutPolicy) -> Policy:
+    """What the command is to make."""
+    _, name, operator, pattern, apply_to, priority, definition = command
+    return Policy(name, pattern, definition, priority, apply_to, operator)
 
 
 class Policies:
@@ -157,7 +163,7 @@ def check_policy(policy: Policy) -> None:
 
 
 def erlang_term(value: Any) -> str:
-    """Print a value as RabbitMQ's texts do."""
+    """Print a value that was JSON as RabbitMQ's texts do."""
     match value:
         case None:
             return "null"

@@ -14,18 +14,27 @@ from typing import TYPE_CHECKING
 
 from qq.machine.arguments import EXPIRY_MAX_MS
 from qq.machine.commands import NO_PRIORITY, NO_TTL, Enqueue, Publish
-from qq.machine.effects import Committed, Rejected, Returned
+from qq.machine.core import message_number
+from qq.machine.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
 from qq.machine.errors import NO_ROUTE, Refused, precondition_failed
 from qq.machine.history import died, is_cycle
+from qq.machine.requesters import is_reply_name
 from qq.ranges import MESSAGE_MASK, Range
+from qq.routing.content import Content, NeedsContent
+from qq.routing.exchanges import DEFAULT_EXCHANGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from qq.machine.commands import Command, Commit, DeadLetter
+    from qq.machine.consumers import Budget
     from qq.machine.core import Core
     from qq.machine.queue import Dying, Queue
+    from qq.machine.vhost import VirtualHost
 
+
+Part = tuple[int, int, "Sequence[Queue]"]
+"""Messages of a command that go to the same queues: the first, how many, and the queues."""
 
 SEQUENCE_MAX = 2**63 - 1
 """Of a publisher that wants deduplication."""
@@ -46,15 +55,24 @@ class Publishing:
     def enqueue(self, command: Enqueue) -> None:
         """Publish plain messages: the path that nothing else may slow down."""
         core = self._core
-        session, _, count, exchange, routing_key, mandatory, _ = command
+        session, _, count, exchange, routing_key, _, _ = command
         slot = core.next_slot
         core.next_slot = slot + count
-        if core.has_failed(session):
+        known = core.sessions.get((core.origin, session))  # as in `publishes_to`
+        if known is None:
+            vhost = core.catalog.default_vhost
+        elif type(known.answer) is Failed:
             return
+        else:
+            vhost = known.vhost
         try:
-            queues = core.catalog.route(exchange, routing_key)
+            queues = vhost.route(exchange, routing_key)
         except Refused as refused:
             core.fail(command, refused)
+            return
+        except NeedsContent:
+            self.flush()
+            self._publish_parts(_as_publish(command), vhost, slot)
             return
         first = slot & MESSAGE_MASK
         if count == 1:
@@ -70,12 +88,12 @@ class Publishing:
         self.flush()
         for queue in queues:
             if not queue.is_plain:
-                self._publish_plain(command, queues, slot)
+                self._publish_plain(command, vhost, queues, slot)
                 return
         if queues:
             self._queues, self._slot, self._count, self._size = queues, slot, count, size
-        elif mandatory:
-            self._return(command, slot, count)
+        else:
+            self._send_or_return(command, (routing_key,), vhost, slot, count)
 
     def flush(self) -> None:
         """Bring into the queues what `enqueue` has gathered: to be called before any other command, and at the end."""
@@ -90,24 +108,26 @@ class Publishing:
 
     def publish(self, command: Publish) -> None:
         """Publish messages with properties that matter."""
-        slot, sizes = self._next(command.count)
-        if self._core.has_failed(command.session):
+        core = self._core
+        slot = core.next_slot
+        core.next_slot = slot + command.count
+        vhost = core.publishes_to(command.session)
+        if vhost is None:
             return
         try:
-            queues = self._route(command)
+            self._publish_parts(command, vhost, slot)
         except Refused as refused:
-            self._core.fail(command, refused)
-            return
-        self._publish(command, queues, slot, sizes)
+            core.fail(command, refused)
 
     def commit(self, command: Commit, content: Sequence[Command], settle: Callable[[Command], None]) -> None:
         """Carry out what a transaction consists of, or nothing of it; `settle` carries out a settlement."""
         core = self._core
         start = core.next_slot
         published = sum(part.count for part in content if isinstance(part, Enqueue | Publish))
-        if not core.has_failed(command.session):
+        vhost = core.publishes_to(command.session)
+        if vhost is not None:
             try:
-                self._check(content)
+                self._check(vhost, content)
             except Refused as refused:
                 core.fail(command, refused)
             else:
@@ -128,16 +148,22 @@ class Publishing:
     def dead_letter(self, command: DeadLetter) -> None:
         """Move dying messages on, if they are still where the command says."""
         core = self._core
-        queue = core.catalog.queues.get(command.queue)
-        if queue is None or queue.number != command.number:
+        vhost = core.catalog.vhosts.get(command.vhost)
+        queue = None if vhost is None else vhost.queues.get(command.queue)
+        if vhost is None or queue is None or queue.number != command.number:
             return
+        if self.needs_content(queue) and not command.has_content:
+            return  # exchanges and bindings were others when the leader looked; it looks again
         taken = queue.take_dying(command.first, command.count)
         kept: list[Dying] = []
+        left: dict[str, int] = {}
         is_stuck = True
         for dead in taken:
             # In their order: behind one that has to stay the others stay, too.
-            moved = 0 if kept else self._move(queue, dead, command)
+            moved = 0 if kept else self._move(vhost, queue, dead, command)
             is_stuck = is_stuck and not moved
+            if moved:
+                left[dead.reason] = left.get(dead.reason, 0) + moved
             if moved < dead.range.count:
                 kept.append(dead._replace(range=dead.range.part(moved, dead.range.count - moved)))
         if kept:
@@ -146,68 +172,128 @@ class Publishing:
             core.dying.pop(queue, None)
         if taken:
             core.touch(queue)
+        if queue.settings.dead_letter_exchange is not None:
+            strategy = queue.settings.dead_letter_strategy
+            core.effects += [
+                DeadLettered(core.origin, reason, strategy, count) for reason, count in left.items()
+            ]
 
     # What the above is made of
 
-    def _next(self, count: int) -> tuple[int, Sequence[int]]:
-        """Slot of the next message of the batch, and the sizes of so many."""
-        core = self._core
-        slot = core.next_slot
-        core.next_slot = slot + count
-        first = slot & MESSAGE_MASK
-        return slot, core.sizes[first : first + count]
+    def _publish_parts(self, command: Publish, vhost: VirtualHost, slot: int) -> None:
+        """Publish messages, each to where it goes. Raises Refused before the first."""
+        for first, count, queues in self._parts(vhost, command, slot):
+            start = slot + first & MESSAGE_MASK
+            sizes = self._core.sizes[start : start + count]
+            self._publish(_part(command, first, count), vhost, queues, slot + first, sizes)
 
-    def _publish_plain(self, command: Enqueue, queues: Sequence[Queue], slot: int) -> None:
+    def _parts(self, vhost: VirtualHost, command: Publish, slot: int) -> list[Part]:
+        """Where the messages of a command go. Raises Refused."""
+        exchange, keys = command.exchange, [command.routing_key, *command.more_keys]
+        try:
+            queues = vhost.route_all(exchange, keys) if len(keys) > 1 else vhost.route(exchange, keys[0])
+        except NeedsContent:
+            return self._parts_by_content(vhost, command, slot, keys)
+        return [(0, command.count, queues)]
+
+    def _parts_by_content(
+        self, vhost: VirtualHost, command: Publish, slot: int, keys: Sequence[str]
+    ) -> list[Part]:
+        parts: list[Part] = []
+        for number, content in enumerate(self._core.contents(slot, command.count)):
+            queues = vhost.route_all(command.exchange, keys, content)
+            if parts and parts[-1][2] == queues:
+                first, count, _ = parts[-1]
+                parts[-1] = first, count + 1, queues
+            else:
+                parts.append((number, 1, queues))
+        return parts
+
+    def _publish_plain(
+        self, command: Enqueue, vhost: VirtualHost, queues: Sequence[Queue], slot: int
+    ) -> None:
         """Publish messages without properties to queues that do more than append them."""
         first = slot & MESSAGE_MASK
-        plain = Publish(*command, [], NO_PRIORITY, NO_TTL, 0, "", 0)
-        self._publish(plain, queues, slot, self._core.sizes[first : first + command.count])
+        sizes = self._core.sizes[first : first + command.count]
+        self._publish(_as_publish(command), vhost, queues, slot, sizes)
 
-    def _route(self, command: Enqueue | Publish) -> Sequence[Queue]:
-        """The queues for a publication. Raises Refused."""
-        catalog = self._core.catalog
-        if isinstance(command, Publish) and command.more_keys:
-            return catalog.route_all(command.exchange, [command.routing_key, *command.more_keys])
-        return catalog.route(command.exchange, command.routing_key)
-
-    def _check(self, content: Sequence[Command]) -> None:
+    def _check(self, vhost: VirtualHost, content: Sequence[Command]) -> None:
         """Raise Refused unless all messages of a transaction can be published."""
         wanted: dict[Queue, list[int]] = {}
-        ordinal = self._core.next_slot & MESSAGE_MASK
-        for part in content:
-            if isinstance(part, Enqueue | Publish):
-                queues = self._route(part)
-                for first, count in self._new(part):
-                    start = ordinal + first
+        slot = self._core.next_slot
+        for command in content:
+            if isinstance(command, Enqueue | Publish):
+                publish = command if isinstance(command, Publish) else _as_publish(command)
+                for first, count, queues in self._parts(vhost, publish, slot):
+                    sizes = self._new_sizes(vhost, _part(publish, first, count), slot + first)
                     for queue in queues:
-                        wanted.setdefault(queue, []).extend(self._core.sizes[start : start + count])
-                ordinal += part.count
+                        wanted.setdefault(queue, []).extend(sizes)
+                slot += command.count
         for queue, sizes in wanted.items():
-            if self._room(queue, sizes) < len(sizes):
+            # What waiting consumers could have does not count here: queues that share a channel's limit would count it
+            # twice, and a part that is refused when others are published already would break the law.
+            if self._rooms([queue], sizes, at_once=False) != [len(sizes)]:
                 raise precondition_failed("partial tx completion")
 
-    def _new(self, command: Enqueue | Publish) -> list[tuple[int, int]]:
+    def _new(self, vhost: VirtualHost, command: Publish) -> list[tuple[int, int]]:
         """Those of a command's messages that were not published before: the first of each run, and how many."""
-        if isinstance(command, Enqueue) or not command.publisher:
+        if not command.publisher:
             return [(0, command.count)]
-        core, first_seq = self._core, _publish_seq(command)
-        runs = core.publishers.new(command.publisher, first_seq, command.count, core.time_ms)
+        first_seq = _publish_seq(command)
+        runs = vhost.publishers.new(command.publisher, first_seq, command.count, self._core.time_ms)
         return [(first - first_seq, last - first + 1) for first, last in runs]
 
-    def _room(self, queue: Queue, sizes: Sequence[int]) -> int:
-        room = queue.room(sizes)
-        if room < len(sizes):
-            self._core.serve(queue)  # what consumers can have at once takes no room
-            room = queue.room(sizes)
-        return room
+    def _new_sizes(self, vhost: VirtualHost, command: Publish, slot: int) -> list[int]:
+        """The sizes of those messages of a command that were not published before."""
+        sizes: list[int] = []
+        for first, count in self._new(vhost, command):
+            start = slot + first & MESSAGE_MASK
+            sizes += self._core.sizes[start : start + count]
+        return sizes
 
-    def _publish(self, command: Publish, queues: Sequence[Queue], slot: int, sizes: Sequence[int]) -> None:
-        for first, count in self._new(command):
-            self._publish_new(command, queues, slot, sizes, first, first + count)
+    def _rooms(self, queues: Sequence[Queue], sizes: Sequence[int], *, at_once: bool) -> list[int]:
+        """How many of the same messages each queue accepts.
+
+        `at_once`, those take no room that waiting consumers can have as soon as they are there: see `_serve_if_full`.
+        """
+        core, count = self._core, len(sizes)
+        rooms = [queue.room(sizes) for queue in queues]
+        if all(room == count for room in rooms):
+            return rooms
+        for queue, room in zip(queues, rooms, strict=True):
+            if room < count:
+                core.serve(queue)  # what is ready already may go now
+        # Consumers of several of these queues may share the limit of a channel, and what is served takes from it.
+        promised: dict[Budget, int] = {}
+        for number, queue in enumerate(queues):
+            room = queue.room(sizes)
+            if room < count and at_once:
+                wanted = queue.wanted(count, core.time_ms, promised)
+                room = wanted + queue.room(sizes[wanted:])
+            rooms[number] = room
+        return rooms
+
+    def _serve_if_full(self, queues: Iterable[Queue]) -> None:
+        """Give consumers what was accepted for them alone, before anything can happen to them."""
+        for queue in queues:
+            if queue.is_overfull:
+                self._core.serve(queue)
+
+    def _publish(
+        self,
+        command: Publish,
+        vhost: VirtualHost,
+        queues: Sequence[Queue],
+        slot: int,
+        sizes: Sequence[int],
+    ) -> None:
+        for first, count in self._new(vhost, command):
+            self._publish_new(command, vhost, queues, slot, sizes, first, first + count)
 
     def _publish_new(
         self,
         command: Publish,
+        vhost: VirtualHost,
         queues: Sequence[Queue],
         slot: int,
         sizes: Sequence[int],
@@ -218,24 +304,51 @@ class Publishing:
         core = self._core
         publisher, publish_seq = command.publisher, _publish_seq(command)
         wanted = sizes[first:end]
-        accepted = first + min((self._room(queue, wanted) for queue in queues), default=len(wanted))
+        rooms = self._rooms(queues, wanted, at_once=not command.delay_ms)
+        accepted = first + min(rooms, default=len(wanted))
         if accepted > first:
             if publisher:
                 run = (publish_seq + first, publish_seq + accepted - 1)
-                core.publishers.admit(publisher, run, core.time_ms)
+                vhost.publishers.admit(publisher, run, core.time_ms)
             for queue in queues:
                 self._add(queue, command, slot + first, sizes[first:accepted])
-            if command.mandatory and not queues:
-                self._return(command, slot + first, accepted - first)
+            self._serve_if_full(queues)
+            if command.more_keys or not queues:
+                keys = command.routing_key, *command.more_keys
+                self._send_or_return(command, keys, vhost, slot + first, accepted - first, queues)
         if accepted < end:
             if publisher:
                 run = (publish_seq + accepted, publish_seq + end - 1)
-                core.publishers.refuse(publisher, run, core.time_ms)
+                vhost.publishers.refuse(publisher, run, core.time_ms)
             for queue in queues:
                 queue.tally.rejected_publishes += end - accepted
             if command.first_seq:
                 refused_seq = command.first_seq + accepted
                 core.effects.append(Rejected(core.origin, command.session, refused_seq, end - accepted))
+
+    def _send_or_return(
+        self,
+        command: Enqueue | Publish,
+        keys: Sequence[str],
+        vhost: VirtualHost,
+        slot: int,
+        count: int,
+        queues: Sequence[Queue] = (),
+    ) -> None:
+        """Send messages to those whom these keys name as requesters; give mandatory ones back that nobody gets.
+
+        RabbitMQ: a requester who is gone counts as one. A delay does not hold up a reply.
+        """
+        core = self._core
+        is_reply = False
+        if command.exchange == DEFAULT_EXCHANGE:
+            for name in filter(is_reply_name, dict.fromkeys(keys)):
+                is_reply = True
+                requester = vhost.requesters.get(name)
+                if requester is not None:
+                    core.effects.append(DirectReply(*requester[:3], core.index, slot, count))
+        if command.mandatory and not queues and not is_reply:
+            self._return(command, slot, count)
 
     def _return(self, command: Enqueue | Publish, slot: int, count: int) -> None:
         """Give mandatory messages back that no queue gets."""
@@ -262,8 +375,28 @@ class Publishing:
         queue.tally.published += len(sizes)
         core.touch(queue)
 
-    def _move(self, queue: Queue, dead: Dying, command: DeadLetter) -> int:
+    def needs_content(self, queue: Queue) -> bool:
+        """Whether the way of the queue's dead letters may depend on what is in them."""
+        exchange = queue.settings.dead_letter_exchange
+        return exchange is not None and self._core.catalog.vhosts[queue.vhost].looks_at_content(exchange)
+
+    def _move(self, vhost: VirtualHost, queue: Queue, dead: Dying, command: DeadLetter) -> int:
         """Bring dead messages to where the dead-letter exchange routes them. How many of them need not stay."""
+        try:
+            return self._move_alike(vhost, queue, dead, command, None)
+        except NeedsContent:
+            pass
+        for moved, single in enumerate(_singles(dead.range)):
+            number = message_number(single.index, single.slot)
+            content = Content(command.headers, command.properties, number)
+            if not self._move_alike(vhost, queue, dead._replace(range=single), command, content):
+                return moved
+        return dead.range.count
+
+    def _move_alike(
+        self, vhost: VirtualHost, queue: Queue, dead: Dying, command: DeadLetter, content: Content | None
+    ) -> int:
+        """Bring dead messages to where all of them go. Raises NeedsContent before anything has changed."""
         core, settings = self._core, queue.settings
         messages = dead.range
         exchange, key = settings.dead_letter_exchange, settings.dead_letter_routing_key
@@ -279,15 +412,16 @@ class Publishing:
         keys = (key,) if key is not None else (*published, *command.bcc)
         if key is None and old is not None:
             keys = old.keys(keys)
-        routed = core.catalog.route_dead_letters(exchange, keys)
+        routed = vhost.route_dead_letters(exchange, keys, content)
         targets = [target for target in routed if not is_cycle(new, target.name)]
-        sizes = [part.size for part in _singles(messages)] if any(map(_is_bounded, targets)) else ()
-        room = {target: self._room(target, sizes) if sizes else messages.count for target in targets}
+        rooms = [messages.count] * len(targets)
+        if any(map(_is_bounded, targets)):
+            rooms = self._rooms(targets, [part.size for part in _singles(messages)], at_once=True)
         if settings.dead_letter_strategy == "at-least-once":
-            count = min(room.values(), default=messages.count) if routed else 0
+            count = min(rooms, default=messages.count) if routed else 0
             messages = messages.part(0, count)
-        for target, free in room.items():
-            accepted = messages.part(0, min(free, messages.count))
+        for target, room in zip(targets, rooms, strict=True):
+            accepted = messages.part(0, min(room, messages.count))
             if not accepted.count:
                 continue
             history = target.histories.intern(new, accepted.count)
@@ -296,9 +430,23 @@ class Publishing:
             target.backlog.add(*accepted[:3], accepted.size, level, expires_ms, history)
             target.tally.published += accepted.count
             core.touch(target)
+        self._serve_if_full(targets)
         queue.tally.dead_lettered += messages.count
         queue.forget((messages,))
         return messages.count
+
+
+def _as_publish(command: Enqueue) -> Publish:
+    return Publish(*command, [], NO_PRIORITY, NO_TTL, 0, "", 0)
+
+
+def _part(command: Publish, first: int, count: int) -> Publish:
+    """The command for some of its messages."""
+    if count == command.count:
+        return command
+    first_seq = command.first_seq and command.first_seq + first
+    publish_seq = command.publish_seq + first
+    return command._replace(first_seq=first_seq, count=count, publish_seq=publish_seq)
 
 
 def _publish_seq(command: Publish) -> int:

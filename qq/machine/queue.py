@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine.arguments import CLASSIC
 from qq.machine.backlog import Backlog
 from qq.machine.consumers import CREDIT_MAX, Consumer, Turns
+from qq.machine.effects import Deliver
 from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
 from qq.ranges import NORMAL, Range
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from qq.machine.backlog import FrozenBacklog
     from qq.machine.commands import Table
-    from qq.machine.effects import Deliver
+    from qq.machine.consumers import Budget
     from qq.machine.history import FrozenHistories, History
     from qq.machine.policies import Policy
     from qq.machine.settings import Settings
@@ -39,9 +40,18 @@ TURNS = 8
 DUE_MAX = 512
 """Messages that expire, or are due after a delay, in one entry: the loop is not held up for more."""
 DYING_MAX = 10_000
-"""While so many messages wait to be dead-lettered, no more expire: a million at once would be a million objects."""
+"""While so many messages wait to be dead-lettered, no more expire, nor are dropped over a limit: a million at once
+would be a million objects."""
+TRIM_MAX = 1024
+"""Ranges that are dropped over a limit in one entry, unless more messages arrived: a new limit may cut millions."""
+NOW_MS = 0
+"""A moment that has come, whatever time it is."""
 DEAD_LETTER_RETRY_MS = 5_000
 """After so long it is tried again to dead-letter what no queue took (at-least-once)."""
+
+
+Served = tuple[Consumer, Deliver]
+"""Who is given messages, and what he is told."""
 
 
 class Dying(NamedTuple):
@@ -73,6 +83,7 @@ class Tally:
 class Queue:
     """Declared properties, and state that only the methods below change."""
 
+    vhost: str
     name: str
     kind: str
     durable: bool
@@ -81,7 +92,7 @@ class Queue:
     auto_delete: bool
     arguments: Table
     number: int
-    """No other queue ever has it, even of the same name."""
+    """No other queue ever has it, even of the same name or in another virtual host."""
     settings: Settings
     policies: tuple[Policy | None, Policy | None] = (None, None)
     """The policy and the operator policy that apply to it."""
@@ -102,12 +113,18 @@ class Queue:
     dying_first: int = 0
     """Number of the first of the dying messages: so many have gone on already."""
     dying_count: int = 0
+    dying_size: int = 0
     retry_ms: int = 0
     """When it may be tried again to dead-letter."""
     tally: Tally = field(default_factory=Tally)
     waiting_since_ms: int = 0
+    # Of the settings, for those who are asked for every batch:
     is_plain: bool = True
     """Messages without properties go to the tail, whatever else there is."""
+    counts_failures: bool = False
+    """Whether failed deliveries are told apart from other returns (RabbitMQ 4.3)."""
+    _drops: bool = False
+    """Whether there is a limit over which messages are dropped."""
 
     def __post_init__(self) -> None:
         self.configure(self.settings)
@@ -124,13 +141,12 @@ class Queue:
             and settings.level_absent == NORMAL
             and not has_limit
         )
+        self.counts_failures = settings.count_contract == "4.3"
+        self._drops = settings.overflow == "drop-head" and not (
+            settings.max_length is None and settings.max_length_bytes is None
+        )
         self.backlog.strict = settings.strict_priorities
         self.backlog.exact_sizes = settings.max_length_bytes is not None
-
-    @property
-    def counts_failures(self) -> bool:
-        """Whether failed deliveries are told apart from other returns (RabbitMQ 4.3)."""
-        return self.settings.count_contract == "4.3"
 
     @property
     def ready(self) -> int:
@@ -169,6 +185,43 @@ class Queue:
             room = min(room, bisect_right(list(accumulate(sizes)), left))
         return room
 
+    @property
+    def is_overfull(self) -> bool:
+        """Whether a queue that refuses instead of dropping has more than its limits allow."""
+        settings, backlog = self.settings, self.backlog
+        if settings.overflow != "reject-publish":
+            return False
+        most, most_bytes = settings.max_length, settings.max_length_bytes
+        return (most is not None and self.messages > most) or (
+            most_bytes is not None and backlog.size + backlog.delayed_size > most_bytes
+        )
+
+    def wanted(self, count: int, now_ms: int, promised: dict[Budget, int]) -> int:
+        """How many of the next `count` messages consumers would have at once, if these are ready when they arrive.
+
+        `promised` is how much of the limits of channels is to be used for others; what may be used for these is added.
+        """
+        backlog = self.backlog
+        if backlog.count:
+            return 0
+        due_ms = backlog.due_ms()
+        if due_ms is not None and due_ms <= now_ms:
+            return 0  # what is due comes first
+        wanted = 0
+        shared: dict[Budget, int] = {}
+        for consumer in self.turns:
+            budget = consumer.budget
+            if budget is None or not budget.limit:
+                wanted += consumer.credit
+            else:
+                shared[budget] = shared.get(budget, 0) + consumer.credit
+        for budget, credit in shared.items():
+            part = min(credit, budget.limit - budget.held - promised.get(budget, 0), count)
+            if part > 0:
+                promised[budget] = promised.get(budget, 0) + part
+                wanted += part
+        return min(wanted, count)
+
     def expiry_ms(self, ttl_ms: int | None, from_ms: int) -> int:
         """When a message that is ready from `from_ms` on expires, given its own time-to-live; 0 is never."""
         mine = self.settings.message_ttl_ms
@@ -178,26 +231,27 @@ class Queue:
 
     # Messages go
 
-    def turn(self, now_ms: int) -> list[Deliver]:
+    def turn(self, now_ms: int) -> list[Served]:
         """Let time and limits do what they do, and give consumers what is theirs."""
         backlog = self.backlog
         if self.retry_ms <= now_ms:
             self.retry_ms = 0
         due_ms = backlog.due_ms()
-        if due_ms is None:
-            deliveries = self._serve(now_ms)
+        served: list[Served] = []
+        if due_ms is None or due_ms > now_ms:
+            served = self._serve(now_ms)
         else:
-            if due_ms <= now_ms:
-                backlog.release(now_ms, DUE_MAX)
-                # What expires at this very moment may still be delivered: a time-to-live of 0 means that.
-                self._expire(now_ms - 1, now_ms)
-                due_ms = backlog.due_ms()
-            is_clean = due_ms is None or due_ms >= now_ms
-            deliveries = self._serve(now_ms) if is_clean else []
-            if is_clean:
+            backlog.release(now_ms, DUE_MAX)
+            # What expires at this very moment may still be delivered: a time-to-live of 0 means that.
+            self._expire(now_ms - 1, now_ms)
+            if not 0 < backlog.expires_ms() < now_ms:
+                # Others may be due after a delay that are not released yet: they come behind these.
+                served = self._serve(now_ms)
                 self._expire(now_ms, now_ms)
-        self._trim(now_ms)
-        return deliveries
+        if self._drops:
+            self._trim(now_ms)
+        backlog.trimmed_position = backlog.next_position
+        return served
 
     def _expire(self, until_ms: int, now_ms: int) -> None:
         if self._has_room_to_die:
@@ -205,13 +259,17 @@ class Queue:
 
     @property
     def _has_room_to_die(self) -> bool:
-        """Whether messages may expire. What must not be lost may have to stay for ever, and stops nothing."""
+        """Whether messages may expire or be dropped. What must be kept may have to stay for ever, and stops nothing."""
         is_kept = self.settings.dead_letter_strategy == "at-least-once"
         return is_kept or self.dying_count < DYING_MAX
 
     def due_ms(self) -> int | None:
         """When there is something to do that no command asks for; None for never."""
-        due_ms = self.backlog.due_ms() if self._has_room_to_die else None
+        if not (self._drops or self.dying or self.settings.expires_ms is not None):
+            return self.backlog.due_ms()
+        due_ms = None
+        if self._has_room_to_die:
+            due_ms = NOW_MS if self._is_to_be_trimmed() else self.backlog.due_ms()
         if self.dying and self.retry_ms:
             due_ms = self.retry_ms if due_ms is None else min(due_ms, self.retry_ms)
         abandoned_ms = self._abandoned_ms()
@@ -228,10 +286,10 @@ class Queue:
         expires_ms = self.settings.expires_ms
         return None if expires_ms is None or self.consumers else self.used_ms + expires_ms
 
-    def _serve(self, now_ms: int) -> list[Deliver]:
+    def _serve(self, now_ms: int) -> list[Served]:
         """Give ready messages to those who may have them, by turns; one effect for each that gets any."""
         backlog, turns = self.backlog, self.turns
-        served: dict[Consumer, Deliver] = {}
+        served: dict[Consumer, list[Range]] = {}
         while backlog.count and turns:
             ring = turns.next_ring()
             turn = max(1, backlog.count // (TURNS * len(ring)))
@@ -242,19 +300,20 @@ class Queue:
                     turns.discard(consumer)
                     continue
                 limit = backlog.count if len(ring) == 1 else min(turn, backlog.count)
-                ranges = backlog.take(min(limit, room))
+                count = min(limit, room)
+                consumer.hold(count)
+                ranges = backlog.take(count)
                 if consumer in served:
-                    served[consumer].ranges.extend(ranges)
-                    served[consumer].histories.update(self.histories_of(ranges))
+                    served[consumer] += ranges
                 else:
-                    served[consumer] = consumer.delivery(ranges)
-                self._check_out(consumer, ranges, now_ms)
-                if consumer.room > 0:
+                    served[consumer] = ranges
+                if room > count:
                     ring.move_to_end(consumer)
                 else:
                     turns.discard(consumer)
-        self._note_waiting(now_ms)
-        return list(served.values())
+        if backlog.count or self.waiting_since_ms:
+            self._note_waiting(now_ms)
+        return [(consumer, self._check_out(consumer, ranges, now_ms)) for consumer, ranges in served.items()]
 
     def _note_waiting(self, now_ms: int) -> None:
         """Keep the time in which consumers could not keep up (consumer capacity)."""
@@ -263,36 +322,48 @@ class Queue:
         self.waiting_since_ms = now_ms if self.backlog.count and self.consumers else 0
 
     def _trim(self, now_ms: int) -> None:
-        """Drop what is over the limits, from the head."""
-        settings, backlog = self.settings, self.backlog
-        if settings.overflow != "drop-head":
-            return
-        if settings.max_length is not None:
-            over = backlog.count + backlog.delayed - settings.max_length
-            if over > 0 and backlog.count:
-                self.die(backlog.take(min(over, backlog.count)), MAXLEN, now_ms)
-        if settings.max_length_bytes is not None:
-            self._trim_bytes(settings.max_length_bytes, now_ms)
+        """Drop what is over the limits, from the head.
 
-    def _trim_bytes(self, limit: int, now_ms: int) -> None:
+        Never less than what has arrived since the last time, so that nothing that is published makes a queue grow over
+        its limit. The rest goes with the next entries, and until then it may still be delivered.
+        """
         backlog = self.backlog
+        limit = max(TRIM_MAX, backlog.next_position - backlog.trimmed_position)
+        if not (self._is_to_be_trimmed() and self._has_room_to_die):
+            return
         dropped: list[Range] = []
+        while len(dropped) < limit and (surplus := self._surplus()) > 0:
+            dropped += backlog.take(min(surplus, limit - len(dropped)))
         # One by one: each has a size of its own, and whose turn it is must not depend on what stays.
-        while backlog.count and backlog.size + backlog.delayed_size > limit:
+        while len(dropped) < limit and self._is_too_large():
             dropped += backlog.take(1)
         self.die(dropped, MAXLEN, now_ms)
+
+    def _is_to_be_trimmed(self) -> bool:
+        return self._drops and (self._surplus() > 0 or self._is_too_large())
+
+    def _surplus(self) -> int:
+        """How many ready messages are too many by their number, if that is more than 0."""
+        limit, backlog = self.settings.max_length, self.backlog
+        return 0 if limit is None else min(backlog.count + backlog.delayed - limit, backlog.count)
+
+    def _is_too_large(self) -> bool:
+        """Whether messages are too large together, and some of them are ready."""
+        limit, backlog = self.settings.max_length_bytes, self.backlog
+        return limit is not None and backlog.count > 0 and backlog.size + backlog.delayed_size > limit
 
     def die(self, ranges: list[Range], reason: str, now_ms: int) -> None:
         """Drop messages, or have them go to the dead-letter exchange; they are in no other place any more."""
         if not ranges:
             return
-        count = sum(messages.count for messages in ranges)
+        count, size = _totals(ranges)
         self.tally.died[reason] = self.tally.died.get(reason, 0) + count
         if self.settings.dead_letter_exchange is None:
             self.forget(ranges)
             return
         self.dying.extend(Dying(messages, reason, now_ms) for messages in ranges)
         self.dying_count += count
+        self.dying_size += size
 
     def take_dying(self, first: int, count: int) -> list[Dying]:
         """Remove dying messages if these are the first ones, else nothing."""
@@ -308,6 +379,7 @@ class Queue:
             taken.append(dead)
             self.dying_first += dead.range.count
             self.dying_count -= dead.range.count
+            self.dying_size -= dead.range.size
             count -= dead.range.count
         return taken
 
@@ -317,6 +389,7 @@ class Queue:
             self.dying.appendleft(dead)
             self.dying_first -= dead.range.count
             self.dying_count += dead.range.count
+            self.dying_size += dead.range.size
         # What got full by this may have room again as soon as its consumers are served.
         self.retry_ms = now_ms + DEAD_LETTER_RETRY_MS if is_stuck else 0
 
@@ -393,7 +466,8 @@ class Queue:
     def settle(self, consumer: Consumer, first: int, last: int) -> int:
         """Forget message ids, and give their credit back. Returns how many there were."""
         ranges = _ranges(consumer.unacked.take(first, last))
-        self.forget(ranges)
+        if self.histories:
+            self.forget(ranges)
         count = self._checked_in(consumer, ranges)
         self.tally.acknowledged += count
         return count
@@ -448,6 +522,7 @@ class Queue:
         self.tally.got += 1
         if not consumer.no_ack:
             self.holders[consumer] = None
+            consumer.hold(1)
             self._check_out(consumer, [message], now_ms)
             consumer.next_id = 0  # it is told in the answer, not as a delivery
             self.tally.delivered -= 1  # and counts as got
@@ -457,8 +532,9 @@ class Queue:
         """Drop what is not checked out. Returns how many messages went."""
         purged = self.backlog.clear() + self.dying_count
         self.dying_first += self.dying_count
-        self.dying_count = 0
+        self.dying_count = self.dying_size = 0
         self.dying.clear()
+        self.retry_ms = 0
         if self.histories:
             kept: dict[int, int] = {}
             for consumer in self.holders:
@@ -485,35 +561,38 @@ class Queue:
             self.active,
         )
 
-    def _check_out(self, consumer: Consumer, ranges: list[Range], now_ms: int) -> None:
-        """Book the ranges on the consumer."""
+    def _check_out(self, consumer: Consumer, ranges: list[Range], now_ms: int) -> Deliver:
+        """Book on the consumer what it holds now."""
         if self.timeout_ms(consumer):
             consumer.mark(now_ms)
-        else:
+        elif consumer.marks:
             consumer.marks.clear()  # they would count for what comes now if there is a timeout again
-        count = size = 0
+        tally = self.tally
+        first = next_id = consumer.next_id
+        size = 0
         for messages in ranges:
-            consumer.unacked.append(consumer.next_id + count, messages.count, messages)
-            count += messages.count
+            consumer.unacked.append(next_id, messages.count, messages)
+            next_id += messages.count
             size += messages.size
             if messages.deliveries:
-                self.tally.redelivered += messages.count
-        consumer.next_id += count
-        consumer.credit -= count
-        if consumer.budget is not None:
-            consumer.budget.held += count
-        self.unacked += count
+                tally.redelivered += messages.count
+        consumer.next_id = next_id
+        self.unacked += next_id - first
         self.unacked_size += size
-        self.tally.delivered += count
+        tally.delivered += next_id - first
+        return self.delivery(consumer, first, ranges)
+
+    def delivery(self, consumer: Consumer, first: int, ranges: list[Range]) -> Deliver:
+        """What the consumer is told of messages that it holds, the first of them with the message id `first`."""
+        histories = self.histories_of(ranges) if self.histories else {}
+        place = consumer.node, consumer.session, consumer.id
+        return Deliver(*place, first, ranges, histories, self.counts_failures)
 
     def _checked_in(self, consumer: Consumer, ranges: list[Range]) -> int:
         """Book that the consumer does not hold the ranges any more."""
         if not ranges:
             return 0
-        count = size = 0
-        for messages in ranges:
-            count += messages.count
-            size += messages.size
+        count, size = _totals(ranges)
         self.unacked -= count
         self.unacked_size -= size
         if consumer.budget is not None:
@@ -542,12 +621,17 @@ class FrozenQueue(NamedTuple):
     active: Consumer | None
 
 
-def _messages(piece: Piece[Range]) -> Range:
-    return piece.value.part(piece.offset, piece.count)
-
-
 def _ranges(pieces: list[Piece[Range]]) -> list[Range]:
-    return [_messages(piece) for piece in pieces]
+    return [messages.part(offset, count) for _, count, messages, offset in pieces]
+
+
+def _totals(ranges: Iterable[Range]) -> tuple[int, int]:
+    """How many messages these are, and their octets."""
+    count = size = 0
+    for messages in ranges:
+        count += messages.count
+        size += messages.size
+    return count, size
 
 
 def _position(messages: Range) -> int:
@@ -556,4 +640,5 @@ def _position(messages: Range) -> int:
 
 def held(consumer: Consumer) -> list[tuple[int, Any]]:
     """What the consumer holds: message id of the first, and the messages, in order."""
-    return [(piece.first, _messages(piece)) for piece in consumer.unacked.pieces()]
+    pieces = consumer.unacked.pieces()
+    return [(piece.first, messages) for piece, messages in zip(pieces, _ranges(pieces), strict=True)]

@@ -85,7 +85,7 @@ class Shelf:
         return self._expiring.first_ms
 
     def insert(self, key: int, messages: Range, due_ms: int = 0, *, returned: bool = False) -> None:
-        """Add messages. No key of theirs is taken."""
+        """Add messages. No key of theirs is taken. What is due some time and was not returned does not expire here."""
         index, slot, count, deliveries, size, position, expires_ms, level, history, failures = messages
         row = [
             index,
@@ -100,7 +100,7 @@ class Shelf:
         ]
         if due_ms:
             self._due.add(due_ms, key)
-        if expires_ms:
+        if expires_ms and (returned or not due_ms):
             self._expiring.add(expires_ms, key)
         number = self._place(key)
         if number == len(self._blocks):
@@ -129,7 +129,7 @@ class Shelf:
         block = self._own(0)
         key, row = block.keys[0], block.rows
         messages = _range(row)
-        moments = [(self._due, row[_DUE]), (self._expiring, row[_EXPIRES])]
+        moments = [(self._due, row[_DUE]), (self._expiring, _expiry(row))]
         for times, time_ms in moments:
             if time_ms:
                 times.remove(time_ms, key)
@@ -149,8 +149,8 @@ class Shelf:
         """Remove the range that is due first, the least key first, and tell whether it was returned; there is one."""
         key = self._due.pop()
         row = self._remove(*self._find(key))
-        if row[_EXPIRES]:
-            self._expiring.remove(row[_EXPIRES], key)
+        if expires_ms := _expiry(row):
+            self._expiring.remove(expires_ms, key)
         return _range(row), bool(row[_MARKS] & 1)
 
     def take_expired(self) -> Range:
@@ -183,13 +183,17 @@ class Shelf:
                 part = keys[at : at + BLOCK_ROWS]
                 words = rows[at * _WORDS : (at + BLOCK_ROWS) * _WORDS]
                 self._blocks.append(_Block(part[0], self._age, part, words))
-        for moments, word in ((self._due, _DUE), (self._expiring, _EXPIRES)):
-            moments.load(
-                (moment, key)
-                for block in self._blocks
-                for moment, key in zip(block.rows[word::_WORDS], block.keys, strict=True)
-                if moment
-            )
+        due: list[tuple[int, int]] = []
+        expiring: list[tuple[int, int]] = []
+        for block in self._blocks:
+            words = [block.rows[word::_WORDS] for word in (_DUE, _EXPIRES, _MARKS)]
+            for key, due_ms, expires_ms, marks in zip(block.keys, *words, strict=True):
+                if due_ms:
+                    due.append((due_ms, key))
+                if expires_ms and (not due_ms or marks & 1):
+                    expiring.append((expires_ms, key))
+        self._due.load(due)
+        self._expiring.load(expiring)
 
     def _place(self, key: int) -> int:
         """The number of the block for a new key; one more than the last for a new block."""
@@ -347,6 +351,11 @@ class _Times:
     def find(self, time_ms: int, key: int) -> int:
         start = bisect_left(self.times, time_ms)
         return bisect_left(self.keys, key, start, bisect_right(self.times, time_ms, start))
+
+
+def _expiry(row: array[int]) -> int:
+    """When a row expires; 0 if it does not as long as it is here."""
+    return row[_EXPIRES] if row[_MARKS] & 1 or not row[_DUE] else 0
 
 
 def _range(row: array[int]) -> Range:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine.codec import make_packer, unpack
 from qq.machine.effects import (
     Committed,
+    Connected,
     ConsumerCancelled,
     Consuming,
     Done,
@@ -36,23 +37,55 @@ from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, FrozenPieces, Piece, Range
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from qq.machine.catalog import Exchange, User
+    from qq.machine.access import Permissions, TopicPermissions, User
+    from qq.machine.commands import Table
     from qq.machine.consumers import Consumer
     from qq.machine.policies import Policy
     from qq.machine.publishers import FrozenPublishers
     from qq.machine.queue import FrozenQueue, Queue
-    from qq.routing.exchanges import Binding
+    from qq.machine.vhost import Exchange
+    from qq.routing.routers import Binding
 
-VERSION = 3
+VERSION = 4
 """Of the state and of what commands do to it. Bump it with every change of either: replicas must not disagree."""
 
 Answer = Reply | Failed
 
 
+VhostRef = tuple[str, bool]
+"""A virtual host as others refer to it: its name, and whether it is deleted; there may be a new one of that name."""
+
+
+class VhostRow(NamedTuple):
+    """A virtual host and what is in it, but for its queues."""
+
+    name: str
+    description: str
+    tags: list[str]
+    default_queue_type: str
+    limits: Table
+    policies: list[Policy]
+    exchanges: list[Exchange]
+    bindings: list[Binding]
+    publishers: FrozenPublishers
+
+
+class ConnectionRow(NamedTuple):
+    node: str
+    id: int
+    vhost: VhostRef
+    user: str
+    closing: str
+
+
 class SessionRow(NamedTuple):
     key: tuple[str, int]
+    vhost: VhostRef
+    user: str | None
     last_declared: str
     limit: int
+    requester: tuple[int, str] | None
+    """Id and name of its consumer of direct replies."""
     answers: int
     answer: Answer | None
 
@@ -80,6 +113,7 @@ _RESULTS: tuple[type[Result], ...] = (
     Recovered,
     Committed,
     Limited,
+    Connected,
 )
 """In a dump they are numbered from 1, `Failed` is 0. New ones go to the end."""
 
@@ -92,12 +126,14 @@ class Frozen(NamedTuple):
     """The state; everything in the order that it has there, which is a part of it."""
 
     users: list[User]
-    policies: list[Policy]
-    exchanges: list[Exchange]
+    user_limits: list[tuple[str, Table]]
+    permissions: list[Permissions]
+    topic_permissions: list[TopicPermissions]
+    publishers_bounds: tuple[int, int]
+    vhosts: list[VhostRow]
     queues_declared: int
     queues: list[FrozenQueue]
-    bindings: list[Binding]
-    publishers: FrozenPublishers
+    connections: list[ConnectionRow]
     sessions: list[SessionRow]
     consumers: list[ConsumerRow]
     dirty: list[Queue]
@@ -114,22 +150,33 @@ class Frozen(NamedTuple):
         packer.pack_array_header(_SECTIONS)
         packer.pack(VERSION)
         write(self.users)
-        write(self.policies)
-        write(self.exchanges)
+        write(self.user_limits)
+        write(self.permissions)
+        write(self.topic_permissions)
+        write(self.publishers_bounds)
+        packer.pack_array_header(len(self.vhosts))
+        for vhost in self.vhosts:
+            *described, policies, exchanges, bindings, publishers = vhost
+            packer.pack_array_header(len(vhost))
+            for value in described:
+                packer.pack(value)
+            write(policies)
+            write(exchanges)
+            write(bindings, _binding_row)
+            write(publishers)
         packer.pack(self.queues_declared)
         write(self.queues, _queue_row)
         packer.pack_array_header(len(self.queues))
         for row in self.queues:
             write(row.dying)
-        write(self.bindings, _binding_row)
-        write(self.publishers)
+        write(self.connections)
         write(self.sessions, _session_row)
         write(self.consumers, _consumer_row)
         packer.pack_array_header(len(self.consumers))
         for row in self.consumers:
             pieces, start, end = row.unacked
             write(pieces[start:end], _held_row)
-        write([queue.name for queue in self.dirty])
+        write([queue.number for queue in self.dirty])
         return packer.bytes()
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
@@ -175,26 +222,29 @@ class Frozen(NamedTuple):
                 yield answer.result.range[:3]
 
 
-_SECTIONS = 13
-
-
 class Dump(NamedTuple):
     """The rows of a dump."""
 
     users: list[list[Any]]
-    policies: list[list[Any]]
-    exchanges: list[list[Any]]
+    user_limits: list[list[Any]]
+    permissions: list[list[Any]]
+    topic_permissions: list[list[Any]]
+    publishers_bounds: list[int]
+    vhosts: list[list[Any]]
     queues_declared: int
     queues: list[list[Any]]
     dying: list[list[list[Any]]]
     """One list for each queue."""
-    bindings: list[list[Any]]
-    publishers: list[Any]
+    connections: list[list[Any]]
     sessions: list[list[Any]]
     consumers: list[list[Any]]
     unacked: list[list[tuple[int, list[int]]]]
     """One list for each consumer: the first message id, and the messages."""
-    dirty: list[str]
+    dirty: list[int]
+    """Numbers of queues."""
+
+
+_SECTIONS = 1 + len(Dump._fields)
 
 
 def read_dump(data: bytes) -> Dump:
@@ -232,14 +282,15 @@ def _answer_row(answer: Answer | None) -> tuple[Any, ...] | None:
 
 
 def _session_row(row: SessionRow) -> tuple[Any, ...]:
-    (node, session), queue, limit, answers, answer = row
-    return node, session, queue, limit, answers, _answer_row(answer)
+    *known, answer = row
+    return *known, _answer_row(answer)
 
 
 def _queue_row(row: FrozenQueue) -> tuple[Any, ...]:
     queue = row.queue
     active = row.active
     return (
+        queue.vhost,
         queue.name,
         queue.kind,
         queue.durable,
@@ -268,7 +319,7 @@ def _consumer_row(row: ConsumerRow) -> tuple[Any, ...]:
         consumer.session,
         consumer.channel,
         consumer.id,
-        consumer.queue.name,
+        consumer.queue.number,
         consumer.tag,
         row.credit,
         row.prefetch,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound="Hashable")
 
+NEVER_MS = 2**63
+"""Later than any moment."""
 _STALE_MIN = 64
 """Below so many stale entries the heap is not made anew, however few are not."""
 
@@ -23,7 +25,7 @@ _STALE_MIN = 64
 class Timers(Generic[K]):
     """A moment for each of some keys. The time is the cluster's, in milliseconds."""
 
-    __slots__ = ("_entries", "_heap", "_order")
+    __slots__ = ("_entries", "_heap", "_order", "next_ms")
 
     def __init__(self) -> None:
         self._entries: dict[K, tuple[int, int, K]] = {}
@@ -31,6 +33,8 @@ class Timers(Generic[K]):
         self._heap: list[tuple[int, int, K]] = []
         """The entries, and stale ones among them, never in front."""
         self._order = 0
+        self.next_ms = NEVER_MS
+        """The earliest moment at which a key is due; NEVER_MS if there is none. Asked for with every entry."""
 
     def set(self, key: K, due_ms: int | None) -> None:
         """Let `key` be due at that moment, or never; what it was before is forgotten.
@@ -47,10 +51,6 @@ class Timers(Generic[K]):
             entry = self._entries[key] = (due_ms, self._order, key)
             heappush(self._heap, entry)
         self._drop_stale()
-
-    def due_ms(self) -> int | None:
-        """The earliest moment at which a key is due."""
-        return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now_ms: int) -> list[K]:
         """Forget the keys whose moment has come, and give them: the earliest first, of equals the one set first."""
@@ -76,3 +76,4 @@ class Timers(Generic[K]):
             heapify(heap)
         while heap and entries.get(heap[0][2]) is not heap[0]:
             heappop(heap)
+        self.next_ms = heap[0][0] if heap else NEVER_MS

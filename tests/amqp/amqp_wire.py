@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import struct
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from pamqp import body, commands, frame, header, heartbeat
 
+from qq.amqp import stored
 from qq.amqp.connection import (
     ChannelCloseRequested,
     CloseRequested,
     Event,
     LoginAttempt,
-    SecretUpdated,
     ServerConnection,
     Settings,
     VhostRequested,
@@ -74,7 +76,8 @@ def flat(events: Iterable[Any]) -> list[tuple[Any, ...]]:
     items: list[tuple[Any, ...]] = []
     for event in events:
         match event:
-            case Publishes(channel, payload, messages):
+            case Publishes(channel, payload, messages, flags):
+                assert flags == reduce(or_, map(stored.flags, messages))
                 items += [(channel, "publish", payload, one) for one in messages]
             case Acks(channel, acks):
                 items += [(channel, "ack", *ack) for ack in acks]
@@ -148,8 +151,6 @@ class Client:
                     self._handle(server.accept_login())
                 case VhostRequested():
                     self._handle(server.accept_vhost())
-                case SecretUpdated():
-                    server.accept_secret()
                 case ChannelCloseRequested(channel):
                     server.channel_closed(channel)
                 case ChannelFault(channel, error):
@@ -223,6 +224,7 @@ def stored_message(
         (0x2000, "headers"),
         (0x0800, "priority"),
         (0x0400, "correlation_id"),
+        (0x0200, "reply_to"),
         (0x0100, "expiration"),
         (0x0040, "timestamp"),
         (0x0010, "user_id"),

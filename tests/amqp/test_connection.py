@@ -31,7 +31,6 @@ from qq.amqp.connection import (
     CloseRequested,
     LoginAttempt,
     Phase,
-    SecretUpdated,
     ServerConnection,
     Settings,
     VhostRequested,
@@ -76,6 +75,15 @@ class TestHandshake:
         assert start.server_properties["product"] == "Rabbit"
         assert start.server_properties["version"] == "4.2.0"
         assert start.server_properties["cluster_name"] == "blue"
+        assert set(start.server_properties) == {
+            "capabilities",
+            "cluster_name",
+            "copyright",
+            "information",
+            "platform",
+            "product",
+            "version",
+        }
         assert all(value is True for value in start.server_properties["capabilities"].values())
         assert {"publisher_confirms", "basic.nack", "connection.blocked"} <= set(
             start.server_properties["capabilities"]
@@ -150,6 +158,7 @@ class TestHandshake:
                 "\x05LOGINS\0\0\0\x01a",
                 (502, "SYNTAX_ERROR - AMQPLAIN auth info is missing LOGIN or PASSWORD field", 10, 11),
             ),
+            ("EXTERNAL", "", (503, "COMMAND_INVALID - invalid authentication mechanism 'EXTERNAL'", 10, 11)),
             ("KERBEROS", "", (503, "COMMAND_INVALID - unknown authentication mechanism 'KERBEROS'", 10, 11)),
         ],
     )
@@ -189,6 +198,10 @@ class TestHandshake:
                 "NOT_ALLOWED - negotiated frame_max = 200000 is higher than the maximum allowed value (131072)",
             ),
             (
+                (2047, 0),
+                "NOT_ALLOWED - negotiated frame_max = 0 is higher than the maximum allowed value (131072)",
+            ),
+            (
                 (2048, 131_072),
                 "NOT_ALLOWED - negotiated channel_max = 2048 is higher than the maximum allowed value (2047)",
             ),
@@ -203,8 +216,37 @@ class TestHandshake:
         client.send(PROTOCOL_HEADER, start_ok())
         assert close_of(client.send(tune_ok(*tuning))) == (530, text, 10, 30)
 
-    def test_no_heartbeats_can_be_agreed_on(self) -> None:
-        assert connected(heartbeat_s=0).server.heartbeat_s == 0
+    @pytest.mark.parametrize(("offered_s", "chosen_s"), [(60, 0), (60, 5), (60, 600), (0, 0), (0, 7)])
+    def test_the_client_chooses_the_interval_of_heartbeats(self, offered_s: int, chosen_s: int) -> None:
+        client = Client(Settings(heartbeat_s=offered_s))
+        (_, tune) = client.send(PROTOCOL_HEADER, start_ok())
+        assert tune.heartbeat == offered_s
+        assert client.send(tune_ok(heartbeat_s=chosen_s)) == []
+        assert client.server.heartbeat_s == chosen_s
+
+    def test_who_has_shown_a_certificate_may_log_in_with_it(self) -> None:
+        server = ServerConnection(Settings(), "CN=anna,O=orders")
+        server.receive(PROTOCOL_HEADER)
+        assert b"AMQPLAIN PLAIN EXTERNAL" in server.data_to_send()
+        [attempt] = server.receive(method(0, Connection.StartOk({}, "EXTERNAL", "")))
+        assert attempt == LoginAttempt("CN=anna,O=orders", None, "EXTERNAL")
+        server.accept_login()
+        assert server.phase is Phase.TUNE
+
+    def test_who_has_shown_a_certificate_may_log_in_without_it(self) -> None:
+        server = ServerConnection(Settings(), "CN=anna,O=orders")
+        [attempt] = server.receive(PROTOCOL_HEADER + start_ok())
+        assert attempt == LoginAttempt("guest", b"guest", "PLAIN")
+
+    def test_passwords_are_in_no_representation(self) -> None:
+        [attempt] = ServerConnection(Settings()).receive(
+            PROTOCOL_HEADER + start_ok(response="\0anna\0hidden-word")
+        )
+        client = connected()
+        client.send(method(0, Connection.UpdateSecret("hidden-word", "renewal")))
+        for event in (attempt, *client.take()):
+            assert "hidden" not in repr(event)
+            assert "hidden" not in f"{event}"
 
     def test_a_vhost_can_be_refused(self) -> None:
         server = server_at(Phase.VHOST)
@@ -227,7 +269,7 @@ class TestHandshake:
     def test_the_frame_limit_before_tuning_is_8192(self) -> None:
         client = Client()
         client.send(PROTOCOL_HEADER)
-        assert close_of(client.send(raw(1, 0, bytes(8185))))[0] == 501
+        assert close_of(client.send(raw(1, 0, bytes(8193))))[0] == 501
         assert client.server.broken
 
     def test_a_client_may_close_during_the_handshake(self) -> None:
@@ -312,17 +354,31 @@ class TestChannels:
         assert client.server.channels == []
         assert client.take() == []
 
-    def test_an_error_on_a_channel_that_the_client_is_closing_is_not_told(self) -> None:
+    def test_a_channel_that_the_client_closes_behind_a_mistake_is_told_both(self) -> None:
         server = connected().server
         assert server.receive(method(1, Channel.Close(200, "bye", 0, 0)) + publish()) == [
             ChannelCloseRequested(1, 200, "bye")
         ]
         server.send(1, Queue.BindOk())  # an answer that was still due
         server.fail_channel(1, NOT_FOUND)
+        close = Channel.Close(NOT_FOUND.code, NOT_FOUND.text, 50, 10)
+        sent = server.data_to_send()
+        assert sent == method(1, Queue.BindOk()) + method(1, close) + method(1, Channel.CloseOk())
         server.channel_closed(1)
-        assert server.data_to_send() == method(1, Queue.BindOk()) + method(1, Channel.CloseOk())
-        server.channel_closed(1)
+        server.fail_channel(1, NOT_FOUND)
         assert server.data_to_send() == b""
+        assert server.channels == [1]
+        server.receive(method(1, Channel.CloseOk()))
+        assert server.channels == []
+
+    def test_a_channel_is_closed_once_for_the_client(self) -> None:
+        server = connected().server
+        server.receive(method(1, Channel.Close(200, "bye", 0, 0)))
+        server.channel_closed(1)
+        server.channel_closed(1)
+        server.fail_channel(1, NOT_FOUND)
+        assert server.data_to_send() == method(1, Channel.CloseOk())
+        assert server.channels == []
 
     def test_nothing_is_sent_on_a_channel_that_is_not_open(self) -> None:
         server = connected().server
@@ -350,6 +406,23 @@ class TestChannels:
     def test_as_many_channels_as_were_agreed_on_can_be_open(self) -> None:
         client = connected(channels=range(1, 4), channel_max=3)
         assert client.server.channels == [1, 2, 3]
+
+    def test_the_limit_is_of_channels_and_not_of_their_numbers(self) -> None:
+        client = connected(channels=(7, 65_535), channel_max=2)
+        client.send(method(7, Channel.Close(200, "bye", 0, 0)))
+        client.send(open_channel(9))
+        assert client.server.channels == [65_535, 9]
+
+    def test_a_channel_whose_close_was_not_answered_counts(self) -> None:
+        client = connected(channels=(1, 2), channel_max=2)
+        client.server.fail_channel(1, NOT_FOUND)
+        client.received()
+        assert close_of(client.send(open_channel(3)))[0] == 530
+
+    def test_without_a_limit_there_is_none(self) -> None:
+        client = connected(Settings(channel_max=0), channels=range(1, 3001), channel_max=0)
+        assert len(client.server.channels) == 3000
+        assert client.server.phase is Phase.OPEN
 
 
 TOO_MANY = "NOT_ALLOWED - number of channels opened (3) has reached the negotiated channel_max (3)"
@@ -379,7 +452,10 @@ CONNECTION_ERRORS = {
         method(1, Channel.Close(200, "", 0, 0)) + open_channel(1),
         (504, "CHANNEL_ERROR - second 'channel.open' seen", 20, 10),
     ),
-    "channel number above channel_max": (open_channel(4), (530, TOO_MANY, 20, 10)),
+    "channel above channel_max": (
+        open_channel(2) + open_channel(5) + open_channel(6),
+        (530, TOO_MANY, 20, 10),
+    ),
     "close-ok that nobody waits for": (
         method(1, Channel.CloseOk()),
         (503, "COMMAND_INVALID - unexpected channel.close-ok", 20, 41),
@@ -420,6 +496,13 @@ def test_each_violation_closes_the_connection_with_its_code_and_text(name: str) 
     assert server.phase is Phase.CLOSED
 
 
+def test_clients_that_say_the_same_of_themselves_share_it() -> None:
+    one, other = connected().server, connected().server
+    assert one.client_properties is other.client_properties
+    different = connected(capabilities={"basic.nack": True}).server
+    assert (one.capabilities.basic_nack, different.capabilities.basic_nack) == (False, True)
+
+
 class TestClosing:
     def test_the_clients_close_is_answered_when_the_shell_is_ready(self) -> None:
         server = connected().server
@@ -442,7 +525,6 @@ class TestClosing:
         client.server.fail_channel(1, NOT_FOUND)
         client.server.send(1, Queue.BindOk())
         client.server.block("low on memory")
-        client.server.accept_secret()
         assert client.send(publish(), open_channel(2), method(1, Basic.Ack(1))) == []
         assert client.take() == []
         client.send(method(0, Connection.CloseOk()))
@@ -472,10 +554,10 @@ class TestClosing:
 
 
 class TestExtensions:
-    def test_a_new_secret_is_handed_to_the_shell(self) -> None:
+    def test_any_new_secret_is_accepted(self) -> None:
         client = connected()
         answers = client.send(method(0, Connection.UpdateSecret("token", "renewal")))
-        assert client.take() == [SecretUpdated(b"token", "renewal")]
+        assert client.take() == []
         assert names(answers) == ["Connection.UpdateSecretOk"]
 
     def test_blocked_is_told_to_those_who_understand(self) -> None:

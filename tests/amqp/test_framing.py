@@ -44,9 +44,9 @@ def fault_of(*data: bytes) -> tuple[int, str, int, int]:
 def test_equal_publishes_become_one_event_and_a_different_one_begins_the_next() -> None:
     same, other = publish(1, b"a") + publish(1, b"bb") + publish(1, b""), publish(1, b"c", key="other")
     assert FrameReader().feed(same + other + publish(2, b"d")) == [
-        Publishes(1, publish_payload(), [message(1, b"a"), message(1, b"bb"), message(1, b"")]),
-        Publishes(1, publish_payload("other"), [message(1, b"c")]),
-        Publishes(2, publish_payload(), [message(2, b"d")]),
+        Publishes(1, publish_payload(), [message(1, b"a"), message(1, b"bb"), message(1, b"")], 0),
+        Publishes(1, publish_payload("other"), [message(1, b"c")], 0),
+        Publishes(2, publish_payload(), [message(2, b"d")], 0),
     ]
 
 
@@ -65,7 +65,7 @@ def test_a_message_cut_anywhere_arrives_whole() -> None:
     for at in range(len(stream)):
         reader = FrameReader()
         events = reader.feed(stream[:at]) + reader.feed(stream[at:])
-        assert events == [Publishes(1, publish_payload(), [message(1, b"x" * 50)])]
+        assert events == [Publishes(1, publish_payload(), [message(1, b"x" * 50)], 0)]
         assert reader.held_bytes == 0
 
 
@@ -81,7 +81,7 @@ def test_a_large_message_is_not_read_again_with_every_piece() -> None:
             assert events == []
             # What has been understood is not in the rest any more; the rest is less than a frame.
             assert reader.held_bytes - reader.unfinished_bytes < 131_072
-    assert events == [Publishes(1, publish_payload(), [message(1, data, part=131_064)])]
+    assert events == [Publishes(1, publish_payload(), [message(1, data, part=131_064)], 0)]
     assert reader.held_bytes == 0
 
 
@@ -91,8 +91,8 @@ def test_messages_on_different_channels_may_interleave() -> None:
     headers = [header_frame(channel, 6) for channel in (1, 2)]
     stream = [first, second, headers[1], headers[0], parts[0][0], parts[1][0], parts[1][1], parts[0][1]]
     assert FrameReader().feed(b"".join(stream)) == [
-        Publishes(2, publish_payload(), [message(2, b"abcdef", part=3)]),
-        Publishes(1, publish_payload(), [message(1, b"abcdef", part=3)]),
+        Publishes(2, publish_payload(), [message(2, b"abcdef", part=3)], 0),
+        Publishes(1, publish_payload(), [message(1, b"abcdef", part=3)], 0),
     ]
 
 
@@ -121,7 +121,7 @@ def test_a_message_that_is_too_large_costs_its_channel_and_no_memory() -> None:
     text = "PRECONDITION_FAILED - message size 1001 is larger than configured max size 1000"
     assert events[1].error.text == text
     assert reader.feed(b"".join(body_frames(1, bytes(1001), 300)) + publish(1) + publish(2)) == [
-        Publishes(2, publish_payload(), [message(2, b"hello")])
+        Publishes(2, publish_payload(), [message(2, b"hello")], 0)
     ]
     assert reader.held_bytes == 0
     assert [type(event) for event in reader.feed(method(1, Channel.CloseOk()))] == [Method]
@@ -162,13 +162,20 @@ def test_after_the_end_of_framing_nothing_is_read() -> None:
     assert reader.feed(method(0, Connection.CloseOk())) == []
 
 
-def test_the_frame_limit_can_be_raised() -> None:
+def test_the_frame_limit_can_be_raised_and_may_be_exceeded_by_an_envelope() -> None:
     reader = FrameReader()
     reader.frame_max = 20_000
-    assert reader.feed(raw(3, 1, bytes(20_000 - 8))[:7]) == []
+    assert reader.feed(raw(3, 1, bytes(20_000))[:7]) == []
     reader = FrameReader()
     reader.frame_max = 20_000
-    assert [type(event) for event in reader.feed(raw(3, 1, bytes(20_000 - 7))[:7])] == [Fault]
+    assert [type(event) for event in reader.feed(raw(3, 1, bytes(20_001))[:7])] == [Fault]
+
+
+def test_frames_a_little_too_large_are_read_as_others_are() -> None:
+    stream = method(1, Basic.Publish()) + message(1, bytes(20_000), part=FRAME_MAX_MIN)
+    assert [event.messages for event in FrameReader().feed(stream)] == [
+        [message(1, bytes(20_000), part=FRAME_MAX_MIN)]
+    ]
 
 
 def test_stepwise_reading_gives_one_event_at_a_time() -> None:
@@ -185,8 +192,8 @@ def test_stepwise_reading_gives_one_event_at_a_time() -> None:
 PUBLISH = method(1, Basic.Publish())
 FAULTS = {
     "frame too large, known from its header alone": (
-        struct.pack(">BHI", 3, 1, FRAME_MAX_MIN - 7),
-        (501, "FRAME_ERROR - type 3, all octets = <<>>: {frame_too_large,8185,8184}", 0, 0),
+        struct.pack(">BHI", 3, 1, FRAME_MAX_MIN + 1),
+        (501, "FRAME_ERROR - type 3, all octets = <<>>: {frame_too_large,8193,8184}", 0, 0),
     ),
     "unknown frame type, known from its header alone": (
         struct.pack(">BHI", 4, 1, 100),

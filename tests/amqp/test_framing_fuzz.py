@@ -9,11 +9,9 @@ from typing import Any
 
 from amqp_wire import (
     HEARTBEAT,
-    PROTOCOL_HEADER,
     Basic,
     Queue,
     body_frames,
-    connected,
     dumb_read,
     flat,
     header_frame,
@@ -26,7 +24,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pamqp import commands, frame
 
-from qq.amqp.connection import Phase, ServerConnection, Settings
 from qq.amqp.encoding import content
 from qq.amqp.framing import FRAME_MAX_MIN, Fault, FrameReader, Heartbeat, Publishes
 
@@ -210,21 +207,6 @@ def test_the_fast_path_and_the_slow_path_agree_on_garbage(stream: bytes, sizes: 
     whole = read(FrameReader(message_bytes_max=50), stream, [])
     assert read(FrameReader(message_bytes_max=50), stream, sizes) == whole
     assert read(SlowReader(message_bytes_max=50), stream, []) == whole
-
-
-@fuzz
-@given(garbage, cuts)
-def test_a_connection_survives_garbage_in_every_phase(stream: bytes, sizes: list[int]) -> None:
-    for client in (connected(channels=(1, 2)), connected(channels=())):
-        for piece in pieces(stream, sizes):
-            client.send(piece)
-        faults = [event for event in client.take() if isinstance(event, Fault)]
-        assert len(faults) <= 1
-        assert not faults or client.server.phase in (Phase.CLOSING, Phase.CLOSED)
-    fresh = ServerConnection(Settings())
-    fresh.receive(PROTOCOL_HEADER)
-    for piece in pieces(stream, sizes):
-        fresh.receive(piece)
 
 
 def test_heartbeats_may_come_between_the_frames_of_a_message() -> None:

@@ -1,20 +1,23 @@
 import struct
+from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 
 import pytest
 from amqp_wire import Basic, array, long, long_string, message, stored_message
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qq.amqp import properties
+from qq.amqp import properties, stored
 from qq.amqp.encoding import content
 from qq.amqp.fields import VALID_PROPERTIES_MAX, properties_valid
 from qq.amqp.properties import (
     DURATION_MAX_MS,
     NO_PRIORITY,
     NO_TTL,
+    REPLY_TO,
     Attributes,
     attributes,
-    group,
     routing_headers,
     user_id,
 )
@@ -39,6 +42,12 @@ def refusal(text: str) -> pytest.RaisesExc[ChannelError]:
         return (error.code, error.class_id, error.method_id) == (Reply.PRECONDITION_FAILED, 60, 40)
 
     return pytest.RaisesExc(ChannelError, check=is_it)
+
+
+def group(
+    messages: list[bytes], user: str | None = None, reply_name: bytes | None = None
+) -> Iterator[tuple[Attributes | None, list[bytes]]]:
+    return properties.group(messages, reduce(or_, map(stored.flags, messages), 0), user, reply_name)
 
 
 @pytest.fixture(autouse=True)
@@ -281,6 +290,7 @@ messages = st.builds(
             "content_type": st.just(b"text/plain"),
             "priority": st.integers(0, 255),
             "expiration": st.sampled_from([b"0", b"60000", b"x", b"-1"]),
+            "reply_to": st.sampled_from([REPLY_TO, b"queue", REPLY_TO + b".name"]),
             "user_id": st.sampled_from([b"me", b"you"]),
             "timestamp": st.just(1),
         },
@@ -340,13 +350,14 @@ def test_what_is_remembered_is_bounded() -> None:
 
 # --- groups
 
+NAME = REPLY_TO + b".a-channel"
+
 
 def test_a_list_of_plain_messages_is_passed_on_as_it_is() -> None:
     plain = [stored_message(), stored_message(content_type=b"a", user_id=b"me")]
     [(found, alike)] = group(plain)
     assert found is None
     assert alike is plain
-    assert list(group([])) == []
 
 
 def test_consecutive_messages_alike_are_one_group() -> None:
@@ -389,6 +400,25 @@ def test_a_stored_message_still_tells_its_cc_keys_and_its_expiration() -> None:
     assert routing_headers(stored_message(both, expiration=b"x")) == ([], "")
 
 
+@pytest.mark.parametrize("other", [{}, {"priority": 1, "expiration": b"5", "timestamp": 1, "user_id": b"me"}])
+def test_the_address_for_direct_replies_becomes_that_of_the_channel(other: dict[str, bytes | int]) -> None:
+    def sent(reply_to: bytes, correlation_id: bytes) -> bytes:
+        headers = [("a", long_string("amq.rabbitmq.reply-to"))]
+        return stored_message(headers, reply_to=reply_to, correlation_id=correlation_id, **other)
+
+    requests = [sent(REPLY_TO, b"1"), sent(REPLY_TO, b"1"), sent(b"queue", b"2"), sent(REPLY_TO, b"2")]
+    [(_, alike)] = group(requests, "me", NAME)
+    assert alike == [sent(NAME, b"1"), sent(NAME, b"1"), sent(b"queue", b"2"), sent(NAME, b"2")]
+
+
+def test_the_address_for_direct_replies_is_refused_on_a_channel_that_has_none() -> None:
+    plain = stored_message(reply_to=b"queue")
+    groups = group([plain, stored_message(), stored_message(reply_to=REPLY_TO, expiration=b"x")])
+    assert next(groups) == (None, [plain, stored_message()])
+    with refusal("fast reply consumer does not exist"):
+        next(groups)
+
+
 def test_what_comes_before_a_wrong_message_counts() -> None:
     plain, wrong = stored_message(), stored_message(expiration=b"x")
     groups = group([plain, plain, wrong, plain])
@@ -418,23 +448,35 @@ def test_a_user_id_must_be_that_of_the_user() -> None:
 
 
 @quick
-@given(st.lists(messages, max_size=6), st.sampled_from([None, "me"]))
-@example([sequenced("p", 1), sequenced("p", 2)], None)
-def test_groups_are_maximal_and_complete(some: list[bytes], user: str | None) -> None:
+@given(st.lists(messages, max_size=6), st.sampled_from([None, "me"]), st.sampled_from([None, NAME]))
+@example([sequenced("p", 1), sequenced("p", 2)], None, None)
+@example([stored_message([("BCC", array())])] * 2, None, None)
+def test_groups_are_maximal_and_complete(some: list[bytes], user: str | None, name: bytes | None) -> None:
     right = 0
     for one in some:
         if simply_read(one) is None or user_id(one) not in (None, user or user_id(one)):
             break
+        if name is None and content(one).properties.reply_to == REPLY_TO.decode():
+            break
         right += 1
     groups: list[tuple[Attributes | None, list[bytes]]] = []
     try:
-        for found, alike in group(some, user):
+        for found, alike in group(some, user, name):
             groups.append((found, alike))
     except ChannelError:
         assert right < len(some)
     else:
         assert right == len(some)
     assert sum(len(alike) for _, alike in groups) == right
+    for one, kept in zip(some, [one for _, alike in groups for one in alike], strict=False):
+        before, after = content(one), content(kept)
+        assert after.body == before.body
+        if before.properties.reply_to == REPLY_TO.decode():
+            assert name is not None
+            before.properties.reply_to = name.decode()
+        if "BCC" in (before.properties.headers or {}):
+            del before.properties.headers["BCC"]
+        assert after.properties == before.properties
     at = 0
     for found, alike in groups:
         expected = [simply_read(one) for one in some[at : at + len(alike)]]

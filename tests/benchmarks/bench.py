@@ -30,6 +30,7 @@ HERE = Path(__file__).parent
 QUORUM = ["--arg", "x-queue-type=quorum"]
 BASE_PORT = 6672
 READY_WITHIN_S = 60
+LOAD_TIMEOUT_S = 1800
 
 
 class Scenario(NamedTuple):
@@ -120,11 +121,16 @@ def leader_of(description: dict[str, Any]) -> str:
         return json.load(answer)["leader"]
 
 
+def resident_bytes(pid: int) -> int:
+    """Memory of a process; Linux only."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
 def load(at: list[str], *options: str, consumers_at: list[str] | None = None) -> dict[str, Any]:
     command = [amqpload(), "-H", ",".join(at), *QUORUM, *options]
     if consumers_at:
         command[3:3] = ["--con-at", ",".join(consumers_at)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False)
     try:
         return json.loads(done.stdout)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How fast nodes come back with a large backlog, and what it costs them: the second half of `make bench`.
+"""How fast nodes come back with a large backlog, and what it costs them: the last part of `make bench`.
 
 Fills one queue with 12-byte messages through ordinary clients, kills nodes with SIGKILL and times how long after their
 start a client has the first message: on one node while the others go on, and on a cluster of which all nodes were
@@ -6,7 +6,7 @@ killed. The same with an empty cluster is what a start costs anyway. Prints a Ma
 
     python tests/benchmarks/recovery.py [--messages 10000000] [--singles 1000000] [--repeat 3]
 
-`--messages` are published in batches of confirms; `--singles` one by one, each waiting for its confirm, by 64
+`--messages` are published in batches of confirms; `--singles` one by one, each waiting for its confirm, by 256
 publishers: the worst case for a state that is made of runs.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import pika
 import pika.exceptions
-from bench import load
+from bench import load, resident_bytes
 
 from qq.testing import LocalCluster
 
@@ -95,9 +95,7 @@ def endpoint(url: str) -> str:
 
 def memory_mib(cluster: LocalCluster) -> list[float]:
     """Resident memory of each node."""
-    return [
-        int(Path(f"/proc/{node.pid}/statm").read_text().split()[1]) * 4096 / MIB for node in cluster.nodes
-    ]
+    return [resident_bytes(node.pid) / MIB for node in cluster.nodes]
 
 
 def disk_mib(directory: Path) -> float:
@@ -168,7 +166,7 @@ def main() -> None:
         run(name, options.messages, ["-P", "4", "-w", "4000"], options.repeat)
     if options.singles:
         name = f"{options.singles:,} x 12 B, one by one"
-        run(name, options.singles, ["-P", "64", "-w", "1"], options.repeat)
+        run(name, options.singles, ["-P", "256", "-w", "1"], options.repeat)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
 from raw_client import RawClient
 
+from chaos.fuzz.run import TROUBLE
 from qq.testing import ClusterNode, LocalCluster
-
-TROUBLE = re.compile(r"Traceback|CRITICAL|never retrieved|unexpected:", re.IGNORECASE)
 
 
 @pytest.fixture(scope="session")
@@ -56,11 +54,3 @@ def raw(node: ClusterNode) -> Generator[RawClient]:
 def queue(request: pytest.FixtureRequest) -> str:
     """A queue name that no other test uses."""
     return re.sub(r"\W+", "-", request.node.name)[-80:] + f"-{os.getpid()}"
-
-
-def rss_mib(node: ClusterNode) -> int:
-    """The node's memory; Linux only, as is the figure."""
-    status = Path(f"/proc/{node.pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert found
-    return int(found[1]) // 1024

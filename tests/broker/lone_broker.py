@@ -17,12 +17,15 @@ from typing import Any, Self, TypeVar
 from cluster.entry import batches_of, make_batch, make_entry
 from cluster.group import Confirmed
 from cluster.segment import EntryGone
+from qq import tls
 from qq.amqp.connection import Settings
-from qq.broker.broker import Broker, hash_password
+from qq.broker.broker import Broker
 from qq.broker.listener import ClientConnection
-from qq.config import Limits
+from qq.broker.login import hash_password
+from qq.broker.tls_listener import TlsListener
+from qq.config import ClientTls, Limits
 from qq.machine.codec import encode_batch
-from qq.machine.commands import PutUser
+from qq.machine.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 
 T = TypeVar("T")
@@ -43,7 +46,7 @@ class LoneGroup:
         self.skipping = self.holding = False
         self.entries: dict[int, bytes] = {}
         self._loop = loop
-        self._index = 1
+        self.last_index = 1
         self._sequence = self._applied = 0
         self._held: list[tuple[int, Any]] = []
         self.failures: list[Exception] = []
@@ -67,17 +70,19 @@ class LoneGroup:
         if self.holding:
             self._held.append((sequence, payload))
             return
-        self._index += 1
+        self.last_index += 1
         self._applied = sequence
-        entry = self.entries[self._index] = make_entry(0, [make_batch(NAME, 1, sequence, payload)])
+        entry = self.entries[self.last_index] = make_entry(0, [make_batch(NAME, 1, sequence, payload)])
         [batch] = batches_of(entry)
         effects: list[Any] = [
-            *self.machine.apply_batch(NAME, self._index, 0, 0, memoryview(entry)[batch.start : batch.end]),
+            *self.machine.apply_batch(
+                NAME, self.last_index, 0, 0, memoryview(entry)[batch.start : batch.end]
+            ),
             Confirmed(sequence),
             *self.machine.end_entry(0),
         ]
         if not self.skipping:
-            self._broker.applied(self._index, effects)
+            self._broker.applied(self.last_index, effects)
 
     def resume(self) -> None:
         self.skipping = False
@@ -101,13 +106,27 @@ class _Runtime:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.random = random.Random(1)
         self.call_soon = loop.call_soon
+        self.call_later = loop.call_later
+        self.monotonic = loop.time
 
 
 class LoneBroker:
     """Runs on a thread of its own; `call` does something on that thread."""
 
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        tls: ClientTls | None = None,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+        **limits: Any,
+    ) -> None:
+        self._settings = settings or Settings()
+        self._tls = tls
+        self._new_loop = new_loop
+        self._limits = Limits(**limits)
+
     def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
+        self._loop = self._new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.amqp_port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
@@ -115,16 +134,29 @@ class LoneBroker:
 
     async def _start(self) -> int:
         self.machine = QueueMachine()
-        user = encode_batch([PutUser("guest", SALT, hash_password(SALT, b"guest"), [])], [])
-        self.machine.apply_batch(NAME, 1, 0, 0, b"".join(user))
+        guest = PutUser("guest", SALT, hash_password(SALT, b"guest"), [])
+        may_do_all = SetPermissions("guest", DEFAULT_VHOST, ".*", ".*", ".*")
+        self.machine.apply_batch(NAME, 1, 0, 0, b"".join(encode_batch([guest, may_do_all], [])))
         self.group = LoneGroup(self.machine, self._loop)
         runtime: Any = _Runtime(self._loop)
-        self.broker = Broker(NAME, self.machine, runtime, Settings(), ["guest"], Limits())
+        self.broker = Broker(NAME, self.machine, runtime, self._settings, ["guest"], self._limits)
         self.group.attach(self.broker)
         group: Any = self.group
         self.broker.attach(group, group)
         self._server = await self._loop.create_server(partial(ClientConnection, self.broker), "127.0.0.1", 0)
+        self._serving_tls: asyncio.Task[None] | None = None
+        if self._tls is not None:
+            self.amqps_port = await self._start_tls(self._tls)
         return self._server.sockets[0].getsockname()[1]
+
+    async def _start_tls(self, settings: ClientTls) -> int:
+        """As a node does it."""
+        self.certificates = tls.for_clients(settings)
+        name_in = partial(tls.name_in, login_from=settings.cert_login_from)
+        self.tls_listener = TlsListener(self.broker, lambda: self.certificates.current, name_in)
+        await self.tls_listener.listen("127.0.0.1", 0)
+        self._serving_tls = self._loop.create_task(self.tls_listener.serve())
+        return self.tls_listener.port
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -137,6 +169,9 @@ class LoneBroker:
 
     async def _stop(self) -> None:
         self._server.close()
+        if self._serving_tls is not None:
+            self._serving_tls.cancel()
+            await asyncio.wait([self._serving_tls])
         for connection in list(self.broker.connections.values()):
             connection.close_now()
         while self.broker.connections:  # noqa: ASYNC110
@@ -153,6 +188,28 @@ class LoneBroker:
 
         self._loop.call_soon_threadsafe(work)
         return answer.result(10)
+
+    def add_user(self, name: str, password: str | None) -> None:
+        """Known to this node, and not by way of its own log; one that may do all."""
+        hashed = hash_password(SALT, password.encode()) if password is not None else b""
+        self.learn(PutUser(name, SALT, hashed, []), SetPermissions(name, DEFAULT_VHOST, ".*", ".*", ".*"))
+
+    def operate(self, *commands: Command) -> None:
+        """What an operator does through this node."""
+        applied = threading.Event()
+
+        def submit() -> None:
+            for command in commands:
+                self.broker.submissions.add(command)
+            self.broker.submissions.barrier(applied.set)
+
+        self.call(submit)
+        assert applied.wait(10)
+
+    def learn(self, *commands: Command) -> None:
+        """What an operator does through another node: it is known here all at once."""
+        batch = encode_batch(list(commands), [])
+        self.call(self.machine.apply_batch, "n2", 1, 0, 0, b"".join(batch))
 
     def lose_messages(self, kept: int = 0) -> None:
         """The log holds no entry any more, or but one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -20,7 +21,10 @@ F = TypeVar("F")
 
 
 class RawClient:
-    """A connection to a broker; opened up to connection.open-ok unless `phase` says less."""
+    """A connection to a broker; opened up to connection.open-ok, or up to connection.open, or not at all.
+
+    `user` has a password of the same text.
+    """
 
     def __init__(
         self,
@@ -31,19 +35,29 @@ class RawClient:
         heartbeat: int = 0,
         handshake: bool = True,
         more_capabilities: Sequence[str] = (),
+        tls: ssl.SSLContext | None = None,
+        source: str | None = None,
+        user: str = "guest",
+        vhost: str = "/",
+        admitted: bool = True,
     ) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
+        address = None if source is None else (source, 0)
+        self.socket = socket.create_connection(("127.0.0.1", port), source_address=address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            with self.socket as plain:  # closed if the handshake fails
+                self.socket = tls.wrap_socket(plain, server_hostname="localhost")
         self._buffer = b""
         if handshake:
             self.write(HEADER)
             self.expect(commands.Connection.Start)
             capabilities = CAPABILITIES | dict.fromkeys(more_capabilities, True)
-            self.send(0, self.start_ok(capabilities=capabilities))
+            self.send(0, self.start_ok(f"\0{user}\0{user}", capabilities=capabilities))
             self.expect(commands.Connection.Tune)
             self.send(0, commands.Connection.TuneOk(channel_max, frame_max, heartbeat))
-            self.send(0, commands.Connection.Open("/"))
-            self.expect(commands.Connection.OpenOk)
+            self.send(0, commands.Connection.Open(vhost))
+            if admitted:
+                self.expect(commands.Connection.OpenOk)
 
     @staticmethod
     def start_ok(response: str = "\0guest\0guest", mechanism: str = "PLAIN", **more: Any) -> Frame:
@@ -116,14 +130,14 @@ class RawClient:
         assert channel is None or got == channel
         return frame
 
-    def expect_close(self, code: int, text: str, *, channel: int = 0) -> None:
+    def expect_close(self, code: int, text: str, *, channel: int = 0) -> Any:
         """The close of the channel, or of the connection, that comes next (after other frames)."""
         kind = commands.Channel.Close if channel else commands.Connection.Close
         while True:
             got, frame = self.receive()
             if isinstance(frame, kind):
                 assert (got, frame.reply_code, frame.reply_text) == (channel, code, text)
-                return
+                return frame
             assert not isinstance(frame, commands.Channel.Close | commands.Connection.Close), frame.reply_text
 
     def expect_end(self) -> None:

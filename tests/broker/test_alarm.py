@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import urllib.request
 from collections.abc import Generator
 from typing import Any
 
@@ -178,3 +179,49 @@ def test_a_node_with_too_little_free_space_has_publishers_wait(monkeypatch: pyte
         [node] = cluster.status()["nodes"]
         assert node["alarm"] is True
         assert 0 < node["disk_free_bytes"] < 2**60
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "resource"),
+    [
+        ({"MEMORY_HIGH_WATERMARK_BYTES": 1}, "low on memory", "memory_used"),
+        ({"MEMORY_HIGH_WATERMARK": 1e-9}, "low on memory", "memory_used"),
+        (
+            {"MEMORY_HIGH_WATERMARK_BYTES": 1, "DISK_FREE_LIMIT_BYTES": 2**60},
+            "low on memory & disk",
+            "free_disk_space",
+        ),
+    ],
+)
+def test_a_node_that_takes_too_much_memory_has_publishers_wait(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, float], reason: str, resource: str
+) -> None:
+    for name, limit in limits.items():
+        monkeypatch.setenv(f"QQ_LIMITS_{name}", str(limit))
+    with (
+        LocalCluster(nodes=1) as cluster,
+        RawClient(cluster.nodes[0].amqp_port, more_capabilities=["connection.blocked"]) as client,
+    ):
+        [node] = cluster.nodes
+        client.open_channel(1)
+        client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+        client.write(publish(1, "q", b"m"))
+        assert client.expect(Connection.Blocked, 0).reason == reason
+        assert cluster.status()["nodes"][0]["alarm"] is True
+        with urllib.request.urlopen(f"http://127.0.0.1:{node.http_port}/metrics") as metrics:
+            assert f"rabbitmq_alarms_{resource}_watermark 1.0" in metrics.read().decode()
+
+
+def test_a_second_alarm_is_not_told_and_both_have_to_end(broker: LoneBroker) -> None:
+    with Client(broker) as client:
+        client.write(publish(1, "q", b"m"))
+        declared(client)
+        broker.alarm("low on memory")
+        assert client.expect(Connection.Blocked, 0).reason == "low on memory"
+        broker.alarm("low on memory & disk")
+        broker.alarm("low on disk")
+        client.send(1, Queue.Declare(queue="q"))
+        client.expect_nothing()
+        broker.alarm(None)
+        client.expect(Connection.Unblocked, 0)
+        client.expect(Queue.DeclareOk)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import random
 import resource
 import socket
 import struct
 import time
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 from pamqp import commands
 from raw_client import HEADER, RawClient, frame_bytes, marshal, publish
 
+from qq.broker.login import FIRST_DELAY_S
 from qq.testing import ClusterNode, LocalCluster
 
 Basic, Chan, Conn, Queue = commands.Basic, commands.Channel, commands.Connection, commands.Queue
@@ -23,49 +25,6 @@ CLOSE_GRACE_S = 3.0
 
 def works(raw: RawClient) -> None:
     raw.call(1, Basic.Qos(prefetch_count=1), Basic.QosOk)
-
-
-def test_garbage_at_any_time_ends_its_connection_and_no_other(node: ClusterNode, raw: RawClient) -> None:
-    chance = random.Random(1)
-    for round_number in range(200):
-        with RawClient(node.amqp_port, handshake=round_number % 2 == 0) as client:
-            if round_number % 4 == 0:
-                client.open_channel(1)
-            with contextlib.suppress(ConnectionError):
-                client.write(chance.randbytes(chance.choice((1, 7, 100, 5000))))
-                if round_number % 4 == 1:
-                    client.write(HEADER + chance.randbytes(100))
-        works(raw)
-
-
-def test_mutilated_streams_never_bring_down_the_node(node: ClusterNode, raw: RawClient, queue: str) -> None:
-    """A stream of valid frames with some bytes changed: most of it is understood, up to the change."""
-    chance = random.Random(2)
-    frames = [
-        marshal(1, Chan.Open()),
-        marshal(1, Queue.Declare(queue=queue, arguments={"a": [1, {"b": True}], "x-queue-type": "classic"})),
-        marshal(1, commands.Confirm.Select()),
-        publish(1, queue, b"body", mandatory=True, properties=b"\x08\0\5"),
-        marshal(1, Basic.Consume(queue=queue, arguments={"x-priority": 5})),
-        marshal(1, Basic.Ack(1)),
-        marshal(1, Queue.Bind(queue=queue, exchange="amq.topic", routing_key="a.#")),
-        marshal(1, Basic.Get(queue=queue)),
-        marshal(1, Chan.Close(200, "", 0, 0)),
-    ]
-    stream = b"".join(frames)
-    for _ in range(300):
-        mutilated = bytearray(stream)
-        for _ in range(chance.randint(1, 3)):
-            mutilated[chance.randrange(len(mutilated))] = chance.randrange(256)
-        with RawClient(node.amqp_port) as client:
-            client.write(bytes(mutilated))
-            with contextlib.suppress(ConnectionError):
-                client.socket.settimeout(0.05)
-                with contextlib.suppress(TimeoutError):
-                    client.socket.recv(4096)
-    works(raw)
-    raw.send(1, Queue.Delete(queue=queue))
-    raw.expect(Queue.DeleteOk)
 
 
 def test_a_handshake_that_stops_halfway_is_given_up(node: ClusterNode, raw: RawClient) -> None:
@@ -94,6 +53,22 @@ def test_a_refused_login_that_cannot_be_told_takes_time(node: ClusterNode) -> No
         start_s = time.monotonic()
         client.expect_end()
         assert CLOSE_GRACE_S - 0.5 < time.monotonic() - start_s < CLOSE_GRACE_S + 2
+
+
+def test_guesses_over_http_take_longer_and_longer(node: ClusterNode) -> None:
+    def status(password: str) -> int:
+        client = HTTPConnection("127.0.0.1", node.http_port, timeout=10, source_address=("127.9.9.9", 0))
+        with contextlib.closing(client):
+            credentials = base64.b64encode(f"guest:{password}".encode()).decode()
+            client.request("GET", "/api/cluster", headers={"Authorization": f"Basic {credentials}"})
+            return client.getresponse().status
+
+    start_s = time.monotonic()
+    assert [status("wrong") for _ in range(4)] == [401] * 4
+    refused_s = time.monotonic()
+    assert refused_s - start_s > FIRST_DELAY_S * (1 + 2 + 4 + 8)
+    assert status("guest") == 200
+    assert time.monotonic() - refused_s < FIRST_DELAY_S * 8
 
 
 def test_a_frame_that_stops_halfway_holds_up_nobody(node: ClusterNode, raw: RawClient, queue: str) -> None:
@@ -125,24 +100,6 @@ def test_a_silent_client_that_promised_heartbeats_is_dropped(node: ClusterNode, 
     with RawClient(node.amqp_port) as client:
         client.open_channel(1)
         client.call(1, Queue.Declare(queue=queue, exclusive=True), Queue.DeclareOk)
-
-
-def test_too_large_and_too_small_tunings_are_refused(node: ClusterNode) -> None:
-    for tune_ok, text in (
-        (Conn.TuneOk(2047, 4096, 0), "frame_max = 4096 is lower than the minimum allowed value (8192)"),
-        (
-            Conn.TuneOk(2047, 200_000, 0),
-            "frame_max = 200000 is higher than the maximum allowed value (131072)",
-        ),
-        (Conn.TuneOk(5000, 131_072, 0), "channel_max = 5000 is higher than the maximum allowed value (2047)"),
-    ):
-        with RawClient(node.amqp_port, handshake=False) as client:
-            client.write(HEADER)
-            client.expect(Conn.Start)
-            client.send(0, client.start_ok())
-            client.expect(Conn.Tune)
-            client.send(0, tune_ok)
-            client.expect_close(530, f"NOT_ALLOWED - negotiated {text}")
 
 
 NESTED = b""

@@ -37,7 +37,7 @@ def publish(channel: Any, *bodies: bytes, **properties: Any) -> None:
 
 
 def page(broker: LoneBroker, offset: int = 0, count: int = 1000, bytes_max: int = 2**30) -> list[Browsed]:
-    queue = broker.machine.queues["q"]
+    queue = broker.machine.vhosts["/"].queues["q"]
     reading = browse(queue, broker.broker.entries, offset, count, bytes_max)
     return asyncio.run_coroutine_threadsafe(reading, broker._loop).result(10)
 

@@ -15,6 +15,8 @@ from qq.broker.entries import Messages
 from qq.broker.outgoing import ANSWERS_WAITING_MAX
 from qq.config import Limits
 from qq.machine import commands, effects
+from qq.machine.access import Permissions
+from qq.machine.machine import QueueMachine
 from qq.metrics import Counters
 from qq.ranges import Range
 
@@ -25,6 +27,7 @@ class Socket:
     """A connection that is written to while it has room."""
 
     user = "guest"
+    vhost = "/"
     wants_cancel_notify = True
     wants_live_prefetch = False
     frame_max = 131_072
@@ -101,7 +104,10 @@ class Stored:
 def channel_and_its_ends() -> tuple[Channel, Socket, Log]:
     socket, log = Socket(), Log()
     numbers = iter(range(1, LARGE_NUMBER))
+    machine = QueueMachine()
+    machine.catalog.access.set_permissions(Permissions("guest", "/", ".*", ".*", ".*"))
     broker: Any = SimpleNamespace(
+        machine=machine,
         new_id=lambda: next(numbers),
         submissions=log,
         counters=Counters(),
@@ -144,6 +150,20 @@ def test_confirms_that_wait_for_the_socket_become_one() -> None:
     [confirm] = socket.frames()
     assert (confirm.delivery_tag, confirm.multiple) == (LARGE_NUMBER - 1, True)
     assert not socket.paused
+
+
+def test_the_confirm_of_one_message_is_not_multiple() -> None:
+    channel, socket, _ = channel_and_its_ends()
+    for published, refused in ((1, False), (2, True), (4, False), (5, False), (7, True)):
+        channel.outgoing.confirm(published, refused=refused)
+    confirms = [(frame.name, frame.delivery_tag, frame.multiple) for frame in socket.frames()]
+    assert confirms == [
+        ("Basic.Ack", 1, False),
+        ("Basic.Nack", 2, False),
+        ("Basic.Ack", 4, True),
+        ("Basic.Ack", 5, False),
+        ("Basic.Nack", 7, True),
+    ]
 
 
 def test_answers_behind_deliveries_stop_the_reading_and_let_it_go_on() -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from cluster.entry import make_batch, make_compacted, make_entry
-from cluster.segment import CorruptJournal, EntryGone
+from cluster.segment import CorruptJournal, EntryGone, EntryMoved
 from qq.broker import entries as entries_module
-from qq.broker.entries import Entries, Messages, MessagesGone
+from qq.broker.entries import READ_AHEAD_MAX, READ_AHEAD_MIN, Entries, Messages, MessagesGone, ReadAhead
 from qq.machine.codec import encode_batch, keep
 from qq.machine.commands import Enqueue
 from qq.ranges import MESSAGE_BITS, Range
@@ -25,8 +25,14 @@ class FakeJournal:
     def __init__(self) -> None:
         self.cached: dict[int, bytes] = {}
         self.stored: dict[int, bytes] = {}
+        self.sparse: set[int] = set()
+        """Of these entries nothing was kept, but of others in their file."""
         self.error: Exception | None = None
         self._replaced = 0
+
+    @property
+    def last_index(self) -> int:
+        return max((*self.cached, *self.stored))
 
     def payload(self, index: int) -> bytes | None:
         return self.cached.get(index)
@@ -40,7 +46,9 @@ class FakeJournal:
             if self.error is not None:
                 raise self.error
             if self._replaced != replaced:
-                raise EntryGone("the file went away")
+                raise EntryMoved("the file went away")
+            if missing := self.sparse.intersection(indexes):
+                raise EntryGone(f"not in its file: {missing}")
             return payloads
 
         return job
@@ -81,8 +89,8 @@ class Setup:
         self.entries = Entries(group, cast("Any", self.disk), self.failures.append)
         self.loaded: list[str] = []
 
-    def load(self, *indexes: int, name: str = "") -> None:
-        self.entries.load(list(indexes), lambda: self.loaded.append(name))
+    def load(self, *indexes: int, name: str = "", ahead: ReadAhead | None = None) -> None:
+        self.entries.load(list(indexes), lambda: self.loaded.append(name), ahead)
 
     def bodies(self, index: int, slot: int, count: int) -> list[bytes] | None:
         found = self.entries.messages(Range(index, slot, count, 0))
@@ -134,6 +142,99 @@ def test_messages_on_disk_are_read_first(setup: Setup) -> None:
     assert setup.loaded == [""]
     assert setup.bodies(7, 0, 2) == [b"0", b"1"]
     assert setup.bodies(8, SECOND, 1) == [b"0"]
+
+
+def test_the_smaller_the_entries_are_the_more_are_read_together(setup: Setup) -> None:
+    large = make_entry(1, [make_batch("n1", 1, 1, [payload(*[bytes(120_000)] * 4)])])
+    setup.journal.stored = dict.fromkeys(range(100), WHOLE) | dict.fromkeys(range(100, 200), large)
+    for first, together in (
+        (0, READ_AHEAD_MIN),
+        (10, READ_AHEAD_MAX),
+        (100, READ_AHEAD_MAX),
+        (170, READ_AHEAD_MIN),
+    ):
+        indexes = range(first, first + READ_AHEAD_MAX + 1)
+        setup.load(*indexes)
+        setup.disk.read()
+        assert [index for index in indexes if setup.bodies(index, 0, 1)] == [*indexes][:together]
+        assert setup.loaded.pop() == ""
+
+
+def test_somebody_who_goes_on_is_read_ahead_for_farther_and_farther(setup: Setup) -> None:
+    setup.journal.stored = dict.fromkeys(range(300), WHOLE)
+    ahead, reads, index = ReadAhead(), [], 10
+    for _ in range(5):
+        setup.load(index, ahead=ahead)
+        setup.disk.read()
+        first = index
+        while setup.bodies(index, 0, 1):
+            index += 1
+        reads.append(index - first)
+    assert reads == [1, 4, 16, 64, 64]
+    setup.load(290, 291, 292, ahead=ahead)
+    setup.disk.read()
+    assert [setup.bodies(index, 0, 1) is None for index in (289, 292, 293)] == [True, False, True]
+
+
+def test_an_entry_without_batches_may_be_met_ahead(setup: Setup) -> None:
+    setup.journal.stored = {7: WHOLE, 8: WHOLE, 9: b"\x01", 10: WHOLE}
+    ahead = ReadAhead()
+    for index in (7, 8):
+        setup.load(index, ahead=ahead)
+        setup.disk.read()
+    assert setup.loaded == ["", ""]
+    assert setup.bodies(10, 0, 1) == [b"0"]
+    assert setup.failures == []
+
+
+def test_who_reads_what_little_is_left_is_not_read_ahead_for(setup: Setup) -> None:
+    """Each read ahead meets entries that are gone; to look for each of them alone would cost far more than it saves."""
+    setup.journal.stored = dict.fromkeys(range(1000), WHOLE)
+    live = range(5, 1000, 10)
+    setup.journal.sparse = {index for index in range(1000) if index not in live}
+    ahead = ReadAhead()
+    for index in live:
+        setup.load(index, ahead=ahead)
+        setup.disk.read()
+        assert setup.bodies(index, 0, 1) == [b"0"]
+    assert len(setup.loaded) == len(live)
+    assert setup.disk.reads <= 2 * len(live)
+
+
+def test_what_somebody_asks_for_while_it_is_read_ahead_is_read_all_the_same(setup: Setup) -> None:
+    setup.journal.stored = dict.fromkeys(range(7, 20), WHOLE)
+    setup.journal.sparse = {11}
+    ahead = ReadAhead()
+    setup.load(7, ahead=ahead)
+    setup.disk.read()
+    setup.load(8, ahead=ahead)
+    setup.load(10, name="asked for")
+    setup.disk.read()
+    assert setup.loaded == ["", "", "asked for"]
+    assert [setup.bodies(index, 0, 1) is None for index in (8, 9, 10)] == [False, True, False]
+
+
+def test_nothing_is_read_ahead_that_is_in_memory_or_not_there(setup: Setup) -> None:
+    setup.journal.stored = dict.fromkeys(range(200), WHOLE)
+    setup.journal.cached = {103: WHOLE}
+    ahead = ReadAhead()
+    for index in (100, 101, 199):
+        setup.load(index, ahead=ahead)
+        setup.disk.read()
+    setup.journal.cached.clear()
+    assert [index for index in range(95, 200) if setup.bodies(index, 0, 1)] == [100, 101, 102, 199]
+
+
+def test_an_entry_of_which_nothing_was_kept_is_asked_for_once(setup: Setup) -> None:
+    """Its file is there, so it looks as if it was there, too: it was asked for again and again."""
+    setup.journal.stored = dict.fromkeys(range(5, 10), WHOLE)
+    setup.journal.sparse = {7}
+    setup.load(6, 7)
+    setup.load(7, name="gone")
+    setup.disk.read()
+    assert setup.loaded == ["", "gone"]
+    assert setup.disk.reads == 3  # together, and each alone
+    assert setup.bodies(6, 0, 1) == [b"0"]
 
 
 def test_messages_of_a_compacted_entry(setup: Setup) -> None:

@@ -6,13 +6,14 @@ The limits are some times what was measured: a node without limits would exceed 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from conftest import rss_mib
 from pamqp import commands
 from raw_client import RawClient, marshal, publish
 
@@ -28,6 +29,14 @@ def small_node() -> Generator[ClusterNode]:
     """A node whose memory no other test has used."""
     with LocalCluster(nodes=1) as cluster:
         yield cluster.nodes[0]
+
+
+def rss_mib(node: ClusterNode) -> int:
+    """The node's memory; Linux only, as is the figure."""
+    status = Path(f"/proc/{node.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) // 1024
 
 
 class Bystander:
@@ -203,6 +212,39 @@ def test_a_slow_consumer_of_a_million_messages_harms_nobody(
             for _ in range(50):
                 read += len(client.socket.recv(8192))
                 time.sleep(0.02)
+        owner.call(1, Queue.Delete(queue=queue), Queue.DeleteOk)
+
+
+def read_messages(client: RawClient, body: bytes, count: int) -> None:
+    """Read until `count` messages have come, and keep none."""
+    rest = b""
+    client.socket.settimeout(20)
+    while count > 0:
+        data = rest + client.socket.recv(MIB)
+        count -= data.count(body)
+        rest = data[1 - len(body) :]
+    client.socket.settimeout(None)
+
+
+def test_unacknowledged_messages_on_all_channels_that_there_may_be_take_little(
+    small_node: ClusterNode, queue: str
+) -> None:
+    """A hundred on each of 2047: about 100 bytes a message, since what comes in a row is remembered as one."""
+    body = b"twelve bytes"
+    with RawClient(small_node.amqp_port) as owner:
+        owner.open_channel(1)
+        fill(owner, queue, body, 200_000)
+        passive = Queue.Declare(queue=queue, passive=True)
+        with RawClient(small_node.amqp_port) as client, unharmed(small_node, 80, wait_s=4.0):
+            client.write(b"".join(marshal(number, commands.Channel.Open()) for number in range(1, 2048)))
+            for _ in range(2047):
+                client.expect(commands.Channel.OpenOk)
+            consume = Basic.Consume(queue=queue, nowait=True)
+            client.write(b"".join(marshal(number, consume) for number in range(1, 2048)))
+            read_messages(client, body, 200_000)
+            assert owner.call(1, passive, Queue.DeclareOk).message_count == 0
+        while owner.call(1, passive, Queue.DeclareOk).message_count < 200_000:
+            time.sleep(0.05)
         owner.call(1, Queue.Delete(queue=queue), Queue.DeleteOk)
 
 

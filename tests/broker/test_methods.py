@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from decimal import Decimal
 from typing import Any
 
 import pika
 import pika.exceptions
 import pytest
+from pamqp.commands import Basic, Queue
+from raw_client import RawClient
 
+from qq.amqp.encoding import HEARTBEAT
 from qq.testing import ClusterNode
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -380,6 +384,16 @@ def test_channel_flow_and_a_second_confirm_select_are_answered(channel: Any) -> 
     channel.flow(True)
 
 
+def test_a_deletion_is_answered_before_the_consumers_hear_of_it(raw: RawClient, queue: str) -> None:
+    raw.open_channel(2)
+    raw.call(1, Queue.Declare(queue=queue), Queue.DeclareOk)
+    for channel in (1, 2):
+        raw.call(channel, Basic.Consume(queue=queue, consumer_tag="c"), Basic.ConsumeOk)
+    raw.call(1, Queue.Delete(queue=queue), Queue.DeleteOk)
+    for channel in (1, 2):
+        assert raw.expect(Basic.Cancel, channel).consumer_tag == "c"
+
+
 # Connections
 
 
@@ -388,6 +402,17 @@ def test_heartbeats_keep_an_idle_connection_open(node: ClusterNode) -> None:
     connection.process_data_events(3.5)
     connection.channel().close()
     connection.close()
+
+
+def test_an_idle_client_hears_a_heartbeat_twice_in_an_interval(node: ClusterNode) -> None:
+    with RawClient(node.amqp_port, heartbeat=1) as client:
+        begun_s = time.monotonic()
+        heard = b""
+        while heard.count(HEARTBEAT) < 5:
+            heard += client.socket.recv(1000)
+            client.write(HEARTBEAT)
+        # From one second on every half second; with one in an interval it were five seconds.
+        assert time.monotonic() - begun_s < 4
 
 
 @pytest.mark.parametrize(

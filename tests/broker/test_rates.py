@@ -14,6 +14,7 @@ T0 = 1_000_000
 @pytest.fixture
 def queue() -> Queue:
     return Queue(
+        vhost="/",
         name="q",
         kind="quorum",
         durable=True,

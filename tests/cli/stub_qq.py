@@ -40,7 +40,7 @@ class View:
     def ready(self) -> str | None:
         return None
 
-    async def authenticate(self, user: str, password: str) -> list[str] | None:
+    async def authenticate(self, user: str, password: str, peer_host: str) -> list[str] | None:
         known = (self._config.default_user, self._config.default_password)
         return ["administrator"] if (user, password) == known else None
 
@@ -48,9 +48,10 @@ class View:
 class Management:
     """As much of a broker as the page looks at."""
 
-    vhost = "/"
+    def has_vhost(self, name: str) -> bool:
+        return name == "/"
 
-    def queues(self) -> list[QueueStatus]:
+    def queues(self, _vhost: str | None) -> list[QueueStatus]:
         return []
 
 

@@ -43,7 +43,7 @@ def batch_of(commands: list[Command], messages: list[bytes]) -> bytes:
 SETTING_UP = batch_of(
     [
         PutUser("guest", b"the salt", b"the hash", ["administrator"]),
-        DeclareQueue(1, 1, QUEUE, False, True, False, False, {"x-queue-type": "quorum"}),
+        DeclareQueue(1, 1, QUEUE, False, True, False, False, False, {"x-queue-type": "quorum"}),
     ],
     [],
 )
@@ -91,7 +91,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
             segment_entries=8,
         )
 
-    claim = group.claim(INCARNATION)
+    claim = group.claim(INCARNATION, QueueMachine.version)
     journal, _ = group.start(claim, state, open_journal, repairable=False)
     group.hard_state.store(HardState(1, "n2", Standing.VOTER))
     for index, entry in enumerate(ENTRIES, 1):
@@ -144,7 +144,7 @@ def test_a_whole_directory(data_dir: Path, capsys: pytest.CaptureFixture[str]) -
     sizes = [(log / name).stat().st_size for name in (FIRST_SEGMENT, SECOND_SEGMENT, checkpoint_name(10))]
     assert lines == [
         f"directory    {data_dir}/groups/0",
-        "identity     node n1 of cluster qq, group 0, incarnation 7",
+        "identity     node n1 of cluster qq, group 0, incarnation 7, state version 4",
         "hardstate    voter, term 1, vote for n2; copies: ok, ok",
         "manifest     ok",
         f"log          entries 1 to 11, {sizes[0] + sizes[1]:,} bytes in 2 files",
@@ -292,7 +292,7 @@ def test_the_dump_shows_commands_and_neither_messages_nor_passwords(
         "    PutUser name='guest', tags=['administrator']",
         (
             "    DeclareQueue session=1, connection=1, name='tasks\\x1b[2J', passive=False, durable=True, "
-            "exclusive=False, auto_delete=False, arguments={'x-queue-type': 'quorum'}"
+            "exclusive=False, auto_delete=False, server_named=False, arguments={'x-queue-type': 'quorum'}"
         ),
         f"4  term 1  2026-01-02T03:04:05.679Z  {len(ENTRIES[3])} bytes",
         f"  batch 0 of n1 7.3, {len(PUBLISHING)} bytes",

@@ -14,8 +14,7 @@ from toy_queue import FrozenToy
 from chaos.sim.disk import SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
-from cluster.engine import is_regular
-from cluster.entry import batches_of, entry_time_ms
+from cluster.entry import batches_of, entry_time_ms, is_regular
 from cluster.group import Group, GroupConfig
 from cluster.ports import pack
 
@@ -33,6 +32,8 @@ class Alarms:
         self.rung: list[tuple[int, int]] = []
         """When each was due, and the time of the entry that rang it."""
         self.entries = 0
+
+    version = 1
 
     def apply_batch(
         self,

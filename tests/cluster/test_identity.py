@@ -13,11 +13,15 @@ from cluster.identity import (
     FILE,
     Claim,
     ForeignDirectory,
+    OtherVersion,
     Owner,
     claim_directory,
     forget_writes_lost,
     note_writes_lost,
 )
+from cluster.ports import pack
+from cluster.segment import UnknownFormat
+from cluster.twofold import pack_twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,8 +39,8 @@ def a_disk(seed: int = 1) -> SimulatedDisk:
     return disk
 
 
-def claim(disk: SimulatedDisk, wall_ms: int = 0, owner: Owner = OWNER) -> Claim:
-    return claim_directory(disk, "group", owner, wall_ms)
+def claim(disk: SimulatedDisk, wall_ms: int = 0, owner: Owner = OWNER, version: int = 7) -> Claim:
+    return claim_directory(disk, "group", owner, wall_ms, version)
 
 
 def test_an_incarnation_is_later_than_the_last_and_not_before_the_clock() -> None:
@@ -52,6 +56,32 @@ def test_the_directory_of_another_is_refused(owner: Owner) -> None:
     claim(disk)
     with pytest.raises(ForeignDirectory, match="belongs to node 'a' of cluster 'cluster'"):
         claim(disk, owner=owner)
+
+
+@pytest.mark.parametrize("version", [6, 8])
+def test_the_directory_of_another_version_of_the_machine_is_refused_and_stays(version: int) -> None:
+    disk = a_disk()
+    claim(disk, version=version)
+    before = disk.read_file(f"group/{FILE}")
+    with pytest.raises(OtherVersion) as caught:
+        claim(disk)
+    assert str(caught.value) == (
+        f"group: the log was written by version {version} of the state, and this program has version 7; start the "
+        "program version that wrote it, or begin anew with an empty directory on every node"
+    )
+    assert disk.read_file(f"group/{FILE}") == before
+    claim(disk, version=version)
+
+
+def test_a_directory_that_was_written_before_versions_were_noted_is_refused() -> None:
+    disk = a_disk()
+    old = pack_twice(b"RIDY", 2, b"", pack([*OWNER, 5, "session"]))
+    disk.replace_file(f"group/{FILE}", old)
+    with pytest.raises(OtherVersion, match=r"an older version, .* this program has version 7"):
+        claim(disk)
+    disk.replace_file(f"group/{FILE}", pack_twice(b"RIDY", 1, b"", b""))
+    with pytest.raises(UnknownFormat, match="format version 1"):
+        claim(disk)
 
 
 def test_one_damaged_copy_is_survived_and_two_are_not() -> None:

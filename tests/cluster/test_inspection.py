@@ -13,7 +13,7 @@ import pytest
 from cluster.checkpoints import checkpoint_name, write_checkpoint
 from cluster.directory import GroupDirectory
 from cluster.hardstate import HardState, Standing
-from cluster.identity import ForeignDirectory, Owner
+from cluster.identity import ForeignDirectory, OtherVersion, Owner
 from cluster.inspection import (
     CheckpointFound,
     Cure,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
 
 OWNER = Owner("qq", "n1", 0)
+MACHINE_VERSION = 7
 GROUP = "groups/0"
 SEGMENT_ENTRIES = 10
 SPARSE, DENSE, SECOND_DENSE, OPEN = (
@@ -75,7 +76,7 @@ class World:
         self.group = GroupDirectory(self.disk, GROUP, OWNER)
 
     def start(self) -> SegmentedJournal:
-        claim = self.group.claim(1000)
+        claim = self.group.claim(1000, MACHINE_VERSION)
         journal, _ = self.group.start(claim, cast("Any", State()), self.open, repairable=False)
         return journal
 
@@ -148,7 +149,7 @@ def content(directory: Path) -> dict[str, bytes]:
 def found_in(group: Path) -> list[Finding]:
     """The findings; nothing on the disk may have changed by looking."""
     before = content(group)
-    found = list(inspect(reading(group), "", describe))
+    found = list(inspect(reading(group), "", describe, MACHINE_VERSION))
     assert content(group) == before
     return found
 
@@ -270,10 +271,19 @@ def of_another_node(group: Path) -> None:
     (root / GROUP / "log").rename(group / "log")
 
 
+def of_another_machine(group: Path) -> None:
+    """A directory that a program with another machine has made."""
+    disk = RealDisk(group.parent.parent)
+    disk.remove(f"{GROUP}/identity")
+    GroupDirectory(disk, GROUP, OWNER).claim(1000, MACHINE_VERSION - 1)
+    disk.close()
+
+
 REPAIR, SPARE, HEARING, OPERATOR = [Cure.REPAIR], [Cure.SPARE], [Cure.HEARING], [Cure.OPERATOR]
 DAMAGES = {
     "one copy of the identity": Damage(change("identity", lambda file: flip(file, 20)), Whose, SPARE),
     "the identity": Damage(change("identity", flip_copies), Whose, OPERATOR, "delete that file"),
+    "the version of the machine": Damage(of_another_machine, Whose, OPERATOR, "version 6 of the state"),
     "the identity is missing": Damage(remove("identity"), Whose, SPARE, "is missing"),
     "the version of the identity": Damage(change("identity", of_version_9), Whose, OPERATOR, "version 9"),
     "one hard state": Damage(change("hardstate-1", flip_in_middle), HardStateFound, SPARE, "hardstate-1"),
@@ -354,7 +364,7 @@ def test_a_start_does_what_was_said(group: Path, name: str) -> None:
     try:
         match max(damage.cures):
             case Cure.OPERATOR:
-                with pytest.raises((UnknownFormat, ForeignJournal, ForeignDirectory)):
+                with pytest.raises((UnknownFormat, ForeignJournal, ForeignDirectory, OtherVersion)):
                     world.verify(world.start())
             case Cure.REPAIR:
                 with pytest.raises(CorruptJournal):

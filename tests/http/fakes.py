@@ -1,26 +1,38 @@
-"""A node and a broker that are only views: what they answer is set by the test."""
+"""A node that is only a view, and a broker with a machine of its own: what they answer is set by the test."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any, cast
 
 from pamqp.commands import Basic
 
+from cluster.entry import batches_of, make_batch, make_entry
+from cluster.group import Confirmed
+from qq.amqp.connection import Settings
+from qq.broker.broker import Broker
+from qq.broker.login import is_loopback
+from qq.config import Limits
 from qq.http.view import (
     ClusterStatus,
     ConsumerStatus,
-    Deduplication,
     Message,
     NodeState,
     NodeStatus,
     QueueStatus,
     Unavailable,
 )
+from qq.machine.codec import encode_batch
+from qq.machine.commands import LimitPublishers, PutUser, PutVhost, SetPermissions
+from qq.machine.machine import QueueMachine
+from qq.management import Management
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from qq.machine.policies import Policy
+    from qq.http.view import Change
+    from qq.machine.commands import Command
 
 PASSWORD = "gu:éest"
 
@@ -40,30 +52,126 @@ class FakeView:
     def ready(self) -> str | None:
         return self.reason
 
-    async def authenticate(self, user: str, password: str) -> list[str] | None:
-        return self.tags.get(user) if password == PASSWORD else None
+    async def authenticate(self, user: str, password: str, peer_host: str) -> list[str] | None:
+        is_right = password == PASSWORD and is_loopback(peer_host)
+        return self.tags.get(user) if is_right else None
 
 
-class FakeManagement:
-    vhost = "/"
+class _Group:
+    """Applies at once what is submitted, and is all of its cluster."""
+
+    pending_bytes = 0
+    leader = "n1"
+
+    broker: Broker
+
+    def __init__(self, machine: QueueMachine) -> None:
+        self.machine = machine
+        self.journal = self
+        self.entries: dict[int, bytes] = {}
+        self._sequence = 0
+
+    def disk_failed(self, error: Exception) -> None:
+        raise error
+
+    def submit(self, payload: Any) -> int:
+        self._sequence += 1
+        asyncio.get_running_loop().call_soon(self._apply, self._sequence, payload)
+        return self._sequence
+
+    def _apply(self, sequence: int, payload: Any) -> None:
+        index = sequence + 1
+        entry = self.entries[index] = make_entry(0, [make_batch("n1", 1, sequence, payload)])
+        [batch] = batches_of(entry)
+        command_bytes = memoryview(entry)[batch.start : batch.end]
+        effects = self.machine.apply_batch("n1", index, 0, 0, command_bytes)
+        self.broker.applied(index, [*effects, Confirmed(sequence), *self.machine.end_entry(0)])
+
+    def statuses(self) -> list[Any]:
+        return []
+
+    def payload(self, index: int) -> bytes | None:
+        return self.entries.get(index)
+
+
+class _Runtime:
+    def __init__(self) -> None:
+        self.random = random.Random(1)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+def _broker() -> Broker:
+    machine, runtime = QueueMachine(), cast("Any", _Runtime())
+    group = _Group(machine)
+    broker = Broker("n1", machine, runtime, Settings(), ["guest"], Limits())
+    group.broker = broker
+    broker.attach(cast("Any", group), cast("Any", group))
+    return broker
+
+
+class MachineManagement(Management):
+    """The real one, of a machine that applies at once what is asked for. `guest` may do everything in "/"."""
 
     def __init__(self) -> None:
+        broker = _broker()
+        super().__init__(broker, cast("Any", broker.group), cast("Any", _Runtime()))
+        self.machine = broker.machine
+        self.entries = cast("Any", broker.group).entries
+        self.asked: list[Any] = []
+        """What was changed."""
+        self.has_majority = True
+        self.make(PutUser("guest", *self.hash(PASSWORD), ["administrator"]))
+        self.make(SetPermissions("guest", "/", ".*", ".*", ".*"))
+
+    def make(self, *commands: Command, node: str = "n2") -> None:
+        """Have a command of another node applied."""
+        batch = b"".join(encode_batch(commands, []))
+        self.machine.apply_batch(node, 1, 0, 0, batch)
+
+    def publish(self, payload: Any) -> None:
+        """Have a batch with messages applied, and kept."""
+        index = max(self.entries, default=1) + 1000
+        entry = self.entries[index] = make_entry(0, [make_batch("n2", 1, 1, payload)])
+        [batch] = batches_of(entry)
+        self.machine.apply_batch("n2", index, 0, 0, memoryview(entry)[batch.start : batch.end])
+        self.machine.end_entry(0)
+
+    async def change(self, *changes: Change) -> None:
+        if not self.has_majority:
+            raise Unavailable("no majority")
+        self.asked += changes
+        await super().change(*changes)
+
+
+class FakeManagement(MachineManagement):
+    """Its queues are what the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.make(PutVhost("empty", "", [], ""))
+        self.make(LimitPublishers(100, 1000))
         self.queue_names = ["orders"]
+        """They are in "/"."""
         self.arguments: dict[str, Any] = {"x-queue-type": "quorum"}
         self.messages: list[Message] = []
-        self.asked: list[Any] = []
-        """What `browse` was asked for, and what was changed."""
-        self.held: dict[tuple[bool, str], Policy] = {}
-        self.bounds = Deduplication(100, 1000)
-        self.has_majority = True
+        self.browsed: list[Any] = []
+        """What `browse` was asked for."""
 
-    def queues(self) -> Iterator[QueueStatus]:
-        return map(self._queue, self.queue_names)
+    def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
+        return map(self._shown, self._names(vhost))
 
-    def queue(self, name: str) -> QueueStatus | None:
-        return self._queue(name) if name in self.queue_names else None
+    def queue(self, vhost: str, name: str) -> QueueStatus | None:
+        return self._shown(name) if name in self._names(vhost) else None
 
-    def _queue(self, name: str) -> QueueStatus:
+    def _names(self, vhost: str | None) -> list[str]:
+        return self.queue_names if vhost in (None, "/") else []
+
+    def _shown(self, name: str) -> QueueStatus:
         return QueueStatus(
             name=name,
             vhost="/",
@@ -94,43 +202,21 @@ class FakeManagement:
             message_bytes_ready=400,
             message_bytes_unacknowledged=200,
             message_bytes_delayed=400,
+            message_bytes_dlx=50,
             message_stats={"publish": 12, "publish_details": {"rate": 0.4}},
         )
 
-    def consumers(self) -> Iterator[ConsumerStatus]:
-        for name in self.queue_names:
+    def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
+        for name in self._names(vhost):
             yield ConsumerStatus(
                 "tag", {"name": name, "vhost": "/"}, {"node": "n2"}, True, False, 10, True, "up", {}
             )
 
-    async def browse(self, queue: str, offset: int, count: int, bytes_max: int) -> list[Message] | None:
-        self.asked.append((queue, offset, count, bytes_max))
-        return self.messages if queue in self.queue_names else None
-
-    def policies(self, *, operator: bool) -> list[Policy]:
-        return [policy for (kind, _), policy in self.held.items() if kind == operator]
-
-    async def put_policy(self, policy: Policy) -> bool:
-        self._change(policy)
-        is_new = (policy.operator, policy.name) not in self.held
-        self.held[policy.operator, policy.name] = policy
-        return is_new
-
-    async def delete_policy(self, name: str, *, operator: bool) -> bool:
-        self._change(name)
-        return self.held.pop((operator, name), None) is not None
-
-    def deduplication(self) -> Deduplication:
-        return self.bounds
-
-    async def set_deduplication(self, bounds: Deduplication) -> None:
-        self._change(bounds)
-        self.bounds = bounds
-
-    def _change(self, what: Any) -> None:
-        if not self.has_majority:
-            raise Unavailable("no majority")
-        self.asked.append(what)
+    async def browse(
+        self, vhost: str, queue: str, offset: int, count: int, bytes_max: int
+    ) -> list[Message] | None:
+        self.browsed.append((queue, offset, count, bytes_max))
+        return self.messages if queue in self._names(vhost) else None
 
 
 def message(body: bytes, **properties: Any) -> Message:

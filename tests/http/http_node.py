@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from aiohttp import encode_basic_auth
 from aiohttp.test_utils import TestClient, TestServer
-from fakes import PASSWORD, FakeManagement, FakeView
+from fakes import PASSWORD, FakeView, MachineManagement
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
 from qq.http.app import build_app
+from qq.machine.commands import PutUser, SetPermissions
 
 if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
+
+M = TypeVar("M", bound=MachineManagement)
 
 
 def login(user: str) -> dict[str, str]:
@@ -36,10 +39,10 @@ class Answer(NamedTuple):
         return json.loads(self.text)
 
 
-class Node:
-    def __init__(self) -> None:
+class Node(Generic[M]):
+    def __init__(self, management: M) -> None:
         self.view = FakeView()
-        self.management = FakeManagement()
+        self.management = management
         self.registry = CollectorRegistry()
 
     def ask(self, path: str, method: str = "GET", **options: Any) -> Answer:
@@ -56,3 +59,15 @@ class Node:
     def api(self, path: str, method: str = "GET", *, user: str = "guest", **options: Any) -> Answer:
         """Ask below /api, logged in."""
         return self.ask(f"/api/{path}", method, headers=login(user), **options)
+
+    def add_user(self, name: str, *tags: str, vhosts: tuple[str, ...] = ()) -> None:
+        """Known to the machine, and able to log in over HTTP."""
+        self.view.tags[name] = list(tags)
+        self.management.make(PutUser(name, b"salt", b"hash", list(tags)))
+        for vhost in vhosts:
+            self.management.make(SetPermissions(name, vhost, ".*", ".*", ".*"))
+
+    def close(self, path: str, reason: str | None) -> Answer:
+        """Close a connection."""
+        headers = {} if reason is None else {"X-Reason": reason}
+        return self.ask(f"/api/{path}", "DELETE", headers=GUEST | headers)

@@ -9,19 +9,19 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from fakes import message
+from fakes import FakeManagement, message
 from http_node import Node
 
-from qq.http.view import ConsumerStatus, Deduplication, QueueStatus
-from qq.machine.policies import Policy
+from qq.http.view import ConsumerStatus, QueueStatus
+from qq.machine.commands import LimitPublishers, PutPolicy, PutUser, SetPermissions
 
 POLICY = {"pattern": "^a", "definition": {"max-length": 5}, "priority": 1, "apply-to": "queues"}
 READERS = ["management", "monitoring", "policymaker", "administrator"]
 
 
 @pytest.fixture
-def node() -> Node:
-    return Node()
+def node() -> Node[FakeManagement]:
+    return Node(FakeManagement())
 
 
 # --- queues and consumers
@@ -29,14 +29,14 @@ def node() -> Node:
 
 @pytest.mark.parametrize("path", ["queues", "consumers"])
 @pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 149])
-def test_any_number_of_things_is_one_list(node: Node, path: str, count: int) -> None:
+def test_any_number_of_things_is_one_list(node: Node[FakeManagement], path: str, count: int) -> None:
     node.management.queue_names = [f'q "{number}" é' for number in range(count)]
     answer = node.api(path)
     names = [thing["name"] if path == "queues" else thing["queue"]["name"] for thing in answer.json]
     assert names == node.management.queue_names
 
 
-def test_a_queue_has_the_fields_that_tools_read(node: Node) -> None:
+def test_a_queue_has_the_fields_that_tools_read(node: Node[FakeManagement]) -> None:
     [listed] = node.api("queues").json
     assert listed == node.api("queues/%2F").json[0] == node.api("queues/%2F/orders").json
     assert list(listed) == list(QueueStatus._fields)
@@ -44,19 +44,19 @@ def test_a_queue_has_the_fields_that_tools_read(node: Node) -> None:
     assert listed["message_stats"]["publish_details"] == {"rate": 0.4}
 
 
-def test_a_consumer_has_the_fields_that_tools_read(node: Node) -> None:
+def test_a_consumer_has_the_fields_that_tools_read(node: Node[FakeManagement]) -> None:
     [consumer] = node.api("consumers/%2F").json
     assert list(consumer) == list(ConsumerStatus._fields)
     assert consumer["active"] is True
     assert consumer["queue"] == {"name": "orders", "vhost": "/"}
 
 
-def test_a_queue_of_any_name_is_found(node: Node) -> None:
+def test_a_queue_of_any_name_is_found(node: Node[FakeManagement]) -> None:
     node.management.queue_names = ["a/b c%é"]
     assert node.api("queues/%2F/a%2Fb%20c%25%C3%A9").json["name"] == "a/b c%é"
 
 
-def test_arguments_of_any_amqp_type_become_json(node: Node) -> None:
+def test_arguments_of_any_amqp_type_become_json(node: Node[FakeManagement]) -> None:
     moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     values = [
         True,
@@ -83,6 +83,9 @@ def test_arguments_of_any_amqp_type_become_json(node: Node) -> None:
         "queues/other",
         "queues/other/orders",
         "queues/%2F/nothing/browse",
+        "queues/empty/orders",
+        "queues/empty/orders/browse",
+        "policies/other/p",
         "queues/%2F/%ff",
         "consumers/other",
         "policies/other",
@@ -91,21 +94,42 @@ def test_arguments_of_any_amqp_type_become_json(node: Node) -> None:
         "global-parameters/nothing",
     ],
 )
-def test_what_is_not_there_is_404_in_json(node: Node, path: str) -> None:
+def test_what_is_not_there_is_404_in_json(node: Node[FakeManagement], path: str) -> None:
     answer = node.api(path)
     assert (answer.status, answer.json["error"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    "path", ["connections", "queues", "queues/%2F", "queues/%2F/orders", "users/guest", "whoami"]
+)
+def test_a_slash_at_the_end_changes_nothing(node: Node[FakeManagement], path: str) -> None:
+    answer = node.api(f"{path}/")
+    assert (answer.status, answer.json) == (200, node.api(path).json)
+
+
+def test_a_virtual_host_has_its_own(node: Node[FakeManagement]) -> None:
+    assert node.api("queues/empty").json == node.api("consumers/empty").json == []
+    for path in ("policies", "operator-policies"):
+        assert node.api(f"{path}/empty/p", "PUT", json=POLICY).status == 201
+        assert node.api(f"{path}/%2F/p", "PUT", json=POLICY | {"priority": 2}).status == 201
+        assert [policy["vhost"] for policy in node.api(path).json] == ["/", "empty"]
+        assert [policy["priority"] for policy in node.api(f"{path}/empty").json] == [1]
+        assert node.api(f"{path}/%2F/p", "DELETE").status == 204
+        assert node.api(f"{path}/empty/p").json["vhost"] == "empty"
+        assert node.api(f"{path}/other/p", "PUT", json=POLICY).status == 404
+        assert node.api(f"{path}/other/p", "DELETE").status == 404
 
 
 # --- browse
 
 
-def test_browsing_asks_for_the_range_that_is_wanted(node: Node) -> None:
+def test_browsing_asks_for_the_range_that_is_wanted(node: Node[FakeManagement]) -> None:
     node.api("queues/%2F/orders/browse?offset=5&count=7")
     node.api("queues/%2F/orders/browse")
-    assert node.management.asked == [("orders", 5, 7, 2**20), ("orders", 0, 50, 2**20)]
+    assert node.management.browsed == [("orders", 5, 7, 2**20), ("orders", 0, 50, 2**20)]
 
 
-def test_a_browsed_message_is_as_rabbitmq_shows_messages(node: Node) -> None:
+def test_a_browsed_message_is_as_rabbitmq_shows_messages(node: Node[FakeManagement]) -> None:
     died = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     headers = {"x-death": [{"time": died, "count": 1}]}
     node.management.messages = [
@@ -129,7 +153,7 @@ def test_a_browsed_message_is_as_rabbitmq_shows_messages(node: Node) -> None:
     ]
 
 
-def test_a_body_that_is_no_text_or_is_wanted_so_is_base64(node: Node) -> None:
+def test_a_body_that_is_no_text_or_is_wanted_so_is_base64(node: Node[FakeManagement]) -> None:
     node.management.messages = [message(b"\xff\x00"), message(b"text")]
     answers = [
         node.api(f"queues/%2F/orders/browse?encoding={encoding}").json for encoding in ("auto", "base64")
@@ -141,7 +165,7 @@ def test_a_body_that_is_no_text_or_is_wanted_so_is_base64(node: Node) -> None:
     assert [base64.b64decode(each["payload"]) for each in answers[1]] == [b"\xff\x00", b"text"]
 
 
-def test_of_a_large_body_a_part_is_shown_and_its_size(node: Node) -> None:
+def test_of_a_large_body_a_part_is_shown_and_its_size(node: Node[FakeManagement]) -> None:
     node.management.messages = [message(b"x" * (2**20 + 1))]
     [whole] = node.api("queues/%2F/orders/browse").json
     [short] = node.api("queues/%2F/orders/browse?truncate=3").json
@@ -163,7 +187,7 @@ def test_of_a_large_body_a_part_is_shown_and_its_size(node: Node) -> None:
         "encoding=latin1",
     ],
 )
-def test_a_parameter_out_of_range_is_400(node: Node, query: str) -> None:
+def test_a_parameter_out_of_range_is_400(node: Node[FakeManagement], query: str) -> None:
     answer = node.api(f"queues/%2F/orders/browse?{query}")
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert node.management.asked == []
@@ -173,7 +197,7 @@ def test_a_parameter_out_of_range_is_400(node: Node, query: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["policies", "operator-policies"])
-def test_a_policy_is_put_shown_replaced_and_deleted(node: Node, kind: str) -> None:
+def test_a_policy_is_put_shown_replaced_and_deleted(node: Node[FakeManagement], kind: str) -> None:
     path = f"{kind}/%2F/my%2Fpolicy"
     shown = POLICY | {"name": "my/policy", "vhost": "/"}
     assert node.api(path, "PUT", json=POLICY).status == 201
@@ -186,16 +210,16 @@ def test_a_policy_is_put_shown_replaced_and_deleted(node: Node, kind: str) -> No
     assert node.api(path, "DELETE").status == 404
 
 
-def test_policies_of_users_and_of_operators_are_told_apart(node: Node) -> None:
+def test_policies_of_users_and_of_operators_are_told_apart(node: Node[FakeManagement]) -> None:
     node.api("policies/%2F/p", "PUT", json=POLICY)
     node.api("operator-policies/%2F/p", "PUT", json=POLICY | {"priority": 7})
     assert [policy["priority"] for policy in node.api("policies").json] == [1]
     assert [policy["priority"] for policy in node.api("operator-policies").json] == [7]
 
 
-def test_a_policy_has_rabbitmqs_defaults(node: Node) -> None:
+def test_a_policy_has_rabbitmqs_defaults(node: Node[FakeManagement]) -> None:
     node.api("policies/%2F/p", "PUT", json={"pattern": "", "definition": {"expires": 1}, "name": "ignored"})
-    assert node.management.asked == [Policy("p", "", {"expires": 1}, 0, "all", operator=False)]
+    assert node.management.asked == [PutPolicy("/", "p", False, "", "all", 0, {"expires": 1})]
 
 
 def nested(depth: int) -> Any:
@@ -226,7 +250,7 @@ def nested(depth: int) -> Any:
     ],
 )
 def test_a_policy_that_cannot_hold_is_refused_with_the_reason(
-    node: Node, change: dict[str, Any], reason: str
+    node: Node[FakeManagement], change: dict[str, Any], reason: str
 ) -> None:
     answer = node.api("policies/%2F/p", "PUT", json=POLICY | change)
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
@@ -250,18 +274,18 @@ def test_a_policy_that_cannot_hold_is_refused_with_the_reason(
     ],
 )
 @pytest.mark.parametrize("path", ["policies/%2F/p", "global-parameters/publisher-deduplication"])
-def test_a_body_that_is_not_what_is_wanted_is_400(node: Node, path: str, body: bytes) -> None:
+def test_a_body_that_is_not_what_is_wanted_is_400(node: Node[FakeManagement], path: str, body: bytes) -> None:
     answer = node.api(path, "PUT", data=body)
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert node.management.asked == []
 
 
-def test_a_body_that_is_too_large_is_413_in_json(node: Node) -> None:
+def test_a_body_that_is_too_large_is_413_in_json(node: Node[FakeManagement]) -> None:
     answer = node.api("policies/%2F/p", "PUT", data=b" " * 70_000)
     assert (answer.status, answer.json["error"]) == (413, "request_entity_too_large")
 
 
-def test_a_change_that_is_not_applied_is_503_in_json(node: Node) -> None:
+def test_a_change_that_is_not_applied_is_503_in_json(node: Node[FakeManagement]) -> None:
     node.management.has_majority = False
     for path in ("policies/%2F/p", "operator-policies/%2F/p"):
         answer = node.api(path, "PUT", json=POLICY)
@@ -275,12 +299,12 @@ def test_a_change_that_is_not_applied_is_503_in_json(node: Node) -> None:
 # --- parameters
 
 
-def test_the_bounds_of_deduplication_are_shown_and_set(node: Node) -> None:
+def test_the_bounds_of_deduplication_are_shown_and_set(node: Node[FakeManagement]) -> None:
     path = "global-parameters/publisher-deduplication"
     assert node.api(path).json == {"name": "publisher-deduplication", "value": {"limit": 100, "age_ms": 1000}}
     assert node.api(path, "PUT", json={"value": {"limit": 5, "age_ms": 0}}).status == 204
     assert node.api(path, "PUT", json={"value": {"age_ms": 7}}).status == 204
-    assert node.management.asked == [Deduplication(5, 0), Deduplication(5, 7)]
+    assert node.management.asked == [LimitPublishers(5, 0), LimitPublishers(5, 7)]
     assert node.api(path).json["value"] == {"limit": 5, "age_ms": 7}
 
 
@@ -288,7 +312,7 @@ def test_the_bounds_of_deduplication_are_shown_and_set(node: Node) -> None:
     "value",
     [1, {"limit": -1}, {"limit": True}, {"limit": 2.0}, {"limit": 2**31 + 1}, {"age_ms": "1"}, {"x": 1}],
 )
-def test_bounds_of_deduplication_that_make_no_sense_are_400(node: Node, value: Any) -> None:
+def test_bounds_of_deduplication_that_make_no_sense_are_400(node: Node[FakeManagement], value: Any) -> None:
     answer = node.api("global-parameters/publisher-deduplication", "PUT", json={"value": value})
     assert (answer.status, answer.json["error"]) == (400, "bad_request")
     assert node.management.asked == []
@@ -297,9 +321,15 @@ def test_bounds_of_deduplication_that_make_no_sense_are_400(node: Node, value: A
 # --- who may
 
 
+def enter(node: Node[FakeManagement], user: str, *tags: str) -> None:
+    """Have a user with these tags who may do everything in "/"."""
+    node.view.tags = {user: list(tags)}
+    node.management.make(PutUser(user, b"", b"", list(tags)), SetPermissions(user, "/", ".*", ".*", ".*"))
+
+
 @pytest.mark.parametrize("tag", READERS)
-def test_a_user_with_a_tag_of_rabbitmqs_may_read(node: Node, tag: str) -> None:
-    node.view.tags = {"ann": ["other", tag]}
+def test_a_user_with_a_tag_of_rabbitmqs_may_read(node: Node[FakeManagement], tag: str) -> None:
+    enter(node, "ann", "other", tag)
     for path in (
         "queues",
         "queues/%2F/orders",
@@ -312,15 +342,15 @@ def test_a_user_with_a_tag_of_rabbitmqs_may_read(node: Node, tag: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["queues", "cluster", "nothing"])
-def test_a_user_without_a_tag_is_told_nothing(node: Node, path: str) -> None:
+def test_a_user_without_a_tag_is_told_nothing(node: Node[FakeManagement], path: str) -> None:
     node.view.tags = {"ann": ["impersonator"]}
     answer = node.api(path, user="ann")
     assert (answer.status, answer.json["error"]) == (401, "unauthorized")
 
 
 @pytest.mark.parametrize("tag", READERS)
-def test_who_may_change_what(node: Node, tag: str) -> None:
-    node.view.tags = {"ann": [tag]}
+def test_who_may_change_what(node: Node[FakeManagement], tag: str) -> None:
+    enter(node, "ann", tag)
     may_make_policies, is_administrator = tag in ("policymaker", "administrator"), tag == "administrator"
     for path, body, allowed in (
         ("policies/%2F/p", POLICY, may_make_policies),
@@ -337,9 +367,9 @@ def test_who_may_change_what(node: Node, tag: str) -> None:
 @pytest.mark.parametrize("method", ["POST", "OPTIONS", "PATCH"])
 @pytest.mark.parametrize("path", ["queues", "policies/%2F/p", "queues/%2F/orders/browse"])
 def test_a_page_of_another_site_cannot_have_a_browser_change_anything(
-    node: Node, path: str, method: str
+    node: Node[FakeManagement], path: str, method: str
 ) -> None:
-    """What changes something is a PUT or a DELETE, for which browsers ask first with OPTIONS."""
+    """Before a PUT or a DELETE browsers ask with OPTIONS; test_access.py has the POSTs that there are."""
     answer = node.api(path, method)
     assert answer.status == 405
     assert "Access-Control-Allow-Origin" not in answer.headers

@@ -14,26 +14,32 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from qq.errors import StartError
 from qq.http.app import build_app, listen
-from qq.http.view import NodeStatus, QueueStatus
+from qq.http.view import ConnectionStatus, NodeStatus, QueueStatus
 
 
 @pytest.fixture
-def node() -> Node:
-    return Node()
+def node() -> Node[FakeManagement]:
+    return Node(FakeManagement())
 
 
-def test_a_serving_node_is_healthy_without_a_login(node: Node) -> None:
+def test_a_serving_node_is_healthy_without_a_login(node: Node[FakeManagement]) -> None:
     answer = node.ask("/healthz")
     assert (answer.status, answer.json) == (200, {"status": "ok"})
 
 
-def test_a_node_that_does_not_serve_says_why(node: Node) -> None:
+def test_a_node_that_does_not_serve_says_why(node: Node[FakeManagement]) -> None:
     node.view.reason = "no leader is known"
     answer = node.ask("/healthz")
     assert (answer.status, answer.json) == (503, {"status": "failed", "reason": "no leader is known"})
 
 
-def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node) -> None:
+def test_a_node_that_does_not_serve_is_alive(node: Node[FakeManagement]) -> None:
+    node.view.reason = "no leader is known"
+    answer = node.ask("/livez")
+    assert (answer.status, answer.json) == (200, {"status": "ok"})
+
+
+def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[FakeManagement]) -> None:
     answer = node.ask("/api/cluster", headers=GUEST)
     assert answer.status == 200
     assert answer.json == {
@@ -75,7 +81,7 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node) 
     ("address", "status"), [("127.0.0.1", 200), ("::1", 200), ("192.0.2.7", 401), (None, 401)]
 )
 def test_guest_may_log_in_from_this_machine_only(
-    node: Node, monkeypatch: pytest.MonkeyPatch, address: str | None, status: int
+    node: Node[FakeManagement], monkeypatch: pytest.MonkeyPatch, address: str | None, status: int
 ) -> None:
     monkeypatch.setattr(web.BaseRequest, "remote", address)
     assert node.ask("/api/cluster", headers=GUEST).status == status
@@ -97,7 +103,7 @@ def test_guest_may_log_in_from_this_machine_only(
 )
 @pytest.mark.parametrize("path", ["/api/cluster", "/api/queues", "/api/nothing", "/api", "/%61pi/cluster"])
 def test_nothing_below_api_answers_without_the_right_password(
-    node: Node, path: str, authorization: str | None
+    node: Node[FakeManagement], path: str, authorization: str | None
 ) -> None:
     answer = node.ask(path, headers={} if authorization is None else {"Authorization": authorization})
     assert answer.status == 401
@@ -105,7 +111,7 @@ def test_nothing_below_api_answers_without_the_right_password(
     assert answer.json["error"] == "unauthorized"
 
 
-def test_metrics_are_prometheus_text_without_a_login(node: Node) -> None:
+def test_metrics_are_prometheus_text_without_a_login(node: Node[FakeManagement]) -> None:
     Gauge("rabbitmq_raft_term", "Term", registry=node.registry).set(3)
     answer = node.ask("/metrics")
     assert answer.status == 200
@@ -113,19 +119,19 @@ def test_metrics_are_prometheus_text_without_a_login(node: Node) -> None:
     assert "rabbitmq_raft_term 3.0\n" in answer.text
 
 
-def test_an_unknown_path_is_404_in_json(node: Node) -> None:
+def test_an_unknown_path_is_404_in_json(node: Node[FakeManagement]) -> None:
     answer = node.ask("/nothing")
     assert (answer.status, answer.json["error"]) == (404, "not_found")
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/metrics", "/api/cluster", "/api/queues", "/"])
-def test_a_method_that_a_path_does_not_have_is_405_in_json(node: Node, path: str) -> None:
+@pytest.mark.parametrize("path", ["/livez", "/healthz", "/metrics", "/api/cluster", "/api/queues", "/"])
+def test_a_method_that_a_path_does_not_have_is_405_in_json(node: Node[FakeManagement], path: str) -> None:
     answer = node.ask(path, "POST", headers=GUEST, data=b"x")
     assert (answer.status, answer.json["error"]) == (405, "method_not_allowed")
     assert "GET" in answer.headers["Allow"]
 
 
-def test_an_error_of_ours_is_500_in_json_and_shows_nothing_of_the_inside(node: Node) -> None:
+def test_an_error_of_ours_is_500_in_json_and_shows_nothing_of_the_inside(node: Node[FakeManagement]) -> None:
     node.view.broken = True
     answer = node.ask("/api/cluster", headers=GUEST)
     assert answer.status == 500
@@ -133,12 +139,12 @@ def test_an_error_of_ours_is_500_in_json_and_shows_nothing_of_the_inside(node: N
     assert "Traceback" not in answer.text
 
 
-def test_a_path_cannot_leave_the_static_files(node: Node) -> None:
+def test_a_path_cannot_leave_the_static_files(node: Node[FakeManagement]) -> None:
     assert node.ask("/static/%2e%2e/app.py").status == 404
     assert node.ask("/static/").status in (403, 404)
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_all_it_names_is_there(node: Node) -> None:
+def test_the_page_needs_nothing_from_elsewhere_and_all_it_names_is_there(node: Node[FakeManagement]) -> None:
     page = node.ask("/", headers=GUEST)
     assert page.status == 200
     assert page.headers["Content-Security-Policy"] == "default-src 'self'"
@@ -149,24 +155,35 @@ def test_the_page_needs_nothing_from_elsewhere_and_all_it_names_is_there(node: N
         assert node.ask(path).status == 200
 
 
-def test_the_page_asks_for_the_password_so_that_its_script_need_not(node: Node) -> None:
+def test_the_page_asks_for_the_password_so_that_its_script_need_not(node: Node[FakeManagement]) -> None:
     answer = node.ask("/")
     assert answer.status == 401
     assert answer.headers["WWW-Authenticate"].startswith("Basic")
 
 
-def test_the_script_finds_every_element_it_asks_for(node: Node) -> None:
-    page = node.ask("/", headers=GUEST).text
-    for name in re.findall(r'getElementById\("([^"]+)"\)', node.ask("/static/page.js").text):
+def test_the_script_finds_every_element_it_asks_for(node: Node[FakeManagement]) -> None:
+    page, script = node.ask("/", headers=GUEST).text, node.ask("/static/page.js").text
+    asked = set(re.findall(r'getElementById\("([^"]+)"\)', script))
+    kinds = re.findall(r'showThings\("([^"]+)"', script)
+    assert kinds == ["queue", "connection"]
+    for suffix in re.findall(r"getElementById\(`\$\{kind\}([^`]+)`\)", script):
+        asked |= {kind + suffix for kind in kinds}
+    assert {"cluster", "queues", "queue-count", "connection-table"} < asked
+    for name in asked:
         assert f'id="{name}"' in page
 
 
-def test_the_script_shows_fields_that_there_are(node: Node) -> None:
+def test_the_script_shows_fields_that_there_are(node: Node[FakeManagement]) -> None:
     script = node.ask("/static/page.js").text
-    for name in re.findall(r"\bnode\.(\w+)", script):
-        assert name in NodeStatus._fields
-    for name in re.findall(r"\bqueue\.(\w+)", script):
-        assert name in QueueStatus._fields
+    for thing, fields in (
+        ("node", NodeStatus._fields),
+        ("queue", QueueStatus._fields),
+        ("connection", ConnectionStatus._fields),
+        ("thing", ("vhost",)),
+    ):
+        shown = re.findall(rf"\b{thing}\.(\w+)", script)
+        assert shown
+        assert set(shown) <= set(fields)
 
 
 def test_garbage_instead_of_http_is_answered_with_400() -> None:

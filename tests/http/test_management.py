@@ -9,8 +9,10 @@ from collections.abc import Callable, Generator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pika
+import pika.exceptions
 import pytest
 from http_node import Answer
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -48,13 +50,21 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.node.name
 
 
-def ask(node: ClusterNode, path: str, method: str = "GET", body: Any = None, timeout_s: float = 10) -> Answer:
+def ask(
+    node: ClusterNode,
+    path: str,
+    method: str = "GET",
+    body: Any = None,
+    timeout_s: float = 10,
+    headers: dict[str, str] | None = None,
+) -> Answer:
     connection = HTTPConnection("127.0.0.1", node.http_port, timeout=timeout_s)
     try:
-        connection.request(method, f"/api/{path}", None if body is None else json.dumps(body), GUEST)
+        sent = None if body is None else json.dumps(body)
+        connection.request(method, f"/api/{path}", sent, GUEST | (headers or {}))
         response = connection.getresponse()
-        headers: CIMultiDict[str] = CIMultiDict(response.getheaders())
-        return Answer(response.status, CIMultiDictProxy(headers), response.read().decode())
+        got: CIMultiDict[str] = CIMultiDict(response.getheaders())
+        return Answer(response.status, CIMultiDictProxy(got), response.read().decode())
     finally:
         connection.close()
 
@@ -254,6 +264,148 @@ def test_a_change_without_a_majority_is_503_and_may_be_made_later() -> None:
             other.start()
         cluster.wait_caught_up()
         eventually(lambda: all(ask(each, "policies/%2F/p").status == 200 for each in cluster.nodes))
+
+
+# --- virtual hosts and users
+
+
+Connect = Callable[..., Any]
+
+
+@pytest.fixture
+def connect() -> Generator[Connect]:
+    """Opens connections; what the broker has not closed is closed at the end."""
+    opened: list[Any] = []
+
+    def connect(node: ClusterNode, user: str, password: str, vhost: str = "/") -> Any:
+        parameters = pika.ConnectionParameters(
+            "127.0.0.1",
+            node.amqp_port,
+            vhost,
+            pika.PlainCredentials(user, password),
+            client_properties={"connection_name": "mine"},
+        )
+        opened.append(pika.BlockingConnection(parameters))
+        return opened[-1]
+
+    yield connect
+    for connection in opened:
+        if connection.is_open:
+            connection.close()
+
+
+def permit(node: ClusterNode, user: str, vhost: str) -> None:
+    permissions = {"configure": ".*", "write": ".*", "read": ".*"}
+    assert ask(node, f"permissions/{vhost}/{user}", "PUT", permissions).status in (201, 204)
+
+
+def test_a_client_works_in_a_virtual_host_that_was_made_over_http(
+    real_node: ClusterNode, connect: Connect, name: str
+) -> None:
+    assert ask(real_node, f"vhosts/{name}", "PUT", {"default_queue_type": "quorum"}).status == 201
+    assert ask(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": ""}).status == 201
+    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="access to vhost"):
+        connect(real_node, name, "pw", name)
+    permit(real_node, name, name)
+    channel = connect(real_node, name, "pw", name).channel()
+    channel.queue_declare("q", durable=True)
+    channel.basic_publish("", "q", b"hello")
+    queue = ask(real_node, f"queues/{name}/q").json
+    assert (queue["type"], queue["vhost"]) == ("quorum", name)
+    eventually(lambda: ask(real_node, f"queues/{name}/q").json["messages"] == 1)
+    assert ask(real_node, "queues/%2F/q").status == 404
+    assert ask(real_node, f"queues/{name}/q/browse").json[0]["payload"] == "hello"
+    body = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
+    assert [each["payload"] for each in ask(real_node, f"queues/{name}/q/get", "POST", body).json] == [
+        "hello"
+    ]
+    assert ask(real_node, f"queues/{name}/q").json["messages"] == 0
+    assert ask(real_node, f"vhosts/{name}", "DELETE").status == 204
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match=f"vhost '{name}' is deleted"):
+        channel.basic_get("q")
+    assert ask(real_node, f"queues/{name}").status == 404
+
+
+def test_a_limit_holds_when_it_is_answered(real_node: ClusterNode, connect: Connect, name: str) -> None:
+    ask(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": ""})
+    permit(real_node, name, "%2F")
+    assert ask(real_node, f"user-limits/{name}/max-connections", "PUT", {"value": 1}).status == 204
+    first = connect(real_node, name, "pw")
+    with pytest.raises(
+        pika.exceptions.ProbableAccessDeniedError, match=r"user connection limit \(1\) is reached"
+    ):
+        connect(real_node, name, "pw")
+    first.close()
+    connect(real_node, name, "pw").close()
+    assert ask(real_node, f"users/{name}", "DELETE").status == 204
+    with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+        connect(real_node, name, "pw")
+
+
+def test_a_connection_is_shown_and_closed_with_a_reason(
+    real_node: ClusterNode, connect: Connect, name: str
+) -> None:
+    ask(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": ""})
+    permit(real_node, name, "%2F")
+    connection = connect(real_node, name, "pw")
+    connection.channel()
+    [shown] = ask(real_node, f"connections/username/{name}").json
+    assert (shown["node"], shown["vhost"], shown["state"]) == ("n1", "/", "running")
+    assert (shown["channels"], shown["client_properties"]["connection_name"]) == (1, "mine")
+    assert shown["name"] == f"{shown['peer_host']}:{shown['peer_port']} -> 127.0.0.1:{real_node.amqp_port}"
+    path = f"connections/{quote(shown['name'], safe='')}"
+    assert ask(real_node, path).json["name"] == shown["name"]
+    assert ask(real_node, path, "DELETE", headers={"X-Reason": "for a test"}).status == 204
+    with pytest.raises(
+        pika.exceptions.ConnectionClosedByBroker, match="CONNECTION_FORCED - for a test"
+    ) as closed:
+        connection.process_data_events(5)
+    assert closed.value.reply_code == 320
+    eventually(lambda: ask(real_node, path).status == 404)
+
+
+def test_what_is_exported_is_imported_into_another_cluster(
+    real_node: ClusterNode, connect: Connect, name: str
+) -> None:
+    assert ask(real_node, f"vhosts/{name}", "PUT").status == 201
+    ask(real_node, f"queues/{name}/q", "PUT", {"arguments": QUORUM})
+    ask(real_node, f"exchanges/{name}/x", "PUT", {"type": "fanout"})
+    assert ask(real_node, f"bindings/{name}/e/x/q/q", "POST", {}).status == 201
+    ask(real_node, f"users/{name}", "PUT", {"password": "pw", "tags": "management"})
+    permit(real_node, name, name)
+    written = ask(real_node, "definitions").json
+    with LocalCluster(nodes=1) as cluster:
+        [node] = cluster.nodes
+        assert ask(node, "definitions", "POST", written).status == 204
+        again = ask(node, "definitions").json
+        assert {key: again[key] for key in again} == written
+        assert ask(node, "definitions", "POST", written).status == 204
+        channel = connect(node, name, "pw", name).channel()
+        channel.confirm_delivery()
+        channel.basic_publish("x", "", b"m", mandatory=True)
+        assert channel.basic_get("q")[2] == b"m"
+        channel.connection.close()
+
+
+def test_what_is_changed_through_one_node_holds_at_all(connect: Connect) -> None:
+    with LocalCluster(nodes=3) as cluster:
+        first, _, third = cluster.nodes
+        assert ask(first, "vhosts/v", "PUT").status == 201
+        assert ask(first, "users/ann", "PUT", {"password": "pw", "tags": ""}).status == 201
+        permit(first, "ann", "v")
+        connection = connect(third, "ann", "pw", "v")
+        connection.channel().queue_declare("q", durable=True)
+        eventually(lambda: bool(ask(first, "connections/username/ann").json))
+        [shown] = ask(first, "connections/username/ann").json
+        # Only its own node knows from where a connection came.
+        assert (shown["name"].partition(":")[0], shown["node"], "peer_host" in shown) == ("n3", "n3", False)
+        assert ask(first, f"connections/{shown['name']}", "DELETE").status == 204
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="Closed via management plugin"):
+            connection.process_data_events(5)
+        connection = connect(third, "ann", "pw", "v")
+        assert ask(first, "users/ann", "DELETE").status == 204
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="user 'ann' is deleted"):
+            connection.process_data_events(5)
 
 
 # --- browse

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from qq.machine.backlog import Backlog
 from qq.machine.codec import encode_batch
 from qq.machine.commands import NO_PRIORITY, NO_TTL, Checkout, DeadLetter, DeclareQueue, Enqueue, Publish
-from qq.machine.effects import ConsumerCancelled, Deliver, Failed, GetOk, Known, Reply
+from qq.machine.effects import (
+    CloseConnection,
+    ConsumerCancelled,
+    Deliver,
+    Failed,
+    GetOk,
+    Known,
+    Reply,
+)
 from qq.machine.machine import QueueMachine
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
 
@@ -33,7 +41,7 @@ TICKS_MAX = 1_000
 def declare(name: str, session: int = 1, **arguments: object) -> DeclareQueue:
     """A durable queue; x_max_length=5 is the argument x-max-length."""
     table = {key.replace("_", "-"): value for key, value in arguments.items()}
-    return DeclareQueue(session, 1, name, False, True, False, False, table)
+    return DeclareQueue(session, 1, name, False, True, False, False, False, table)
 
 
 def consume(
@@ -79,7 +87,7 @@ def batch(commands: Sequence[Command], messages: Sequence[bytes] = ()) -> bytes:
 
 def reloaded(machine: QueueMachine) -> QueueMachine:
     """A machine that knows the other only from its dump."""
-    other = QueueMachine()
+    other = QueueMachine(machine._core.content_of)
     other.load(machine.dump())
     assert other.digest() == machine.digest()
     return other
@@ -125,7 +133,7 @@ def held_messages(consumer: Consumer) -> dict[int, Message]:
 def live_messages(machine: QueueMachine) -> list[Place]:
     """Whatever anything refers to, as often as it is referred to."""
     ranges: list[Range] = []
-    for queue in machine.queues.values():
+    for queue in machine.queues():
         ranges += ready_ranges(queue) + delayed_ranges(queue) + [dead.range for dead in queue.dying]
     for consumer in machine.consumers.values():
         ranges += [messages for _, messages in held_ranges(consumer)]
@@ -144,6 +152,7 @@ class Published(NamedTuple):
     cc: tuple[str, ...] = ()
     bcc: tuple[str, ...] = ()
     expiration: str = ""
+    headers: tuple[tuple[str, object], ...] = ()
 
 
 class Log:
@@ -177,11 +186,15 @@ class Log:
         for dying in machine.dying(ranges_max):
             first = dying.first
             places = [(index, slot) for index, slot, _ in messages_of(dying.ranges)]
-            for published, alike in groupby(places, lambda place: self.published[place]):
+            told = {place: self.published[place] for place in places}
+            if not dying.needs_content:
+                told = {place: published._replace(headers=()) for place, published in told.items()}
+            for published, alike in groupby(map(told.__getitem__, places)):
                 count = len(list(alike))
-                exchange, key, cc, bcc, expiration = published
+                exchange, key, cc, bcc, expiration, headers = published
                 commands.append(
                     DeadLetter(
+                        dying.vhost,
                         dying.queue,
                         dying.number,
                         first,
@@ -191,6 +204,9 @@ class Log:
                         list(cc),
                         list(bcc),
                         expiration,
+                        dying.needs_content,
+                        dict(headers),
+                        {},
                     )
                 )
                 first += count
@@ -241,6 +257,8 @@ class Shell:
                     self._given(effect)
                 case Known():
                     self._answers[effect.session] = effect.answers
+                case CloseConnection():
+                    assert machine.catalog.connections[effect.node, effect.session].closing in effect.text
                 case _:
                     raise AssertionError(f"{effect} is not about a session's due")
         known = [effect for effect in effects if isinstance(effect, Known)]

@@ -185,8 +185,10 @@ class OracleQueue:
             room += 1
         return room
 
-    def is_too_long(self) -> bool:
-        count, octets = len(self.ready()) + len(self.delayed), self.size()
+    def is_too_long(self, *, messages: int | None = None) -> bool:
+        """By the number of those that it may drop, if no other is given."""
+        count = len(self.ready()) + len(self.delayed) if messages is None else messages
+        octets = self.size()
         return count > self.get("x-max-length", count) or octets > self.get("x-max-length-bytes", octets)
 
 
@@ -289,9 +291,9 @@ class Oracle:
                     self._fails(command.session)
                     return
                 gone = {key for key, v in self.consumers.items() if v.queue == name and v.live}
+                assert self._reply() == e.QueueDeleted(len(queue.ready()))
                 told = [self.ahead.popleft() for _ in gone]
                 assert {(effect.node, effect.consumer) for effect in told} == gone
-                assert self._reply() == e.QueueDeleted(len(queue.ready()))
                 self._deleted(name)
             case c.PurgeQueue(_, _, name):
                 queue = self.queues[name]
@@ -299,6 +301,7 @@ class Oracle:
                 assert self._reply() == e.QueuePurged(queue.messages())
                 queue.dying_first += sum(len(dead.messages) for dead in queue.dying)
                 queue.returns, queue.levels, queue.delayed, queue.dying = [], [], [], []
+                queue.retry_ms = 0
             case c.Checkout(session, _, _, consumer, name, _, credit, no_ack):
                 budget = None if no_ack else self._on_channel(session)
                 priority = command.arguments.get("x-priority", 0)
@@ -357,7 +360,7 @@ class Oracle:
                 for name in self._routes(part):
                     wanted.setdefault(name, []).extend(sizes)
         for name, sizes in wanted.items():
-            if self._room(self.queues[name], sizes) < len(sizes):
+            if self._rooms([self.queues[name]], sizes, at_once=False) != [len(sizes)]:
                 self.slot = slot
                 self._fails(command.session)
                 return
@@ -407,11 +410,12 @@ class Oracle:
         names = sorted(self._routes(command))
         first = self._repeats(command)
         sizes = self.sizes[slot + first : slot + command.count]
-        accepted = min((self._room(self.queues[name], sizes) for name in names), default=len(sizes))
+        targets = [self.queues[name] for name in names]
+        at_once = plain or not command.delay_ms
+        accepted = min(self._rooms(targets, sizes, at_once=at_once), default=len(sizes))
         if not plain and command.publisher and accepted:
             self.last_seq[command.publisher] = command.publish_seq + first + accepted - 1
-        for name in names:
-            queue = self.queues[name]
+        for queue in targets:
             for step in range(accepted):
                 message = Message(self.index, slot + first + step, sizes[step])
                 delay_ms = 0 if plain else command.delay_ms
@@ -422,15 +426,51 @@ class Oracle:
                     self._delay(queue, message, ready_ms, returned=False)
                 else:
                     queue.arrive(message)
+        if accepted:
+            self._serve_if_full(targets)
         refused = len(sizes) - accepted
         if refused and command.first_seq:
             first_refused = command.first_seq + first + accepted
             assert self.ahead.popleft() == e.Rejected(self.node, command.session, first_refused, refused)
 
-    def _room(self, queue: OracleQueue, sizes: Sequence[int]) -> int:
-        if queue.room(sizes) < len(sizes):
-            self._serve(queue)
-        return queue.room(sizes)
+    def _rooms(self, queues: Sequence[OracleQueue], sizes: Sequence[int], *, at_once: bool) -> list[int]:
+        """How many messages each takes; `at_once`, those that its consumers could have then take no room."""
+        for queue in queues:
+            if queue.room(sizes) < len(sizes):
+                self._serve(queue)
+        promised: dict[Key, int] = {}
+        rooms: list[int] = []
+        for queue in queues:
+            is_short = queue.room(sizes) < len(sizes)
+            wanted = self._wanted(queue, len(sizes), promised) if at_once and is_short else 0
+            rooms.append(wanted + queue.room(sizes[wanted:]))
+        return rooms
+
+    def _wanted(self, queue: OracleQueue, count: int, promised: dict[Key, int]) -> int:
+        """How many of the next messages consumers would have; `promised` counts those of channels with a limit."""
+        if queue.ready():
+            return 0
+        takers = [consumer for consumer in self.consumers.values() if self._could_get(queue, consumer)]
+        by_channel: dict[Key, list[Consumer]] = {}
+        wanted = 0
+        for taker in takers:
+            channel = (taker.node, taker.session)
+            if taker.budget is None or not self.limits.get(channel):
+                wanted += taker.credit
+            else:
+                by_channel.setdefault(channel, []).append(taker)
+        for channel, together in by_channel.items():
+            held = sum(len(other.held) for other in together[0].budget or ())
+            left = max(self.limits[channel] - held - promised.get(channel, 0), 0)
+            part = min(sum(taker.credit for taker in together), left, count)
+            promised[channel] = promised.get(channel, 0) + part
+            wanted += part
+        return min(wanted, count)
+
+    def _serve_if_full(self, queues: Sequence[OracleQueue]) -> None:
+        for queue in queues:
+            if queue.refuses and queue.is_too_long(messages=queue.messages()):
+                self._serve(queue)
 
     # Dead letters
 
@@ -452,17 +492,21 @@ class Oracle:
             if not dead.messages:
                 del queue.dying[0]
         queue.dying_first += command.count - left
-        is_stuck = True
+        gone: dict[str, int] = {}
         while taken:
             moved = self._move(queue, taken[0], command)
-            is_stuck = is_stuck and not moved
+            if moved:
+                gone[taken[0].reason] = gone.get(taken[0].reason, 0) + moved
             del taken[0].messages[:moved]
             if taken[0].messages:
                 queue.dying_first -= sum(len(dead.messages) for dead in taken)
                 queue.dying[:0] = taken
-                queue.retry_ms = self.now_ms + DEAD_LETTER_RETRY_MS if is_stuck else 0
-                return
+                queue.retry_ms = 0 if gone else self.now_ms + DEAD_LETTER_RETRY_MS
+                break
             del taken[0]
+        strategy = "at-least-once" if queue.at_least_once else "at-most-once"
+        for reason, count in gone.items():
+            assert self.ahead.popleft() == e.DeadLettered(self.node, reason, strategy, count)
 
     def _move(self, queue: OracleQueue, dead: Dead, command: c.DeadLetter) -> int:
         """Bring messages to where they go. How many of them need not stay."""
@@ -478,7 +522,9 @@ class Oracle:
         messages = dead.messages
         sizes = [message.size for message in messages]
         any_refuses = any(target.refuses for target in targets)
-        room = [self._room(target, sizes) if any_refuses else len(sizes) for target in targets]
+        room = [len(sizes)] * len(targets)
+        if any_refuses:
+            room = self._rooms(targets, sizes, at_once=True)
         count = len(messages)
         if queue.at_least_once:
             count = min(room, default=count) if routed else 0
@@ -488,6 +534,7 @@ class Oracle:
                 moved.expires_ms = target.expiry_ms(c.NO_TTL, self.now_ms)
                 moved.level = target.level(message.level)
                 target.arrive(moved)
+        self._serve_if_full(targets)
         return count
 
     # Messages come back
@@ -610,10 +657,13 @@ class Oracle:
         for entry in sorted(queue.delayed, key=lambda entry: entry[:2]):
             if entry[0] <= self.now_ms:
                 queue.delayed.remove(entry)
-                if entry[2]:
-                    queue.returns.append(entry[3])
-                else:
-                    queue.arrive(entry[3])
+                due_ms, _, returned, message = entry
+                if returned:
+                    queue.returns.append(message)
+                    continue
+                if message.expires_ms:
+                    message.expires_ms += self.now_ms - due_ms
+                queue.arrive(message)
         self._expire(queue, self.now_ms - 1)
         self._follow(queue)
         self._expire(queue, self.now_ms)
@@ -631,7 +681,8 @@ class Oracle:
             self._die(queue, [message], "expired")
 
     def _waiting(self, queue: OracleQueue) -> list[Message]:
-        return queue.ready() + [message for *_, message in queue.delayed]
+        """All that may expire: what is delayed and was not returned does not."""
+        return queue.ready() + [message for _, _, returned, message in queue.delayed if returned]
 
     def _follow(self, queue: OracleQueue) -> None:
         """Each consumer gets messages in the order of the queue, within its limits; together they get its head."""
@@ -698,9 +749,9 @@ class Oracle:
 
     def compare(self, machine: QueueMachine, *, sizes: bool) -> None:
         """`sizes`: those of all messages are known, as they are of equal size or kept one by one."""
-        assert list(machine.queues) == list(self.queues)
+        assert list(machine.vhosts["/"].queues) == list(self.queues)
         for name, queue in self.queues.items():
-            there = machine.queues[name]
+            there = machine.vhosts["/"].queues[name]
             mine = [v for v in self.consumers.values() if v.queue == name]
             assert looked_at(there, ready_ranges(there)) == [m.seen() for m in queue.in_order()]
             delayed = [entry[3].seen() for entry in sorted(queue.delayed, key=lambda entry: entry[1])]

@@ -1,9 +1,9 @@
 """The language of the golden scenarios.
 
 A file is a story: a comment, then steps separated by empty lines. A step is one log entry: commands, `----`, and what
-the machine answers. Before `----`, one command per line: `NODE/SESSION[@CONNECTION] VERB ARGUMENT... KEY=VALUE...`;
-lines that are indented are in the transaction above them. Messages are named by their bodies; `a*` is redelivered,
-`a*3` for the third time.
+the machine answers. Before `----`, one command per line: `NODE/SESSION[@CONNECTION] VERB ARGUMENT... KEY=VALUE...`, or
+only `NODE VERB ...` for what operators do there; lines that are indented are in the transaction above them. Messages
+are named by their bodies; `a*` is redelivered, `a*3` for the third time. A body `a?colour=red&size=1` has headers.
 
 `time T` lets the clock go on to T ms after the beginning; at each moment at which the machine wants an entry it gets
 one (`tick`). `repeat N` carries the step out N times and shows the last. Behind each entry comes what the leader does
@@ -30,6 +30,7 @@ from machine_driver import (
 from qq.machine import commands as c
 from qq.machine import effects as e
 from qq.machine.machine import QueueMachine
+from qq.routing.content import Content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +58,7 @@ FLAGS = {
     "failover",
     "notified",
     "operator",
+    "server_named",
 }
 
 
@@ -64,9 +66,9 @@ class Scenario:
     """Runs the steps of one story."""
 
     def __init__(self) -> None:
-        self.machine = QueueMachine()
+        self.machine = QueueMachine(content_of)
         """Loaded from its dump after every entry."""
-        self.twin = QueueMachine()
+        self.twin = QueueMachine(content_of)
         """Never loaded."""
         self.index = 0
         self.now_ms = START_MS
@@ -148,7 +150,7 @@ class Scenario:
             actor, verb, *rest = words
             node, _, channel = actor.partition("/")
             session, _, connection = channel.partition("@")
-            ids = int(session), int(connection or 1)
+            ids = int(session or 0), int(connection or 1)
             asked = [(verb, rest), *((word, more) for word, *more in map(shlex.split, group[1:]))]
             if verb == "commit":
                 rest.append(str(len(group) - 1))
@@ -164,32 +166,43 @@ class Scenario:
                 bcc += hidden
             for place, body in zip(self.log.note(self.index, ordinal, commands, bcc), bodies, strict=True):
                 self.bodies[place] = body.rstrip(".")
+                published = self.log.published[place]
+                self.log.published[place] = published._replace(headers=tuple(_headers(body).items()))
             self._apply(node, ordinal, commands, bodies)
 
     # What is shown
 
     def _state(self) -> None:
-        for queue in self.machine.queues.values():
+        for queue in self.machine.queues():
             self.shown.append(self._queue(queue))
         for (node, _), consumer in self.machine.consumers.items():
             held = " ".join(
                 f"{key}:{self._name(message)}" for key, message in held_messages(consumer).items()
             )
             live = f"credit={consumer.credit}" if consumer.live else "stopped"
+            queue = consumer.queue.name + _there(consumer.queue.vhost)
+            self.shown.append(f"consumer {node} c{consumer.id} on {queue}: {live} holds=[{held}]")
+        for vhost in self.machine.vhosts.values():
+            there = _there(vhost.name)
+            declared = [name for name in vhost.exchanges if name and not name.startswith("amq.")]
+            if declared:
+                self.shown.append(f"exchanges{there} {' '.join(declared)}")
+            for binding in vhost.bindings:
+                self.shown.append(
+                    f"binding{there} {binding.source} -> {binding.destination.name} '{binding.routing_key}'"
+                )
+            for node, session, consumer, name in vhost.requesters.values():
+                self.shown.append(f"requester{there} {node}/{session} c{consumer} under {name}")
+        for connection in self.machine.catalog.connections.values():
+            closing = f", closing: {connection.closing}" if connection.closing else ""
             self.shown.append(
-                f"consumer {node} c{consumer.id} on {consumer.queue.name}: {live} holds=[{held}]"
-            )
-        declared = [name for name in self.machine.exchanges if name and not name.startswith("amq.")]
-        if declared:
-            self.shown.append(f"exchanges {' '.join(declared)}")
-        for binding in self.machine.bindings:
-            self.shown.append(
-                f"binding {binding.source} -> {binding.destination.name} '{binding.routing_key}'"
+                f"connection {connection.node}/{connection.id} of {connection.user} "
+                f"to {connection.vhost.name}{closing}"
             )
 
     def _queue(self, queue: Queue) -> str:
         ready = " ".join(self._name(message) for message in ready_messages(queue))
-        told = f"queue {queue.name or '-'}: consumers={queue.consumers} ready=[{ready}]"
+        told = f"queue {queue.name}{_there(queue.vhost)}: consumers={queue.consumers} ready=[{ready}]"
         if queue.backlog.delayed:
             told += f" delayed=[{' '.join(self._names(delayed_ranges(queue)))}]"
         if queue.dying:
@@ -202,7 +215,7 @@ class Scenario:
         return told
 
     def _dying(self, command: c.DeadLetter) -> str:
-        queue = self.machine.queues[command.queue]
+        queue = self.machine.vhosts[command.vhost].queues[command.queue]
         names = self._names([dead.range for dead in queue.dying])
         first = command.first - queue.dying_first
         return " ".join(names[first : first + command.count])
@@ -218,6 +231,8 @@ class Scenario:
     def _lines(self, effect: e.Effect) -> list[str]:
         if isinstance(effect, e.OriginExpelled):
             return [f"{effect.node} expelled"]
+        if isinstance(effect, e.DeadLettered):
+            return []  # the oracle of messages checks that
         lines = [f"{effect.node}/{effect.session} {self._told(effect)}"]
         match effect:
             case e.Deliver(_, _, _, _, ranges, histories):
@@ -239,7 +254,7 @@ class Scenario:
             lines.append(f"        first {first}, last {last}")
         return lines
 
-    def _told(self, effect: e.Effect) -> str:
+    def _told(self, effect: e.SessionEffect) -> str:
         match effect:
             case e.Deliver(_, _, consumer, first, ranges):
                 names = " ".join(f"{first + step}:{name}" for step, name in enumerate(self._names(ranges)))
@@ -251,17 +266,21 @@ class Scenario:
             case e.Returned(_, _, index, slot, count, exchange, key, channel, code, text):
                 names = " ".join(self.bodies[index, slot + step] for step in range(count))
                 return f"returned {code} {text} from '{exchange}' '{key}' on channel {channel}: {names}"
+            case e.DirectReply(_, _, consumer, index, slot, count):
+                names = " ".join(self.bodies[index, slot + step] for step in range(count))
+                return f"direct-reply c{consumer} {names}"
             case e.Rejected(node, session, first, count):
                 names = self.sequences[node, session][first : first + count]
                 return f"rejected {' '.join(name.rstrip('.') for name in names)}"
-            case e.DeliveryTimeout(_, _, consumer, tag, queue, message_id, timeout_ms):
-                return f"timed-out c{consumer} '{tag}' on {queue}: message {message_id} after {timeout_ms} ms"
+            case e.DeliveryTimeout(_, _, consumer, tag, vhost, queue, message_id, timeout_ms):
+                where = f"on {queue}{_there(vhost)}"
+                return f"timed-out c{consumer} '{tag}' {where}: message {message_id} after {timeout_ms} ms"
+            case e.CloseConnection(_, _, code, text):
+                return f"close {code} {text}"
             case e.ConsumerGone(_, _, consumer):
                 return f"consumer-gone c{consumer}"
             case e.Known(_, _, answers, consumers):
                 return f"known answers={answers} consumers={consumers}"
-            case e.OriginExpelled(_):
-                return "expelled"
 
     def _answered(self, result: e.Result) -> str:
         match result:
@@ -274,6 +293,20 @@ class Scenario:
                 return f"{type(result).__name__} {fields}".rstrip()
 
 
+def content_of(message: Any, number: int) -> Content:
+    """What the machines of a story see of a message."""
+    return Content(_headers(bytes(message).decode()), {}, number)
+
+
+def _headers(body: str) -> dict[str, object]:
+    pairs = body.partition("?")[2].rstrip(".")
+    return (
+        {key: _value(value) for key, _, value in (pair.partition("=") for pair in pairs.split("&"))}
+        if pairs
+        else {}
+    )
+
+
 def _groups(lines: Sequence[str]) -> list[list[str]]:
     """Lines, each with the indented ones that follow it."""
     groups: list[list[str]] = []
@@ -283,6 +316,10 @@ def _groups(lines: Sequence[str]) -> list[list[str]]:
         else:
             groups.append([line])
     return groups
+
+
+def _there(vhost: str) -> str:
+    return "" if vhost == c.DEFAULT_VHOST else f" in {vhost}"
 
 
 def _death(death: Death) -> str:
@@ -340,12 +377,14 @@ def _command(
             ids = (session, connection, channel or session, number(1))
             flagged = (no_ack, exclusive, not manual, failover, notified)
             return c.Checkout(*ids, plain[0], tag, credit, *flagged, timeout_ms, options), [], []
+        case "reply-to":
+            return c.ReplyTo(session, number(0), plain[1]), [], []
         case "get":
             timeout_ms = options.get("timeout", 0)
             ids = (session, connection, session, number(1))
             return c.Get(*ids, plain[0], *on("no_ack"), timeout_ms), [], []
         case "declare":
-            properties = on("passive", "durable", "exclusive", "auto_delete")
+            properties = on("passive", "durable", "exclusive", "auto_delete", "server_named")
             return c.DeclareQueue(session, connection, plain[0], *properties, options), [], []
         case "delete":
             return c.DeleteQueue(session, connection, plain[0], *on("if_unused", "if_empty")), [], []
@@ -386,14 +425,40 @@ def _command(
             return c.Recover(session), [], []
         case "session-down":
             return c.SessionDown(session), [], []
+        case "connect":
+            return c.Connect(session, *plain), [], []
+        case "open":
+            return c.OpenChannel(session, connection), [], []
+        case "close-connection":
+            node, _, connection_text = plain[0].partition("/")
+            return c.CloseConnection(node, int(connection_text), plain[1]), [], []
+        case "vhost":
+            kind = str(options.pop("default_queue_type", ""))
+            return c.PutVhost(plain[0], " ".join(plain[1:]), [], kind), [], []
+        case "delete-vhost":
+            return c.DeleteVhost(plain[0]), [], []
+        case "limit-vhost":
+            return c.SetVhostLimits(plain[0], options), [], []
+        case "user":
+            return c.PutUser(plain[0], b"salt", b"hash", plain[1:]), [], []
+        case "delete-user":
+            return c.DeleteUser(plain[0]), [], []
+        case "limit-user":
+            return c.SetUserLimits(plain[0], options), [], []
+        case "permit":
+            return c.SetPermissions(*plain, ".*", ".*", ".*"), [], []
+        case "forbid":
+            return c.ClearPermissions(*plain), [], []
         case "connection-down":
             return c.ConnectionDown(connection), [], []
         case "policy":
             name, pattern = plain
             apply_to, priority = str(options.pop("apply_to", "all")), options.pop("priority", 0)
-            return c.PutPolicy(name, *on("operator"), pattern, apply_to, priority, options), [], []
+            vhost = str(options.pop("vhost", c.DEFAULT_VHOST))
+            return c.PutPolicy(vhost, name, *on("operator"), pattern, apply_to, priority, options), [], []
         case "delete-policy":
-            return c.DeletePolicy(plain[0], *on("operator")), [], []
+            vhost = str(options.pop("vhost", c.DEFAULT_VHOST))
+            return c.DeletePolicy(vhost, plain[0], *on("operator")), [], []
         case "limit-publishers":
             return c.LimitPublishers(number(0), number(1)), [], []
     raise AssertionError(f"unknown verb {verb}")

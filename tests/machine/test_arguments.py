@@ -26,7 +26,7 @@ HERE = "for queue 'q' in vhost '/'"
 def complaint(check: Any, *arguments: Any) -> str | None:
     """What is wrong, without what all complaints begin with."""
     try:
-        check("q", *arguments)
+        check("queue 'q' in vhost '/'", *arguments)
     except Refused as refusal:
         return refusal.text.removeprefix("PRECONDITION_FAILED - ")
     return None

@@ -54,7 +54,7 @@ class Oracle:
         return [self._take_one() for _ in range(count)]
 
     def dead(self, now_ms: int) -> list[Message]:
-        waiting = [message for *_, message in self.delayed]
+        waiting = [message for _, _, returned, message in self.delayed if returned]
         dead = [m for m in self.returns + self.levels + waiting if 0 < m.expires_ms <= now_ms]
         return sorted(dead, key=lambda message: message.expires_ms)
 
@@ -63,12 +63,14 @@ class Oracle:
         self.levels = [other for other in self.levels if other != message]
         self.delayed = [row for row in self.delayed if row[3] != message]
 
-    def release(self, count: int) -> None:
+    def release(self, count: int, now_ms: int) -> None:
         self.delayed.sort()
         due, self.delayed = self.delayed[:count], self.delayed[count:]
-        for _, _, returned, message in due:
+        for due_ms, _, returned, message in due:
             if returned:
                 self.returns.append(message)
+            elif message.expires_ms:
+                self.add(message._replace(expires_ms=message.expires_ms + now_ms - due_ms))
             else:
                 self.add(message)
 
@@ -76,7 +78,7 @@ class Oracle:
         self.returns, self.levels, self.delayed = [], [], []
 
     def due_ms(self) -> int | None:
-        waiting = [message for *_, message in self.delayed]
+        waiting = [message for _, _, returned, message in self.delayed if returned]
         times = [m.expires_ms for m in self.returns + self.levels + waiting if m.expires_ms]
         return min(times + [due_ms for due_ms, *_ in self.delayed], default=None)
 
@@ -200,7 +202,7 @@ class Tried:
         released = self.backlog.release(self.now_ms, limit)
         assert self.twin.release(self.now_ms, limit) == released
         assert min(limit, due) <= released <= due
-        self.oracle.release(released)
+        self.oracle.release(released, self.now_ms)
 
     def browse(self, first: int, count: int) -> None:
         assert messages_of(self.backlog.browse(first, count)) == self.oracle.browse()[first : first + count]

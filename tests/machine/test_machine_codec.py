@@ -34,6 +34,7 @@ from qq.machine.commands import (
     DeclareQueue,
     Enqueue,
     Method,
+    OpenChannel,
     Publish,
     PutUser,
     Recover,
@@ -64,7 +65,7 @@ def raw(rows: object, *, count: int = 0, sizes: bytes = b"", tail: bytes = b"") 
 def test_a_batch_comes_back_as_it_was_sent() -> None:
     commands: list[Command] = [
         Enqueue(1, 1, 2, "", "q", False, 1),
-        DeclareQueue(1, 1, "q", False, True, False, False, TABLE),
+        DeclareQueue(1, 1, "q", False, True, False, False, False, TABLE),
         PutUser("u", b"salt", b"hash", ["administrator"]),
         Enqueue(2, 0, 1, "x", "\udcff-is-not-utf8", True, 2),
         Settle(7, 0, 2**64 - 1),
@@ -105,7 +106,8 @@ def test_a_batch_comes_back_as_it_was_sent() -> None:
         (raw([[2, 1, -1, 3]]), "negative number in Settle"),
         (raw([[21, "u", b"", b"", [1]]]), "list of PutUser"),
         (raw([[12, 1, 1, b"q"]]), "fields of PurgeQueue"),
-        (raw([[10, 1, 1, "q", False, True, False, False, {b"k": 1}]]), "no name"),
+        (raw([[36, 1, 1, "q", False, True, False, False, False, {b"k": 1}]]), "no name"),
+        (raw([[10, 1, 1, "q", False, True, False, False, {}]]), "unknown opcode 10"),
         (raw([[1, 1, 1, 0, "", "q", False, 1]]), "no messages"),
         (raw([[1, 1, 1, 2, "", "q", False, 1]], count=1, sizes=b"\0" * 4), "2 messages are published and 1"),
         (raw([], count=1, sizes=b"\0" * 4), "0 messages are published and 1"),
@@ -257,5 +259,5 @@ def test_every_command_has_an_opcode_a_handler_and_if_it_can_fail_a_method() -> 
     assert set(METHODS) == set(Method.__args__)
     # These two are carried out in the loop itself.
     assert set(machine._handlers) | set(machine._methods) == set(OPCODES) - {Enqueue, Commit}
-    assert set(machine._methods) == set(METHODS) - {Enqueue, Publish, Commit}
+    assert set(machine._methods) == set(METHODS) - {Enqueue, Publish, Commit, OpenChannel}
     assert len(set(OPCODES.values())) == len(OPCODES)

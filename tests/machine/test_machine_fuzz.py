@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -20,25 +21,38 @@ from qq.machine.commands import (
     Checkout,
     Command,
     Commit,
+    Connect,
+    ConnectionDown,
     DeclareQueue,
+    DeleteUser,
+    DeleteVhost,
     Discard,
     Enqueue,
+    OpenChannel,
     Publish,
     PutPolicy,
+    PutUser,
+    PutVhost,
     Reject,
+    ReplyTo,
     Return,
     SessionDown,
+    SetPermissions,
     Settle,
 )
 from qq.machine.machine import QueueMachine
+from qq.machine.requesters import REPLY_PREFIX
+from qq.routing.content import Content
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qq.machine.codec import Buffer
     from qq.machine.queue import Queue
 
 HUGE = [2**31 - 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 
+REPLY_NAMES = [REPLY_PREFIX + octet * 22 for octet in "ab"]
 NAMES = [
     "",
     "q",
@@ -53,6 +67,7 @@ NAMES = [
     "a.\nb",
     "#.*",
     "\udcfe",
+    *REPLY_NAMES,
 ]
 names = st.sampled_from(NAMES)
 small = st.integers(0, 4)
@@ -90,6 +105,8 @@ MEANT: dict[str, list[Any]] = {
     "live-prefetch": [True, True, False],
     "delayed-type": ["direct", "fanout", "topic", "x-delayed-message"],
     "alternate-exchange": NAMES,
+    "match": ["all", "any", "all-with-x", "any-with-x"],
+    "size": [1, 2, 3],
 }
 """What arguments and policies may say; mostly they mean something."""
 
@@ -109,7 +126,18 @@ declared = st.one_of(
 )
 definitions = st.one_of(settings_table("", values), st.dictionaries(names, values, max_size=2))
 PATTERNS = [".*", "^q", "q|r", "(", "", "^(a+)+$", "\\", "x{1,99999}", "[", "(?i)Q", "\udcfe"]
-KINDS = ["direct", "fanout", "topic", "headers", "x-delayed-message", "strange"]
+KINDS = [
+    "direct",
+    "fanout",
+    "topic",
+    "headers",
+    "x-random",
+    "x-consistent-hash",
+    "x-delayed-message",
+    "strange",
+]
+VHOSTS = ["/", "/", "v", "\udcfe"]
+USERS = ["u", "u", "w", ""]
 APPLIES_TO = ["all", "queues", "quorum_queues", "classic_queues", "exchanges", "streams", ""]
 
 BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
@@ -132,6 +160,13 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "priority": st.one_of(st.just(NO_PRIORITY), numbers),
     "more_keys": st.lists(names, max_size=2),
     "publisher": st.sampled_from(["", "", "a", "b"]),
+    "vhost": st.sampled_from(VHOSTS),
+    "user": st.sampled_from(USERS),
+    "node": st.sampled_from(["n1", "n2"]),
+    "limits": st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("max-connections", "max-channels", "max-queues"), values)
+    ),
+    "default_queue_type": st.sampled_from(["", "quorum", "classic", "stream"]),
 }
 
 
@@ -154,7 +189,23 @@ def fields(command: type[Command]) -> st.SearchStrategy[Command]:
         parts["arguments"] = settings_table("x-", values)
     if command is PutPolicy:
         parts["priority"] = numbers
+    if command in NAMED:
+        parts["name"] = st.sampled_from(NAMED[command])
     return st.builds(command, **parts)
+
+
+NAMED: dict[type[Command], list[str]] = {
+    PutVhost: VHOSTS,
+    DeleteVhost: VHOSTS,
+    PutUser: USERS,
+    DeleteUser: USERS,
+    ReplyTo: [*REPLY_NAMES, "q"],
+}
+
+
+def content_of(message: Buffer, number: int) -> Content:
+    """Messages differ in their size only."""
+    return Content({"x-size": len(message)}, {"message_id": str(len(message))}, number)
 
 
 def transaction(session: int, parts: list[Command]) -> list[Command]:
@@ -187,7 +238,7 @@ class Pair:
     """Two machines, of which one is loaded from its dump after every entry."""
 
     def __init__(self) -> None:
-        self.one, self.other = QueueMachine(), QueueMachine()
+        self.one, self.other = QueueMachine(content_of), QueueMachine(content_of)
         self.log = Log()
         self.index = 0
         self.time_ms = 1
@@ -225,8 +276,32 @@ class Pair:
         for origin in ("n1", "n2"):
             assert self.one.outstanding(origin) == self.other.outstanding(origin)
 
+    def check_catalog(self) -> None:
+        """What is counted of connections and channels is what there is, and nobody is in what is gone."""
+        catalog, sessions = self.one.catalog, self.one._core.sessions.values()
+        for vhost in catalog.vhosts.values():
+            mine = [connection for connection in catalog.connections.values() if connection.vhost is vhost]
+            assert vhost.connections == len(mine)
+            assert not vhost.is_deleted
+        assert catalog._connections_of == Counter(each.user for each in catalog.connections.values())
+        assert catalog._channels_of == Counter(each.user for each in sessions if each.user is not None)
+        for there in [*sessions, *catalog.connections.values()]:
+            assert there.vhost.is_deleted == (catalog.vhosts.get(there.vhost.name) is not there.vhost)
+        assert all(each.closing for each in catalog.connections.values() if each.vhost.is_deleted)
+        for user, name in catalog.access.all_permissions:
+            assert user in self.one.users
+            assert name in catalog.vhosts
+        queues = set(self.one.queues())
+        assert {consumer.queue for consumer in self.one.consumers.values()} <= queues
+        assert queues.issuperset(self.one._core.dying)
+        asking = [each for each in sessions if each.requester is not None]
+        for vhost in [*catalog.vhosts.values(), *(each.vhost for each in asking)]:
+            mine = [each.requester for each in asking if each.vhost is vhost]
+            assert sorted(vhost.requesters.values()) == sorted(filter(None, mine))
+
     def check(self) -> None:
-        for queue in self.one.queues.values():
+        self.check_catalog()
+        for queue in self.one.queues():
             check_counts(queue)
         live = live_messages(self.one)
         frozen = self.one.freeze()
@@ -256,6 +331,7 @@ def check_counts(queue: Queue) -> None:
     assert queue.unacked_size == sum(piece.value.part(piece.offset, piece.count).size for piece in held)
     assert queue.consumers == sum(holder.live for holder in queue.holders)
     assert queue.dying_count == sum(dead.range.count for dead in queue.dying)
+    assert queue.dying_size == sum(dead.range.size for dead in queue.dying)
     browsed = backlog.browse(0, backlog.count + 1)
     assert backlog.count == sum(messages.count for messages in browsed)
     assert backlog.size == sum(messages.size for messages in browsed)
@@ -322,7 +398,9 @@ class Chance(Random):
             case "priority" if command is Publish:
                 return self.choice([NO_PRIORITY, 0, 4, 5, 9, 255, *HUGE])
             case "exchange" | "source" if not absurd:
-                return self.choice(["", "", "", "amq.fanout"])
+                return self.choice(["", "", "", "amq.fanout", "amq.headers"])
+            case "routing_key" if self.random() < 0.1:
+                return self.choice(REPLY_NAMES)
             case "publisher":
                 return self.choice(["", "", "a"])
             case "type":
@@ -331,6 +409,16 @@ class Chance(Random):
                 return self.choice(APPLIES_TO[:3])
             case "pattern":
                 return self.choice(PATTERNS[:3] if not absurd else PATTERNS)
+            case "vhost":
+                return self.choice(VHOSTS[:3])
+            case "user":
+                return self.choice(USERS[:3])
+            case "name" if command in NAMED:
+                return self.choice(NAMED[command][:3])
+            case "limits":
+                return {name: self.randrange(-1, 4) for name in ("max-connections", "max-channels")}
+            case "node":
+                return self.choice(["n1", "n2"])
             case "tag":
                 return str(self.random())
             case "durable":
@@ -361,17 +449,35 @@ class Chance(Random):
         for (node, number), session in machine._core.sessions.items():
             if node == origin and session.failed and self.random() < 0.7:
                 found.append(SessionDown(number))
+        for vhost in ("/", "v"):
+            if vhost not in machine.vhosts and self.random() < 0.7:
+                found.append(PutVhost(vhost, "", [], ""))
+            if machine.catalog.access.permissions("u", vhost) is None and self.random() < 0.5:
+                found += [PutUser("u", b"", b"", []), SetPermissions("u", vhost, "", "", "")]
+        for number in (200, 201):
+            connection = machine.catalog.connections.get((origin, number))
+            if connection is None and self.random() < 0.3:
+                found += [SessionDown(number), Connect(number, self.choice(["/", "v"]), "u")]
+            elif connection is not None and (connection.closing or self.random() < 0.03):
+                found.append(ConnectionDown(number))
+            elif self.random() < 0.1:
+                found += [SessionDown(number - 199), OpenChannel(number - 199, number)]
+        there = machine.vhosts["/"].queues if "/" in machine.vhosts else {}
         for name in ("q", "r"):
-            if name not in machine.queues and self.random() < 0.7:
+            if name not in there and self.random() < 0.7:
                 # On sessions of their own, as many a table is refused.
                 number = 100 + len(machine._core.sessions)
-                found.append(DeclareQueue(number, 1, name, False, True, False, False, self.table("x-")))
+                found.append(
+                    DeclareQueue(number, 1, name, False, True, False, False, False, self.table("x-"))
+                )
                 found.append(BindQueue(number, 1, name, "amq.fanout", "", {}))
+                conditions = {"x-match": "all-with-x", "x-size": self.randrange(1, 4)}
+                found.append(BindQueue(number, 1, name, "amq.headers", "", conditions))
         return found
 
     def commands(self) -> list[Command]:
         found: list[Command] = []
-        often = [Enqueue, Publish, Publish, Checkout, DeclareQueue, Settle, Return, Reject, Discard]
+        often = [Enqueue, Publish, Publish, Checkout, ReplyTo, DeclareQueue, Settle, Return, Reject, Discard]
         content = [Enqueue, Publish, Settle, Return, Reject, Discard]
         for _ in range(self.randrange(6)):
             kind = self.choice(often if self.random() < 0.6 else list(OPCODES))

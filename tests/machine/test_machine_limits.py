@@ -8,7 +8,6 @@ import pytest
 from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
 from qq.machine import commands as c
-from qq.machine.catalog import ROUTES_MAX
 from qq.machine.codec import pack
 from qq.machine.commands import (
     BindExchange,
@@ -25,6 +24,7 @@ from qq.machine.consumers import CREDIT_MAX
 from qq.machine.effects import Deliver, QueueDeclared, Reply
 from qq.machine.machine import QueueMachine
 from qq.machine.state import MalformedDump
+from qq.machine.vhost import ROUTES_MAX
 from qq.ranges import Range
 
 
@@ -57,7 +57,7 @@ def traced_bytes(message: c.Command, *, arguments: dict[str, Any]) -> float:
     """What each of many messages costs that wait in a queue."""
     machine = QueueMachine()
     machine.apply_batch(
-        "n1", 1, 0, 1_000, batch([DeclareQueue(1, 1, "q", False, True, False, False, arguments)])
+        "n1", 1, 0, 1_000, batch([DeclareQueue(1, 1, "q", False, True, False, False, False, arguments)])
     )
     payload = batch([message], [b"x"])
     warm, runs = 2_500, 5_000
@@ -71,7 +71,7 @@ def traced_bytes(message: c.Command, *, arguments: dict[str, Any]) -> float:
         machine.end_entry(1_000 + step)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert machine.queues["q"].messages == warm + runs
+    assert machine.vhosts["/"].queues["q"].messages == warm + runs
     return (after - before) / runs
 
 
@@ -112,16 +112,16 @@ def test_a_long_chain_of_auto_delete_exchanges_goes_at_once() -> None:
     driver.apply(*(BindExchange(1, name, source, "", {}) for name, source in pairwise(names)))
     driver.apply(BindQueue(1, 1, "q", "x0", "", {}))
     driver.apply(publish(1, exchange=names[-1]), messages=[b""])
-    assert driver.machine.queues["q"].ready == 1
+    assert driver.machine.vhosts["/"].queues["q"].ready == 1
     driver.apply(DeleteQueue(1, 1, "q", False, False))
-    assert [name for name in driver.machine.exchanges if name.startswith("x")] == []
-    assert driver.machine.bindings == []
+    assert [name for name in driver.machine.vhosts["/"].exchanges if name.startswith("x")] == []
+    assert driver.machine.vhosts["/"].bindings == {}
 
 
 def test_ever_new_routing_keys_do_not_fill_the_memory() -> None:
     driver = Driver()
     driver.apply(*(publish(1, str(i)) for i in range(ROUTES_MAX + 5)), messages=[b""] * (ROUTES_MAX + 5))
-    assert len(driver.machine._core.catalog._routes) == 5
+    assert len(driver.machine.vhosts["/"]._routes) == 5
 
 
 def test_line_ends_are_dropped_from_names() -> None:
@@ -140,7 +140,7 @@ def test_users_are_put_replaced_and_deleted() -> None:
 
 def test_the_predeclared_exchanges_are_there() -> None:
     machine = reloaded(QueueMachine())
-    assert {name: exchange.type for name, exchange in machine.exchanges.items()} == {
+    assert {name: exchange.type for name, exchange in machine.vhosts["/"].exchanges.items()} == {
         "": "direct",
         "amq.direct": "direct",
         "amq.fanout": "fanout",

@@ -169,7 +169,7 @@ class Run:
         for name in QUEUES:
             if name not in self.oracle.queues:
                 arguments = self.arguments[name]
-                commands.append(c.DeclareQueue(9, 9, name, False, True, False, False, arguments))
+                commands.append(c.DeclareQueue(9, 9, name, False, True, False, False, False, arguments))
                 commands.append(c.BindQueue(9, 9, name, "amq.fanout", "", {}))
         for ask in asked:
             command = self._command(node, *ask)

@@ -17,6 +17,7 @@ from qq.machine.commands import (
     Get,
     PurgeQueue,
     Recover,
+    ReplyTo,
     SessionDown,
     Settle,
 )
@@ -36,6 +37,7 @@ from qq.machine.effects import (
     Reply,
     Result,
 )
+from qq.machine.requesters import REPLY_PREFIX
 from qq.ranges import Range
 
 if TYPE_CHECKING:
@@ -169,10 +171,21 @@ def test_no_cells_no_counts(bounds: Sequence[int]) -> None:
 def test_a_frozen_state_stays_as_it_was() -> None:
     driver = Driver()
     arguments: dict[str, Any] = {"x-max-length": 1}
-    driver.apply(DeclareQueue(1, 1, "q", False, True, False, False, arguments), consume(1, "q", 2))
+    driver.apply(DeclareQueue(1, 1, "q", False, True, False, False, False, arguments), consume(1, "q", 2))
     driver.apply(publish(5), messages=[b"x"] * 5)
     frozen = driver.machine.freeze()
     dump = frozen.dump()
     driver.apply(Settle(1, 0, 0), publish(3), messages=[b"x"] * 3)
     driver.apply(Cancel(1, 1), SessionDown(1), DeleteQueue(2, 1, "q", False, False))
     assert frozen.dump() == dump
+
+
+def test_a_consumer_of_direct_replies_is_known_and_what_it_missed_is_lost() -> None:
+    driver = Driver()
+    name = REPLY_PREFIX + "x" * 22
+    driver.apply(ReplyTo(1, 7, name))
+    driver.apply(publish(3, name, session=2), node="n2")
+    assert owed(driver) == [Reply("n1", 1, Consuming(7), 1), Known("n1", 1, 1, [7])]
+    assert driver.machine.freeze().live(0, 9) == {}
+    driver.apply(Cancel(1, 7))
+    assert owed(driver) == [Reply("n1", 1, Consuming(7), 1), Known("n1", 1, 2, [])]

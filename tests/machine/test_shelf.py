@@ -50,8 +50,12 @@ def in_order(model: Model) -> list[Range]:
 
 
 def first_of(model: Model, *, due: bool) -> tuple[int, int]:
-    """The first time and its least key; 0 is no time."""
-    moments = [(row[1] if due else row[0].expires_ms, key) for key, row in model.items()]
+    """The first time and its least key; 0 is no time. What waits for its time and was not returned does not expire."""
+    moments = [
+        (due_ms if due else messages.expires_ms, key)
+        for key, (messages, due_ms, returned) in model.items()
+        if due or returned or not due_ms
+    ]
     return min((moment for moment in moments if moment[0]), default=(0, 0))
 
 

@@ -11,22 +11,25 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from cluster.realworld import AsyncioRuntime, RealDisk
 from qq import config
 from qq.cli.layout import local_nodes, prepare
 from qq.config import Limits, NodeConfig
+from qq.machine.commands import Command
 from qq.node import SWITCH_INTERVAL_S, Node
 from qq.testing import _reserve_ports
 
 T = TypeVar("T")
 PATIENCE_S = 20.0
 POLL_S = 0.005
+LAG_S = 0.2
 
 
 class NodeHere:
@@ -44,7 +47,7 @@ class NodeHere:
         return self.node is not None
 
     async def start(self) -> None:
-        self.node = Node(self.config)
+        self.node = Node(self.config, RealDisk, AsyncioRuntime)
         await self.node.start()
         self._serving = asyncio.get_running_loop().create_task(self.node.serve())
 
@@ -122,6 +125,34 @@ class ClusterHere:
         while not self.call(condition):
             assert time.monotonic() < deadline_s
             time.sleep(POLL_S)
+
+    def operate(self, node: NodeHere, *commands: Command) -> None:
+        """What an operator does through a node; returns when it has applied that, whatever the others have."""
+        assert node.node is not None
+        submissions = node.node.broker.submissions
+        applied = threading.Event()
+
+        def submit() -> None:
+            for command in commands:
+                submissions.add(command)
+            submissions.when_applied(applied.set)
+
+        self.call(submit)
+        assert applied.wait(PATIENCE_S)
+
+    @contextmanager
+    def lagging(self, node: NodeHere) -> Generator[None]:
+        """Whatever the others say reaches this node late, by less than what would make it think the leader gone."""
+        assert node.node is not None
+        links: Any = node.node.links
+        deliver = links._deliver
+
+        def deliver_late(*arguments: Any) -> None:
+            self._loop.call_later(LAG_S, deliver, *arguments)
+
+        self.call(setattr, links, "_deliver", deliver_late)
+        yield
+        self.call(delattr, links, "_deliver")
 
     # The group
 

@@ -155,6 +155,15 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def close(channel: BlockingChannel) -> None:
+    """End a channel, and wait until what it held is back: close-ok comes before that, in RabbitMQ, too."""
+    connection = channel.connection
+    channel.close()
+    behind = connection.channel()
+    behind.queue_declare("", exclusive=True)
+    behind.close()
+
+
 def lose(connection: BlockingConnection) -> None:
     """Break a connection, as a cable does."""
     connection._impl._transport._sock.shutdown(socket.SHUT_RDWR)

@@ -11,6 +11,7 @@ from queue_clients import (
     Taker,
     barrier,
     bodies_of,
+    close,
     declare,
     drain,
     get,
@@ -45,7 +46,7 @@ def test_multiple_acknowledges_all_deliveries_up_to_a_tag(world: World, queue: s
     consumer.wait(5)
     world.change_leader()
     channel.basic_ack(3, multiple=True)
-    channel.close()
+    close(channel)
     assert bodies_of(drain(world.channel(1), queue)) == [b"d", b"e"]
 
 
@@ -201,7 +202,7 @@ def test_messages_got_and_not_acknowledged_come_back_too(world: World, queue: st
     assert [got(channel, queue, auto_ack=False).left for _ in range(2)] == [1, 0]
     assert get(other, queue) is None
     world.change_leader()
-    channel.close()
+    close(channel)
     assert [(m.body, m.redelivered) for m in drain(other, queue)] == [(b"a", True), (b"b", True)]
 
 
@@ -276,7 +277,7 @@ def test_a_channel_that_closes_counts_as_a_failed_delivery(world: World, queue: 
         channel = world.channel(2)
         assert got(channel, queue, auto_ack=False).headers.get("x-delivery-count") == count
         world.change_leader()
-        channel.close()
+        close(channel)
     assert get(world.channel(1), queue) is None
 
 

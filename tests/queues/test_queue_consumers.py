@@ -14,6 +14,7 @@ from queue_clients import (
     Taker,
     barrier,
     bodies_of,
+    close,
     counted,
     declare,
     drain,
@@ -278,7 +279,7 @@ def test_what_was_delivered_before_a_cancel_may_still_be_acknowledged(world: Wor
     channel.basic_cancel(consumer.tag)
     world.change_leader()
     consumer.ack(consumer.messages[0])
-    channel.close()
+    close(channel)
     assert bodies_of(drain(world.channel(2), queue)) == [b"b", b"c"]
 
 

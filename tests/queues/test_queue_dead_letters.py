@@ -380,6 +380,7 @@ def test_at_least_once_a_message_stays_until_there_is_room_for_it(
     world.change_leader()
     status = world.ask(f"/api/queues/%2F/{queue}")
     assert (status["messages"], status["messages_dlx"], status["messages_ready"]) == (2, 2, 0)
+    assert status["message_bytes"] == status["message_bytes_dlx"] > 0
     taken = []
     while len(taken) < 3:
         wait_until(lambda: ready(channel, full) == 1)

@@ -10,8 +10,6 @@ from pika.compat import long
 from queue_clients import HERE, QUORUM, barrier, declare, got, publish, ready, refused
 from queue_world import World
 
-MODULE = "of queue type rabbit_quorum_queue"
-
 
 @pytest.mark.parametrize(
     ("flags", "what"),
@@ -32,88 +30,12 @@ def test_a_quorum_queue_is_durable_shared_and_permanent(
         channel.queue_declare(queue, arguments=dict(QUORUM), **flags)
 
 
-@QUIET
-def test_a_quorum_queue_has_a_name_of_its_own(world: World) -> None:
-    channel = world.channel(1)
-    text = "PRECONDITION_FAILED - Cannot declare a server-named queue for type rabbit_quorum_queue"
-    with refused(406, text):
-        channel.queue_declare("", durable=True, arguments=dict(QUORUM))
-
-
-@QUIET
-def test_names_that_begin_with_amq_are_reserved(world: World) -> None:
-    with refused(403, "ACCESS_REFUSED - queue name 'amq.mine' contains reserved prefix 'amq.*'"):
-        declare(world.channel(1), "amq.mine")
-
-
 def test_line_ends_in_a_name_are_dropped(world: World, queue: str) -> None:
     channel = world.channel(1)
     # Without an answer, which pika would not take for the answer to this.
     channel._impl.queue_declare(f"{queue}\r\n-end", durable=True, arguments=dict(QUORUM))
     world.change_leader()
     assert ready(channel, f"{queue}-end") == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wrong"),
-    [
-        ({"x-expires": 0}, "{value_zero,0}"),
-        ({"x-expires": -1}, "{value_negative,-1}"),
-        ({"x-expires": "soon"}, '"expected integer, got longstr"'),
-        ({"x-message-ttl": -1}, "{value_negative,-1}"),
-        ({"x-message-ttl": 315_360_000_001}, "{value_too_large,315360000001}"),
-        ({"x-max-length": -1}, "{value_negative,-1}"),
-        ({"x-max-length": True}, '"expected integer, got bool"'),
-        ({"x-max-length-bytes": -1}, "{value_negative,-1}"),
-        ({"x-max-in-memory-length": -1}, "{value_negative,-1}"),
-        ({"x-overflow": "drop-tail"}, "invalid_overflow"),
-        ({"x-overflow": 1}, "{unacceptable_type,signedint}"),
-        ({"x-dead-letter-exchange": 1}, "{unacceptable_type,signedint}"),
-        ({"x-dead-letter-routing-key": "k"}, "routing_key_but_no_dlx_defined"),
-        ({"x-dead-letter-strategy": "at-some-time"}, "invalid_dlx_strategy"),
-        ({"x-single-active-consumer": "true"}, "{unacceptable_type,longstr}"),
-        ({"x-quorum-initial-group-size": 0}, "{value_zero,0}"),
-        ({"x-quorum-target-group-size": -3}, "{value_negative,-3}"),
-        ({"x-queue-leader-locator": "nearby"}, "invalid_queue_locator_arg"),
-        ({"x-consumer-timeout": -1}, "{value_negative,-1}"),
-        ({"x-delayed-retry-type": "some"}, "invalid_delayed_retry_type"),
-        ({"x-delayed-retry-min": 0}, "{value_zero,0}"),
-        ({"x-priority-mode": "loose"}, "invalid_priority_mode"),
-        ({"x-return-position": "tail"}, "invalid_return_position"),
-        ({"x-delivery-count-mode": "3.8"}, "invalid_delivery_count_mode"),
-        ({"x-consumer-timeout-action": "wait"}, "invalid_consumer_timeout_action"),
-        ({"x-queue-type": "stream"}, "\"unsupported queue type 'stream'\""),
-    ],
-    ids=str,
-)
-@QUIET
-def test_an_argument_with_an_impossible_value_is_refused(
-    world: World, queue: str, arguments: dict[str, Any], wrong: str
-) -> None:
-    [key] = arguments
-    with refused(406, f"PRECONDITION_FAILED - invalid arg '{key}' for queue '{queue}' {HERE}: {wrong}"):
-        declare(world.channel(1), queue, arguments)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"x-max-priority": 5},
-        {"x-queue-mode": "lazy"},
-        {"x-queue-version": 2},
-        {"x-max-age": "1D"},
-        {"x-stream-max-segment-size-bytes": 1000},
-        {"x-queue-master-locator": "client-local"},
-    ],
-    ids=str,
-)
-@QUIET
-def test_an_argument_for_other_types_of_queues_is_refused(
-    world: World, queue: str, arguments: dict[str, Any]
-) -> None:
-    [key] = arguments
-    with refused(406, f"PRECONDITION_FAILED - invalid arg '{key}' for queue '{queue}' {HERE} {MODULE}"):
-        declare(world.channel(1), queue, arguments)
 
 
 @pytest.mark.parametrize(
@@ -248,17 +170,3 @@ def test_an_exclusive_queue_is_locked_for_others(world: World, queue: str) -> No
     )
     with refused(405, text if len(text) <= 255 else text[:252] + "..."):
         ready(world.channel(2), queue)
-
-
-@QUIET
-def test_what_is_not_there_is_not_found(world: World, queue: str) -> None:
-    text = f"NOT_FOUND - no queue '{queue}' {HERE}"
-    for method in (
-        lambda channel: ready(channel, queue),
-        lambda channel: channel.basic_get(queue),
-        lambda channel: channel.basic_consume(queue, print),
-        lambda channel: channel.queue_purge(queue),
-        lambda channel: channel.queue_bind(queue, "amq.direct", "k"),
-    ):
-        with refused(404, text):
-            method(world.channel(1))

@@ -229,10 +229,6 @@ def test_a_message_for_which_a_consumer_waits_is_not_refused(world: World, queue
     assert consumer.look() == [b"a", b"b", b"c"]
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="the machine looks for room before it looks for consumers: how many are refused is chance",
-)
 def test_messages_for_which_a_consumer_waits_are_not_refused_however_many_come_at_once(
     world: World, queue: str
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from leader_changes import ALSO_KILLED
-from queue_clients import Taker, bodies_of, declare, drain, publish
+from queue_clients import Taker, bodies_of, close, declare, drain, publish
 from queue_world import World
 
 
@@ -47,7 +47,7 @@ def test_what_comes_back_is_served_before_higher_priorities(world: World, queue:
     Taker(holder, queue).wait(1)
     publish(publisher, queue, ["high"], priority=9)
     world.change_leader()
-    holder.close()
+    close(holder)
     assert bodies_of(drain(consumer, queue)) == [b"low", b"high"]
 
 

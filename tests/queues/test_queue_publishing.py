@@ -213,9 +213,6 @@ def test_the_time_to_live_begins_when_the_delay_is_over(world: World, queue: str
     assert consumer.wait(1)[0].body == b"a"
 
 
-@pytest.mark.xfail(
-    strict=False, reason="what the leader is late with a delayed message is taken from its time to live"
-)
 def test_a_delayed_message_with_a_time_to_live_of_0_is_delivered_to_a_consumer_that_waits(
     world: World, queue: str
 ) -> None:

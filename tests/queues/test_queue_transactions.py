@@ -9,6 +9,7 @@ from queue_clients import (
     Taker,
     barrier,
     bodies_of,
+    close,
     counted,
     declare,
     drain,
@@ -70,8 +71,32 @@ def test_acknowledgements_and_messages_are_committed_together(world: World, queu
     channel.tx_commit()
     wait_until(lambda: world.ask(f"/api/queues/%2F/{one}", at=2)["messages_unacknowledged"] == 1)
     assert bodies_of(drain(witness, other)) == [b"done"]
-    channel.close()
+    close(channel)
     assert bodies_of(drain(witness, one)) == [b"c"]
+
+
+def test_a_recovery_leaves_alone_what_is_settled_and_not_yet_committed(world: World, queue: str) -> None:
+    [one] = queues_of(world, queue, 1)
+    channel = world.channel(1)
+    publish(world.channel(2), one, "abcd")
+    channel.tx_select()
+    consumer = Taker(channel, one)
+    consumer.wait(4)
+    channel.basic_ack(2)
+    channel.basic_ack(3)
+    barrier(channel)
+    consumer.take_back()
+    world.change_leader()
+    channel.basic_recover(requeue=True)
+    assert [(m.body, m.redelivered, m.tag) for m in consumer.wait(2)] == [(b"a", True, 5), (b"d", True, 6)]
+    channel.tx_commit()
+    channel.basic_ack(5)
+    channel.basic_recover(requeue=True)
+    channel.tx_rollback()
+    channel.basic_ack(5)
+    channel.tx_commit()
+    close(channel)
+    assert bodies_of(drain(world.channel(2), one)) == [b"d"]
 
 
 def test_a_rollback_gives_delivery_tags_back(world: World, queue: str) -> None:
@@ -87,7 +112,7 @@ def test_a_rollback_gives_delivery_tags_back(world: World, queue: str) -> None:
     channel.basic_ack(2)
     channel.basic_ack(3)
     channel.tx_commit()
-    channel.close()
+    close(channel)
     assert bodies_of(drain(world.channel(2), one)) == [b"a"]
 
 
@@ -113,7 +138,7 @@ def test_a_channel_that_ends_takes_its_transaction_along(world: World, queue: st
     channel.basic_publish("", other, b"x")
     channel.basic_ack(got(channel, one, auto_ack=False).tag)
     world.change_leader()
-    channel.close()
+    close(channel)
     assert [(m.body, m.redelivered) for m in drain(witness, one)] == [(b"a", True)]
     assert ready(witness, other) == 0
 

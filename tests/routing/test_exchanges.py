@@ -4,14 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qq.routing.content import Content, NeedsContent
 from qq.routing.exchanges import (
+    EXCHANGE_TYPES,
     Binding,
     Destination,
     DestinationKind,
     RoutingTable,
     UnknownExchangeType,
+    check_exchange,
     routing_type,
 )
+from qq.routing.routers import InvalidBinding
 from qq.routing.topics import TopicTrie
 
 TYPES = {"d": "direct", "f": "fanout", "t": "topic"}
@@ -29,11 +33,11 @@ def exchange(name: str) -> Destination:
 def table(*bindings: Binding) -> RoutingTable:
     routing = RoutingTable()
     for name, kind in TYPES.items():
-        routing.add_exchange(name, kind)
+        routing.add_exchange(name, kind, {})
     for name in QUEUES:
         routing.add_queue(name)
     for binding in bindings:
-        routing.bind(binding)
+        routing.bind(binding, {})
     return routing
 
 
@@ -162,9 +166,64 @@ def test_a_delayed_exchange_routes_as_the_type_in_its_argument() -> None:
 def test_no_exchange_is_of_a_type_that_is_not_there(
     exchange_type: str, arguments: dict[str, object], text: str
 ) -> None:
-    with pytest.raises(UnknownExchangeType) as caught:
-        routing_type(exchange_type, arguments)
-    assert str(caught.value) == text
+    for check in (routing_type, check_exchange):
+        with pytest.raises(UnknownExchangeType) as caught:
+            check(exchange_type, arguments)
+        assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("exchange_type", sorted(EXCHANGE_TYPES))
+def test_a_delayed_exchange_may_route_as_any_type(exchange_type: str) -> None:
+    routing = table()
+    routing.add_exchange("e", exchange_type, {})
+    routing.add_exchange("delayed", "x-delayed-message", {"x-delayed-type": exchange_type})
+    for source in ("e", "delayed"):
+        for name in QUEUES:
+            routing.bind(Binding(source, queue(name), "1", b""), {})
+    found = [routing.route(source, "1", content=CONTENT) for source in ("e", "delayed")]
+    assert found[0] == found[1] != ()
+    with pytest.raises(UnknownExchangeType):
+        check_exchange("x-delayed-message", {"x-delayed-type": "other"})
+
+
+def test_a_delayed_exchange_checks_its_bindings_and_hashes_as_its_type_does() -> None:
+    routing = table()
+    arguments = {"x-delayed-type": "x-consistent-hash", "hash-header": "a"}
+    routing.add_exchange("delayed", "x-delayed-message", arguments)
+    with pytest.raises(InvalidBinding):
+        routing.check_binding("delayed", "k", {})
+    routing.check_binding("delayed", "1", {})
+    with pytest.raises(NeedsContent):
+        routing.route("delayed", "k")
+
+
+CONTENT = Content({"a": 1}, {}, 5)
+
+
+def test_the_content_is_asked_for_only_if_the_message_gets_to_an_exchange_that_looks_at_it() -> None:
+    routing = table(Binding("d", exchange("h"), "k", b""), Binding("f", queue("q2"), "", b""))
+    routing.add_exchange("h", "headers", {})
+    routing.bind(Binding("h", queue("q1"), "", b"a"), {"a": 1})
+    routing.set_alternate("h", "f")
+    assert routing.route("d", "other") == ()
+    with pytest.raises(NeedsContent):
+        routing.route("d", "other", "k")
+    assert routing.route("d", "k", content=CONTENT) == ("q1",)
+    assert routing.route("d", "k", content=Content({}, {}, 5)) == ("q2",)
+    routing.set_alternate("d", "h")
+    with pytest.raises(NeedsContent):
+        routing.route("d", "other")
+
+
+def test_exchanges_that_look_at_the_content_end_a_circle_too() -> None:
+    routing = table(Binding("f", exchange("h"), "", b""))
+    routing.add_exchange("h", "headers", {})
+    routing.add_exchange("r", "x-random", {})
+    routing.bind(Binding("h", exchange("r"), "", b""), {})
+    routing.bind(Binding("h", queue("q1"), "", b"a"), {"a": 1})
+    routing.bind(Binding("r", exchange("f"), "", b""), {})
+    assert routing.route("r", "k", content=CONTENT) == ("q1",)
+    assert routing.route("h", "k", content=Content({}, {}, 0)) == ()
 
 
 bindings = st.lists(
@@ -229,3 +288,57 @@ def test_routes_are_what_can_be_reached_and_do_not_depend_on_the_order_of_bindin
             route = routing.route(source, key, *more_keys)
             assert route == tuple(sorted(reached(left, alternates, source, [key, *more_keys])))
             assert route == fresh.route(source, key, *more_keys)
+
+
+tables = st.dictionaries(st.sampled_from(["a", "b", "x-c"]), st.sampled_from([None, 1, "1"]), max_size=2)
+all_types = sorted(EXCHANGE_TYPES)
+any_bindings = st.lists(
+    st.tuples(
+        st.sampled_from(all_types),
+        st.one_of(st.sampled_from(QUEUES).map(queue), st.sampled_from(all_types).map(exchange)),
+        st.sampled_from(["1", "2", "#", "*.1"]),
+        tables,
+        st.sampled_from([{}, {"x-match": "any"}, {"x-match": "any-with-x"}]),
+    ),
+    max_size=15,
+)
+contents = st.builds(Content, tables, st.just({}), st.integers(0, 9))
+
+
+@given(
+    any_bindings, st.dictionaries(st.sampled_from(all_types), st.sampled_from(all_types)), contents, st.data()
+)
+def test_no_type_depends_on_the_order_of_binding_nor_on_content_it_did_not_ask_for(
+    drawn: list[tuple[str, Destination, str, dict[str, object], dict[str, object]]],
+    alternates: dict[str, str],
+    content: Content,
+    data: st.DataObject,
+) -> None:
+    one, other = RoutingTable(), RoutingTable()
+    for routing in (one, other):
+        for kind in all_types:
+            routing.add_exchange(kind, kind, {})
+            routing.set_alternate(kind, alternates.get(kind))
+    bindings: dict[Binding, dict[str, object]] = {}
+    for source, destination, key, *arguments in drawn:
+        if source == "x-consistent-hash" and not key.isdigit():
+            key = "1"
+        merged = arguments[0] | arguments[1]
+        one.check_binding(source, key, merged)
+        bindings[Binding(source, destination, key, repr(sorted(merged.items())).encode())] = merged
+    for binding, arguments in bindings.items():
+        one.bind(binding, arguments)
+    for gone in data.draw(st.lists(st.sampled_from(list(bindings)), unique=True)) if bindings else []:
+        one.unbind(gone)
+        del bindings[gone]
+    for binding in data.draw(st.permutations(list(bindings))):
+        other.bind(binding, bindings[binding])
+    keys = data.draw(st.lists(st.sampled_from(["1", "2", "3.1"]), min_size=1, max_size=2))
+    for source in all_types:
+        route = one.route(source, *keys, content=content)
+        assert route == other.route(source, *keys, content=content)
+        try:
+            assert one.route(source, *keys) == route
+        except NeedsContent:
+            with pytest.raises(NeedsContent):
+                other.route(source, *keys)

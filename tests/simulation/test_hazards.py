@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -28,13 +28,15 @@ from cluster.origins import Admission, Origins
 from cluster.segment import Segment
 from cluster.submission import Reign, Submissions
 from qq.broker.dead_letters import DeadLetters
+from qq.machine.backlog import Backlog
 from qq.machine.commands import Command
-from qq.machine.consumers import Consumer
-from qq.machine.effects import Effect
+from qq.machine.consumers import Budget, Consumer
+from qq.machine.effects import CloseConnection, Effect
 from qq.machine.machine import QueueMachine
 from qq.machine.publishers import FrozenPublishers, Publishers
 from qq.machine.publishing import Publishing
 from qq.machine.queue import Dying, Queue
+from qq.machine.vhost import VirtualHost
 
 POWER_LOSSES = Options(
     duration_s=12.0,
@@ -356,7 +358,15 @@ def leave_the_dead(_: DeadLetters) -> None:
     """In place of `DeadLetters.turn`."""
 
 
-def find_room_for_all(publishing: Publishing, content: Sequence[Command]) -> None:
+outstanding = QueueMachine.outstanding
+
+
+def tell_of_no_connections(machine: QueueMachine, origin: str) -> list[Effect]:
+    """In place of `QueueMachine.outstanding`: who missed that a connection has to go does not hear of it."""
+    return [effect for effect in outstanding(machine, origin) if not isinstance(effect, CloseConnection)]
+
+
+def find_room_for_all(_publishing: Publishing, _vhost: VirtualHost, _content: Sequence[Command]) -> None:
     """In place of `Publishing._check`: a transaction is begun, and what there is no room for is left out."""
 
 
@@ -368,6 +378,26 @@ def let_everybody_take(_queue: Queue, _consumer: Consumer) -> bool:
 def room_of_one(consumer: Consumer) -> int:
     """In place of `Consumer.room`: what the others of the channel hold does not matter."""
     return consumer.credit
+
+
+def promise_nothing(_queue: Queue, _count: int, _now_ms: int, _promised: dict[Budget, int]) -> int:
+    """In place of `Queue.wanted`: a full queue refuses what a waiting consumer could have."""
+    return 0
+
+
+def serve_nobody(_publishing: Publishing, _queues: Iterable[Queue]) -> None:
+    """In place of `Publishing._serve_if_full`: what was taken for consumers stays until the entry ends."""
+
+
+def release_as_of_then(backlog: Backlog, now_ms: int, limit: int) -> int:
+    """In place of `Backlog.release`: what the leader is late is taken from the time to live."""
+    released = 0
+    while released < limit and 0 < (due_ms := backlog._delayed.due_ms) <= now_ms:
+        released += release(backlog, due_ms, limit - released)
+    return released
+
+
+release = Backlog.release
 
 
 class Hazard(NamedTuple):
@@ -444,6 +474,24 @@ HAZARDS = [
         10,
         "and may hold",
         ("qq.machine.consumers.Consumer.room", property(room_of_one)),
+    ),
+    Hazard(Parts(), QUEUES, 20, "though consumers wait", ("qq.machine.queue.Queue.wanted", promise_nothing)),
+    Hazard(
+        Parts(),
+        QUEUES,
+        20,
+        "has taken a message more",
+        ("qq.machine.publishing.Publishing._serve_if_full", serve_nobody),
+    ),
+    Hazard(
+        Parts(), QUEUES, 20, "is said to expire", ("qq.machine.backlog.Backlog.release", release_as_of_then)
+    ),
+    Hazard(
+        Parts(),
+        LAGGARDS,
+        40,
+        "was not told to close",
+        ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
     ),
     Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and"),
     Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged"),

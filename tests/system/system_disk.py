@@ -22,6 +22,7 @@ import pytest
 from cluster.inspection import CheckpointFound, LogFound, SegmentFound, inspect
 from cluster.realworld import ReadOnlyDisk
 from cluster.segment import FILE_HEADER_BYTES
+from qq.machine.state import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -70,7 +71,7 @@ class NodeFiles:
         self.log = self.group / "log"
 
     def findings(self) -> list[Finding]:
-        return list(inspect(cast("Disk", ReadOnlyDisk(self.group)), "", lambda _: ""))
+        return list(inspect(cast("Disk", ReadOnlyDisk(self.group)), "", lambda _: "", VERSION))
 
     def problems(self) -> list[Finding]:
         found = self.findings()

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
+import pika
+import pika.exceptions
 import pytest
 from system_clients import pika_connection
 from system_load import loaded
@@ -24,6 +26,9 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(90)]
 
 PAUSE_MAX_S = 5.0
 """Measured: 0.1 to 0.3 s on an idle machine. The bound is for one that is busy with other tests."""
+GONE_MAX_S = 20.0
+"""The others wait a second for a node whose process is gone; the bound is for a busy machine."""
+NOT_FOUND, LOCKED = 404, 405
 
 
 @contextmanager
@@ -62,6 +67,29 @@ def test_a_leader_that_is_stopped_in_good_order_tells_its_clients(tmp_path: Path
     with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
         load.stop(cluster.leader())
         load.until_all_work()
+
+
+def test_exclusive_queues_go_with_the_node_that_their_client_is_connected_to(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path) as cluster:
+        killed, other = cluster.followers()
+        owner = pika_connection(killed)
+        owner.channel().queue_declare("mine", exclusive=True)
+        with pika_connection(other) as connection:
+            assert _code_of_declaring(connection) == LOCKED
+            killed.kill()
+            deadline_s = time.monotonic() + GONE_MAX_S
+            while _code_of_declaring(connection) == LOCKED:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+            assert _code_of_declaring(connection) == NOT_FOUND
+        with pytest.raises(pika.exceptions.AMQPError):
+            owner.process_data_events(PAUSE_MAX_S)
+
+
+def _code_of_declaring(connection: pika.BlockingConnection) -> int:
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+        connection.channel().queue_declare("mine", passive=True)
+    return refused.value.reply_code
 
 
 def test_a_leader_that_is_stopped_under_full_load_hands_over_first(tmp_path: Path) -> None:

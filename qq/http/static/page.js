@@ -1,8 +1,8 @@
-// Shows /api/cluster and /api/queues, and asks again every two seconds. The browser asks for user and password.
+// Shows /api/cluster, /api/queues and /api/connections, and asks again every two seconds. The browser asks for user and password.
 "use strict";
 
 const REFRESH_MS = 2000;
-const QUEUES_SHOWN_MAX = 500; // a browser is slow with more rows, and nobody reads them
+const ROWS_MAX = 500; // a browser is slow with more rows, and nobody reads them
 
 function row(cells, className) {
   const tr = document.createElement("tr");
@@ -41,13 +41,28 @@ function showCluster(cluster) {
   document.getElementById("nodes").replaceChildren(...cluster.nodes.map(showNode));
 }
 
+// Fills the table of some kind of things; the first cell is the virtual host, which is shown if there are several.
+function showThings(kind, things, cells) {
+  const shown = things.slice(0, ROWS_MAX);
+  document.getElementById(`${kind}-count`).textContent =
+    shown.length < things.length ? `${shown.length} of ${things.length}` : `${things.length}`;
+  document.getElementById(`${kind}s`).replaceChildren(...shown.map((thing) => {
+    const tr = row([thing.vhost, ...cells(thing)]);
+    tr.firstChild.className = "vhost";
+    return tr;
+  }));
+  const vhosts = new Set(things.map((thing) => thing.vhost));
+  document.getElementById(`${kind}-table`).classList.toggle("one-vhost", vhosts.size < 2);
+}
+
 function showQueues(queues) {
-  const shown = queues.slice(0, QUEUES_SHOWN_MAX);
-  document.getElementById("queue-count").textContent =
-    shown.length < queues.length ? `${shown.length} of ${queues.length}` : `${queues.length}`;
-  document.getElementById("queues").replaceChildren(...shown.map((queue) => row(
-    [queue.name, queue.type, queue.policy || "", queue.messages_ready, queue.messages_unacknowledged,
-      queue.messages_delayed, queue.messages_dlx, queue.consumers])));
+  showThings("queue", queues, (queue) => [queue.name, queue.type, queue.policy || "", queue.messages_ready,
+    queue.messages_unacknowledged, queue.messages_delayed, queue.messages_dlx, queue.consumers]);
+}
+
+function showConnections(connections) {
+  showThings("connection", connections, (connection) => [connection.name, connection.node, connection.user,
+    connection.state, connection.channels]);
 }
 
 async function refresh() {
@@ -55,6 +70,7 @@ async function refresh() {
   try {
     showCluster(await read("/api/cluster"));
     showQueues(await read("/api/queues"));
+    showConnections(await read("/api/connections"));
     problem.hidden = true;
   } catch (error) {
     problem.textContent = `The node does not answer: ${error.message}`;

@@ -1,9 +1,9 @@
-"""What operators see of the broker and have it do: the broker behind the HTTP interface.
+"""What operators see of queues, their consumers and their messages.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names, and how a change gets into the log.
-Not here: HTTP and JSON (qq/http), what a change does (qq/machine), rates (broker/rates.py).
+Lives here: which of the machine's state is shown under which of RabbitMQ's names. Not here: how rates are computed
+(broker/rates.py), what else there is (catalog.py), what changes something (changes.py, sessions.py).
 
-Law: only looks at the machine; what is to be changed goes through the log, like everything else.
+Law: only looks at the machine.
 """
 
 from __future__ import annotations
@@ -14,41 +14,32 @@ from typing import TYPE_CHECKING, Any
 from qq.broker.browse import browse
 from qq.broker.channel import LIVE_UNLIMITED
 from qq.broker.rates import SAMPLE_INTERVAL_S, Rates, counts_of
-from qq.http.view import ConsumerStatus, Deduplication, Message, QueueStatus, Unavailable
-from qq.machine.commands import DeletePolicy, LimitPublishers, PutPolicy
+from qq.http.view import ConsumerStatus, Message, QueueStatus
 from qq.machine.policies import effective_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from cluster.group import Group
     from cluster.ports import Runtime
     from qq.broker.broker import Broker
-    from qq.machine.commands import Command
     from qq.machine.consumers import Consumer
     from qq.machine.machine import QueueMachine
-    from qq.machine.policies import Policy
     from qq.machine.queue import Queue
 
-CHANGE_TIMEOUT_S = 10.0
-"""Without a majority a change is not applied, and whoever asked for it must be told."""
 QUEUES_PER_SAMPLE = 200
 """Of which samples are taken at a time: about a millisecond."""
 DOWN = "down"
 
 
-class Management:
-    """Implements `qq.http.view.Management`."""
+class Queues:
+    """The part of `qq.http.view.Management` that is of queues."""
 
     def __init__(self, broker: Broker, group: Group, runtime: Runtime) -> None:
         self._broker = broker
         self._group = group
         self._runtime = runtime
         self._rates = Rates()
-
-    @property
-    def vhost(self) -> str:
-        return self._broker.vhost
 
     @property
     def _machine(self) -> QueueMachine:
@@ -61,34 +52,39 @@ class Management:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     async def _sample(self) -> None:
-        queues = list(self._machine.queues.values())
+        queues = list(self._machine.queues())
         self._rates.keep_only(queues)
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
             self._rates.sample(queues[start : start + QUEUES_PER_SAMPLE], self._runtime.wall_ms())
             await asyncio.sleep(0)
 
-    # Queues and consumers
-
-    def queues(self) -> Iterator[QueueStatus]:
+    def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
         members, online = self._members()
-        for queue in list(self._machine.queues.values()):
-            yield self._queue_status(queue, members, online)
+        for queue in list(self._machine.queues()):
+            if vhost in (None, queue.vhost):
+                yield self._queue_status(queue, members, online)
 
-    def queue(self, name: str) -> QueueStatus | None:
-        queue = self._machine.queues.get(name)
+    def queue(self, vhost: str, name: str) -> QueueStatus | None:
+        queue = self._queue(vhost, name)
         return None if queue is None else self._queue_status(queue, *self._members())
 
-    def consumers(self) -> Iterator[ConsumerStatus]:
+    def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
         for consumer in list(self._machine.consumers.values()):
-            if consumer.live:
+            if consumer.live and vhost in (None, consumer.queue.vhost):
                 yield self._consumer_status(consumer)
 
-    async def browse(self, queue: str, offset: int, count: int, bytes_max: int) -> Sequence[Message] | None:
-        known = self._machine.queues.get(queue)
+    async def browse(
+        self, vhost: str, queue: str, offset: int, count: int, bytes_max: int
+    ) -> Sequence[Message] | None:
+        known = self._queue(vhost, queue)
         if known is None:
             return None
         page = await browse(known, self._broker.entries, offset, count, bytes_max)
         return [Message(*browsed) for browsed in page]
+
+    def _queue(self, vhost: str, name: str) -> Queue | None:
+        known = self._machine.vhosts.get(vhost)
+        return None if known is None else known.queues.get(name)
 
     def _members(self) -> tuple[list[str], list[str]]:
         """The nodes, and those that are connected."""
@@ -104,7 +100,7 @@ class Management:
         limit = queue.settings.delivery_limit
         return QueueStatus(
             name=queue.name,
-            vhost=self.vhost,
+            vhost=queue.vhost,
             type=queue.kind,
             durable=queue.durable,
             exclusive=queue.owner is not None,
@@ -128,10 +124,11 @@ class Management:
             messages_unacknowledged=queue.unacked,
             messages_delayed=backlog.delayed,
             messages_dlx=queue.dying_count,
-            message_bytes=backlog.size + queue.unacked_size + backlog.delayed_size,
+            message_bytes=backlog.size + queue.unacked_size + backlog.delayed_size + queue.dying_size,
             message_bytes_ready=backlog.size,
             message_bytes_unacknowledged=queue.unacked_size,
             message_bytes_delayed=backlog.delayed_size,
+            message_bytes_dlx=queue.dying_size,
             message_stats=self._message_stats(queue, now_ms),
         )
 
@@ -151,7 +148,7 @@ class Management:
         is_limited = consumer.auto_credit and not consumer.no_ack and consumer.prefetch != LIVE_UNLIMITED
         return ConsumerStatus(
             consumer_tag=consumer.tag,
-            queue={"name": queue.name, "vhost": self.vhost},
+            queue={"name": queue.name, "vhost": queue.vhost},
             channel_details=self._channel_details(consumer),
             ack_required=not consumer.no_ack,
             exclusive=consumer.exclusive,
@@ -172,54 +169,3 @@ class Management:
             details["peer_host"], details["peer_port"] = connection.peer_host, connection.peer_port
             details["user"] = connection.user
         return details
-
-    # Changes
-
-    def policies(self, *, operator: bool) -> Sequence[Policy]:
-        return [policy for policy in self._machine.policies if policy.operator == operator]
-
-    async def put_policy(self, policy: Policy) -> bool:
-        is_new = not self._has_policy(policy.name, operator=policy.operator)
-        name, pattern, definition, priority, apply_to, operator = policy
-        command = PutPolicy(name, operator, pattern, apply_to, priority, definition)
-        await self._change(command, lambda: policy in self.policies(operator=operator))
-        return is_new
-
-    async def delete_policy(self, name: str, *, operator: bool) -> bool:
-        was_there = self._has_policy(name, operator=operator)
-        command = DeletePolicy(name, operator)
-        await self._change(command, lambda: not self._has_policy(name, operator=operator))
-        return was_there
-
-    def _has_policy(self, name: str, *, operator: bool) -> bool:
-        return any(policy.name == name for policy in self.policies(operator=operator))
-
-    def deduplication(self) -> Deduplication:
-        return Deduplication(*self._machine.publishers_bounds)
-
-    async def set_deduplication(self, bounds: Deduplication) -> None:
-        command = LimitPublishers(bounds.limit, bounds.age_ms)
-        await self._change(command, lambda: self.deduplication() == bounds)
-
-    async def _change(self, command: Command, is_made: Callable[[], bool]) -> None:
-        """Have a command carried out; returns when this node has. Raises Unavailable.
-
-        `is_made` tells whether it was: the node may have to give up what it submitted.
-        """
-        applied: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-        def look() -> None:
-            if not applied.done():
-                applied.set_result(is_made())
-
-        self._broker.submissions.when_applied(look)
-        self._broker.submissions.add(command)
-        try:
-            async with asyncio.timeout(CHANGE_TIMEOUT_S):
-                is_there = await applied
-        except TimeoutError:
-            raise Unavailable("no majority of the nodes has taken the change; it may still be made") from None
-        if not is_there:
-            raise Unavailable(
-                "the change is not there: the node was away from its cluster, or it was changed again"
-            )

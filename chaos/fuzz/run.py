@@ -1,0 +1,332 @@
+"""One seed: a node, many clients with damaged conversations, and one that behaves.
+
+Lives here: sockets, the ends of clients, and what must hold whatever they send. Not here: what they send.
+
+Law: what is sent is a function of the seed. What must hold: the node lives and logs no error of its own; all that it
+answers are frames; whoever hangs up is hung up on; a client without fault is served meanwhile; memory stays within a
+bound, and no socket is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import struct
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import pamqp.frame
+from pamqp import commands, exceptions, header
+from pamqp.body import ContentBody
+
+from chaos.fuzz.conversations import PROTOCOL_HEADER, conversations, marshal, message
+from chaos.fuzz.mutations import mutate
+from qq.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pamqp.base import Frame
+
+    from qq.testing import ClusterNode
+
+TROUBLE = re.compile(r"Traceback|CRITICAL|never retrieved|unexpected:", re.IGNORECASE)
+"""Lines of a log that tell of an error of ours."""
+CHECK_EVERY = 200
+"""Clients between two looks at the node."""
+GROWTH_MIB_MAX = 200
+"""What damaged clients may leave in a node at most: unfinished messages, queues with damaged names, the log."""
+WAIT_S = 10.0
+"""For the node to answer, or to end what has ended."""
+AT_A_TIME = 8
+"""Clients that send at the same time."""
+QUIET_S = 0.2
+"""How long the node may be silent before a client that listens takes it that all is said."""
+LEFT_OPEN_MAX = 30
+"""Clients that stop in the middle and stay, at a time."""
+BY_AND_BY = 0.1
+"""How many of the clients send in pieces."""
+_LINUX_FIGURES = Path("/proc")
+
+
+class Violation(Exception):
+    """Something that must hold does not."""
+
+
+class Outcome(NamedTuple):
+    """What became of a seed."""
+
+    seed: int
+    clients: int
+    growth_mib: int
+    told: Counter[str]
+    """What clients were told when they were closed, by reply code and what it closed."""
+    violation: str
+
+
+def run_seed(seed: int, clients: int, until_s: float) -> Outcome:
+    """Send `clients` damaged conversations, or fewer if it is `until_s` by the monotonic clock."""
+    told: Counter[str] = Counter()
+    sent = growth_mib = 0
+    violation = ""
+    with LocalCluster(nodes=1) as cluster, _Watch(cluster.nodes[0]) as watch:
+        try:
+            while sent < clients and (time.monotonic() < until_s or not sent):
+                numbers = range(sent + 1, min(sent + CHECK_EVERY, clients) + 1)
+                told += watch.send_all(seed, numbers)
+                sent = numbers[-1]
+                growth_mib = watch.check()
+            watch.hang_up()
+            watch.check_sockets()
+        except (Violation, OSError) as error:
+            violation = f"up to client {sent + CHECK_EVERY}: {error or type(error).__name__}"
+    return Outcome(seed, sent, growth_mib, told, violation)
+
+
+def served(port: int) -> Counter[str]:
+    """Send every conversation undamaged and wait until it is served; return what clients were told."""
+    told: Counter[str] = Counter()
+    for conversation in conversations():
+        with _connect(port, 1) as client:
+            client.sendall(b"".join(conversation.frames))
+            _read_to_end(client, told, quiet_s=0.3)
+    return told
+
+
+class _Watch:
+    """The clients, and the node as they see it."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self._node = node
+        self._conversations = conversations()
+        self._left_open: list[socket.socket] = []
+        self._pool = ThreadPoolExecutor(AT_A_TIME)
+
+    def __enter__(self) -> Self:
+        self._good = _GoodClient(self._node.amqp_port)
+        self._good.round_trip()
+        self._rss_mib, self._sockets = self._memory_mib(), self._open_sockets()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+        self.hang_up()
+        self._good.close()
+
+    def send_all(self, seed: int, numbers: range) -> Counter[str]:
+        """Be many damaged clients, some at a time; return what they were told."""
+        told: Counter[str] = Counter()
+        for one, stays in self._pool.map(partial(self._send, seed), numbers):
+            told += one
+            if stays is not None:
+                self._left_open.append(stays)
+        for client in self._left_open[:-LEFT_OPEN_MAX]:
+            client.close()
+        del self._left_open[:-LEFT_OPEN_MAX]
+        return told
+
+    def _send(self, seed: int, number: int) -> tuple[Counter[str], socket.socket | None]:
+        """Be a damaged client; return what it was told, and its socket if it stays."""
+        random = Random(f"{seed}-{number}")
+        data = mutate(random, self._conversations)
+        end = random.choice(("half-close", "listen", "listen", "reset", "stay"))
+        told: Counter[str] = Counter()
+        with (
+            contextlib.ExitStack() as stack,
+            contextlib.suppress(ConnectionError),
+        ):  # the node may hang up at any time
+            client = stack.enter_context(_connect(self._node.amqp_port, number))
+            _write(random, client, data)
+            if end == "stay":
+                stack.pop_all()
+                return told, client
+            self._end(client, end, told)
+        return told, None
+
+    @staticmethod
+    def _end(client: socket.socket, end: str, told: Counter[str]) -> None:
+        if end == "reset":
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return
+        if end == "listen" and _read_to_end(client, told, QUIET_S):
+            return
+        client.shutdown(socket.SHUT_WR)
+        if not _read_to_end(client, told, WAIT_S):
+            raise Violation(f"the node does not hang up in {WAIT_S:g} s")
+
+    def hang_up(self) -> None:
+        while self._left_open:
+            self._left_open.pop().close()
+
+    def check(self) -> int:
+        """Look whether all is well; return how much the node has grown, in MiB."""
+        if not self._node.running:
+            raise Violation("the node is gone")
+        trouble = [line for line in self._node.log.read_text().splitlines() if TROUBLE.search(line)]
+        if trouble:
+            raise Violation(f"the node logs {trouble[0]}")
+        self._good.round_trip()
+        growth_mib = self._memory_mib() - self._rss_mib
+        if growth_mib > GROWTH_MIB_MAX:
+            raise Violation(f"the node has grown by {growth_mib} MiB")
+        return growth_mib
+
+    def check_sockets(self) -> None:
+        """Wait until none of the sockets that came are left."""
+        until_s = time.monotonic() + WAIT_S
+        while (left := self._open_sockets() - self._sockets) > 0:
+            if time.monotonic() > until_s:
+                raise Violation(f"{left} sockets are left")
+            time.sleep(0.05)
+
+    def _memory_mib(self) -> int:
+        """Linux only, as is the figure; 0 elsewhere."""
+        status = _LINUX_FIGURES / str(self._node.pid) / "status"
+        found = re.search(r"VmRSS:\s+(\d+) kB", status.read_text()) if status.exists() else None
+        return int(found[1]) // 1024 if found else 0
+
+    def _open_sockets(self) -> int:
+        names: list[str] = []
+        files = _LINUX_FIGURES / str(self._node.pid) / "fd"
+        for file in files.iterdir() if files.exists() else ():
+            with contextlib.suppress(FileNotFoundError):
+                names.append(str(file.readlink()))
+        return sum(name.startswith("socket:") for name in names)
+
+
+class _GoodClient:
+    """A client without fault, which has a queue to itself."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = _connect(port, 0)
+        self._frames = _Frames()
+        [opening, *_] = conversations()
+        declare = commands.Queue.Declare(queue="", exclusive=True)
+        self._socket.sendall(
+            b"".join((*opening.frames[: opening.opening], marshal(1, commands.Confirm.Select())))
+        )
+        self._expect(commands.Confirm.SelectOk)
+        self._socket.sendall(marshal(1, declare))
+        self._queue = self._expect(commands.Queue.DeclareOk).queue
+        self._count = 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def round_trip(self) -> None:
+        """Publish a message, have it confirmed and get it."""
+        self._count += 1
+        body = b"%d" % self._count
+        self._socket.sendall(b"".join(message(1, "", self._queue, body)))
+        self._expect(commands.Basic.Ack)
+        self._socket.sendall(marshal(1, commands.Basic.Get(queue=self._queue, no_ack=True)))
+        if self._expect(ContentBody).value != body:
+            raise Violation("a client without fault has got another message")
+
+    def _expect(self, kind: type[Frame | ContentBody]) -> Frame | ContentBody:
+        passed = (commands.Connection.Start, commands.Connection.Tune, commands.Connection.OpenOk)
+        passed += (commands.Channel.OpenOk, commands.Basic.GetOk, header.ContentHeader)
+        while True:
+            frame = self._frames.next()
+            if frame is None:
+                self._socket.settimeout(WAIT_S)
+                data = self._socket.recv(65536)
+                if not data:
+                    raise Violation("a client without fault was hung up on")
+                self._frames.add(data)
+            elif isinstance(frame, kind):
+                return frame
+            elif not isinstance(frame, passed):
+                raise Violation(f"a client without fault was told {frame!r}")
+
+
+class _Frames:
+    """What the node has sent to a client, frame by frame."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def add(self, data: bytes) -> None:
+        self._rest += data
+
+    @property
+    def rest(self) -> bytes:
+        return self._rest
+
+    def next(self) -> Frame | ContentBody | None:
+        """Return the next frame, None if it has not come; raise Violation if it is none."""
+        if not self._rest or PROTOCOL_HEADER.startswith(self._rest):
+            return None
+        try:
+            size, _, frame = pamqp.frame.unmarshal(self._rest)
+        except exceptions.UnmarshalingException as error:
+            if _is_begun(self._rest):
+                return None
+            raise Violation(f"the node has sent {self._rest[:40]!r}: {error}") from None
+        if not size:
+            return None
+        self._rest = self._rest[size:]
+        return frame
+
+
+def _is_begun(data: bytes) -> bool:
+    """Whether this is a frame of which more has to come."""
+    if len(data) < 7:
+        return True
+    (size,) = struct.unpack_from(">I", data, 3)
+    return data[0] in (1, 2, 3, 8) and len(data) < size + 8
+
+
+def _connect(port: int, number: int) -> socket.socket:
+    """Open a socket from an address of its own: who fails to log in makes others at its address wait."""
+    source = (f"127.{1 + (number >> 16)}.{number >> 8 & 255}.{number & 255}", 0)
+    client = socket.create_connection(("127.0.0.1", port), WAIT_S, source_address=source)
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return client
+
+
+def _write(random: Random, client: socket.socket, data: bytes) -> None:
+    size = random.choice((1, 7, 100)) if random.random() < BY_AND_BY else len(data) or 1
+    for at in range(0, len(data), size):
+        client.sendall(data[at : at + size])
+
+
+def _read_to_end(client: socket.socket, told: Counter[str], quiet_s: float) -> bool:
+    """Read until the node hangs up, or says nothing for so long; return whether it has hung up."""
+    frames = _Frames()
+    client.settimeout(quiet_s)
+    ended = False
+    try:
+        while data := client.recv(65536):
+            frames.add(data)
+            while (frame := frames.next()) is not None:
+                _note(frame, told, closed=ended)
+                ended = ended or isinstance(frame, commands.Connection.Close)
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    if frames.rest not in {b"", PROTOCOL_HEADER}:
+        raise Violation(f"the node has ended in the middle of a frame: {frames.rest[:40]!r}")
+    return True
+
+
+def _note(frame: Frame | ContentBody, told: Counter[str], *, closed: bool) -> None:
+    if closed and not isinstance(frame, commands.Connection.CloseOk):
+        raise Violation(f"behind its connection.close the node has sent {frame!r}")
+    if isinstance(frame, commands.Connection.Close | commands.Channel.Close):
+        told[f"{frame.name.split('.')[0].lower()} {frame.reply_code}"] += 1
+        if frame.reply_code == INTERNAL_ERROR:
+            raise Violation(f"a client was told {frame.reply_text}")
+
+
+INTERNAL_ERROR = 541
+"""The node's own fault, whatever it was sent: a lone node never lacks a majority."""

@@ -1,0 +1,115 @@
+"""Connections to a virtual host that comes and goes: what one client opens there, and has to close.
+
+Lives here: what is asked, and what the node must tell. Not here: messages, which are all in the default virtual host
+(queue_workload.py).
+
+Law: a connection that the machine wants closed is told so, once or after an install; one that was told is closed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from qq.machine.commands import (
+    CloseConnection,
+    Command,
+    Connect,
+    ConnectionDown,
+    DeclareQueue,
+    DeleteUser,
+    DeleteVhost,
+    OpenChannel,
+    PutUser,
+    PutVhost,
+    SessionDown,
+    SetPermissions,
+)
+from qq.machine.effects import Connected, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from chaos.sim.cluster import SimulatedNode
+    from qq.machine.machine import QueueMachine
+
+VHOST = "other"
+USER = "somebody"
+QUEUE = "q1"
+"""There is one of this name in the default virtual host."""
+CONNECTIONS_MAX = 3
+
+
+class Tenants:
+    """The connections of one client generation, with their channels."""
+
+    def __init__(self, node: SimulatedNode, random: Random, fresh_id: Callable[[], int]) -> None:
+        self._node = node
+        self._random = random
+        self._fresh_id = fresh_id
+        self._channels: dict[int, list[int]] = {}
+        """By connection; those that the log has opened and nobody has closed."""
+        self._asked: dict[int, None] = {}
+
+    def act(self) -> list[Command]:
+        """What to do next, to be submitted as one batch."""
+        random = self._random
+        choice = random.random()
+        known = list(self._channels)
+        if choice < 0.4 and len(known) + len(self._asked) < CONNECTIONS_MAX:
+            number = self._fresh_id()
+            self._asked[number] = None
+            return [
+                PutVhost(VHOST, "", [], "quorum"),
+                PutUser(USER, b"", b"", []),
+                SetPermissions(USER, VHOST, "", "", ""),
+                Connect(number, VHOST, USER),
+            ]
+        if choice < 0.75 and known:
+            return self._open_channel(random.choice(known), is_exclusive=random.random() < 0.3)
+        if choice < 0.85 and known:
+            return self._close(random.choice(known))
+        if choice < 0.9:
+            return [DeleteVhost(VHOST)]
+        if choice < 0.95:
+            return [DeleteUser(USER)]
+        number = random.choice(known) if known else 0
+        return [CloseConnection(self._node.name, number, "an operator wants it")]
+
+    def _open_channel(self, connection: int, *, is_exclusive: bool) -> list[Command]:
+        session = self._fresh_id()
+        self._channels[connection].append(session)
+        flags = {"passive": False, "durable": True, "exclusive": is_exclusive, "auto_delete": False}
+        name = f"{self._node.name} {session}" if is_exclusive else QUEUE
+        queue = DeclareQueue(session, connection, name, **flags, server_named=False, arguments={})
+        return [OpenChannel(session, connection), queue]
+
+    def _close(self, connection: int) -> list[Command]:
+        sessions = self._channels.pop(connection)
+        return [*map(SessionDown, sessions), ConnectionDown(connection)]
+
+    def answered(self, reply: Reply) -> None:
+        if type(reply.result) is Connected and self._asked.pop(reply.session, 0) is None:
+            self._channels[reply.session] = []
+
+    def told_to_close(self, connection: int) -> list[Command]:
+        """What follows from it: nothing, if the client is no more or has closed it already."""
+        return self._close(connection) if connection in self._channels else []
+
+    def complaint(self) -> str:
+        """What is wrong if nothing is under way any more; empty if nothing is."""
+        if self._asked:
+            return f"connections {list(self._asked)} were neither opened nor refused"
+        machine = cast("QueueMachine", cast("Any", self._node.machine).inner)
+        there = {
+            number: connection
+            for (node, number), connection in machine.catalog.connections.items()
+            if node == self._node.name
+        }
+        for number in self._channels:
+            if number not in there:
+                return f"connection {number} is not there any more"
+            if there[number].closing:
+                return f"connection {number} was not told to close"
+        unknown = [number for number in there if number not in self._channels]
+        return f"connections {unknown} were not closed" if unknown else ""

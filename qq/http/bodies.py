@@ -1,0 +1,356 @@
+"""RabbitMQ's JSON: what is understood.
+
+Lives here: which JSON is which command of the machine. Not here: what is answered (documents.py), requests (api.py),
+which policies are valid (machine/policies.py).
+
+Law: what a client sends ends here as a good value or as status 400 with RabbitMQ's reason, where it has one. Nothing
+that the log cannot hold gets past.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from qq.http.documents import HASHING
+from qq.http.errors import bad_request
+from qq.http.view import AckMode, Deduplication
+from qq.machine.arguments import MODULES
+from qq.machine.codec import MalformedBatch, check_table
+from qq.machine.commands import (
+    BindExchange,
+    BindQueue,
+    DeclareExchange,
+    DeclareQueue,
+    PutPolicy,
+    PutUser,
+    PutVhost,
+    SetPermissions,
+    SetTopicPermissions,
+)
+from qq.machine.declaring import stripped
+from qq.machine.patterns import InvalidPattern, Pattern
+from qq.machine.policies import INTEGERS, InvalidPolicy, Policy, check_policy, erlang_term
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from qq.machine.commands import Table
+
+Body = dict[str, Any]
+T = TypeVar("T")
+
+COUNT_MAX = 2**31
+"""Of publishers that are remembered. The memory is bounded by less, but that is for the operator to say."""
+AGE_MS_MAX = 315_360_000_000
+"""Ten years, as with all times."""
+NAME_BYTES_MAX = 255
+"""What AMQP can say."""
+TAGS_MAX = 32
+"""Of a user: RabbitMQ's bound."""
+GET_COUNT_MAX = 1000
+SALT_BYTES, HASH_BYTES = 4, 32
+"""Of a password, hashed in RabbitMQ's way."""
+
+VHOST_LIMITS = ("max-connections", "max-queues")
+USER_LIMITS = ("max-connections", "max-channels")
+
+_UNSET_TYPES = (None, "undefined", "null", "nil")
+"""What RabbitMQ's clients write for no default queue type."""
+
+
+class Get(NamedTuple):
+    """Which messages are to be got, and how they are shown."""
+
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    ack_mode: AckMode
+    as_base64: bool
+    truncate: int | None
+
+
+def read_object(raw: bytes) -> Body:
+    """The JSON object that a request brings. Raises Refusal, as all functions here."""
+    try:
+        value = json.loads(raw)
+        # Halves of surrogate pairs are no text, and nothing here could store them.
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        raise bad_request("not_json") from None
+    if not isinstance(value, dict):
+        raise bad_request("not_json")
+    return value
+
+
+# --- fields
+
+
+def field(body: Body, name: str, kind: type[T], default: T | None = None) -> T:
+    """A field of this type; without a default it has to be there."""
+    value = body.get(name)
+    if value is None:
+        value = default
+    if value is None:
+        raise bad_request(f"key_missing: {name}")
+    if type(value) is not kind:
+        raise bad_request(f"{name} should be a {_KINDS[kind]}, actually was {erlang_term(value)}")
+    return value
+
+
+_KINDS: dict[type, str] = {str: "string", int: "number", bool: "boolean", dict: "map", list: "list"}
+
+
+def name_of(value: str, what: str = "name") -> str:
+    """A name that AMQP can say."""
+    if len(value.encode()) > NAME_BYTES_MAX:
+        raise bad_request(f"{what} is longer than {NAME_BYTES_MAX} octets")
+    return value
+
+
+def flag(body: Body, name: str, *, default: bool) -> bool:
+    """A boolean, which RabbitMQ's clients may write as text."""
+    value = body.get(name)
+    return value == "true" if value in ("true", "false") else field(body, name, bool, default)
+
+
+def table(body: Body, name: str = "arguments") -> Table:
+    """A field table. An empty list counts as one: RabbitMQ's older versions wrote them so."""
+    value = body.get(name) or {}
+    try:
+        check_table(value)
+    except MalformedBatch as error:
+        raise bad_request(f"{name}: {error}") from None
+    if not _fits(value):
+        raise bad_request(f"{name} holds a number that is out of range")
+    return value
+
+
+def _fits(value: Any) -> bool:
+    """Whether AMQP, and the log, can say every number in it."""
+    match value:
+        case dict():
+            return all(map(_fits, value.values()))
+        case list():
+            return all(map(_fits, value))
+        case int():
+            return value in INTEGERS
+        case _:
+            return True
+
+
+def _tags(value: Any) -> list[str]:
+    """From a list, or from text with commas."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, list) or not all(isinstance(tag, str) for tag in value):
+        raise bad_request("tags should be a list of strings, or a string with commas")
+    return [tag for tag in dict.fromkeys(map(str.strip, value)) if tag]
+
+
+def limits(value: Any, known: Sequence[str]) -> Table:
+    """Limits of a user or a virtual host. RabbitMQ's older versions write none as an empty list."""
+    value = value or {}
+    if not isinstance(value, dict):
+        raise bad_request("limits should be a map")
+    for name in value:
+        check_limit(name, known)
+    return {name: read_limit(value, name) for name in value}
+
+
+def read_limit(body: Body, name: str = "value") -> int:
+    """One limit; a negative one is none."""
+    limit = field(body, name, int)
+    if limit not in INTEGERS:
+        raise _invalid(f"{name} is out of range")
+    return limit
+
+
+def check_limit(name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise _invalid(f"Unrecognised terms [{erlang_term(name)}]; there are {', '.join(known)}")
+
+
+# --- virtual hosts, users, permissions
+
+
+def read_vhost(name: str, body: Body, current_type: str = "") -> PutVhost:
+    """The virtual host that is to be; one that is there keeps its default queue type if none is told."""
+    queue_type = body.get("default_queue_type", body.get("defaultqueuetype"))
+    queue_type = current_type if queue_type in _UNSET_TYPES else _queue_type(queue_type)
+    description = field(body, "description", str, "")
+    return PutVhost(name_of(name), description, _tags(body.get("tags") or []), queue_type)
+
+
+def _queue_type(value: Any) -> str:
+    if value == "":
+        raise bad_request("default_queue_type must not be an empty string")
+    for alias, module in MODULES.items():
+        if value in (alias, module):
+            return alias
+    raise bad_request(f"{value} is not a valid queue type")
+
+
+def read_user(name: str, body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]) -> PutUser:
+    """The user that is to be: with a password, with the hash of one, or without, so that only certificates do."""
+    if "tags" not in body:
+        raise bad_request("tags_not_present")
+    tags = _tags(body["tags"])
+    if len(tags) > TAGS_MAX:
+        raise bad_request(f"A user can have at most {TAGS_MAX} tags (received {len(tags)})")
+    if not name:
+        raise bad_request("a user has to have a name")
+    return PutUser(name_of(name), *_password(body, hash_password), tags)
+
+
+def _password(body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """Salt and hash."""
+    if "password" in body and "password_hash" in body:
+        raise bad_request("both_password_and_password_hash_are_provided")
+    if "password_hash" in body:
+        return _hash(body)
+    password = body.get("password", "")
+    if not isinstance(password, str):
+        raise bad_request("password should be a string")  # which it was, is nobody's business
+    return hash_password(password) if password else (b"", b"")
+
+
+def _hash(body: Body) -> tuple[bytes, bytes]:
+    algorithm = body.get("hashing_algorithm") or HASHING
+    if algorithm != HASHING:
+        raise bad_request(f"passwords hashed with {algorithm} cannot be used; set them anew")
+    encoded = body["password_hash"]
+    try:
+        raw = base64.b64decode(encoded, validate=True)
+    except (TypeError, ValueError):
+        raise bad_request("password_hash is not base64") from None
+    if len(raw) not in (0, SALT_BYTES + HASH_BYTES):
+        raise bad_request(f"password_hash is not a salt and a hash of {HASHING}")
+    return raw[:SALT_BYTES], raw[SALT_BYTES:]
+
+
+def read_permissions(user: str, vhost: str, body: Body) -> SetPermissions:
+    return SetPermissions(user, vhost, *(_pattern(body, name) for name in ("configure", "write", "read")))
+
+
+def read_topic_permissions(user: str, vhost: str, body: Body) -> SetTopicPermissions:
+    exchange = name_of(field(body, "exchange", str), "exchange")
+    return SetTopicPermissions(user, vhost, exchange, *(_pattern(body, name) for name in ("write", "read")))
+
+
+def _pattern(body: Body, name: str) -> str:
+    pattern = field(body, name, str)
+    try:
+        Pattern(pattern)
+    except InvalidPattern as error:
+        raise bad_request(f"invalid_regexp: {name} '{pattern}': {error}") from None
+    return pattern
+
+
+# --- policies and parameters
+
+
+def read_policy(name: str, body: Body, *, operator: bool) -> Policy:
+    """The policy that is to be put."""
+    for key in ("pattern", "definition"):
+        if key not in body:
+            raise bad_request(f"key_missing: {key}")
+    pattern, definition, apply_to = body["pattern"], body["definition"], body.get("apply-to", "all")
+    priority = body.get("priority", 0)
+    if not isinstance(definition, dict):
+        raise bad_request("the definition is not an object")
+    try:
+        check_table(definition)
+    except MalformedBatch as error:
+        raise bad_request(str(error)) from None
+    if not isinstance(pattern, str):
+        raise _invalid(f"pattern should be a binary but was {erlang_term(pattern)}")
+    # The log has no negative numbers in this place.
+    if type(priority) is not int or priority < 0 or priority not in INTEGERS:
+        raise _invalid(f"priority should be a number, actually was {erlang_term(priority)}")
+    policy = Policy(name, pattern, definition, priority, str(apply_to), operator)
+    try:
+        check_policy(policy)
+    except InvalidPolicy as error:
+        raise _invalid(str(error)) from None
+    return policy
+
+
+def put_policy(vhost: str, policy: Policy) -> PutPolicy:
+    name, pattern, definition, priority, apply_to, operator = policy
+    return PutPolicy(vhost, name, operator, pattern, apply_to, priority, definition)
+
+
+def _invalid(text: str) -> Exception:
+    return bad_request(f"Validation failed\n\n{text}\n")
+
+
+def read_deduplication(body: Body, current: Deduplication) -> Deduplication:
+    """The bounds that are to be set; what is not given stays."""
+    value = body.get("value")
+    if not isinstance(value, dict):
+        raise bad_request("key_missing: value")
+    unknown = sorted(value.keys() - set(Deduplication._fields))
+    if unknown:
+        raise bad_request(f"publisher-deduplication has no '{unknown[0]}'; it has 'limit' and 'age_ms'")
+    bounds = current._replace(**value)
+    for name, highest in (("limit", COUNT_MAX), ("age_ms", AGE_MS_MAX)):
+        bound = getattr(bounds, name)
+        if type(bound) is not int or not 0 <= bound <= highest:
+            raise bad_request(f"'{name}' must be a whole number from 0 to {highest}")
+    return bounds
+
+
+# --- what is in a virtual host
+
+
+def read_queue(name: str, body: Body) -> DeclareQueue:
+    """The queue that is to be declared."""
+    durable, auto_delete = flag(body, "durable", default=True), flag(body, "auto_delete", default=False)
+    return DeclareQueue(
+        0, 0, name_of(stripped(name)), False, durable, False, auto_delete, False, dict(table(body))
+    )
+
+
+def read_exchange(name: str, body: Body) -> DeclareExchange:
+    """The exchange that is to be declared."""
+    durable, auto_delete = flag(body, "durable", default=True), flag(body, "auto_delete", default=False)
+    internal = flag(body, "internal", default=False)
+    kind = field(body, "type", str, "direct")
+    return DeclareExchange(0, name_of(name), kind, False, durable, auto_delete, internal, table(body))
+
+
+def read_binding(source: str, destination: str, kind: str, body: Body) -> BindQueue | BindExchange:
+    """The binding that is to be; `kind` is of the destination."""
+    routing_key = name_of(field(body, "routing_key", str, ""), "routing_key")
+    source, destination = name_of(source, "source"), name_of(destination, "destination")
+    arguments = table(body)
+    if kind == "queue":
+        return BindQueue(0, 0, destination, source, routing_key, arguments)
+    if kind == "exchange":
+        return BindExchange(0, destination, source, routing_key, arguments)
+    raise bad_request(f"destination_type should be queue or exchange, actually was {kind}")
+
+
+def read_get(body: Body) -> Get:
+    """Which messages are to be got. RabbitMQ's clients may write numbers as text."""
+    for name in ("ackmode", "count", "encoding"):
+        if name not in body:
+            raise bad_request(f"key_missing: {name}")
+    mode = body["ackmode"]
+    if mode not in list(AckMode):
+        raise bad_request(f"Invalid ackmode value: {mode}. Valid values are: {', '.join(AckMode)}")
+    if body["encoding"] not in ("auto", "base64"):
+        raise bad_request("Unsupported encoding. Please use auto or base64.")
+    count = _whole_number(body["count"], "count", GET_COUNT_MAX)
+    truncate = body.get("truncate")
+    if truncate is not None:
+        truncate = _whole_number(truncate, "truncate", INTEGERS.stop - 1)
+    return Get(count, AckMode(mode), body["encoding"] == "base64", truncate)
+
+
+def _whole_number(value: Any, name: str, highest: int) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value[:20])
+    if type(value) is not int or not 0 <= value <= highest:
+        raise bad_request(f"{name} must be a whole number from 0 to {highest}")
+    return value

@@ -1,0 +1,99 @@
+"""Connections of all nodes.
+
+Lives here: their paths and statuses. Not here: how one is closed (machine/connecting.py).
+
+Law: monitors see everybody's connections and administrators close them; others see and close their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from qq.http.documents import connection_document
+from qq.http.errors import not_found, unauthorized
+from qq.http.login import ADMINISTRATORS, MONITORS, login_of
+from qq.http.requests import done, vhost_if_named
+from qq.machine.commands import CloseConnection
+
+if TYPE_CHECKING:
+    from qq.http.view import ConnectionStatus, Management
+
+REASON_HEADER = "X-Reason"
+REASON = "Closed via management plugin"
+"""If whoever closes a connection gives no other: RabbitMQ's."""
+REASON_BYTES_MAX = 200
+"""It has to fit in what a client is told, with what comes before it."""
+
+
+class Connections:
+    """The handlers."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/connections", self.connections),
+            web.get("/api/vhosts/{vhost}/connections", self.connections),
+            web.get("/api/connections/username/{user}", self.connections),
+            web.delete("/api/connections/username/{user}", self.close_all),
+            web.get("/api/connections/{name}", self.connection),
+            web.delete("/api/connections/{name}", self.close),
+        ]
+
+    async def connections(self, request: web.Request) -> web.Response:
+        return web.json_response([connection_document(each) for each in self._matching(request)])
+
+    async def connection(self, request: web.Request) -> web.Response:
+        connection = self._existing(request)
+        login = login_of(request)
+        if not login.has_one_of(MONITORS) and login.user != connection.user:
+            raise unauthorized("User not authorised to access object")
+        return web.json_response(connection_document(connection))
+
+    async def close(self, request: web.Request) -> web.Response:
+        connection = self._existing(request)
+        _check_closer(request, connection.user)
+        await self._management.change(_closing(request, connection))
+        return done()
+
+    async def close_all(self, request: web.Request) -> web.Response:
+        _check_closer(request, request.match_info["user"])
+        await self._management.change(
+            *(_closing(request, connection) for connection in self._matching(request))
+        )
+        return done()
+
+    def _matching(self, request: web.Request) -> list[ConnectionStatus]:
+        """Those of what the path names, and of them those that are seen."""
+        vhost, user = vhost_if_named(request, self._management, MONITORS), request.match_info.get("user")
+        login = login_of(request)
+        own = None if login.has_one_of(MONITORS) else login.user
+        return [
+            each
+            for each in self._management.connections()
+            if vhost in (None, each.vhost) and user in (None, each.user) and own in (None, each.user)
+        ]
+
+    def _existing(self, request: web.Request) -> ConnectionStatus:
+        """The connection that the path names. Raises Refusal."""
+        name = request.match_info["name"]
+        for connection in self._management.connections():
+            if connection.name == name:
+                return connection
+        raise not_found()
+
+
+def _check_closer(request: web.Request, user: str) -> None:
+    login = login_of(request)
+    if not login.has_one_of(ADMINISTRATORS) and login.user != user:
+        raise unauthorized("User not authorised to access object")
+
+
+def _closing(request: web.Request, connection: ConnectionStatus) -> CloseConnection:
+    reason = request.headers.get(REASON_HEADER) or REASON
+    # What is no UTF-8 in a header arrives as halves of surrogate pairs.
+    octets = reason.encode(errors="replace")[:REASON_BYTES_MAX]
+    return CloseConnection(connection.node, connection.id, octets.decode(errors="ignore"))

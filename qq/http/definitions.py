@@ -1,0 +1,165 @@
+"""Definitions: everything that was declared or set, as one document that RabbitMQ writes and reads, too.
+
+Lives here: the document as it is written, and the paths. Not here: how one is taken over (importing.py).
+
+Law: what is written here can be taken over here and by RabbitMQ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from qq.http.documents import (
+    deduplication_document,
+    plain,
+    policy_document,
+    user_document,
+    vhost_metadata,
+)
+from qq.http.errors import not_found
+from qq.http.importing import OPERATOR_POLICIES, RESERVED, VHOST_LIMITS, Import
+from qq.http.large import read_large_object
+from qq.http.login import ADMINISTRATORS, login_of, require
+from qq.http.requests import done, vhost_if_named, write_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from qq.http.view import Management
+
+DEFINITIONS_BYTES_MAX = 16 * 1024 * 1024
+"""Of a document: some ten thousand queues."""
+
+
+class Definitions:
+    """The handlers."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/definitions", self.get),
+            web.post("/api/definitions", self.post),
+            web.get("/api/definitions/{vhost}", self.get),
+            web.post("/api/definitions/{vhost}", self.post),
+        ]
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        require(request, ADMINISTRATORS)
+        vhost = vhost_if_named(request, self._management)
+        whole = self._cluster() if vhost is None else self._single_vhost(vhost)
+        exclusive: set[tuple[str, str]] = set()
+        lists = {
+            "parameters": self._parameters(vhost),
+            "policies": (policy_document(*row) for row in self._management.policies(vhost, operator=False)),
+            "exchanges": self._exchanges(vhost),
+            "queues": self._queues(vhost, exclusive),
+            "bindings": self._bindings(vhost, exclusive),
+        }
+        if vhost is not None:
+            lists = {name: map(_without_vhost, documents) for name, documents in lists.items()}
+        return await write_object(request, whole, lists)
+
+    async def post(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        vhost = vhost_if_named(request, self._management)
+        body = await read_large_object(await request.clone(client_max_size=DEFINITIONS_BYTES_MAX).read())
+        await Import(self._management, login_of(request).user, vhost).run(body)
+        return done()
+
+    # What is written at once
+
+    def _head(self) -> dict[str, Any]:
+        product = self._management.product()
+        return {
+            "rabbit_version": product.version,
+            "rabbitmq_version": product.version,
+            "product_name": product.name,
+            "product_version": product.version,
+        }
+
+    def _cluster(self) -> dict[str, Any]:
+        management = self._management
+        limits = management.user_limits()
+        cluster = management.product().cluster
+        return self._head() | {
+            "rabbitmq_definition_format": "cluster",
+            "original_cluster_name": cluster,
+            "explanation": f"Definitions of cluster '{cluster}'",
+            "users": [user_document(user, limits.get(name, {})) for name, user in management.users().items()],
+            "vhosts": [
+                {"name": vhost.name, "limits": vhost.limits, "metadata": vhost_metadata(vhost)}
+                for vhost in management.vhosts()
+            ],
+            "permissions": [row._asdict() for row in management.permissions()],
+            "topic_permissions": [row._asdict() for row in management.topic_permissions()],
+            "global_parameters": [deduplication_document(management.deduplication())],
+        }
+
+    def _single_vhost(self, name: str) -> dict[str, Any]:
+        for vhost in self._management.vhosts():
+            if vhost.name == name:
+                return self._head() | {
+                    "rabbitmq_definition_format": "single_virtual_host",
+                    "original_vhost_name": name,
+                    "explanation": f"Definitions of virtual host '{name}'",
+                    "metadata": vhost_metadata(vhost),
+                    "description": vhost.description,
+                    "limits": vhost.limits,
+                }
+        raise not_found("vhost_not_found")
+
+    # What is written in slices
+
+    def _parameters(self, name: str | None) -> Iterator[dict[str, Any]]:
+        for vhost in self._management.vhosts():
+            if vhost.limits and name in (None, vhost.name):
+                yield {"vhost": vhost.name, **VHOST_LIMITS, "value": dict(vhost.limits)}
+        for vhost, policy in self._management.policies(name, operator=True):
+            document = policy_document(vhost, policy)
+            value = {key: document[key] for key in ("pattern", "definition", "priority", "apply-to")}
+            yield {"vhost": vhost, "component": OPERATOR_POLICIES, "name": policy.name, "value": value}
+
+    def _exchanges(self, vhost: str | None) -> Iterator[dict[str, Any]]:
+        for exchange in self._management.exchanges(vhost):
+            if exchange.name and not exchange.name.startswith(RESERVED):
+                yield {
+                    "name": exchange.name,
+                    "vhost": exchange.vhost,
+                    "type": exchange.type,
+                    "durable": exchange.durable,
+                    "auto_delete": exchange.auto_delete,
+                    "internal": exchange.internal,
+                    "arguments": plain(exchange.arguments),
+                }
+
+    def _queues(self, vhost: str | None, exclusive: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+        """Without exclusive ones, which belong to a connection that is; they are entered in `exclusive`."""
+        for queue in self._management.queues(vhost):
+            if queue.exclusive:
+                exclusive.add((queue.vhost, queue.name))
+            else:
+                yield {
+                    "name": queue.name,
+                    "vhost": queue.vhost,
+                    "type": queue.type,
+                    "durable": queue.durable,
+                    "auto_delete": queue.auto_delete,
+                    "arguments": plain(queue.arguments),
+                }
+
+    def _bindings(self, vhost: str | None, exclusive: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+        """Without those that every queue has, and those of exclusive queues."""
+        for binding in self._management.bindings(vhost):
+            is_of_queue = binding.destination_type == "queue"
+            if binding.source and not (is_of_queue and (binding.vhost, binding.destination) in exclusive):
+                document = binding._asdict() | {"arguments": plain(binding.arguments)}
+                del document["properties_key"]
+                yield document
+
+
+def _without_vhost(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name != "vhost"}

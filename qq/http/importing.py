@@ -1,0 +1,298 @@
+"""Taking over definitions that this broker or RabbitMQ has written.
+
+Lives here: what each object of a document becomes, and in which order. Not here: what its fields mean (bodies.py), the
+document as it is written (definitions.py).
+
+Two laws. Everything is read before anything is changed: what is wrong in the document changes nothing. And to take
+over the same again changes nothing: what is declared already stays as it is, as in RabbitMQ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.http import bodies
+from qq.http.documents import DEDUPLICATION
+from qq.http.errors import Refusal, bad_request
+from qq.http.vhosts import creation
+from qq.http.view import Refused, Unavailable
+from qq.machine.arguments import MODULES
+from qq.machine.commands import LimitPublishers, SetUserLimits, SetVhostLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from qq.http.bodies import Body
+    from qq.http.view import Management
+    from qq.machine.commands import Change, Declaration
+
+log = logging.getLogger(__name__)
+
+RESERVED = "amq."
+"""What has such a name is the broker's own: there already, or not to be declared."""
+VHOST_LIMITS = {"component": "vhost-limits", "name": "limits"}
+OPERATOR_POLICIES = "operator_policy"
+OBJECTS_PER_BATCH = 100
+"""Some milliseconds of every node's time; and of this one's, while they are read."""
+
+SKIPPED_SHOWN_MAX = 20
+"""In the log."""
+
+
+class _Object(NamedTuple):
+    """Something to take over."""
+
+    what: str
+    """For texts; two of the same are one, and the later one counts."""
+    changes: Sequence[Change] = ()
+    vhost: str = ""
+    declaration: Declaration | None = None
+    """What is declared in the virtual host; else it is a change."""
+
+
+class Import:
+    """One document, of a cluster or of a single virtual host, taken over for a user."""
+
+    def __init__(self, management: Management, user: str, vhost: str | None) -> None:
+        self._management = management
+        self._user = user
+        self._vhost = vhost
+        self._vhosts = {each.name for each in management.vhosts()}
+        self._users = set(management.users())
+        self._entered = {row.vhost for row in management.permissions() if row.user == user}
+        """Virtual hosts that the user has permissions for; these three with what the document brings."""
+        self._skipped: list[str] = []
+        self._counts: dict[str, int] = {}
+
+    async def run(self, body: Body) -> None:
+        """Raises Refusal, Unavailable: the text names the object, and tells what was taken over before."""
+        categories = {name: read for name, read in self._readers() if body.get(name)}
+        stages = [(name, await self._read(name, body[name], read)) for name, read in categories.items()]
+        self._check_entry(stages)
+        for category, objects in stages:
+            await self._carry_out(category, objects)
+        skipped, shown = len(self._skipped), self._skipped[:SKIPPED_SHOWN_MAX]
+        log.info("definitions imported: %s; skipped: %d, of them %s", self._imported(), skipped, shown)
+
+    def _readers(self) -> list[tuple[str, Callable[[Body], _Object | None]]]:
+        """In the order in which things are taken over. Limits come last, so that they do not keep anything out."""
+        of_cluster = [
+            ("users", self._user_object),
+            ("vhosts", self._vhost_object),
+            ("permissions", self._permissions_object),
+            ("topic_permissions", self._topic_permissions_object),
+            ("global_parameters", self._global_parameter_object),
+        ]
+        of_vhost = [
+            ("exchanges", self._exchange_object),
+            ("policies", self._policy_object),
+            ("queues", self._queue_object),
+            ("bindings", self._binding_object),
+            ("parameters", self._parameter_object),
+        ]
+        return of_vhost if self._vhost is not None else of_cluster + of_vhost
+
+    # Reading
+
+    async def _read(self, category: str, rows: Any, read: Callable[[Body], _Object | None]) -> list[_Object]:
+        if not isinstance(rows, list):
+            raise bad_request(f"{category} should be a list; nothing is imported")
+        objects: dict[str, _Object] = {}
+        for place, row in enumerate(rows):
+            if place % OBJECTS_PER_BATCH == 0:
+                await asyncio.sleep(0)
+            found = self._read_one(category, place, row, read)
+            if found is not None:
+                objects[found.what] = found
+        return list(objects.values())
+
+    def _read_one(
+        self, category: str, place: int, row: Any, read: Callable[[Body], _Object | None]
+    ) -> _Object | None:
+        name = f"{category}[{place}]"
+        if not isinstance(row, dict):
+            raise bad_request(f"{name} should be a map; nothing is imported")
+        for key in ("name", "user", "source"):
+            if isinstance(row.get(key), str):
+                name += f" ({key} '{row[key]}')"
+        try:
+            return read(row)
+        except Refusal as refusal:
+            raise Refusal(refusal.status, f"{name}: {refusal.reason.strip()}; nothing is imported") from None
+
+    def _vhost_of(self, row: Body) -> str:
+        vhost = self._vhost
+        if vhost is None:
+            if "vhost" not in row:
+                raise bad_request(
+                    "no vhost: definitions of a single virtual host are imported to /api/definitions/VHOST"
+                )
+            vhost = bodies.field(row, "vhost", str)
+        if vhost not in self._vhosts:
+            raise bad_request(f"vhost '{vhost}' not found")
+        return vhost
+
+    def _user_of(self, row: Body) -> str:
+        user = bodies.field(row, "user", str)
+        if user not in self._users:
+            raise bad_request(f"user '{user}' not found")
+        return user
+
+    def _user_object(self, row: Body) -> _Object:
+        name = bodies.field(row, "name", str)
+        changes: list[Change] = [bodies.read_user(name, row, self._management.hash)]
+        if row.get("limits") is not None:
+            changes.append(SetUserLimits(name, bodies.limits(row["limits"], bodies.USER_LIMITS)))
+        self._users.add(name)
+        return _Object(f"user '{name}'", changes)
+
+    def _vhost_object(self, row: Body) -> _Object:
+        name = bodies.field(row, "name", str)
+        metadata = row.get("metadata")
+        described = (metadata if isinstance(metadata, dict) else {}) | row
+        current = {each.name: each.default_queue_type for each in self._management.vhosts()}
+        command = bodies.read_vhost(name, described, current.get(name, ""))
+        changes = creation(self._management, command, self._user)
+        if len(changes) > 1:
+            self._entered.add(name)
+        self._vhosts.add(name)
+        return _Object(f"vhost '{name}'", changes)
+
+    def _permissions_object(self, row: Body) -> _Object:
+        command = bodies.read_permissions(self._user_of(row), self._vhost_of(row), row)
+        if command.user == self._user:
+            self._entered.add(command.vhost)
+        return _Object(f"permissions of user '{command.user}' in vhost '{command.vhost}'", [command])
+
+    def _topic_permissions_object(self, row: Body) -> _Object:
+        command = bodies.read_topic_permissions(self._user_of(row), self._vhost_of(row), row)
+        user, vhost, exchange, _, _ = command
+        what = f"topic permissions of user '{user}' for exchange '{exchange}' in vhost '{vhost}'"
+        return _Object(what, [command])
+
+    def _global_parameter_object(self, row: Body) -> _Object | None:
+        name = bodies.field(row, "name", str)
+        what = f"global parameter '{name}'"
+        if name != DEDUPLICATION:
+            return self._skip(what)
+        bounds = bodies.read_deduplication(row, self._management.deduplication())
+        return _Object(what, [LimitPublishers(*bounds)])
+
+    def _policy_object(self, row: Body) -> _Object:
+        vhost = self._vhost_of(row)
+        policy = bodies.read_policy(bodies.field(row, "name", str), row, operator=False)
+        return _Object(f"policy '{policy.name}' in vhost '{vhost}'", [bodies.put_policy(vhost, policy)])
+
+    def _parameter_object(self, row: Body) -> _Object | None:
+        vhost, name = self._vhost_of(row), bodies.field(row, "name", str)
+        component = bodies.field(row, "component", str)
+        what = f"parameter '{name}' of {component} in vhost '{vhost}'"
+        if {"component": component, "name": name} == VHOST_LIMITS:
+            limits = bodies.limits(row.get("value"), bodies.VHOST_LIMITS)
+            return _Object(what, [SetVhostLimits(vhost, limits)])
+        if component != OPERATOR_POLICIES:
+            return self._skip(what)
+        policy = bodies.read_policy(name, bodies.field(row, "value", dict), operator=True)
+        return _Object(what, [bodies.put_policy(vhost, policy)])
+
+    def _exchange_object(self, row: Body) -> _Object | None:
+        vhost, name = self._vhost_of(row), bodies.field(row, "name", str, "")
+        what = f"exchange '{name}' in vhost '{vhost}'"
+        if not name or name.startswith(RESERVED):
+            return self._skip(what)
+        return _Object(what, vhost=vhost, declaration=bodies.read_exchange(name, row))
+
+    def _queue_object(self, row: Body) -> _Object | None:
+        vhost, name = self._vhost_of(row), bodies.field(row, "name", str)
+        what = f"queue '{name}' in vhost '{vhost}'"
+        if name.startswith(RESERVED):
+            return self._skip(what)
+        command = bodies.read_queue(name, row)
+        kind = bodies.field(row, "type", str, "")
+        if kind in MODULES:
+            # What it is there; the virtual host may have another default.
+            command.arguments.setdefault("x-queue-type", kind)
+        return _Object(what, vhost=vhost, declaration=command)
+
+    def _binding_object(self, row: Body) -> _Object | None:
+        vhost, source, destination = self._vhost_of(row), *self._ends(row)
+        kind = bodies.field(row, "destination_type", str)
+        what = f"binding of exchange '{source}' to {kind} '{destination}' in vhost '{vhost}'"
+        if not source or (kind == "queue" and destination.startswith(RESERVED)):
+            return self._skip(what)
+        command = bodies.read_binding(source, destination, kind, row)
+        place = f"{what} with '{command.routing_key}' and {command.arguments}"
+        return _Object(place, vhost=vhost, declaration=command)
+
+    def _ends(self, row: Body) -> tuple[str, str]:
+        return bodies.field(row, "source", str, ""), bodies.field(row, "destination", str)
+
+    def _skip(self, what: str) -> None:
+        self._skipped.append(what)
+
+    def _check_entry(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> None:
+        """What is in a virtual host is declared as a client of the user would, who has to be let in."""
+        for _, objects in stages:
+            for each in objects:
+                if each.declaration is not None and each.vhost not in self._entered:
+                    raise bad_request(
+                        f"{each.what}: user '{self._user}' needs permissions in vhost '{each.vhost}' to declare "
+                        "it; nothing is imported"
+                    )
+
+    # Carrying out
+
+    async def _carry_out(self, category: str, objects: Sequence[_Object]) -> None:
+        self._counts[category] = 0
+        changes = iter([each for each in objects if each.declaration is None])
+        while part := list(islice(changes, OBJECTS_PER_BATCH)):
+            await self._change(category, part)
+        for vhost in dict.fromkeys(each.vhost for each in objects if each.declaration is not None):
+            await self._declare(category, vhost, self._missing(vhost, objects))
+
+    async def _change(self, category: str, objects: Sequence[_Object]) -> None:
+        try:
+            await self._management.change(*(change for each in objects for change in each.changes))
+        except Unavailable as unavailable:
+            raise self._interrupted(unavailable, objects[0]) from None
+        self._counts[category] += len(objects)
+
+    async def _declare(self, category: str, vhost: str, objects: Sequence[_Object]) -> None:
+        if not objects:
+            return
+        declarations = [each.declaration for each in objects if each.declaration is not None]
+        try:
+            await self._management.declare(vhost, self._user, declarations)
+        except Refused as refused:
+            self._counts[category] += refused.done
+            raise Refusal(
+                HTTPStatus.BAD_REQUEST,
+                f"{objects[refused.done].what}: {refused.explanation}; imported before it: {self._imported()}",
+            ) from None
+        except Unavailable as unavailable:
+            raise self._interrupted(unavailable, objects[0]) from None
+        self._counts[category] += len(objects)
+
+    def _interrupted(self, unavailable: Unavailable, first: _Object) -> Unavailable:
+        return Unavailable(
+            f"{first.what}, or one after it: {unavailable}; imported before: {self._imported()}"
+        )
+
+    def _missing(self, vhost: str, objects: Sequence[_Object]) -> list[_Object]:
+        """Those of a virtual host that are not there; what is, stays as it is."""
+        return [
+            each
+            for each in objects
+            if each.vhost == vhost
+            and each.declaration is not None
+            and not self._management.is_declared(vhost, each.declaration)
+        ]
+
+    def _imported(self) -> str:
+        return (
+            ", ".join(f"{count} {category}" for category, count in self._counts.items() if count) or "nothing"
+        )

@@ -1,0 +1,103 @@
+"""Reading a JSON object that may be large, without holding up everything else.
+
+Lives here: the outermost two levels of such an object. Not here: what is in them (importing.py), ordinary requests
+(bodies.py).
+
+Law: between the elements of its lists other tasks run; a parser takes all of an element at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from qq.http.errors import bad_request
+
+if TYPE_CHECKING:
+    from qq.http.bodies import Body
+
+ELEMENTS_PER_SLICE = 100
+"""About a millisecond."""
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+async def read_large_object(raw: bytes) -> Body:
+    """The JSON object that a request brings. Raises Refusal."""
+    try:
+        return await _object(_Reader(raw.decode("utf-8-sig")))
+    except (ValueError, RecursionError):
+        raise bad_request("not_json") from None
+
+
+class _Reader:
+    """A place in a text. What is not there as JSON wants it raises ValueError."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._decode = json.JSONDecoder().raw_decode
+        self._skip_space()
+
+    def _skip_space(self) -> None:
+        space = _SPACE.match(self._text, self._at)
+        self._at = space.end() if space else self._at
+
+    def is_at(self, token: str) -> bool:
+        return self._text.startswith(token, self._at)
+
+    def takes(self, token: str) -> bool:
+        """Go on behind it, if it is there."""
+        if not self.is_at(token):
+            return False
+        self._at += len(token)
+        self._skip_space()
+        return True
+
+    def take(self, token: str) -> None:
+        if not self.takes(token):
+            raise ValueError(f"{token} expected at {self._at}")
+
+    def value(self) -> Any:
+        value, self._at = self._decode(self._text, self._at)
+        # Halves of surrogate pairs are no text, and nothing here could store them.
+        json.dumps(value, ensure_ascii=False).encode()
+        self._skip_space()
+        return value
+
+    def end(self) -> None:
+        if self._at < len(self._text):
+            raise ValueError(f"end expected at {self._at}")
+
+
+async def _object(reader: _Reader) -> Body:
+    body: Body = {}
+    reader.take("{")
+    is_over = reader.takes("}")
+    while not is_over:
+        if not reader.is_at('"'):
+            raise ValueError("a name expected")
+        name = reader.value()
+        reader.take(":")
+        body[name] = await _list(reader) if reader.is_at("[") else reader.value()
+        is_over = reader.takes("}")
+        if not is_over:
+            reader.take(",")
+    reader.end()
+    return body
+
+
+async def _list(reader: _Reader) -> list[Any]:
+    elements: list[Any] = []
+    reader.take("[")
+    is_over = reader.takes("]")
+    while not is_over:
+        elements.append(reader.value())
+        if len(elements) % ELEMENTS_PER_SLICE == 0:
+            await asyncio.sleep(0)
+        is_over = reader.takes("]")
+        if not is_over:
+            reader.take(",")
+    return elements

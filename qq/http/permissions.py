@@ -1,0 +1,149 @@
+"""Permissions and topic permissions.
+
+Lives here: their paths and statuses. Not here: what they permit (management/permitted.py and the broker).
+
+Law: only administrators see or change them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from qq.http.bodies import read_permissions, read_topic_permissions
+from qq.http.errors import bad_request, not_found
+from qq.http.login import ADMINISTRATORS, require
+from qq.http.requests import done, put_answer, read_body
+from qq.machine.commands import ClearPermissions, ClearTopicPermissions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.http.bodies import Body
+    from qq.http.view import Management
+    from qq.machine import access
+    from qq.machine.commands import Change
+
+
+class _Rows(ABC):
+    """What permissions and topic permissions have in common."""
+
+    def __init__(self, management: Management, name: str) -> None:
+        self._management = management
+        self._name = name
+
+    def routes(self) -> list[web.RouteDef]:
+        one = f"/api/{self._name}/{{vhost}}/{{user}}"
+        return [
+            web.get(f"/api/{self._name}", self.rows),
+            web.get(f"/api/vhosts/{{vhost}}/{self._name}", self.rows),
+            web.get(f"/api/users/{{user}}/{self._name}", self.rows),
+            web.get(one, self.one),
+            web.put(one, self.put),
+            web.delete(one, self.delete),
+        ]
+
+    @abstractmethod
+    def _all(self) -> Sequence[access.Permissions | access.TopicPermissions]: ...
+
+    async def rows(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        self._check(request)
+        return web.json_response([row._asdict() for row in self._matching(request)])
+
+    @abstractmethod
+    async def one(self, request: web.Request) -> web.Response: ...
+
+    @abstractmethod
+    def _read(self, user: str, vhost: str, body: Body) -> Change:
+        """The change that a PUT asks for. Raises Refusal."""
+
+    @abstractmethod
+    def _clearing(self, request: web.Request) -> Change:
+        """The change that a DELETE asks for. Raises Refusal."""
+
+    async def put(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        change = self._read(*self._named(request), await read_body(request))
+        is_new = not self._matching(request)
+        await self._management.change(change)
+        return put_answer(is_new=is_new)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        self._existing(request)
+        await self._management.change(self._clearing(request))
+        return done()
+
+    def _existing(self, request: web.Request) -> list[access.Permissions | access.TopicPermissions]:
+        """Those of what the path names; there are some. Raises Refusal."""
+        require(request, ADMINISTRATORS)
+        self._check(request)
+        rows = self._matching(request)
+        if not rows:
+            raise not_found()
+        return rows
+
+    def _matching(self, request: web.Request) -> list[access.Permissions | access.TopicPermissions]:
+        """Those of what the path names."""
+        named = request.match_info
+        return [row for row in self._all() if all(getattr(row, part) == name for part, name in named.items())]
+
+    def _check(self, request: web.Request) -> None:
+        """Raise Refusal unless what the path names is there."""
+        named = request.match_info
+        if "vhost" in named and not self._management.has_vhost(named["vhost"]):
+            raise not_found("vhost_not_found")
+        if "user" in named and named["user"] not in self._management.users():
+            raise not_found("user_not_found")
+
+    def _named(self, request: web.Request) -> tuple[str, str]:
+        """User and virtual host, for a change. Raises Refusal."""
+        vhost, user = request.match_info["vhost"], request.match_info["user"]
+        if not self._management.has_vhost(vhost) or user not in self._management.users():
+            raise bad_request("vhost_or_user_not_found")
+        return user, vhost
+
+
+class AllPermissions(_Rows):
+    """Of queues and exchanges."""
+
+    def __init__(self, management: Management) -> None:
+        super().__init__(management, "permissions")
+
+    def _all(self) -> Sequence[access.Permissions]:
+        return self._management.permissions()
+
+    async def one(self, request: web.Request) -> web.Response:
+        (row,) = self._existing(request)
+        return web.json_response(row._asdict())
+
+    def _read(self, user: str, vhost: str, body: Body) -> Change:
+        return read_permissions(user, vhost, body)
+
+    def _clearing(self, request: web.Request) -> Change:
+        return ClearPermissions(*self._named(request))
+
+
+class TopicPermissions(_Rows):
+    """Of routing keys; there may be several for a user in a virtual host."""
+
+    def __init__(self, management: Management) -> None:
+        super().__init__(management, "topic-permissions")
+
+    def routes(self) -> list[web.RouteDef]:
+        one = "/api/topic-permissions/{vhost}/{user}/{exchange}"
+        return [*super().routes(), web.get(one, self.one), web.delete(one, self.delete)]
+
+    def _all(self) -> Sequence[access.TopicPermissions]:
+        return self._management.topic_permissions()
+
+    async def one(self, request: web.Request) -> web.Response:
+        return web.json_response([row._asdict() for row in self._existing(request)])
+
+    def _read(self, user: str, vhost: str, body: Body) -> Change:
+        return read_topic_permissions(user, vhost, body)
+
+    def _clearing(self, request: web.Request) -> Change:
+        return ClearTopicPermissions(*self._named(request), request.match_info.get("exchange", ""))

@@ -1,0 +1,112 @@
+"""Policies, operator policies, and the parameters that there are.
+
+Lives here: their paths and statuses. Not here: which policies are valid (machine/policies.py).
+
+Law: what operators set binds those who make policies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from qq.http.bodies import put_policy, read_deduplication, read_policy
+from qq.http.documents import DEDUPLICATION, deduplication_document, policy_document
+from qq.http.errors import not_found
+from qq.http.login import ADMINISTRATORS, POLICYMAKER, require
+from qq.http.requests import done, named_vhost, put_answer, read_body, sees, vhost_if_named
+from qq.machine.commands import DeletePolicy, LimitPublishers
+
+if TYPE_CHECKING:
+    from qq.http.view import Management
+    from qq.machine.policies import Policy
+
+POLICYMAKERS = ADMINISTRATORS | {POLICYMAKER}
+
+
+class Policies:
+    """`operator`: of operators, else of users."""
+
+    def __init__(self, management: Management, *, operator: bool) -> None:
+        self._management = management
+        self._operator = operator
+
+    def routes(self) -> list[web.RouteDef]:
+        base = "/api/operator-policies" if self._operator else "/api/policies"
+        return [
+            web.get(base, self.policies),
+            web.get(f"{base}/{{vhost}}", self.policies),
+            web.get(f"{base}/{{vhost}}/{{name}}", self.policy),
+            web.put(f"{base}/{{vhost}}/{{name}}", self.put),
+            web.delete(f"{base}/{{vhost}}/{{name}}", self.delete),
+        ]
+
+    async def policies(self, request: web.Request) -> web.Response:
+        vhost, is_seen = vhost_if_named(request, self._management), sees(request, self._management)
+        policies = self._management.policies(vhost, operator=self._operator)
+        return web.json_response([policy_document(*each) for each in policies if is_seen(each[0])])
+
+    async def policy(self, request: web.Request) -> web.Response:
+        vhost = named_vhost(request, self._management)
+        policy = self._find(vhost, request.match_info["name"])
+        if policy is None:
+            raise not_found()
+        return web.json_response(policy_document(vhost, policy))
+
+    async def put(self, request: web.Request) -> web.Response:
+        self._require_author(request)
+        vhost, name = named_vhost(request, self._management), request.match_info["name"]
+        policy = read_policy(name, await read_body(request), operator=self._operator)
+        is_new = self._find(vhost, name) is None
+        await self._management.change(put_policy(vhost, policy))
+        return put_answer(is_new=is_new)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        self._require_author(request)
+        vhost, name = named_vhost(request, self._management), request.match_info["name"]
+        is_there = self._find(vhost, name) is not None
+        await self._management.change(DeletePolicy(vhost, name, self._operator))
+        if not is_there:
+            raise not_found()
+        return done()
+
+    def _find(self, vhost: str, name: str) -> Policy | None:
+        policies = self._management.policies(vhost, operator=self._operator)
+        return next((policy for _, policy in policies if policy.name == name), None)
+
+    def _require_author(self, request: web.Request) -> None:
+        require(request, ADMINISTRATORS if self._operator else POLICYMAKERS)
+
+
+class Parameters:
+    """There is one: the bounds of deduplication."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/global-parameters", self.parameters),
+            web.get("/api/global-parameters/{name}", self.parameter),
+            web.put("/api/global-parameters/{name}", self.put),
+        ]
+
+    async def parameters(self, _request: web.Request) -> web.Response:
+        return web.json_response([deduplication_document(self._management.deduplication())])
+
+    async def parameter(self, request: web.Request) -> web.Response:
+        _check_name(request)
+        return web.json_response(deduplication_document(self._management.deduplication()))
+
+    async def put(self, request: web.Request) -> web.Response:
+        require(request, POLICYMAKERS)
+        _check_name(request)
+        bounds = read_deduplication(await read_body(request), self._management.deduplication())
+        await self._management.change(LimitPublishers(*bounds))
+        return done()
+
+
+def _check_name(request: web.Request) -> None:
+    if request.match_info["name"] != DEDUPLICATION:
+        raise not_found()

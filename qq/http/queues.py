@@ -1,0 +1,148 @@
+"""Queues, their consumers and their messages.
+
+Lives here: their paths, parameters and statuses. Not here: how messages are read (broker/browse.py), what is got and
+given back (management/sessions.py).
+
+Law: what changes a queue is done as a client of the same user would do it, and needs the same permissions. So does
+what shows messages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from qq.http.bodies import read_get, read_queue
+from qq.http.documents import (
+    binding_document,
+    browsed_document,
+    consumer_document,
+    got_document,
+    queue_document,
+)
+from qq.http.errors import bad_request, not_found
+from qq.http.login import login_of
+from qq.http.requests import (
+    check_permitted,
+    declare,
+    done,
+    is_asked,
+    named_vhost,
+    number,
+    put_answer,
+    read_body,
+    sees,
+    vhost_if_named,
+    write_list,
+)
+from qq.machine.commands import DeleteQueue, Get, PurgeQueue
+
+if TYPE_CHECKING:
+    from qq.http.view import Management
+
+BROWSE_COUNT = 50
+BROWSE_COUNT_MAX = 1000
+BROWSE_BYTES_MAX = 1024 * 1024
+"""Of all bodies of an answer; of a single larger body so much is shown."""
+OFFSET_MAX = 10**18
+
+_QUEUE = "/api/queues/{vhost}/{name}"
+
+
+class Queues:
+    """The handlers."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/queues", self.queues),
+            web.get("/api/queues/{vhost}", self.queues),
+            web.get(_QUEUE, self.queue),
+            web.put(_QUEUE, self.put),
+            web.delete(_QUEUE, self.delete),
+            web.get(f"{_QUEUE}/bindings", self.bindings),
+            web.get(f"{_QUEUE}/browse", self.browse),
+            web.delete(f"{_QUEUE}/contents", self.purge),
+            web.post(f"{_QUEUE}/get", self.get),
+            web.get("/api/consumers", self.consumers),
+            web.get("/api/consumers/{vhost}", self.consumers),
+        ]
+
+    async def queues(self, request: web.Request) -> web.StreamResponse:
+        vhost, is_seen = vhost_if_named(request, self._management), sees(request, self._management)
+        queues = self._management.queues(vhost)
+        return await write_list(request, (queue_document(each) for each in queues if is_seen(each.vhost)))
+
+    async def queue(self, request: web.Request) -> web.Response:
+        vhost = named_vhost(request, self._management)
+        queue = self._management.queue(vhost, request.match_info["name"])
+        if queue is None:
+            raise not_found()
+        return web.json_response(queue_document(queue))
+
+    async def put(self, request: web.Request) -> web.Response:
+        vhost, name = named_vhost(request, self._management), request.match_info["name"]
+        command = read_queue(name, await read_body(request, optional=True))
+        is_new = self._management.queue(vhost, name) is None
+        await declare(request, self._management, vhost, command)
+        return put_answer(is_new=is_new)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        vhost, name = self._existing(request)
+        command = DeleteQueue(0, 0, name, is_asked(request, "if-unused"), is_asked(request, "if-empty"))
+        await declare(request, self._management, vhost, command)
+        return done()
+
+    async def purge(self, request: web.Request) -> web.Response:
+        vhost, name = self._existing(request)
+        await declare(request, self._management, vhost, PurgeQueue(0, 0, name))
+        return done()
+
+    async def bindings(self, request: web.Request) -> web.StreamResponse:
+        vhost, name = self._existing(request)
+        found = self._management.bindings(vhost, destination=("queue", name))
+        return await write_list(request, map(binding_document, found))
+
+    async def browse(self, request: web.Request) -> web.StreamResponse:
+        vhost, name = self._existing(request)
+        offset = number(request, "offset", 0, OFFSET_MAX)
+        count = number(request, "count", BROWSE_COUNT, BROWSE_COUNT_MAX)
+        truncate = number(request, "truncate", BROWSE_BYTES_MAX, BROWSE_BYTES_MAX)
+        encoding = request.query.get("encoding", "auto")
+        if encoding not in ("auto", "base64"):
+            raise bad_request("Unsupported encoding. Please use auto or base64.")
+        await self._check_reader(request, vhost, name)
+        messages = await self._management.browse(vhost, name, offset, count, BROWSE_BYTES_MAX)
+        if messages is None:
+            raise not_found()
+        as_base64 = encoding == "base64"
+        documents = (browsed_document(each, as_base64=as_base64, truncate=truncate) for each in messages)
+        return await write_list(request, documents)
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        vhost, name = self._existing(request)
+        count, ack_mode, as_base64, truncate = read_get(await read_body(request))
+        await self._check_reader(request, vhost, name)
+        messages = await self._management.get(vhost, name, login_of(request).user, count, ack_mode)
+        documents = (got_document(each, as_base64=as_base64, truncate=truncate) for each in messages)
+        return await write_list(request, documents)
+
+    async def consumers(self, request: web.Request) -> web.StreamResponse:
+        vhost, is_seen = vhost_if_named(request, self._management), sees(request, self._management)
+        consumers = self._management.consumers(vhost)
+        return await write_list(
+            request, (consumer_document(each) for each in consumers if is_seen(each.queue["vhost"]))
+        )
+
+    async def _check_reader(self, request: web.Request, vhost: str, name: str) -> None:
+        await check_permitted(request, self._management, vhost, Get(0, 0, 0, 0, name, False, 0))
+
+    def _existing(self, request: web.Request) -> tuple[str, str]:
+        """Virtual host and name of a queue that is there. Raises Refusal."""
+        vhost, name = named_vhost(request, self._management), request.match_info["name"]
+        if self._management.queue(vhost, name) is None:
+            raise not_found()
+        return vhost, name

@@ -1,0 +1,152 @@
+"""What all handlers of the API do with a request: names in its path, numbers in its query, its body, lists as answers.
+
+Lives here: that, and which virtual hosts the one who asks sees. Not here: who that is (login.py), what a body means
+(bodies.py).
+
+Law: a virtual host that somebody may not see is, to them, not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import hdrs, web
+
+from qq.http.bodies import read_object
+from qq.http.errors import bad_request, not_found
+from qq.http.login import ADMINISTRATORS, login_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from qq.http.view import Declaration, Management
+    from qq.machine.commands import Get
+
+DOCUMENTS_PER_SLICE = 50
+"""Some milliseconds of encoding, then other tasks run."""
+DIGITS_MAX = 19
+
+_JSON = {hdrs.CONTENT_TYPE: "application/json; charset=utf-8"}
+
+
+# --- who sees what
+
+
+def sees(
+    request: web.Request, management: Management, all_seeing: Collection[str] = ADMINISTRATORS
+) -> Callable[[str], bool]:
+    """Tell of a virtual host whether the one who asks sees what is in it: who has such a tag does, or permissions."""
+    login = login_of(request)
+    if login.has_one_of(all_seeing):
+        return management.has_vhost
+    mine = frozenset(row.vhost for row in management.permissions() if row.user == login.user)
+    return mine.__contains__
+
+
+def named_vhost(
+    request: web.Request, management: Management, all_seeing: Collection[str] = ADMINISTRATORS
+) -> str:
+    """The virtual host that the path names. Raises Refusal."""
+    vhost = request.match_info["vhost"]
+    if not management.has_vhost(vhost) or not sees(request, management, all_seeing)(vhost):
+        raise not_found("vhost_not_found")
+    return vhost
+
+
+def vhost_if_named(
+    request: web.Request, management: Management, all_seeing: Collection[str] = ADMINISTRATORS
+) -> str | None:
+    """The virtual host that the path names; None if it names none. Raises Refusal."""
+    return named_vhost(request, management, all_seeing) if "vhost" in request.match_info else None
+
+
+# --- what is asked
+
+
+def number(request: web.Request, name: str, default: int, highest: int) -> int:
+    """Of the query. Raises Refusal."""
+    text = request.query.get(name, str(default))
+    if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX and int(text) <= highest:
+        return int(text)
+    raise bad_request(f"{name} must be a whole number from 0 to {highest}")
+
+
+def is_asked(request: web.Request, name: str) -> bool:
+    """Of the query: whether it says that this is true."""
+    return request.query.get(name) == "true"
+
+
+async def read_body(request: web.Request, *, optional: bool = False) -> dict[str, Any]:
+    """The object that a request brings; if it is `optional`, none is an empty one. Raises Refusal."""
+    raw = await request.read()
+    return {} if optional and not raw else read_object(raw)
+
+
+# --- what is answered
+
+
+def put_answer(*, is_new: bool) -> web.Response:
+    """Of a PUT that was carried out."""
+    return web.Response(status=HTTPStatus.CREATED if is_new else HTTPStatus.NO_CONTENT)
+
+
+def done() -> web.Response:
+    """There is nothing to tell."""
+    return web.Response(status=HTTPStatus.NO_CONTENT)
+
+
+async def write_list(request: web.Request, documents: Iterable[Mapping[str, Any]]) -> web.StreamResponse:
+    """Answer with a list, in slices: other tasks run between them."""
+    response = web.StreamResponse(headers=_JSON)
+    await response.prepare(request)
+    await _write_list(response, documents)
+    await response.write_eof()
+    return response
+
+
+async def write_object(
+    request: web.Request, plain: Mapping[str, Any], lists: Mapping[str, Iterable[Mapping[str, Any]]]
+) -> web.StreamResponse:
+    """Answer with an object: what is small in it, and lists that may be long, in slices."""
+    response = web.StreamResponse(headers=_JSON)
+    await response.prepare(request)
+    separator = json.dumps(plain)[:-1] + (", " if plain else "")
+    for name, documents in lists.items():
+        await response.write(f"{separator}{json.dumps(name)}: ".encode())
+        await _write_list(response, documents)
+        separator = ", "
+    await response.write_eof(b"}")
+    return response
+
+
+async def _write_list(response: web.StreamResponse, documents: Iterable[Mapping[str, Any]]) -> None:
+    separator, following = "[", iter(documents)
+    while part := _slice(following):
+        await response.write((separator + json.dumps(part)[1:-1]).encode())
+        separator = ","
+        await asyncio.sleep(0)
+    await response.write(b"[]" if separator == "[" else b"]")
+
+
+def _slice(documents: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return list(islice(documents, DOCUMENTS_PER_SLICE))
+
+
+# --- what is done as a client would do it
+
+
+async def check_permitted(
+    request: web.Request, management: Management, vhost: str, command: Declaration | Get
+) -> None:
+    """Raise Refused unless a client of the same user might do this."""
+    await management.check_permitted(login_of(request).user, command, vhost)
+
+
+async def declare(request: web.Request, management: Management, vhost: str, declaration: Declaration) -> None:
+    """Have it done, if a client of the same user might do it. Raises Refused."""
+    await check_permitted(request, management, vhost, declaration)
+    await management.declare(vhost, login_of(request).user, [declaration])

@@ -1,0 +1,175 @@
+"""Exchanges and bindings.
+
+Lives here: their paths and statuses. Not here: queues (queues.py), what an exchange routes (qq/routing).
+
+Law: what changes one is done as a client of the same user would do it, and needs the same permissions.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from aiohttp import hdrs, web
+
+from qq.http.bodies import read_binding, read_exchange
+from qq.http.documents import binding_document, exchange_document
+from qq.http.errors import not_found
+from qq.http.requests import (
+    declare,
+    done,
+    is_asked,
+    named_vhost,
+    put_answer,
+    read_body,
+    sees,
+    vhost_if_named,
+    write_list,
+)
+from qq.http.view import Unavailable
+from qq.machine.commands import DeleteExchange, UnbindExchange, UnbindQueue
+from qq.routing.exchanges import DEFAULT_EXCHANGE, DEFAULT_EXCHANGE_SHOWN
+
+if TYPE_CHECKING:
+    from qq.http.view import BindingStatus, ExchangeStatus, Management
+
+KINDS = {"q": "queue", "e": "exchange"}
+"""Of destinations, as paths call them."""
+
+_EXCHANGE = "/api/exchanges/{vhost}/{name}"
+_BINDINGS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
+
+
+class Exchanges:
+    """The handlers."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/exchanges", self.exchanges),
+            web.get("/api/exchanges/{vhost}", self.exchanges),
+            web.get(_EXCHANGE, self.exchange),
+            web.put(_EXCHANGE, self.put),
+            web.delete(_EXCHANGE, self.delete),
+        ]
+
+    async def exchanges(self, request: web.Request) -> web.StreamResponse:
+        vhost, is_seen = vhost_if_named(request, self._management), sees(request, self._management)
+        exchanges = self._management.exchanges(vhost)
+        return await write_list(
+            request, (exchange_document(each) for each in exchanges if is_seen(each.vhost))
+        )
+
+    async def exchange(self, request: web.Request) -> web.Response:
+        return web.json_response(exchange_document(self._existing(request)))
+
+    async def put(self, request: web.Request) -> web.Response:
+        vhost, name = named_vhost(request, self._management), _name(request, "name")
+        command = read_exchange(name, await read_body(request, optional=True))
+        is_new = self._find(vhost, name) is None
+        await declare(request, self._management, vhost, command)
+        return put_answer(is_new=is_new)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        exchange = self._existing(request)
+        command = DeleteExchange(0, exchange.name, is_asked(request, "if-unused"))
+        await declare(request, self._management, exchange.vhost, command)
+        return done()
+
+    def _existing(self, request: web.Request) -> ExchangeStatus:
+        """The exchange that the path names. Raises Refusal."""
+        exchange = self._find(named_vhost(request, self._management), _name(request, "name"))
+        if exchange is None:
+            raise not_found()
+        return exchange
+
+    def _find(self, vhost: str, name: str) -> ExchangeStatus | None:
+        return next(self._management.exchanges(vhost, name), None)
+
+
+class Bindings:
+    """The handlers."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/bindings", self.bindings),
+            web.get("/api/bindings/{vhost}", self.bindings),
+            web.get(f"{_EXCHANGE}/bindings/source", self.from_exchange),
+            web.get(f"{_EXCHANGE}/bindings/destination", self.to_exchange),
+            web.get(_BINDINGS, self.between),
+            web.post(_BINDINGS, self.post),
+            web.get(f"{_BINDINGS}/{{key}}", self.binding),
+            web.delete(f"{_BINDINGS}/{{key}}", self.delete),
+        ]
+
+    async def bindings(self, request: web.Request) -> web.StreamResponse:
+        return await self._write(request)
+
+    async def from_exchange(self, request: web.Request) -> web.StreamResponse:
+        return await self._write(request, source=_name(request, "name"))
+
+    async def to_exchange(self, request: web.Request) -> web.StreamResponse:
+        return await self._write(request, destination=("exchange", _name(request, "name")))
+
+    async def between(self, request: web.Request) -> web.StreamResponse:
+        source, destination = _ends(request)
+        return await self._write(request, source, destination)
+
+    async def _write(
+        self,
+        request: web.Request,
+        source: str | None = None,
+        destination: tuple[str, str] | None = None,
+    ) -> web.StreamResponse:
+        vhost, is_seen = vhost_if_named(request, self._management), sees(request, self._management)
+        bindings = self._management.bindings(vhost, source, destination)
+        return await write_list(request, (binding_document(each) for each in bindings if is_seen(each.vhost)))
+
+    async def post(self, request: web.Request) -> web.Response:
+        vhost, (source, (kind, name)) = named_vhost(request, self._management), _ends(request)
+        command = read_binding(source, name, kind, await read_body(request, optional=True))
+        await declare(request, self._management, vhost, command)
+        wanted = command.routing_key, command.arguments
+        for each in self._management.bindings(vhost, source, (kind, name)):
+            if (each.routing_key, each.arguments) == wanted:
+                location = f"{quote(name, safe='')}/{quote(each.properties_key, safe='')}"
+                return web.Response(status=HTTPStatus.CREATED, headers={hdrs.LOCATION: location})
+        raise Unavailable("the binding is not there: it was removed again")
+
+    async def binding(self, request: web.Request) -> web.Response:
+        return web.json_response(binding_document(self._existing(request)))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        binding = self._existing(request)
+        ends = binding.destination, binding.source, binding.routing_key, dict(binding.arguments)
+        is_queue = binding.destination_type == "queue"
+        command = UnbindQueue(0, 0, *ends) if is_queue else UnbindExchange(0, *ends)
+        await declare(request, self._management, binding.vhost, command)
+        return done()
+
+    def _existing(self, request: web.Request) -> BindingStatus:
+        """The binding that the path names. Raises Refusal."""
+        vhost, key = named_vhost(request, self._management), request.match_info["key"]
+        for binding in self._management.bindings(vhost, *_ends(request)):
+            if binding.properties_key == key:
+                return binding
+        raise not_found()
+
+
+def _name(request: web.Request, part: str) -> str:
+    """The name of an exchange in the path."""
+    name = request.match_info[part]
+    return DEFAULT_EXCHANGE if name == DEFAULT_EXCHANGE_SHOWN else name
+
+
+def _ends(request: web.Request) -> tuple[str, tuple[str, str]]:
+    """Of the path: the source, and the kind and the name of the destination."""
+    kind = KINDS[request.match_info["kind"]]
+    name = request.match_info["destination"] if kind == "queue" else _name(request, "destination")
+    return _name(request, "source"), (kind, name)

@@ -1,0 +1,139 @@
+"""Users, their limits, and who one is oneself.
+
+Lives here: their paths and statuses. Not here: what goes with a user (machine/operating.py), what users are permitted
+(permissions.py).
+
+Law: only administrators see other users, or change any. As in RabbitMQ an administrator may delete every user, the
+last administrator too; the node's configuration brings one back only if there is no user at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from qq.http.bodies import USER_LIMITS, check_limit, field, limits, read_limit, read_user
+from qq.http.documents import user_document, whoami_document
+from qq.http.errors import bad_request, not_found, unauthorized
+from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
+from qq.http.requests import done, put_answer, read_body
+from qq.machine.commands import DeleteUser, SetUserLimits
+
+if TYPE_CHECKING:
+    from qq.http.view import Management
+    from qq.machine.access import User
+    from qq.machine.commands import Change
+
+
+class Users:
+    """The handlers."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/whoami", self.whoami),
+            web.get("/api/users", self.users),
+            web.get("/api/users/without-permissions", self.without_permissions),
+            web.post("/api/users/bulk-delete", self.bulk_delete),
+            web.get("/api/users/{user}", self.user),
+            web.put("/api/users/{user}", self.put),
+            web.delete("/api/users/{user}", self.delete),
+            web.get("/api/user-limits", self.all_limits),
+            web.get("/api/user-limits/{user}", self.limits),
+            web.put("/api/user-limits/{user}/{name}", self.put_limit),
+            web.delete("/api/user-limits/{user}/{name}", self.delete_limit),
+        ]
+
+    async def whoami(self, request: web.Request) -> web.Response:
+        return web.json_response(whoami_document(login_of(request)))
+
+    # Users
+
+    async def users(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        return self._answer(list(self._management.users().values()))
+
+    async def without_permissions(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        permitted = {row.user for row in self._management.permissions()}
+        return self._answer(
+            [user for user in self._management.users().values() if user.name not in permitted]
+        )
+
+    def _answer(self, users: list[User]) -> web.Response:
+        limits = self._management.user_limits()
+        return web.json_response([user_document(user, limits.get(user.name, {})) for user in users])
+
+    async def user(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        user = self._management.users()[self._existing(request)]
+        return web.json_response(user_document(user, self._limits_of(user.name)))
+
+    async def put(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        name = request.match_info["user"]
+        body = await read_body(request)
+        changes: list[Change] = [read_user(name, body, self._management.hash)]
+        if body.get("limits") is not None:
+            changes.append(SetUserLimits(name, limits(body["limits"], USER_LIMITS)))
+        is_new = name not in self._management.users()
+        await self._management.change(*changes)
+        return put_answer(is_new=is_new)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        await self._management.change(DeleteUser(self._existing(request)))
+        return done()
+
+    async def bulk_delete(self, request: web.Request) -> web.Response:
+        """Those that are not there are gone already."""
+        require(request, ADMINISTRATORS)
+        names = field(await read_body(request), "users", list)
+        if not all(isinstance(name, str) for name in names):
+            raise bad_request("users should be a list of names")
+        await self._management.change(*map(DeleteUser, names))
+        return done()
+
+    # Limits
+
+    async def all_limits(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        return web.json_response(
+            [{"user": user, "value": dict(value)} for user, value in self._management.user_limits().items()]
+        )
+
+    async def limits(self, request: web.Request) -> web.Response:
+        login = login_of(request)
+        if not login.has_one_of(MONITORS) and login.user != request.match_info["user"]:
+            raise unauthorized("User not authorised to access object")
+        user = self._existing(request)
+        value = self._limits_of(user)
+        return web.json_response([{"user": user, "value": value}] if value else [])
+
+    async def put_limit(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        user, name = self._existing(request), request.match_info["name"]
+        check_limit(name, USER_LIMITS)
+        limits = {**self._limits_of(user), name: read_limit(await read_body(request))}
+        await self._management.change(SetUserLimits(user, limits))
+        return done()
+
+    async def delete_limit(self, request: web.Request) -> web.Response:
+        require(request, ADMINISTRATORS)
+        user, name = self._existing(request), request.match_info["name"]
+        limits = {each: limit for each, limit in self._limits_of(user).items() if each != name}
+        await self._management.change(SetUserLimits(user, limits))
+        return done()
+
+    def _limits_of(self, user: str) -> dict[str, int]:
+        return dict(self._management.user_limits().get(user, {}))
+
+    def _existing(self, request: web.Request) -> str:
+        """The user that the path names. Raises Refusal."""
+        user = request.match_info["user"]
+        if user not in self._management.users():
+            raise not_found("user_not_found")
+        return user

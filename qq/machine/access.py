@@ -1,0 +1,126 @@
+"""Who may do what: users, what they are permitted in which virtual host, how much they may have open.
+
+Lives here: the facts. Not here: what a permission means for a method (the node asks before it submits a command),
+passwords (broker/broker.py), who is connected (catalog.py).
+
+Law: `revision` goes up with whatever could alter an answer, so that others may remember answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from qq.machine.commands import Table
+
+
+class User(NamedTuple):
+    name: str
+    salt: bytes
+    hash: bytes
+    tags: list[str]
+
+
+class Permissions(NamedTuple):
+    """What a user may do in a virtual host: patterns of the names of queues and exchanges."""
+
+    user: str
+    vhost: str
+    configure: str
+    write: str
+    read: str
+
+
+class TopicPermissions(NamedTuple):
+    """Which routing keys a user may use at an exchange: patterns."""
+
+    user: str
+    vhost: str
+    exchange: str
+    write: str
+    read: str
+
+
+class Access:
+    """Readers may look at the public maps; only the methods change them."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.users: dict[str, User] = {}
+        self.limits: dict[str, Table] = {}
+        """By user, if there are any."""
+        self._permissions: dict[tuple[str, str], Permissions] = {}
+        self._topic_permissions: dict[tuple[str, str, str], TopicPermissions] = {}
+
+    # What is asked
+
+    def permissions(self, user: str, vhost: str) -> Permissions | None:
+        """What the user may do there; None is to have no access at all."""
+        return self._permissions.get((user, vhost))
+
+    def topic_permissions(self, user: str, vhost: str, exchange: str) -> TopicPermissions | None:
+        """The restriction of routing keys; None is to have none."""
+        return self._topic_permissions.get((user, vhost, exchange))
+
+    @property
+    def all_permissions(self) -> Mapping[tuple[str, str], Permissions]:
+        """By user and virtual host."""
+        return self._permissions
+
+    @property
+    def all_topic_permissions(self) -> Mapping[tuple[str, str, str], TopicPermissions]:
+        """By user, virtual host and exchange."""
+        return self._topic_permissions
+
+    # Changes
+
+    def put_user(self, user: User) -> None:
+        self.users[user.name] = user
+        self.revision += 1
+
+    def delete_user(self, name: str) -> None:
+        del self.users[name]
+        self.limits.pop(name, None)
+        self._forget(_USER, name)
+
+    def set_limits(self, user: str, limits: Table) -> None:
+        if limits:
+            self.limits[user] = limits
+        else:
+            self.limits.pop(user, None)
+
+    def set_permissions(self, permissions: Permissions) -> None:
+        self._permissions[permissions.user, permissions.vhost] = permissions
+        self.revision += 1
+
+    def clear_permissions(self, user: str, vhost: str) -> None:
+        self._permissions.pop((user, vhost), None)
+        self.revision += 1
+
+    def set_topic_permissions(self, permissions: TopicPermissions) -> None:
+        self._topic_permissions[permissions[:3]] = permissions
+        self.revision += 1
+
+    def clear_topic_permissions(self, user: str, vhost: str, exchange: str) -> None:
+        """Of all exchanges if the name is empty."""
+        for key in [key for key in self._topic_permissions if key[:2] == (user, vhost)]:
+            if exchange in ("", key[2]):
+                del self._topic_permissions[key]
+        self.revision += 1
+
+    def forget_vhost(self, vhost: str) -> None:
+        """Nobody is permitted anything there any more."""
+        self._forget(_VHOST, vhost)
+
+    def _forget(self, position: int, name: str) -> None:
+        """Every permission with this name at this position of its key."""
+        for key in [key for key in self._permissions if key[position] == name]:
+            del self._permissions[key]
+        for key in [key for key in self._topic_permissions if key[position] == name]:
+            del self._topic_permissions[key]
+        self.revision += 1
+
+
+_USER, _VHOST = 0, 1

@@ -1,0 +1,59 @@
+"""Connections and channels: how they open, and what goes with them.
+
+Lives here: their commands. Not here: who may connect (catalog.py), what a channel does (publishing.py, consuming.py,
+declaring.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qq.machine.effects import Connected
+from qq.machine.errors import Refused, internal_error
+
+if TYPE_CHECKING:
+    from qq.machine.commands import CloseConnection, Connect, ConnectionDown, OpenChannel, SessionDown
+    from qq.machine.core import Core
+
+
+class Connecting:
+    """Carries out the commands that open and close."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def connect(self, command: Connect) -> Connected:
+        core = self._core
+        core.catalog.connect(core.origin, *command)
+        return Connected()
+
+    def open_channel(self, command: OpenChannel) -> None:
+        """Without an answer: the client has it already, and what it does next comes behind this."""
+        core = self._core
+        if core.has_failed(command.session):
+            return
+        try:
+            if (core.origin, command.session) in core.sessions:
+                raise internal_error(f"session {command.session} of node {core.origin} is there already")
+            connection = core.catalog.open_channel(core.origin, command.connection)
+        except Refused as refused:
+            core.fail(command, refused)
+            return
+        session = core.session(core.origin, command.session)
+        session.vhost, session.user = connection.vhost, connection.user
+
+    def session_down(self, command: SessionDown) -> None:
+        self._core.end_session(command.session)
+
+    def connection_down(self, command: ConnectionDown) -> None:
+        core = self._core
+        core.end_session(command.connection)
+        core.catalog.disconnect(core.origin, command.connection)
+        for vhost in core.catalog.vhosts.values():
+            for queue in vhost.owned_queues((core.origin, command.connection)):
+                core.remove_queue(queue)
+
+    def close_connection(self, command: CloseConnection) -> None:
+        connection = self._core.catalog.connections.get((command.node, command.connection))
+        if connection is not None:
+            self._core.close(connection, command.reason)

@@ -1,0 +1,130 @@
+"""What operators do: virtual hosts, users, permissions, limits, policies.
+
+Lives here: their commands. Not here: what follows from limits and policies (catalog.py, policies.py), what from
+permissions (the node asks before it submits a command).
+
+Law: what is asked of something that is not there has no effect; who asks looks first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qq.machine.access import Permissions, TopicPermissions, User
+from qq.machine.policies import policy_of
+from qq.machine.vhost import deleted
+
+if TYPE_CHECKING:
+    from qq.machine.commands import (
+        ClearPermissions,
+        ClearTopicPermissions,
+        DeletePolicy,
+        DeleteUser,
+        DeleteVhost,
+        LimitPublishers,
+        PutPolicy,
+        PutUser,
+        PutVhost,
+        SetPermissions,
+        SetTopicPermissions,
+        SetUserLimits,
+        SetVhostLimits,
+    )
+    from qq.machine.core import Core
+    from qq.machine.vhost import VirtualHost
+
+
+class Operating:
+    """Carries out the commands that no client's channel gives."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    # Virtual hosts
+
+    def put_vhost(self, command: PutVhost) -> None:
+        name, description, tags, default_queue_type = command
+        self._core.catalog.put_vhost(name).describe(description, tags, default_queue_type)
+
+    def delete_vhost(self, command: DeleteVhost) -> None:
+        core = self._core
+        vhost = core.catalog.vhosts.get(command.name)
+        if vhost is None:
+            return
+        for queue in list(vhost.queues.values()):
+            core.remove_queue(queue)
+        core.catalog.delete_vhost(vhost)
+        for connection in core.catalog.connections.values():
+            if connection.vhost is vhost:
+                core.close(connection, deleted(vhost.name))
+
+    def set_vhost_limits(self, command: SetVhostLimits) -> None:
+        vhost = self._core.catalog.vhosts.get(command.vhost)
+        if vhost is not None:
+            vhost.set_limits(command.limits)
+
+    # Users
+
+    def put_user(self, command: PutUser) -> None:
+        self._core.catalog.access.put_user(User(*command))
+
+    def delete_user(self, command: DeleteUser) -> None:
+        core, name = self._core, command.name
+        if name not in core.catalog.access.users:
+            return
+        core.catalog.access.delete_user(name)
+        for connection in core.catalog.connections.values():
+            if connection.user == name:
+                core.close(connection, f"user '{name}' is deleted")
+
+    def set_user_limits(self, command: SetUserLimits) -> None:
+        access = self._core.catalog.access
+        if command.user in access.users:
+            access.set_limits(command.user, command.limits)
+
+    # Permissions
+
+    def set_permissions(self, command: SetPermissions) -> None:
+        if self._are_there(command.user, command.vhost):
+            self._core.catalog.access.set_permissions(Permissions(*command))
+
+    def clear_permissions(self, command: ClearPermissions) -> None:
+        self._core.catalog.access.clear_permissions(*command)
+
+    def set_topic_permissions(self, command: SetTopicPermissions) -> None:
+        if self._are_there(command.user, command.vhost):
+            self._core.catalog.access.set_topic_permissions(TopicPermissions(*command))
+
+    def clear_topic_permissions(self, command: ClearTopicPermissions) -> None:
+        self._core.catalog.access.clear_topic_permissions(*command)
+
+    def _are_there(self, user: str, vhost: str) -> bool:
+        catalog = self._core.catalog
+        return user in catalog.access.users and vhost in catalog.vhosts
+
+    # Policies
+
+    def put_policy(self, command: PutPolicy) -> None:
+        vhost = self._core.catalog.vhosts.get(command.vhost)
+        if vhost is not None and vhost.put_policy(policy_of(command)):
+            self._settings_changed(vhost)
+
+    def delete_policy(self, command: DeletePolicy) -> None:
+        vhost = self._core.catalog.vhosts.get(command.vhost)
+        if vhost is not None:
+            vhost.delete_policy(command.name, operator=command.operator)
+            self._settings_changed(vhost)
+
+    def _settings_changed(self, vhost: VirtualHost) -> None:
+        """Policies hold at once: limits are enforced and timers set anew."""
+        core = self._core
+        for queue in vhost.queues.values():
+            core.touch(queue)
+            for consumer in queue.holders:
+                core.consumer_timers.set(consumer, None)
+                core.watch(consumer)
+
+    # Publishers
+
+    def limit_publishers(self, command: LimitPublishers) -> None:
+        self._core.catalog.limit_publishers(command.count, command.age_ms)

@@ -1,0 +1,34 @@
+"""Direct reply-to: names that lead to a channel and not to a queue (https://www.rabbitmq.com/docs/direct-reply-to).
+
+A client consumes from a pseudo-queue, and the requests that it publishes then carry a name of its own. Who answers
+publishes to that name by the default exchange.
+
+Lives here: those names. Not here: drawing them and putting them into requests (broker/channel.py, amqp/properties.py),
+what they are to the commands (consuming.py, declaring.py, publishing.py).
+
+Law: nothing waits. A reply is an effect of the entry that brings it, and no part of the state: at most once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+REPLY_TO = "amq.rabbitmq.reply-to"
+"""The pseudo-queue, and what a client writes into the property `reply-to` of its requests."""
+REPLY_PREFIX = f"{REPLY_TO}."
+"""Of what the node makes of that: behind it come 16 random octets in base64."""
+_NAME_LENGTH = len(REPLY_PREFIX) + 22
+
+
+class Requester(NamedTuple):
+    """A channel's consumer of direct replies."""
+
+    node: str
+    session: int
+    consumer: int
+    name: str
+
+
+def is_reply_name(name: str) -> bool:
+    """Whether a node may have drawn this name for a requester, who may be gone."""
+    return len(name) == _NAME_LENGTH and name.startswith(REPLY_PREFIX)

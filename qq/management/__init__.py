@@ -1,0 +1,29 @@
+"""What operators see of the broker and have it do: the broker behind the HTTP interface.
+
+Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py), and how a
+change gets into the log (changes.py, sessions.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine).
+
+Law: only looks at the machine; what is to be changed goes through the log, like everything else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qq.management.catalog import Catalog
+from qq.management.changes import Changes
+from qq.management.queues import Queues
+
+if TYPE_CHECKING:
+    from cluster.group import Group
+    from cluster.ports import Runtime
+    from qq.broker.broker import Broker
+
+
+class Management(Queues, Catalog, Changes):
+    """Implements `qq.http.view.Management`."""
+
+    def __init__(self, broker: Broker, group: Group, runtime: Runtime) -> None:
+        Queues.__init__(self, broker, group, runtime)
+        Catalog.__init__(self, broker)
+        Changes.__init__(self, broker)

@@ -1,0 +1,204 @@
+"""What operators see besides queues: virtual hosts, users, permissions, policies, exchanges, bindings, connections.
+
+Lives here: which of the machine's state is shown under which of RabbitMQ's names. Not here: queues (queues.py), what
+changes something (changes.py, sessions.py).
+
+Law: only looks at the machine.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from hashlib import blake2b
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote_plus
+
+from qq.http.view import (
+    BindingStatus,
+    ConnectionStatus,
+    Deduplication,
+    ExchangeStatus,
+    Product,
+    VhostStatus,
+)
+from qq.machine.commands import DeclareExchange, DeclareQueue
+from qq.machine.vhost import binding_arguments
+from qq.routing.exchanges import DEFAULT_EXCHANGE
+from qq.routing.routers import Destination, DestinationKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from qq.broker.broker import Broker
+    from qq.http.view import Declaration
+    from qq.machine.access import Permissions, TopicPermissions, User
+    from qq.machine.catalog import Connection
+    from qq.machine.machine import QueueMachine
+    from qq.machine.policies import Policy
+    from qq.machine.vhost import VirtualHost
+    from qq.routing.routers import Binding
+
+T = TypeVar("T")
+
+_KINDS = {"queue": DestinationKind.QUEUE, "exchange": DestinationKind.EXCHANGE}
+
+HASH_BYTES = 16
+"""Of a binding's arguments: enough for its name."""
+
+
+class Catalog:
+    """The part of `qq.http.view.Management` that is of everything but queues."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @property
+    def _machine(self) -> QueueMachine:
+        return self._broker.machine
+
+    def product(self) -> Product:
+        settings = self._broker.settings
+        return Product(settings.product, settings.version, settings.cluster_name)
+
+    # Virtual hosts and who may use them
+
+    def has_vhost(self, name: str) -> bool:
+        return name in self._machine.vhosts
+
+    def vhosts(self) -> Sequence[VhostStatus]:
+        return [
+            VhostStatus(
+                vhost.name,
+                vhost.description,
+                list(vhost.tags),
+                vhost.default_queue_type,
+                dict(vhost.limits),
+            )
+            for _, vhost in sorted(self._machine.vhosts.items())
+        ]
+
+    def users(self) -> Mapping[str, User]:
+        return dict(sorted(self._machine.users.items()))
+
+    def user_limits(self) -> Mapping[str, Mapping[str, int]]:
+        return dict(sorted(self._machine.catalog.access.limits.items()))
+
+    def permissions(self) -> Sequence[Permissions]:
+        return sorted(self._machine.catalog.access.all_permissions.values())
+
+    def topic_permissions(self) -> Sequence[TopicPermissions]:
+        return sorted(self._machine.catalog.access.all_topic_permissions.values())
+
+    # What is in virtual hosts
+
+    def policies(self, vhost: str | None, *, operator: bool) -> Sequence[tuple[str, Policy]]:
+        return [
+            (known.name, policy)
+            for known in self._vhosts(vhost)
+            for policy in known.policies.rows()
+            if policy.operator == operator
+        ]
+
+    def is_declared(self, vhost: str, declaration: Declaration) -> bool:
+        known = self._machine.vhosts.get(vhost)
+        match declaration:
+            case DeclareQueue() if known is not None:
+                return declaration.name in known.queues
+            case DeclareExchange() if known is not None:
+                return declaration.name in known.exchanges
+            case _:
+                return False
+
+    def exchanges(self, vhost: str | None, name: str | None = None) -> Iterator[ExchangeStatus]:
+        for known in self._vhosts(vhost):
+            for exchange in _of(known.exchanges, name):
+                policy, _ = known.policies.match_exchange(exchange.name)
+                yield ExchangeStatus(
+                    name=exchange.name,
+                    vhost=known.name,
+                    type=exchange.type,
+                    durable=exchange.durable,
+                    auto_delete=exchange.auto_delete,
+                    internal=exchange.internal,
+                    arguments=exchange.arguments,
+                    policy=policy.name if policy else None,
+                )
+
+    def bindings(
+        self,
+        vhost: str | None,
+        source: str | None = None,
+        destination: tuple[str, str] | None = None,
+    ) -> Iterator[BindingStatus]:
+        kind, name = destination or (None, None)
+        end = None if kind is None or name is None else Destination(_KINDS[kind], name)
+        for known in self._vhosts(vhost):
+            if source in (None, DEFAULT_EXCHANGE) and kind in (None, "queue"):
+                for queue in _of(known.queues, name):
+                    yield _default_binding(known.name, queue.name)
+            # There may be very many, and what is not wanted has to cost little.
+            for binding in list(known.bindings):
+                if source in (None, binding.source) and end in (None, binding.destination):
+                    yield _binding_status(known.name, binding)
+
+    def _vhosts(self, name: str | None) -> list[VirtualHost]:
+        return [vhost for vhost in self._machine.vhosts.values() if name in (None, vhost.name)]
+
+    # Connections
+
+    def connections(self) -> Sequence[ConnectionStatus]:
+        rows = list(self._machine.catalog.connections.values())
+        return sorted(map(self._connection_status, rows), key=lambda status: (status.node, status.id))
+
+    def _connection_status(self, row: Connection) -> ConnectionStatus:
+        own = self._broker.connections.get(row.id) if row.node == self._broker.name else None
+        status = ConnectionStatus(
+            name=f"{row.node}:{row.id}",
+            node=row.node,
+            id=row.id,
+            vhost=row.vhost.name,
+            user=row.user,
+            state="closing" if row.closing else "running",
+            protocol="AMQP 0-9-1",
+            type="network",
+        )
+        if own is None:
+            return status
+        return status._replace(
+            name=own.name,
+            peer_host=own.peer_host,
+            peer_port=own.peer_port,
+            channels=own.channel_count,
+            client_properties=own.client_properties,
+        )
+
+    def deduplication(self) -> Deduplication:
+        return Deduplication(*self._machine.catalog.publishers_bounds)
+
+
+def _of(things: Mapping[str, T], name: str | None) -> list[T]:
+    """All, or those of this name."""
+    if name is None:
+        return list(things.values())
+    return [things[name]] if name in things else []
+
+
+def _default_binding(vhost: str, queue: str) -> BindingStatus:
+    """As every queue has one to the default exchange."""
+    return BindingStatus(DEFAULT_EXCHANGE, vhost, queue, "queue", queue, {}, _properties_key(queue, b""))
+
+
+def _binding_status(vhost: str, binding: Binding) -> BindingStatus:
+    source, destination, routing_key, arguments = binding
+    kind = "queue" if destination.kind is _KINDS["queue"] else "exchange"
+    key = _properties_key(routing_key, arguments)
+    return BindingStatus(source, vhost, destination.name, kind, routing_key, binding_arguments(binding), key)
+
+
+def _properties_key(routing_key: str, arguments: bytes) -> str:
+    """RabbitMQ's form (rabbit_mgmt_format:pack_binding_props), with a hash of our own."""
+    quoted = quote_plus(routing_key).replace("~", "%7E")
+    if not arguments:
+        return quoted or "~"
+    digest = blake2b(arguments, digest_size=HASH_BYTES).digest()
+    return f"{quoted}~{urlsafe_b64encode(digest).decode().rstrip('=')}"

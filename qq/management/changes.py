@@ -1,0 +1,128 @@
+"""What operators change: how it gets into the log, and what they are told of it.
+
+Lives here: waiting for the log, and whether a change is there then. Not here: what a change does
+(machine/operating.py), what is done as a client would do it (sessions.py).
+
+Law: whoever is told that something is done finds it done at this node. A password is hashed before it goes anywhere.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from qq.broker.access import Access, AccessRefused
+from qq.broker.login import SALT_BYTES, hash_password
+from qq.http.view import Refused, Unavailable
+from qq.machine import commands as c
+from qq.machine.access import Permissions, TopicPermissions, User
+from qq.machine.policies import policy_of
+from qq.management.permitted import check
+from qq.management.sessions import Session, until_applied
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.broker.broker import Broker
+    from qq.http.view import AckMode, Message
+    from qq.machine.catalog import Catalog
+    from qq.machine.commands import Change, Declaration
+
+DECLARATIONS_PER_BATCH = 100
+"""Some milliseconds of every node's time."""
+
+
+class Changes:
+    """The part of `qq.http.view.Management` that changes something."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def hash(self, password: str) -> tuple[bytes, bytes]:
+        salt = secrets.token_bytes(SALT_BYTES)
+        return salt, hash_password(salt, password.encode())
+
+    async def check_permitted(self, user: str, command: Declaration | c.Get, vhost: str) -> None:
+        """Raise Refused, or Unavailable: it is forbidden only if it still is when this node has caught up."""
+        access = Access(self._broker.machine, user, vhost)
+        try:
+            check(access, command)
+        except AccessRefused:
+            await until_applied(self._broker, [], lambda: None)
+            access.certain = True
+            try:
+                check(access, command)
+            except AccessRefused as refused:
+                raise Refused(refused.code, refused.text.partition(" - ")[2]) from None
+
+    async def change(self, *changes: Change) -> None:
+        """Have something changed. Raises Unavailable.
+
+        Also if it is not there then: the node may have to give up what it submitted.
+        """
+        catalog = self._broker.machine.catalog
+        is_there = await until_applied(
+            self._broker, changes, lambda: all(is_made(catalog, change) for change in changes)
+        )
+        if not is_there:
+            raise Unavailable(
+                "the change is not there: the node was away from its cluster, or it was changed again"
+            )
+
+    async def declare(self, vhost: str, user: str, declarations: Sequence[Declaration]) -> None:
+        async with Session(self._broker, vhost, user) as session:
+            for start in range(0, len(declarations), DECLARATIONS_PER_BATCH):
+                await session.ask(declarations[start : start + DECLARATIONS_PER_BATCH])
+
+    async def get(
+        self, vhost: str, queue: str, user: str, count: int, ack_mode: AckMode
+    ) -> Sequence[Message]:
+        async with Session(self._broker, vhost, user) as session:
+            return await session.get(queue, count, ack_mode)
+
+
+def is_made(catalog: Catalog, change: Change) -> bool:
+    """Whether things are as the change was to make them."""
+    access, vhosts = catalog.access, catalog.vhosts
+    match change:
+        case c.PutVhost(name):
+            vhost = vhosts.get(name)
+            return vhost is not None and change == c.PutVhost(
+                name, vhost.description, vhost.tags, vhost.default_queue_type
+            )
+        case c.DeleteVhost(name):
+            return name not in vhosts
+        case c.SetVhostLimits(name, limits):
+            return name in vhosts and vhosts[name].limits == limits
+        case c.PutUser(name):
+            return access.users.get(name) == User(*change)
+        case c.DeleteUser(name):
+            return name not in access.users
+        case c.SetUserLimits(user, limits):
+            return user in access.users and access.limits.get(user, {}) == limits
+        case c.SetPermissions(user, vhost):
+            return access.permissions(user, vhost) == Permissions(*change)
+        case c.ClearPermissions(user, vhost):
+            return access.permissions(user, vhost) is None
+        case c.SetTopicPermissions(user, vhost, exchange):
+            return access.topic_permissions(user, vhost, exchange) == TopicPermissions(*change)
+        case c.ClearTopicPermissions():
+            return not any(
+                key[:2] == change[:2] and change.exchange in ("", key[2])
+                for key in access.all_topic_permissions
+            )
+        case c.PutPolicy() | c.DeletePolicy():
+            return _is_policy_made(catalog, change)
+        case c.LimitPublishers():
+            return catalog.publishers_bounds == tuple(change)
+        case c.CloseConnection(node, number):
+            row = catalog.connections.get((node, number))
+            return row is None or bool(row.closing)
+
+
+def _is_policy_made(catalog: Catalog, change: c.PutPolicy | c.DeletePolicy) -> bool:
+    vhost = catalog.vhosts.get(change.vhost)
+    policies = [] if vhost is None else vhost.policies.rows()
+    if isinstance(change, c.DeletePolicy):
+        return (change.name, change.operator) not in [(row.name, row.operator) for row in policies]
+    return policy_of(change) in policies

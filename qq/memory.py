@@ -1,0 +1,53 @@
+"""How much memory this process has, and how much it may have.
+
+Lives here: asking the operating system. Not here: what is done about too much (cluster/group.py has publishers wait).
+Linux only, as the figures are.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_STATM = Path("/proc/self/statm")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now."""
+    return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+
+
+def available_bytes() -> int:
+    """Memory that this process may hold: the machine's, or less if its control group has a limit."""
+    return min([_PAGE_BYTES * os.sysconf("SC_PHYS_PAGES"), *group_limits(_OWN_GROUPS, _GROUPS)])
+
+
+def group_limits(own_groups: Path, groups: Path) -> list[int]:
+    """Limits of the control group of this process and of those around it, of version 1 and 2."""
+    try:
+        lines = own_groups.read_text().splitlines()
+    except OSError:
+        return []
+    limits: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            limits += _limits(groups, path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _limits(groups / "memory", path, "memory.limit_in_bytes")
+    return limits
+
+
+def _limits(root: Path, path: str, name: str) -> list[int]:
+    # In a container the path may be the host's: then only the root is there, and is the container's.
+    inner = root / path.lstrip("/")
+    limits: list[int] = []
+    for group in (inner, *(outer for outer in inner.parents if outer.is_relative_to(root))):
+        try:
+            limits.append(int((group / name).read_text()))
+        except (OSError, ValueError):  # there is none, or it is "max"
+            continue
+    return limits

@@ -1,0 +1,166 @@
+"""Exchanges that pick one of their destinations: by a hash, or as if by chance.
+
+Lives here: the hash functions, and the types of RabbitMQ's core and plugins that use them. They are not RabbitMQ's
+own, so a key may go to another queue than there.
+
+Law: integers only, and nothing that differs between processes or platforms: every node picks the same.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable, Sequence
+from hashlib import blake2b
+
+from qq.routing.content import Content, NeedsContent
+from qq.routing.routers import Arguments, Binding, InvalidBinding, InvalidExchange, Router
+from qq.routing.values import comparable, erlang_term
+
+HASH_PROPERTIES = ("correlation_id", "message_id", "timestamp")
+WEIGHT_MAX = 10_000
+"""rabbit_exchange_type_consistent_hash.erl, MAX_BINDING_WEIGHT."""
+
+_BITS = 64
+_MASK = 2**_BITS - 1
+_LOG_BITS = 24
+_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+
+
+class _OneOf(Router):
+    """One of the bindings, sorted: the one whose place is a number modulo how many there are."""
+
+    __slots__ = ("_bindings",)
+
+    def __init__(self, _arguments: Arguments) -> None:
+        self._bindings: list[Binding] = []
+
+    def bind(self, binding: Binding, _arguments: Arguments, /) -> None:
+        insort(self._bindings, binding)
+
+    def unbind(self, binding: Binding) -> None:
+        del self._bindings[bisect_left(self._bindings, binding)]
+
+    def match(self, routing_keys: Sequence[str], content: Content | None, /) -> Iterable[Binding]:
+        number = self._number(routing_keys, content)
+        return (self._bindings[number % len(self._bindings)],) if self._bindings else ()
+
+    @abstractmethod
+    def _number(self, routing_keys: Sequence[str], content: Content | None, /) -> int: ...
+
+
+class ModulusHash(_OneOf):
+    """The same routing keys go to the same destination, until a binding comes or goes."""
+
+    __slots__ = ()
+
+    def _number(self, routing_keys: Sequence[str], _content: Content | None, /) -> int:
+        return _hash(*routing_keys)
+
+
+class Random(_OneOf):
+    """Any destination, drawn from the message's number."""
+
+    __slots__ = ()
+
+    def _number(self, _routing_keys: Sequence[str], content: Content | None, /) -> int:
+        if content is None:
+            raise NeedsContent
+        return _hash(content.number)
+
+
+class ConsistentHash(Router):
+    """The same key goes to the same destination; a binding that comes or goes moves only its own share of the keys.
+
+    The key is the first routing key, or what the exchange's argument hash-header or hash-property names; all messages
+    without it go to one destination. The binding key is a weight: the destination's share of the keys. A destination
+    that is bound more than once has the greatest of its weights. (In RabbitMQ it has the first.)
+
+    This is weighted rendezvous hashing: a key and a destination make a number u between 0 and 1, and the destination
+    with the least -log(u) / weight has the key. Among those of one weight that is simply the greatest number.
+    """
+
+    __slots__ = ("_header", "_property", "_weights")
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._header = _name(arguments, "hash-header")
+        self._property = _name(arguments, "hash-property")
+        if self._header is not None and self._property is not None:
+            raise InvalidExchange("hash-header and hash-property are mutually exclusive")
+        if self._property is not None and self._property not in HASH_PROPERTIES:
+            raise InvalidExchange(f"Unsupported property: {self._property}")
+        self._weights: dict[int, dict[Binding, int]] = {}
+        """The bindings of each weight, with the hash of the destination, which is odd."""
+
+    def check(self, routing_key: str, _arguments: Arguments, /) -> None:
+        if not _INTEGER.fullmatch(routing_key):
+            raise InvalidBinding(f"The binding key must be an integer: {erlang_term(routing_key)}")
+        weight = int(routing_key)
+        if weight < 1:
+            raise InvalidBinding("The binding key must be greater than 0")
+        if weight > WEIGHT_MAX:
+            raise InvalidBinding(f"The binding key must not exceed {WEIGHT_MAX}")
+
+    def bind(self, binding: Binding, _arguments: Arguments, /) -> None:
+        kind, name = binding.destination
+        self._weights.setdefault(int(binding.routing_key), {})[binding] = _hash(int(kind), name) | 1
+
+    def unbind(self, binding: Binding) -> None:
+        weight = int(binding.routing_key)
+        del self._weights[weight][binding]
+        if not self._weights[weight]:
+            del self._weights[weight]
+
+    def match(self, routing_keys: Sequence[str], content: Content | None, /) -> Iterable[Binding]:
+        # Odd numbers, so that their product is never 0, which has no logarithm.
+        key = _hash(self._key(routing_keys, content)) | 1
+        greatest = [
+            (weight, *max((key * destination & _MASK, binding) for binding, destination in group.items()))
+            for weight, group in self._weights.items()
+        ]
+        if len(greatest) > 1:
+            greatest = [min(greatest, key=_weighed)]
+        return [binding for _, _, binding in greatest]
+
+    def _key(self, routing_keys: Sequence[str], content: Content | None) -> Hashable:
+        if self._header is None and self._property is None:
+            return routing_keys[0]
+        if content is None:
+            raise NeedsContent
+        if self._property is not None:
+            return content.properties.get(self._property)
+        return comparable(content.headers.get(str(self._header)))
+
+
+def _name(arguments: Arguments, argument: str) -> str | None:
+    name = arguments.get(argument)
+    if argument in arguments and not isinstance(name, str):
+        raise InvalidExchange(f"Invalid argument, '{argument}' must be a string")
+    return name if isinstance(name, str) else None
+
+
+def _weighed(greatest: tuple[int, int, Binding]) -> tuple[int, Binding]:
+    weight, number, binding = greatest
+    return (((_BITS << _LOG_BITS) - _log2(number)) << _LOG_BITS) // weight, binding
+
+
+def _log2(number: int) -> int:
+    """The logarithm of a number of at most 64 bits, in units of 2**-24 and right to one of them.
+
+    Digit by digit, because a platform's own logarithm may differ from another's in the last bit: the 16th power of a
+    number m between 1 and 2 is between 1 and 2**16, and 4 digits of m's logarithm stand before the point of its own.
+    """
+    log = number.bit_length() - 1
+    mantissa = number << (_BITS - 1 - log) >> (_BITS - 32)
+    for _ in range(_LOG_BITS // 4):
+        power = mantissa**16
+        digits = power.bit_length() - 1 - 31 * 16
+        mantissa = power >> (31 * 15 + digits)
+        log = log << 4 | digits
+    return log
+
+
+def _hash(*parts: Hashable) -> int:
+    """64 bits for what `comparable` makes, and numbers."""
+    return int.from_bytes(blake2b(ascii(parts).encode(), digest_size=8).digest(), "little")

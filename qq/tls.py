@@ -1,0 +1,163 @@
+"""TLS: the contexts of this node's sockets, made from files that may change.
+
+Lives here: what a configuration means for OpenSSL, when files are read again, the name of a user in a certificate. Not
+here: sockets (qq/broker/tls_listener.py, cluster/links.py), what the name may do (qq/broker/login.py).
+
+Law: a file that cannot be used stops the start of a node, and later nothing but a line in the log: what was good before
+goes on. Connections that are open keep what they were opened with.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from cluster.links import Tls
+from qq.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from qq.config import ClientTls, TlsFiles
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+_SHORT_NAMES = {
+    "surname": "SN",
+    "givenName": "GIVENNAME",
+    "initials": "INITIALS",
+    "generationQualifier": "GENERATIONQUALIFIER",
+    "commonName": "CN",
+    "localityName": "L",
+    "stateOrProvinceName": "ST",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "title": "TITLE",
+    "countryName": "C",
+    "serialNumber": "SERIALNUMBER",
+    "pseudonym": "PSEUDONYM",
+    "domainComponent": "DC",
+    "emailAddress": "EMAILADDRESS",
+    "streetAddress": "STREET",
+    "userId": "UID",
+}
+"""What RabbitMQ writes for the attributes that OpenSSL has these names for."""
+
+
+def for_clients(settings: ClientTls) -> Reloadable[ssl.SSLContext]:
+    """The context for AMQP clients and what it is made from; raises StartError."""
+    files = [settings.cert, settings.key, *([settings.ca] if settings.ca is not None else [])]
+    return Reloadable(files, partial(_client_context, settings))
+
+
+def for_peers(files: TlsFiles) -> Reloadable[Tls]:
+    """The contexts for the other nodes and what they are made from; raises StartError."""
+    return Reloadable([files.cert, files.key, files.ca], partial(_peer_contexts, files))
+
+
+class Reloadable(Generic[T]):
+    """Something made from files, and made anew when one of them is another one than before."""
+
+    def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
+        """`make` raises StartError, and so does this."""
+        self._files = files
+        self._make = make
+        self._seen = self._stamps()
+        self.current = make()
+
+    def reload(self) -> bool:
+        """Look at the files; return whether `current` is new. What cannot be used is told once, and left alone."""
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return False
+        self._seen = stamps
+        try:
+            self.current = self._make()
+        except StartError as error:
+            # Files are replaced one after the other: the last one changes the stamps once more.
+            log.warning("%s; the earlier certificate stays in use", error)
+            return False
+        log.info("read again: %s", ", ".join(map(str, self._files)))
+        return True
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(file) for file in self._files]
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        status = file.stat()  # of the file that a link leads to: Kubernetes replaces links
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _client_context(settings: ClientTls) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = _VERSIONS[settings.minimum_version]
+        if settings.ciphers is not None:
+            context.set_ciphers(settings.ciphers)
+        context.load_cert_chain(settings.cert, settings.key)
+        if settings.verify_peer and settings.ca is not None:
+            context.load_verify_locations(settings.ca)
+            required = settings.fail_if_no_peer_cert
+            context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(f"TLS for clients cannot be set up from {settings.cert}: {error}") from None
+    return context
+
+
+def _peer_contexts(files: TlsFiles) -> Tls:
+    """Both sides show a certificate of the cluster's CA."""
+    try:
+        server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.ca))
+        server.verify_mode = ssl.CERT_REQUIRED
+        client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(files.ca))
+        # The certificate shows membership; the handshake of the links shows which node it is.
+        client.check_hostname = False
+        for context in (server, client):
+            context.load_cert_chain(files.cert, files.key)
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(f"TLS for peers cannot be set up from {files.cert}: {error}") from None
+    return Tls(server, client)
+
+
+def name_in(certificate: Mapping[str, Any], login_from: str) -> str | None:
+    """Tell the user's name in a certificate, as `SSLSocket.getpeercert` gives it; None if there is none.
+
+    With "distinguished_name" it is the subject, written as in RFC 4514 (what RabbitMQ makes of it); with "common_name"
+    the CN, of several all, with commas between.
+    """
+    subject: Sequence[Sequence[tuple[str, str]]] = certificate.get("subject", ())
+    if login_from == "common_name":
+        names = [value for relative in subject for kind, value in relative if kind == "commonName"]
+        return ",".join(names) or None
+    relatives = [
+        "+".join(f"{_SHORT_NAMES.get(kind, kind)}={_escaped(value)}" for kind, value in relative)
+        for relative in subject
+    ]
+    return ",".join(reversed(relatives)) or None
+
+
+def _escaped(value: str) -> str:
+    """RFC 4514, 2.4; what is not printable ASCII as escaped octets, as RabbitMQ writes it."""
+    octets = value.encode()
+    last = len(octets) - 1
+    return "".join(_escaped_octet(octet, at == 0, at == last) for at, octet in enumerate(octets))
+
+
+def _escaped_octet(octet: int, is_first: bool, is_last: bool) -> str:
+    character = chr(octet)
+    if (is_first and character in " #") or (is_last and character == " ") or character in '"+,;<>\\':
+        return "\\" + character
+    if octet < 32 or octet >= 126:
+        return f"\\{octet:02X}"
+    return character

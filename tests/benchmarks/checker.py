@@ -1,0 +1,112 @@
+"""How many rows of a history the checker judges in a second: a part of `make bench`.
+
+Writes a history in which every promise was kept, as JSON Lines, and judges it as `python -m chaos check` does, the
+start of Spark included. Prints a Markdown table.
+
+    python tests/benchmarks/checker.py [--rows 2000000] [--master "local[2]"] [--repeat 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from chaos.pipeline.job import check
+from chaos.pipeline.session import LOCAL
+
+STARTED_NS = 1_700_000_000_000_000_000
+ROWS_PER_MESSAGE = 5
+"""Published, confirmed, delivered, acknowledged (two rows)."""
+MESSAGES_PER_S = 5000
+"""Of the run that the history is of."""
+NODES = 3
+PUBLISHERS = 12
+MIB = 2**20
+
+
+def write_run(directory: Path, rows: int) -> int:
+    """A run directory with at least so many rows; gives the size of the history in bytes."""
+    history = directory / "history"
+    history.mkdir(parents=True)
+    messages = -(-rows // ROWS_PER_MESSAGE)
+    file = history / "clients.jsonl"
+    with file.open("w", encoding="utf-8") as lines:
+        for number in range(messages):
+            lines.write(message(number))
+    queue = {
+        "workload": "confirm",
+        "delivery_limit": None,
+        "max_length": None,
+        "dead_letters_to": None,
+        "drained": True,
+        "single_active": False,
+        "priorities": False,
+        "dedup": False,
+    }
+    meta = {
+        "format": 1,
+        "started_ns": STARTED_NS,
+        "ended_ns": STARTED_NS + (messages // MESSAGES_PER_S + 1) * 10**9,
+        "queues": {f"queue-{number}": queue for number in range(PUBLISHERS)},
+    }
+    (directory / "meta.json").write_text(json.dumps(meta))
+    return file.stat().st_size
+
+
+def message(number: int) -> str:
+    """All that happens to a message, a row a line."""
+    client, node = number % PUBLISHERS, number % NODES + 1
+    sequence = number // PUBLISHERS + 1
+    begin_ns = STARTED_NS + number * (10**9 // MESSAGES_PER_S)
+    publisher = f"confirm-pub-{client}"
+    about = (
+        f'"workload":"confirm","node":"n{node}","queue":"queue-{client}",'
+        f'"id":"{publisher}:{sequence}","channel":1,"connection":'
+    )
+    origin = f'"publisher":"{publisher}","sequence":{sequence}'
+    published = f'{about}"{publisher}#1","attempt":1,{origin}}}\n'
+    consumer = f"confirm-con-{client}"
+    taken = f'{about}"{consumer}#1","consumer":"{consumer}#1.1"'
+    by_publisher, by_consumer = f'"process":"{publisher}","call"', f'"process":"{consumer}","call"'
+    return (
+        f'{{"time_ns":{begin_ns},{by_publisher}:{sequence},"type":"invoke","op":"publish",{published}'
+        f'{{"time_ns":{begin_ns + 4_000_000},{by_publisher}:{sequence},"type":"ok","op":"publish",{published}'
+        f'{{"time_ns":{begin_ns + 5_000_000},{by_consumer}:{2 * sequence},"type":"ok","op":"deliver",{taken},'
+        f'"redelivered":false,"delivery_count":0,{origin}}}\n'
+        f'{{"time_ns":{begin_ns + 5_100_000},{by_consumer}:{2 * sequence + 1},"type":"invoke","op":"ack",{taken}}}\n'
+        f'{{"time_ns":{begin_ns + 5_200_000},{by_consumer}:{2 * sequence + 1},"type":"ok","op":"ack",{taken}}}\n'
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=2_000_000, help="of the history")
+    parser.add_argument("--master", default=LOCAL, help="where Spark runs")
+    parser.add_argument("--repeat", type=int, default=1, help="so many checks of the same history")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch) / "run"
+        size_bytes = write_run(directory, arguments.rows)
+        print("| checker | rows | history, MiB | seconds | rows/s |")
+        print("| --- | --- | --- | --- | --- |")
+        for _ in range(arguments.repeat):
+            begin_s = time.monotonic()
+            verdict = check(directory, arguments.master)
+            seconds = time.monotonic() - begin_s
+            if not verdict.valid:
+                print(verdict.error or [promise for promise in verdict.promises if not promise.holds])
+                return 1
+            print(
+                f"| {arguments.master} | {verdict.rows:,} | {size_bytes / MIB:,.0f} | {seconds:.1f} "
+                f"| {verdict.rows / seconds:,.0f} |",
+                flush=True,
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

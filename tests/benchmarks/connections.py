@@ -1,0 +1,213 @@
+"""What many connections cost, and how fast queues are declared: the third part of `make bench`.
+
+1. Idle connections to one node: how fast they are accepted, up to connection.open-ok, and the node's memory for each.
+2. Connections that publish slowly on ten channels each, with confirms: how long the node takes to answer something that
+   needs no log (channel.flow, on a channel that does nothing else). That is how late it is with heartbeats, too.
+3. Quorum queues declared one after the other on one connection.
+
+Prints a Markdown table.
+
+    python tests/benchmarks/connections.py [--idle 10000] [--publishing 1000] [--queues 1000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from itertools import cycle, islice
+from typing import Any
+
+import pamqp.frame
+import pika
+from bench import resident_bytes
+from pamqp import commands, header
+from pamqp.base import Frame
+from pamqp.body import ContentBody
+from pamqp.heartbeat import Heartbeat
+
+from qq.testing import ClusterNode, LocalCluster
+
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+OPENING = 100
+"""Connections that are opened at a time."""
+CHANNELS = 10
+PUBLISH_EVERY_S = 10.0
+"""Of each channel."""
+PROBE_EVERY_S = 0.01
+PROBE_FOR_S = 20.0
+QUEUE = "slow"
+KIB = 2**10
+
+
+class Client(asyncio.Protocol):
+    """A connection that keeps of what comes only whether it came."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._waiting: dict[tuple[int, str], asyncio.Future[Frame]] = {}
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport: asyncio.Transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while self._buffer:
+            consumed, channel, frame = pamqp.frame.unmarshal(self._buffer)
+            self._buffer = self._buffer[consumed:]
+            if isinstance(frame, Heartbeat):
+                self._transport.write(pamqp.frame.marshal(Heartbeat(), 0))
+                continue
+            waiting = self._waiting.pop((channel, frame.name), None)
+            if waiting is not None:
+                waiting.set_result(frame)
+            elif not isinstance(frame, commands.Basic.Ack):
+                raise RuntimeError(f"unexpected: {frame.name} {dict(frame)}")
+
+    def send(self, channel: int, *frames: Any) -> None:
+        self._transport.write(b"".join(pamqp.frame.marshal(frame, channel) for frame in frames))
+
+    async def ask(self, channel: int, frame: Frame, answer: str) -> Frame:
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting[channel, answer] = waiting
+        self.send(channel, frame)
+        return await waiting
+
+    async def open(self) -> None:
+        started = asyncio.get_running_loop().create_future()
+        self._waiting[0, "Connection.Start"] = started
+        self._transport.write(PROTOCOL_HEADER)
+        await started
+        login = commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")
+        tune: Any = await self.ask(0, login, "Connection.Tune")
+        self.send(0, commands.Connection.TuneOk(tune.channel_max, tune.frame_max, tune.heartbeat))
+        await self.ask(0, commands.Connection.Open("/"), "Connection.OpenOk")
+
+    def publish(self, channel: int) -> None:
+        self.send(
+            channel,
+            commands.Basic.Publish(exchange="", routing_key=QUEUE),
+            header.ContentHeader(body_size=12),
+            ContentBody(bytes(12)),
+        )
+
+    def close(self) -> None:
+        self._transport.abort()
+
+
+async def connected(port: int, count: int) -> list[Client]:
+    """So many open connections."""
+    loop = asyncio.get_running_loop()
+    gate = asyncio.Semaphore(OPENING)
+
+    async def connect() -> Client:
+        async with gate:
+            _, client = await loop.create_connection(Client, "127.0.0.1", port)
+            await client.open()
+            return client
+
+    return await asyncio.gather(*(connect() for _ in range(count)))
+
+
+async def measure_idle(node: ClusterNode, port: int, count: int) -> list[str]:
+    # What the first connections cost the process once, is not theirs.
+    for client in await connected(port, min(count, OPENING)):
+        client.close()
+    await asyncio.sleep(1)
+    before, begun = resident_bytes(node.pid), time.monotonic()
+    clients = await connected(port, count)
+    seconds = time.monotonic() - begun
+    await asyncio.sleep(2)
+    each = (resident_bytes(node.pid) - before) / count / KIB
+    for client in clients:
+        client.close()
+    await asyncio.sleep(2)
+    name = f"{count:,} idle connections"
+    return [
+        f"| {name}: opened | {seconds:.1f} s, {count / seconds:,.0f}/s |",
+        f"| {name}: memory | {each:.1f} KiB each |",
+    ]
+
+
+async def measure_publishing(port: int, count: int) -> list[str]:
+    clients = await connected(port, count)
+    for client in clients:
+        for channel in range(1, CHANNELS + 1):
+            await client.ask(channel, commands.Channel.Open(), "Channel.OpenOk")
+            await client.ask(channel, commands.Confirm.Select(), "Confirm.SelectOk")
+    (probe,) = await connected(port, 1)
+    await probe.ask(1, commands.Channel.Open(), "Channel.OpenOk")
+    publishers = cycle([(client, channel) for client in clients for channel in range(1, CHANNELS + 1)])
+    portion = round(len(clients) * CHANNELS * PROBE_EVERY_S / PUBLISH_EVERY_S)
+    took_ms: list[float] = []
+    end = time.monotonic() + PROBE_FOR_S
+    while time.monotonic() < end:
+        for client, channel in islice(publishers, portion):
+            client.publish(channel)
+        begun = time.perf_counter()
+        await probe.ask(1, commands.Channel.Flow(active=True), "Channel.FlowOk")
+        took_ms.append((time.perf_counter() - begun) * 1000)
+        await asyncio.sleep(PROBE_EVERY_S)
+    for client in (*clients, probe):
+        client.close()
+    cuts = statistics.quantiles(took_ms, n=100)
+    name = f"{count:,} connections x {CHANNELS} channels, each publishing every {PUBLISH_EVERY_S:.0f} s"
+    return [
+        f"| {name}: channel.flow-ok | p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms, max {max(took_ms):.1f} ms |"
+    ]
+
+
+def measure_declaring(url: str, count: int) -> list[str]:
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    channel = connection.channel()
+    rows: list[str] = []
+    for verb, call in (
+        (
+            "declared",
+            lambda name: channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"}),
+        ),
+        ("deleted", channel.queue_delete),
+    ):
+        took_ms: list[float] = []
+        begun = time.monotonic()
+        for number in range(count):
+            start = time.perf_counter()
+            call(f"many-{number}")
+            took_ms.append((time.perf_counter() - start) * 1000)
+        seconds = time.monotonic() - begun
+        rows.append(
+            f"| {count:,} quorum queues {verb} | {seconds:.1f} s, p50 {statistics.median(took_ms):.2f} ms each |"
+        )
+    connection.close()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--idle", type=int, default=10_000)
+    parser.add_argument("--publishing", type=int, default=1000)
+    parser.add_argument("--queues", type=int, default=1000)
+    options = parser.parse_args()
+    print("| many clients | |\n|---|---|")
+    with LocalCluster(3) as cluster:
+        leader = cluster.leader()
+        url = cluster.urls[cluster.nodes.index(leader)]
+        port = pika.URLParameters(url).port
+        with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+            arguments = {"x-queue-type": "quorum"}
+            connection.channel().queue_declare(QUEUE, durable=True, arguments=arguments)
+        parts = [
+            lambda: asyncio.run(measure_idle(leader, port, options.idle)) if options.idle else [],
+            lambda: asyncio.run(measure_publishing(port, options.publishing)) if options.publishing else [],
+            lambda: measure_declaring(url, options.queues) if options.queues else [],
+        ]
+        for part in parts:
+            for row in part():
+                print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,413 @@
+"""Logins: who is admitted, when somebody who is unknown is looked at again, and what guessing costs."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Generator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lone_broker import SALT, LoneBroker
+from pamqp import commands
+from raw_client import HEADER, RawClient
+
+from qq.amqp.connection import ServerConnection
+from qq.broker import login as login_module
+from qq.broker.login import (
+    DELAY_MAX_S,
+    FIRST_DELAY_S,
+    FORGOTTEN_AFTER_S,
+    HELD_BACK_MAX,
+    Login,
+    Logins,
+    _source_of,
+    hash_password,
+)
+from qq.metrics import Counters
+
+Connection = commands.Connection
+HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
+
+
+class Clock:
+    """Time and the log, both moved by the test."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.timers: list[tuple[float, int, Callable[[], None]]] = []
+        self.barriers: list[Callable[[], None]] = []
+        self.numbers = itertools.count()
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self.timers.append((self.now_s + delay_s, next(self.numbers), callback))
+
+    def barrier(self, callback: Callable[[], None]) -> None:
+        self.barriers.append(callback)
+
+    def catch_up(self) -> None:
+        """The log answers."""
+        while self.barriers:
+            self.barriers.pop(0)()
+
+    def go_on(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self.timers and min(self.timers)[0] <= end_s:
+            timer = min(self.timers)
+            self.timers.remove(timer)
+            self.now_s = timer[0]
+            timer[2]()
+            self.catch_up()
+        self.now_s = end_s
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock: Any = Clock()
+        self.users: dict[str, SimpleNamespace] = {}
+        self.counters = Counters()
+        machine: Any = SimpleNamespace(users=self.users)
+        self.logins = Logins(machine, self.clock, self.clock, ["guest"], self.counters)
+        self.answers: list[tuple[str, bool, float]] = []
+        self.add("anna", "right")
+
+    def add(self, user: str, password: str | None) -> None:
+        hashed = hash_password(SALT, password.encode()) if password is not None else b""
+        self.users[user] = SimpleNamespace(salt=SALT, hash=hashed)
+
+    def attempt(self, user: str = "anna", password: str | None = "wrong", host: str = HERE) -> Any:
+        secret = password.encode() if password is not None else None
+        return self.logins.attempt(
+            Login(user, secret, host),
+            lambda admitted: self.answers.append((user, admitted, round(self.clock.now_s, 3))),
+        )
+
+    def fail(self, times: int = 1, host: str = HERE) -> None:
+        for _ in range(times):
+            self.attempt(host=host)
+            self.clock.catch_up()
+            self.clock.go_on(DELAY_MAX_S)
+        self.answers.clear()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# Who is admitted
+
+
+def test_the_right_password_is_answered_at_once(world: World) -> None:
+    assert world.attempt(password="right") is None
+    assert world.answers == [("anna", True, 0)]
+    assert world.clock.barriers == []
+    assert (world.counters.logins_succeeded, world.counters.logins_failed) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("user", "password"), [("anna", "wrong"), ("anna", ""), ("nobody", "right"), ("nobody", None), ("", "")]
+)
+def test_others_are_refused(world: World, user: str, password: str | None) -> None:
+    assert world.attempt(user, password) is not None
+    world.clock.catch_up()
+    world.clock.go_on(FIRST_DELAY_S)
+    assert world.answers == [(user, False, FIRST_DELAY_S)]
+    assert (world.counters.logins_succeeded, world.counters.logins_failed) == (0, 1)
+
+
+def test_a_certificate_is_enough_for_a_user_who_is_known(world: World) -> None:
+    world.add("CN=anna", None)
+    world.attempt("CN=anna", None)
+    assert world.answers == [("CN=anna", True, 0)]
+
+
+def test_a_user_without_a_password_has_none_that_is_right(world: World) -> None:
+    world.add("CN=anna", None)
+    for password in ("", "right"):
+        assert not world.logins._admits(Login("CN=anna", password.encode(), HERE))
+
+
+@pytest.mark.parametrize("password", ["right", None])
+def test_some_users_log_in_from_their_own_machine_only(world: World, password: str | None) -> None:
+    world.add("guest", "right")
+    secret = password.encode() if password is not None else None
+    hosts = ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", HERE, "::2", "")
+    admitted = [host for host in hosts if world.logins._admits(Login("guest", secret, host))]
+    assert admitted == ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"]
+
+
+# Users made through other nodes
+
+
+def test_a_user_whom_this_node_does_not_know_yet_is_looked_for_in_the_log(world: World) -> None:
+    world.attempt("new", "secret")
+    assert world.answers == []
+    world.add("new", "secret")
+    world.clock.catch_up()
+    assert world.answers == [("new", True, 0)]
+    assert world.counters.logins_failed == 0
+
+
+def test_a_new_password_is_looked_for_in_the_log(world: World) -> None:
+    world.attempt("anna", "new")
+    world.add("anna", "new")
+    world.clock.catch_up()
+    assert world.answers == [("anna", True, 0)]
+
+
+def test_without_a_majority_nobody_is_refused(world: World) -> None:
+    world.attempt()
+    world.clock.go_on(1000)
+    assert world.answers == []
+
+
+# Guessing
+
+
+def test_each_failure_makes_the_next_answer_take_longer(world: World) -> None:
+    delays: list[float] = []
+    for _ in range(9):
+        began_s = world.clock.now_s
+        world.attempt()
+        world.clock.catch_up()
+        world.clock.go_on(DELAY_MAX_S)
+        delays.append(round(world.answers[-1][2] - began_s, 3))
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5]
+
+
+def test_the_right_password_is_not_delayed_by_failures(world: World) -> None:
+    world.fail(20)
+    world.attempt(password="right")
+    assert [admitted for _, admitted, _ in world.answers] == [True]
+
+
+def test_an_address_is_forgotten(world: World) -> None:
+    world.fail(20)
+    world.clock.go_on(FORGOTTEN_AFTER_S + 1)
+    began_s = world.clock.now_s
+    world.attempt()
+    world.clock.catch_up()
+    world.clock.go_on(DELAY_MAX_S)
+    assert world.answers == [("anna", False, round(began_s + FIRST_DELAY_S, 3))]
+
+
+def test_many_guesses_at_once_are_looked_at_a_few_at_a_time(world: World) -> None:
+    world.fail(20)
+    began_s = world.clock.now_s
+    for _ in range(1000):
+        world.attempt()
+    assert len(world.clock.barriers) == HELD_BACK_MAX
+    world.clock.catch_up()
+    world.clock.go_on(DELAY_MAX_S * 10 - 0.01)
+    assert len(world.answers) == HELD_BACK_MAX * 9
+    assert world.clock.now_s - began_s > DELAY_MAX_S * 9
+
+
+def test_a_right_guess_among_many_waits_for_its_turn(world: World) -> None:
+    world.fail(20)
+    for _ in range(HELD_BACK_MAX):
+        world.attempt()
+    world.attempt(password="right")
+    world.clock.catch_up()
+    assert world.answers == []
+    world.clock.go_on(DELAY_MAX_S)
+    assert [admitted for _, admitted, _ in world.answers].count(True) == 1
+
+
+def test_other_addresses_do_not_notice(world: World) -> None:
+    world.fail(20)
+    for _ in range(1000):
+        world.attempt()
+    world.attempt(password="right", host=ELSEWHERE)
+    assert [admitted for _, admitted, _ in world.answers] == [True]
+    world.answers.clear()
+    began_s = world.clock.now_s
+    world.attempt("bob", host=ELSEWHERE)
+    world.clock.catch_up()
+    world.clock.go_on(FIRST_DELAY_S)
+    assert ("bob", False, round(began_s + FIRST_DELAY_S, 3)) in world.answers
+
+
+def test_who_has_gone_is_not_looked_at(world: World) -> None:
+    world.fail(20)
+    attempts = [world.attempt() for _ in range(1000)]
+    for attempt in attempts:
+        attempt.cancel()
+    world.attempt("bob")
+    world.clock.catch_up()
+    world.clock.go_on(2 * DELAY_MAX_S)
+    assert [user for user, _, _ in world.answers] == ["bob"]
+    # What was held back counts all the same: hanging up does not make guesses cheaper.
+    assert world.counters.logins_failed == 20 + HELD_BACK_MAX + 1
+
+
+def test_the_addresses_remembered_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login_module, "SOURCES_MAX", 5)
+    for number in range(20):
+        world.fail(host=f"192.0.2.{number}")
+    assert len(world.logins._sources) == 5
+    assert f"192.0.2.{19}" in world.logins._sources
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+        ("2001:db8::1", "2001:db8::ffff:0:0:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("", "", True),
+    ],
+)
+def test_what_counts_as_one_address(one: str, other: str, is_same: bool) -> None:
+    assert (_source_of(one) == _source_of(other)) is is_same
+
+
+def test_a_password_is_in_no_representation() -> None:
+    assert "hidden" not in repr(Login("anna", b"hidden", HERE))
+
+
+# On sockets
+
+
+@pytest.fixture
+def broker() -> Generator[LoneBroker]:
+    with LoneBroker() as broker:
+        yield broker
+
+
+class Client(RawClient):
+    """One that has heard connection.start."""
+
+    def __init__(self, broker: LoneBroker, source: str = "127.0.0.1") -> None:
+        super().__init__(broker.amqp_port, handshake=False, source=source)
+        self.write(HEADER)
+        self.expect(Connection.Start)
+
+    def log_in(self, password: str, user: str = "guest") -> None:
+        self.send(0, self.start_ok(f"\0{user}\0{password}"))
+
+    def expect_refusal(self) -> None:
+        text = "Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
+        self.expect_close(403, f"ACCESS_REFUSED - {text}")
+
+    def expect_silence(self, seconds: float = 0.3) -> None:
+        with pytest.raises(TimeoutError):
+            self.receive(seconds)
+
+
+def test_a_login_waits_for_the_log_only_if_it_would_fail(broker: LoneBroker) -> None:
+    broker.group.holding = True
+    with Client(broker) as known, Client(broker) as unknown:
+        known.log_in("guest")
+        known.expect(Connection.Tune)
+        unknown.log_in("secret", "anna")
+        unknown.expect_silence()
+        broker.add_user("anna", "secret")
+        broker.call(broker.group.release)
+        unknown.expect(Connection.Tune)
+        unknown.send(0, Connection.TuneOk(2047, 131_072, 0), Connection.Open("/"))
+        unknown.expect(Connection.OpenOk)
+
+
+def test_what_was_sent_ahead_of_a_login_is_carried_out_behind_it(broker: LoneBroker) -> None:
+    broker.group.holding = True
+    with Client(broker) as client:
+        client.log_in("secret", "anna")
+        client.send(0, Connection.TuneOk(2047, 131_072, 0), Connection.Open("/"))
+        client.send(0, Connection.Close(200, "bye", 0, 0))
+        client.expect_silence()
+        broker.add_user("anna", "secret")
+        broker.call(broker.group.release)
+        for answer in (Connection.Tune, Connection.OpenOk, Connection.CloseOk):
+            client.expect(answer)
+        client.expect_end()
+
+
+def test_an_error_of_ours_behind_a_login_ends_its_connection_and_no_other(
+    broker: LoneBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("of ours")
+
+    broker.group.holding = True
+    with Client(broker) as client:
+        client.log_in("secret", "anna")
+        client.expect_silence()
+        broker.add_user("anna", "secret")
+        monkeypatch.setattr(ServerConnection, "accept_login", fail)
+        broker.call(broker.group.release)
+        client.expect_close(541, "INTERNAL_ERROR - an unexpected error in the broker")
+    monkeypatch.undo()
+    assert "RuntimeError: of ours" in caplog.text
+    with RawClient(broker.amqp_port) as client:
+        client.close()
+
+
+def test_without_a_majority_the_time_limit_of_the_handshake_ends_a_login() -> None:
+    with LoneBroker(handshake_timeout_s=0.3) as broker:
+        broker.group.holding = True
+        with Client(broker) as client:
+            client.log_in("wrong")
+            client.expect_end()
+        broker.pass_some_time()
+        assert broker.broker.connections == {}
+        broker.call(broker.group.release)
+
+
+def test_guesses_take_longer_and_longer_and_a_user_from_elsewhere_does_not_notice(broker: LoneBroker) -> None:
+    took_s: list[float] = []
+    for _ in range(4):
+        with Client(broker, "127.0.0.2") as guesser:
+            began_s = time.monotonic()
+            guesser.log_in("wrong")
+            guesser.expect_refusal()
+            took_s.append(time.monotonic() - began_s)
+    for number, seconds in enumerate(took_s):
+        assert seconds > FIRST_DELAY_S * 2**number - 0.02
+    with Client(broker) as client:
+        client.log_in("wrong")
+        began_s = time.monotonic()
+        client.expect_refusal()
+        assert time.monotonic() - began_s < took_s[-1]
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_login_leaves_nothing_behind(broker: LoneBroker) -> None:
+    for _ in range(2 * HELD_BACK_MAX):
+        with Client(broker) as client:
+            client.log_in("wrong")
+    broker.pass_some_time()
+    [source] = broker.broker.logins._sources.values()
+    assert source.waiting == {}
+
+
+def test_a_client_that_sends_on_during_its_login_is_held_to_a_limit(broker: LoneBroker) -> None:
+    broker.group.holding = True
+    with Client(broker) as client:
+        client.log_in("wrong")
+        client.write(bytes(100_000))
+        client.expect_close(
+            506, "RESOURCE_ERROR - more than 65536 octets sent before the connection was open"
+        )
+    broker.call(broker.group.release)
+
+
+def test_what_is_logged_of_a_failed_login_is_short_harmless_and_no_password(
+    broker: LoneBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with Client(broker) as client:
+        client.log_in("hidden-word", "a\nb" + "x" * 5_000)
+        client.expect_refusal()
+    [line] = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert "login of user 'a\\nbxxx" in line
+    assert "from 127.0.0.1 (PLAIN) refused" in line
+    assert len(line) < 200
+    assert "hidden" not in caplog.text

@@ -1,0 +1,141 @@
+"""Whatever JSON comes in a request: it is carried out or refused, and never an error of ours."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fakes import MachineManagement
+from http_node import Node
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+PATHS = [
+    ("vhosts/v", "PUT"),
+    ("users/u", "PUT"),
+    ("users/bulk-delete", "POST"),
+    ("permissions/%2F/guest", "PUT"),
+    ("topic-permissions/%2F/guest", "PUT"),
+    ("vhost-limits/%2F/max-queues", "PUT"),
+    ("user-limits/guest/max-channels", "PUT"),
+    ("policies/%2F/p", "PUT"),
+    ("operator-policies/%2F/p", "PUT"),
+    ("global-parameters/publisher-deduplication", "PUT"),
+    ("queues/%2F/q", "PUT"),
+    ("queues/%2F/q/get", "POST"),
+    ("exchanges/%2F/x", "PUT"),
+    ("bindings/%2F/e/amq.topic/q/q", "POST"),
+    ("definitions", "POST"),
+    ("definitions/%2F", "POST"),
+]
+KEYS = [
+    *(
+        "name",
+        "vhost",
+        "user",
+        "users",
+        "vhosts",
+        "permissions",
+        "topic_permissions",
+        "parameters",
+        "policies",
+    ),
+    *("queues", "exchanges", "bindings", "global_parameters", "description", "tags", "default_queue_type"),
+    *("password", "password_hash", "hashing_algorithm", "limits", "metadata", "configure", "write", "read"),
+    *("exchange", "value", "max-queues", "max-channels", "pattern", "definition", "priority", "apply-to"),
+    *("durable", "auto_delete", "internal", "arguments", "type", "source", "destination", "routing_key"),
+    *("destination_type", "component", "count", "ackmode", "encoding", "truncate", "limit", "age_ms"),
+    *(
+        "x-max-length",
+        "x-queue-type",
+        "alternate-exchange",
+        "x-dead-letter-exchange",
+        "x-delayed-type",
+        "hash-header",
+    ),
+]
+VALUES = [
+    *(
+        "/",
+        "guest",
+        "q",
+        "amq.topic",
+        "queue",
+        "exchange",
+        "quorum",
+        "topic",
+        "headers",
+        "x-delayed-message",
+        "(",
+    ),
+    *(
+        "vhost-limits",
+        "operator_policy",
+        "publisher-deduplication",
+        "auto",
+        "ack_requeue_true",
+        "kI3G",
+        "",
+        "x" * 300,
+    ),
+]
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.sampled_from(VALUES)
+    | st.text()
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(), inner, max_size=6)
+    ),
+    max_leaves=20,
+)
+bodies = st.dictionaries(st.sampled_from(KEYS), values, max_size=8)
+
+
+def _merged(parts: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
+    return parts[0] | parts[1]
+
+
+CATEGORIES = KEYS[KEYS.index("users") : KEYS.index("description")]
+names = st.fixed_dictionaries(
+    {"vhost": st.just("/"), "name": st.sampled_from(VALUES)},
+    optional={
+        "user": st.just("guest"),
+        "source": st.just("amq.topic"),
+        "destination": st.just("q"),
+        "tags": st.just(""),
+    }
+    | {"destination_type": st.sampled_from(["queue", "exchange"]), "pattern": st.just("")}
+    | {"component": st.sampled_from(["vhost-limits", "operator_policy"]), "type": st.sampled_from(VALUES)},
+)
+rows = st.tuples(bodies, names).map(_merged)
+documents = st.dictionaries(st.sampled_from(CATEGORIES), st.lists(rows, max_size=2), max_size=3)
+
+
+@pytest.mark.parametrize(("path", "method"), PATHS)
+@settings(max_examples=25, deadline=None)
+@given(body=bodies)
+def test_no_body_is_an_error_of_ours(path: str, method: str, body: dict[str, Any]) -> None:
+    check(path, method, body)
+
+
+@settings(max_examples=100, deadline=None)
+@given(document=documents)
+@example(document={"queues": [{"name": "q", "vhost": "/", "type": []}]})
+def test_no_definitions_are_an_error_of_ours(document: dict[str, Any]) -> None:
+    check("definitions", "POST", document)
+
+
+def check(path: str, method: str, body: dict[str, Any]) -> None:
+    node = Node(MachineManagement())
+    node.api("queues/%2F/q", "PUT")
+    answer = node.api(path, method, data=json.dumps(body))
+    assert answer.status in (200, 201, 204, 400, 401, 404)
+    assert node.api("definitions").status == 200

@@ -1,0 +1,479 @@
+"""Definitions: written, taken over again, taken over from RabbitMQ; and what comes of those that are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from typing import Any
+
+import pytest
+from fakes import MachineManagement
+from http_node import Node
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qq.http.large import read_large_object
+from qq.http.view import Unavailable
+from qq.machine.commands import (
+    BindExchange,
+    BindQueue,
+    DeclareExchange,
+    DeclareQueue,
+    LimitPublishers,
+    PutPolicy,
+    PutUser,
+    PutVhost,
+    SetPermissions,
+    SetTopicPermissions,
+    SetUserLimits,
+    SetVhostLimits,
+)
+
+Machine = Node[MachineManagement]
+
+# As RabbitMQ 4.1 writes them (GET /api/definitions), with what it writes of plugins.
+RABBITMQ: dict[str, Any] = {
+    "rabbit_version": "4.1.0",
+    "rabbitmq_version": "4.1.0",
+    "product_name": "RabbitMQ",
+    "product_version": "4.1.0",
+    "rabbitmq_definition_format": "cluster",
+    "original_cluster_name": "rabbit@host",
+    "explanation": "Definitions of cluster 'rabbit@host'",
+    "users": [
+        {
+            "name": "ann",
+            "password_hash": "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR",
+            "hashing_algorithm": "rabbit_password_hashing_sha256",
+            "tags": ["management"],
+            "limits": {"max-channels": 7},
+        }
+    ],
+    "vhosts": [
+        {
+            "name": "/",
+            "description": "Default virtual host",
+            "tags": [],
+            "default_queue_type": "classic",
+            "limits": [],
+            "metadata": {"description": "Default virtual host", "tags": [], "default_queue_type": "classic"},
+        },
+        {"name": "v", "limits": {"max-queues": 5}, "metadata": {"description": "", "tags": ["t"]}},
+    ],
+    "permissions": [{"user": "ann", "vhost": "v", "configure": "^a", "write": ".*", "read": ""}],
+    "topic_permissions": [
+        {"user": "ann", "vhost": "v", "exchange": "amq.topic", "write": "^a", "read": ".*"}
+    ],
+    "parameters": [
+        {"value": {"max-queues": 1}, "vhost": "v", "component": "vhost-limits", "name": "limits"},
+        {
+            "value": {"pattern": "", "definition": {"max-length": 9}, "priority": 1, "apply-to": "queues"},
+            "vhost": "v",
+            "component": "operator_policy",
+            "name": "o",
+        },
+        {"value": {"src-uri": "amqp://"}, "vhost": "v", "component": "shovel", "name": "s"},
+    ],
+    "global_parameters": [{"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-x"}],
+    "policies": [
+        {
+            "vhost": "v",
+            "name": "p",
+            "pattern": "^q",
+            "apply-to": "all",
+            "definition": {"max-length": 5},
+            "priority": 0,
+        }
+    ],
+    "queues": [
+        {
+            "name": "q",
+            "vhost": "v",
+            "type": "quorum",
+            "durable": True,
+            "auto_delete": False,
+            "arguments": {"x-queue-type": "quorum"},
+        },
+        {
+            "name": "c",
+            "vhost": "v",
+            "type": "classic",
+            "durable": True,
+            "auto_delete": False,
+            "arguments": [],
+        },
+        {"name": "amq.gen-1", "vhost": "v", "durable": True, "auto_delete": False, "arguments": {}},
+    ],
+    "exchanges": [
+        {
+            "name": "x",
+            "vhost": "v",
+            "type": "headers",
+            "durable": True,
+            "auto_delete": False,
+            "arguments": {},
+        },
+        {
+            "name": "y",
+            "vhost": "v",
+            "type": "fanout",
+            "durable": True,
+            "auto_delete": False,
+            "internal": False,
+        }
+        | {"arguments": {"alternate-exchange": "x"}},
+    ],
+    "bindings": [
+        {
+            "source": "x",
+            "vhost": "v",
+            "destination": "q",
+            "destination_type": "queue",
+            "routing_key": "",
+            "arguments": {"x-match": "any", "n": 1},
+        },
+        {
+            "source": "y",
+            "vhost": "v",
+            "destination": "x",
+            "destination_type": "exchange",
+            "routing_key": "k",
+            "arguments": {},
+        },
+        {
+            "source": "x",
+            "vhost": "v",
+            "destination": "amq.gen-1",
+            "destination_type": "queue",
+            "routing_key": "",
+            "arguments": {},
+        },
+    ],
+}
+
+
+@pytest.fixture
+def node() -> Machine:
+    return Node(MachineManagement())
+
+
+def export(node: Machine, path: str = "definitions") -> dict[str, Any]:
+    return node.api(path).json
+
+
+def names(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["name"] for row in rows]
+
+
+def test_what_rabbitmq_has_written_is_taken_over(node: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "qq")
+    assert node.api("definitions", "POST", json=RABBITMQ).status == 204
+    assert "parameter 's' of shovel in vhost 'v'" in caplog.text
+    catalog = node.management.machine.catalog
+    ann = catalog.access.users["ann"]
+    assert (ann.tags, catalog.access.limits["ann"]) == (["management"], {"max-channels": 7})
+    vhost = catalog.vhosts["v"]
+    assert (vhost.tags, vhost.limits) == (["t"], {"max-queues": 1})
+    assert list(vhost.queues) == ["q", "c"]
+    assert [queue.kind for queue in vhost.queues.values()] == ["quorum", "classic"]
+    assert {"x", "y"} < set(vhost.exchanges)
+    assert len(vhost.bindings) == 2
+    assert [policy.name for policy in vhost.policies.rows()] == ["p", "o"]
+    assert [policy.name for policy in vhost.queues["q"].policies if policy] == ["p", "o"]
+    assert catalog.access.permissions("ann", "v") == ("ann", "v", "^a", ".*", "")
+    assert catalog.access.topic_permissions("ann", "v", "amq.topic") is not None
+    assert catalog.access.permissions("guest", "v") is not None  # as RabbitMQ: who creates it is let in
+    assert list(catalog.connections) == []
+
+
+def test_to_take_over_the_same_again_changes_nothing(node: Machine) -> None:
+    node.api("definitions", "POST", json=RABBITMQ)
+    before, index = node.management.machine.dump(), export(node)
+    assert node.api("definitions", "POST", json=RABBITMQ).status == 204
+    assert export(node) == index
+    assert node.management.machine.dump() == before
+
+
+def fill(node: Machine) -> None:
+    node.management.make(
+        PutUser("ann", b"salt", b"h" * 32, ["management"]),
+        PutUser("nobody", b"", b"", []),
+        PutVhost("v", "a description", ["t"], "quorum"),
+        SetPermissions("ann", "v", "a", "b", "c"),
+        SetPermissions("guest", "v", ".*", ".*", ".*"),
+        SetTopicPermissions("ann", "v", "x", "a", "b"),
+        SetUserLimits("ann", {"max-connections": 3}),
+        SetVhostLimits("v", {"max-queues": 9}),
+        LimitPublishers(5, 6),
+        PutPolicy("v", "p", False, "^q", "queues", 3, {"expires": 60_000}),
+        PutPolicy("v", "o", True, "^q", "queues", 3, {"max-length": 60_000}),
+        DeclareQueue(
+            1, 1, "q", False, True, False, False, False, {"x-max-length": 5, "x-queue-type": "quorum"}
+        ),
+        DeclareQueue(1, 1, "mine", False, False, True, False, False, {}),
+        DeclareExchange(1, "x", "topic", False, True, False, True, {"alternate-exchange": "amq.fanout"}),
+        BindQueue(1, 1, "q", "x", "a.#", {"n": 1}),
+        BindQueue(1, 1, "mine", "x", "a.#", {}),
+        BindExchange(1, "x", "amq.topic", "k", {}),
+    )
+
+
+def test_what_was_written_makes_another_cluster_the_same(node: Machine) -> None:
+    fill(node)
+    written = export(node)
+    other = Node(MachineManagement())
+    assert other.api("definitions", "POST", json=written).status == 204
+    assert export(other) == written
+
+
+def test_what_is_written_has_what_rabbitmq_looks_for(node: Machine) -> None:
+    fill(node)
+    written = export(node)
+    assert set(RABBITMQ) == set(written)
+    assert (written["rabbit_version"], written["rabbitmq_version"]) == ("4.0.0", "4.0.0")
+    assert written["rabbitmq_definition_format"] == "cluster"
+    for category, rows in RABBITMQ.items():
+        if isinstance(rows, list) and category != "global_parameters":
+            assert {key for row in written[category] for key in row} <= (
+                {key for row in rows for key in row} | {"internal"}
+            )
+    assert names(written["queues"]) == ["q"]  # "mine" goes with its connection
+    assert names(written["exchanges"]) == ["x"]
+    assert [row["destination"] for row in written["bindings"]] == ["q", "x"]
+    assert [row["component"] for row in written["parameters"]] == ["vhost-limits", "operator_policy"]
+    assert names(written["users"]) == ["ann", "guest", "nobody"]
+    assert written["vhosts"][1] == {
+        "name": "v",
+        "limits": {"max-queues": 9},
+        "metadata": {"description": "a description", "tags": ["t"], "default_queue_type": "quorum"},
+    }
+
+
+def test_one_virtual_host_is_written_without_its_name_and_taken_over_by_another(node: Machine) -> None:
+    node.api("definitions", "POST", json=RABBITMQ)
+    written = export(node, "definitions/v")
+    assert written["rabbitmq_definition_format"] == "single_virtual_host"
+    assert not [row for rows in written.values() if isinstance(rows, list) for row in rows if "vhost" in row]
+    assert "users" not in written
+    node.api("vhosts/w", "PUT")
+    assert node.api("definitions/w", "POST", json=written).status == 204
+    again = export(node, "definitions/w")
+    lists = [category for category, rows in written.items() if isinstance(rows, list)]
+    assert {category: again[category] for category in lists} == {
+        category: written[category] for category in lists
+    }
+    answer = node.api("definitions", "POST", json=written)
+    assert (answer.status, "no vhost: definitions of a single virtual host" in answer.json["reason"]) == (
+        400,
+        True,
+    )
+    assert node.api("definitions/nothing", "POST", json=written).status == 404
+
+
+@pytest.mark.parametrize(
+    ("category", "row", "reason"),
+    [
+        ("users", {"name": "bob"}, "users[0] (name 'bob'): tags_not_present"),
+        ("users", {"tags": ""}, "users[0]: key_missing: name"),
+        ("users", 7, "users[0] should be a map"),
+        (
+            "vhosts",
+            {"name": "w", "default_queue_type": "x"},
+            "vhosts[0] (name 'w'): x is not a valid queue type",
+        ),
+        ("vhosts", {"name": ""}, "vhosts[0] (name ''): a virtual host has to have a name"),
+        (
+            "permissions",
+            {"user": "bob", "vhost": "/", "configure": "", "write": "", "read": ""},
+            "permissions[0] (user 'bob'): user 'bob' not found",
+        ),
+        (
+            "permissions",
+            {"user": "guest", "vhost": "w", "configure": "", "write": "", "read": ""},
+            "permissions[0] (user 'guest'): vhost 'w' not found",
+        ),
+        ("topic_permissions", {"user": "guest", "vhost": "/"}, "key_missing: exchange"),
+        (
+            "policies",
+            {"name": "p", "vhost": "/", "pattern": "(", "definition": {}},
+            "policies[0] (name 'p'): Validation",
+        ),
+        (
+            "parameters",
+            {"name": "limits", "component": "vhost-limits", "vhost": "/", "value": {"x": 1}},
+            "parameters[0]",
+        ),
+        ("queues", {"name": "q", "vhost": "w"}, "queues[0] (name 'q'): vhost 'w' not found"),
+        (
+            "queues",
+            {"name": "q", "vhost": "/", "arguments": {"x": 2**64}},
+            "queues[0] (name 'q'): arguments holds",
+        ),
+        ("queues", {"vhost": "/"}, "queues[0]: key_missing: name"),
+        (
+            "exchanges",
+            {"name": "x", "vhost": "/", "durable": 5},
+            "exchanges[0] (name 'x'): durable should be",
+        ),
+        (
+            "bindings",
+            {"source": "x", "vhost": "/", "destination": "q"},
+            "bindings[0] (source 'x'): key_missing",
+        ),
+        (
+            "bindings",
+            {"source": "x", "vhost": "/", "destination": "q", "destination_type": "z"},
+            "destination_type should be queue or exchange, actually was z",
+        ),
+        ("global_parameters", {"name": "publisher-deduplication", "value": {"limit": -1}}, "'limit' must be"),
+    ],
+)
+def test_what_is_wrong_is_named_and_nothing_is_taken_over(
+    node: Machine, category: str, row: Any, reason: str
+) -> None:
+    body = {"users": [{"name": "ann", "tags": ""}], "vhosts": [{"name": "v"}]} | {category: [row]}
+    answer = node.api("definitions", "POST", json=body)
+    assert (answer.status, answer.json["error"]) == (400, "bad_request")
+    assert reason in answer.json["reason"]
+    assert "nothing is imported" in answer.json["reason"]
+    assert node.management.asked == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(
+            b"",
+            b"x",
+            b"[]",
+            b"{",
+            b'{"a"',
+            b'{"a":',
+            b'{"a":1',
+            b'{"a":1,}',
+            b'{"a":1} x',
+            b"{1:1}",
+            b'{"a" 1}',
+        ),
+        *(
+            b'{"a":[',
+            b'{"a":[1',
+            b'{"a":[1,',
+            b'{"a":[1,]}',
+            b'{"a":[1 2]}',
+            b'{"a":["\\ud800"]}',
+            b"\xff",
+            b"[" * 10_000,
+        ),
+        *(
+            b'{"a":' + b"[" * 10_000,
+            b'{"users": {"name": 1}}',
+            b'{"queues": "x"}',
+            b'{"a":' + b"9" * 5000 + b"}",
+        ),
+    ],
+)
+def test_what_is_no_document_is_400(node: Machine, body: bytes) -> None:
+    assert node.api("definitions", "POST", data=body).status == 400
+    assert node.management.asked == []
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+)
+
+
+@given(
+    body=st.dictionaries(st.text(), json_values),
+    indent=st.sampled_from([None, 0, 3]),
+    ascii_only=st.booleans(),
+)
+def test_a_large_object_is_read_as_any_other(
+    body: dict[str, Any], indent: int | None, *, ascii_only: bool
+) -> None:
+    raw = json.dumps(body, indent=indent, ensure_ascii=ascii_only).encode()
+    assert asyncio.run(read_large_object(raw)) == body
+    assert asyncio.run(read_large_object(b"\xef\xbb\xbf " + raw + b" \r\n")) == body
+
+
+def test_what_the_broker_refuses_is_named_with_what_was_taken_over_before(node: Machine) -> None:
+    body = {
+        "vhosts": [{"name": "v"}],
+        "queues": [
+            {"name": "a", "vhost": "v"},
+            {"name": "b", "vhost": "v", "arguments": {"x-max-length": -1}},
+            {"name": "c", "vhost": "v"},
+        ],
+    }
+    answer = node.api("definitions", "POST", json=body)
+    assert answer.status == 400
+    assert answer.json["reason"].startswith(
+        "queue 'b' in vhost 'v': invalid arg 'x-max-length' for queue 'b'"
+    )
+    assert answer.json["reason"].endswith("; imported before it: 1 vhosts, 1 queues")
+    assert list(node.management.machine.vhosts["v"].queues) == ["a"]
+    assert list(node.management.machine.catalog.connections) == []
+
+
+def test_a_binding_to_what_is_not_there_is_named(node: Machine) -> None:
+    row = {"source": "amq.topic", "vhost": "/", "destination": "q", "destination_type": "queue"}
+    answer = node.api("definitions", "POST", json={"bindings": [row]})
+    assert answer.status == 400
+    assert answer.json["reason"].startswith("binding of exchange 'amq.topic' to queue 'q' in vhost '/'")
+    assert "no queue 'q' in vhost '/'" in answer.json["reason"]
+
+
+def test_who_imports_has_to_be_let_into_the_virtual_host(node: Machine) -> None:
+    node.management.make(PutVhost("v", "", [], ""))
+    body: dict[str, Any] = {"queues": [{"name": "a", "vhost": "v"}], "users": [{"name": "ann", "tags": ""}]}
+    answer = node.api("definitions", "POST", json=body)
+    assert (answer.status, "user 'guest' needs permissions in vhost 'v'" in answer.json["reason"]) == (
+        400,
+        True,
+    )
+    assert node.management.asked == []
+    body["permissions"] = [{"user": "guest", "vhost": "v", "configure": "", "write": "", "read": ""}]
+    assert node.api("definitions", "POST", json=body).status == 204
+    assert list(node.management.machine.vhosts["v"].queues) == ["a"]
+
+
+def test_many_objects_are_taken_over_in_parts(node: Machine) -> None:
+    body: dict[str, list[Any]] = {
+        "users": [{"name": f"u{number}", "tags": ""} for number in range(250)],
+        "queues": [{"name": f"q{number}", "vhost": "/", "arguments": {}} for number in range(250)],
+    }
+    assert len(json.dumps(body)) < 64 * 1024
+    body["users"][0]["comment"] = "x" * 100_000  # more than other requests may have
+    assert node.api("definitions", "POST", json=body).status == 204
+    assert len(node.management.machine.vhosts["/"].queues) == 250
+    assert len(node.management.machine.users) == 251
+    assert len(export(node)["queues"]) == 250
+
+
+def test_a_document_that_is_too_large_is_413(node: Machine) -> None:
+    answer = node.api("definitions", "POST", data=io.BytesIO(b" " * (16 * 2**20 + 1)))
+    assert (answer.status, answer.json["error"]) == (413, "request_entity_too_large")
+
+
+def test_an_import_that_stops_halfway_says_how_far_it_came(
+    node: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def declare(*_: Any) -> None:
+        raise Unavailable("no majority")
+
+    monkeypatch.setattr(node.management, "declare", declare)
+    body = {"users": [{"name": "ann", "tags": ""}], "queues": [{"name": "q", "vhost": "/"}]}
+    answer = node.api("definitions", "POST", json=body)
+    assert answer.status == 503
+    assert answer.json["reason"] == (
+        "queue 'q' in vhost '/', or one after it: no majority; imported before: 1 users"
+    )
+
+
+def test_of_two_of_the_same_the_later_one_counts(node: Machine) -> None:
+    users = [{"name": "ann", "tags": tag} for tag in ("a", "b")]
+    assert node.api("definitions", "POST", json={"users": users}).status == 204
+    assert node.management.machine.users["ann"].tags == ["b"]

@@ -1,0 +1,153 @@
+"""Source packages of real clients, with the tests that they ship.
+
+Fetched once by the package client of their language, checked against a hash, unpacked below `build/`, never changed and
+never committed. Which index or mirror they come from is the package client's affair.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+HERE = Path(__file__).parent
+UNPACKED = HERE / "build"
+FETCH_TIMEOUT_S = 100.0
+GO_ENVIRONMENT = {
+    "GOMODCACHE": str(UNPACKED / "go"),
+    # So that it can be deleted as the rest of `build/`; and the compiler that is there is used.
+    "GOFLAGS": "-modcacherw",
+    "GOTOOLCHAIN": "local",
+}
+_PIN = re.compile(r"(?P<name>[\w.-]+)==(?P<version>\S+) --hash=sha256:(?P<digest>[0-9a-f]{64})")
+_NODE_PIN = re.compile(r"(?P<name>[\w.-]+)@(?P<version>\S+) sha512-(?P<digest>\S+)")
+_GO_PIN = re.compile(r"(?P<module>\S+/(?P<name>[\w.-]+)) v(?P<version>\S+) (?P<digest>h1:\S+)")
+
+
+class SourceMissingError(Exception):
+    """A source package could not be fetched; the message says what to do."""
+
+
+class WrongHashError(Exception):
+    """What was fetched is not what was pinned."""
+
+
+def python_source(name: str) -> Path:
+    """Directory of the source package that `sources.txt` pins. Raises SourceMissingError, for instance offline."""
+    pins = [_PIN.fullmatch(line) for line in (HERE / "sources.txt").read_text().splitlines()]
+    pin = next(pin for pin in pins if pin and pin["name"] == name)
+    directory = UNPACKED / f"{name}-{pin['version']}"
+    with _fetching(directory) as unfinished:
+        if unfinished is not None:
+            pinned = unfinished / "pinned.txt"
+            pinned.write_text(pin[0] + "\n")
+            # pip builds a package's metadata when it downloads it: with the build tools that we have pinned.
+            command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
+            command += ["--no-deps", "--no-binary", name, "--no-build-isolation", "--require-hashes"]
+            _run([*command, "--dest", str(unfinished), "--requirement", str(pinned)], unfinished, pin[0])
+            [archive] = unfinished.glob("*.tar.gz")
+            _unpack(archive, unfinished / "unpacked")
+    return directory
+
+
+def amqplib_source() -> Path:
+    """Directory of the packages in `sources_node.txt`: the first one, and the others as what it needs."""
+    pins = [
+        pin
+        for line in (HERE / "sources_node.txt").read_text().splitlines()
+        if (pin := _NODE_PIN.fullmatch(line))
+    ]
+    directory = UNPACKED / f"{pins[0]['name']}-{pins[0]['version']}"
+    with _fetching(directory) as unfinished:
+        if unfinished is not None:
+            target = unfinished / "unpacked"
+            for pin in pins:
+                what = f"{pin['name']}@{pin['version']}"
+                _run(["npm", "pack", "--silent", what], unfinished, what)
+                archive = unfinished / f"{pin['name']}-{pin['version']}.tgz"
+                digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+                if digest != pin["digest"]:
+                    raise WrongHashError(f"{what} has another hash than the pinned one: sha512-{digest}")
+                _unpack(archive, target if pin is pins[0] else target / "node_modules" / pin["name"])
+    return directory
+
+
+def go_source() -> Path:
+    """Directory of the module in `sources_go.txt`, after what its tests need was fetched (GO_ENVIRONMENT)."""
+    pins = [_GO_PIN.fullmatch(line) for line in (HERE / "sources_go.txt").read_text().splitlines()]
+    [pin] = [pin for pin in pins if pin]
+    directory = UNPACKED / f"{pin['name']}-{pin['version']}"
+    with _fetching(directory) as unfinished:
+        if unfinished is not None:
+            what = f"{pin['module']}@v{pin['version']}"
+            fetched = json.loads(_run(["go", "mod", "download", "-json", what], unfinished, what))
+            if fetched["Sum"] != pin["digest"]:
+                raise WrongHashError(f"{what} has another hash than the pinned one: {fetched['Sum']}")
+            shutil.copytree(fetched["Dir"], unfinished / "unpacked")
+            _run(["go", "mod", "download"], unfinished / "unpacked", f"what {what} needs")
+    return directory
+
+
+@contextmanager
+def _fetching(directory: Path) -> Generator[Path | None]:
+    """Yield a directory whose `unpacked` becomes the wanted one, None if that is there; one process at a time."""
+    UNPACKED.mkdir(exist_ok=True)
+    with (UNPACKED / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if directory.exists():
+            yield None
+            return
+        unfinished = UNPACKED / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        yield unfinished
+        (unfinished / "unpacked").rename(directory)
+        shutil.rmtree(unfinished)
+
+
+def _run(command: Sequence[str], directory: Path, what: str) -> str:
+    """Give what the command prints. Raises SourceMissingError."""
+    # Build tools are looked for on the path, and the virtual environment need not be active.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    try:
+        done = subprocess.run(
+            command,
+            cwd=directory,
+            env=os.environ | {"PATH": path} | GO_ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=FETCH_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SourceMissingError(f"{what} cannot be fetched: {error}") from None
+    if done.returncode:
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
+        raise SourceMissingError(
+            f"{what} cannot be fetched; the first run needs a package index, later ones use {UNPACKED}:\n{tail}"
+        )
+    return done.stdout
+
+
+def _unpack(archive: Path, directory: Path) -> None:
+    with tarfile.open(archive) as tar:
+        # Not before Python 3.11.4; what is unpacked is pinned by its hash.
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        for member in tar.getmembers():
+            # The archive's own top directory goes.
+            member.name = member.name.partition("/")[2]
+            if member.name:
+                tar.extract(member, directory)

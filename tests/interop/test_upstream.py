@@ -1,0 +1,240 @@
+"""The clients' own tests, as they ship them, against a cluster of three."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from certificates_of_clients import AMQPS_PORT_OFFSET
+from sources import SourceMissingError, amqplib_source, go_source, python_source
+from upstream import Known, Outcome, known_failures, matching, run_go, run_maven, run_mocha, run_pytest
+
+from qq import testing
+from qq.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.xdist_group("interop-suites")
+
+SHORT_S, LONG_S = 170.0, 1800.0
+IN_ASYNCIO = ("-p", "instead_of_docker", "-p", "aiomisc_pytest")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What of a source package is run."""
+
+    name: str
+    tests: Sequence[str]
+    options: Sequence[str]
+    passed_min: int
+    """So many pass at least: a suite that silently runs nothing is no success."""
+    is_whole: bool = True
+    """A part is not blamed for known failures that it does not contain."""
+    certificates: str = ""
+    """Where the tests look for certificates, if the package has none."""
+
+
+SHORT = [
+    Suite(
+        "amqp",
+        ["t/integration/test_rmq.py"],
+        ["-o", "python_classes=test_*"],
+        25,
+        certificates="t/certs",
+    ),
+    Suite("kombu", ["t/integration/test_py_amqp.py"], ["-o", "python_classes=test_*"], 50),
+    Suite(
+        "aio-pika",
+        ["tests/test_amqp.py", "tests/test_rpc.py", "tests/test_master.py"],
+        [*IN_ASYNCIO, "-k", "not robust and not NoConfirms and not big_message and not clean_close"],
+        60,
+        is_whole=False,
+    ),
+    Suite(
+        "aiormq",
+        ["tests/test_channel.py", "tests/test_connection.py"],
+        [*IN_ASYNCIO, "-k", "not named and not stairway and not closing_waiter and not amqps"],
+        100,
+        is_whole=False,
+    ),
+]
+LONG = [
+    Suite("aio-pika", ["tests"], IN_ASYNCIO, 870),
+    Suite("aiormq", ["tests"], IN_ASYNCIO, 500),
+    Suite(
+        "celery",
+        ["t/integration/test_inspect.py", "t/integration/test_tasks.py"],
+        ["-p", "celery.contrib.pytest", "-o", "python_classes=test_*"],
+        60,
+    ),
+]
+PIKA = Suite(
+    "pika",
+    [
+        "tests/acceptance/blocking_adapter_test.py",
+        "tests/acceptance/async_adapter_tests.py",
+        "tests/acceptance/enforce_one_basicget_test.py",
+        "tests/acceptance/thread_safe_connection_test.py",
+        "tests/acceptance/thread_safe_bounded_queue_test.py",
+    ],
+    ["-k", "not gevent and not tornado"],
+    290,
+)
+PIKA_SOURCE = os.environ.get("PIKA_SOURCE", "")
+JAVA_CLIENT_SOURCE = os.environ.get("JAVA_CLIENT_SOURCE", "")
+JAVA_S = 3600.0
+STANDARD_PORT = 5672
+
+
+class Scratch(NamedTuple):
+    """Where a suite's run may write, and what it may need."""
+
+    directory: Path
+    certificates: Path
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, certificates: Path) -> Scratch:
+    return Scratch(tmp_path, certificates)
+
+
+def run_python_suite(suite: Suite, cluster: LocalCluster, scratch: Scratch, timeout_s: float) -> None:
+    try:
+        source = python_source(suite.name)
+    except SourceMissingError as error:
+        pytest.fail(str(error), pytrace=False)
+    run_unpacked(suite, source, cluster, scratch, timeout_s)
+
+
+def run_unpacked(
+    suite: Suite, source: Path, cluster: LocalCluster, scratch: Scratch, timeout_s: float
+) -> None:
+    if suite.certificates:
+        source = shutil.copytree(source, scratch.directory / "source")
+        shutil.copytree(scratch.certificates, source / suite.certificates)
+    known = known_failures(suite.name)
+    left_out = [f"--deselect-glob={test}" for entry in known if not entry.run for test in entry.tests]
+    port = cluster.followers()[0].amqp_port
+    outcome = run_pytest(
+        source,
+        suite.tests,
+        scratch.directory / "report.xml",
+        port=port,
+        tls_port=port + AMQPS_PORT_OFFSET,
+        timeout_s=timeout_s,
+        options=["-p", "left_out", *left_out, *suite.options],
+    )
+    check(outcome, known if suite.is_whole else in_part(known, outcome), suite.passed_min)
+
+
+def in_part(known: Sequence[Known], outcome: Outcome) -> list[Known]:
+    names = [*outcome.passed, *outcome.failed, *outcome.skipped]
+    return [
+        Known([pattern for pattern in entry.tests if matching(pattern, names)], entry.because, entry.run)
+        for entry in known
+    ]
+
+
+def check(outcome: Outcome, known: Sequence[Known], passed_min: int) -> None:
+    complaints = outcome.judge(known)
+    assert not complaints, "\n".join(complaints)
+    assert len(outcome.passed) >= passed_min
+
+
+def test_what_is_not_as_the_table_says_is_told() -> None:
+    outcome = Outcome(passed={"a", "b[1]"}, failed={"c": "no route", "d[2]": "refused"})
+    assert outcome.judge([Known(["c", "d[*]"], "coming")]) == []
+    assert outcome.judge([Known(["c"], "coming")]) == ["d[2] fails: refused"]
+    assert outcome.judge([Known(["a", "c", "d*"], "coming")]) == ["a passes; take it off the list (coming)"]
+    assert outcome.judge([Known(["c", "d*", "e"], "coming")]) == [
+        "e: no test has this name; take it off the list"
+    ]
+
+
+@pytest.mark.timeout(SHORT_S + 60)
+@pytest.mark.parametrize("suite", SHORT, ids=lambda suite: suite.name)
+def test_a_python_client_passes_its_own_tests(suite: Suite, cluster: LocalCluster, scratch: Scratch) -> None:
+    run_python_suite(suite, cluster, scratch, SHORT_S)
+
+
+@pytest.mark.interop
+@pytest.mark.timeout(LONG_S + 60)
+@pytest.mark.parametrize("suite", LONG, ids=lambda suite: suite.name)
+def test_a_python_client_passes_all_of_its_own_tests(
+    suite: Suite, cluster: LocalCluster, scratch: Scratch
+) -> None:
+    run_python_suite(suite, cluster, scratch, LONG_S)
+
+
+@pytest.mark.interop
+@pytest.mark.timeout(SHORT_S + 60)
+@pytest.mark.skipif(
+    not PIKA_SOURCE,
+    reason="pika's source package has no tests in it: PIKA_SOURCE=DIR names a checkout of its repository",
+)
+def test_pika_passes_its_acceptance_tests(cluster: LocalCluster, scratch: Scratch) -> None:
+    run_unpacked(PIKA, Path(PIKA_SOURCE), cluster, scratch, SHORT_S)
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="no Node.js here: apt-get install nodejs npm")
+@pytest.mark.timeout(SHORT_S)
+def test_amqplib_passes_its_own_tests(cluster: LocalCluster, tmp_path: Path) -> None:
+    try:
+        source = amqplib_source()
+    except SourceMissingError as error:
+        pytest.skip(str(error))
+    files = ["test/connect.js", "test/channel_api.js", "test/callback_api.js"]
+    port = cluster.followers()[0].amqp_port
+    outcome = run_mocha(source, files, tmp_path / "report.json", port=port, timeout_s=SHORT_S / 2)
+    check(outcome, known_failures("amqplib"), 73)
+
+
+@pytest.mark.interop
+@pytest.mark.timeout(LONG_S + 60)
+def test_amqp091_go_passes_its_own_tests(cluster: LocalCluster, tmp_path: Path) -> None:
+    if shutil.which("go") is None:
+        pytest.fail("no Go here: apt-get install golang", pytrace=False)
+    try:
+        source = go_source()
+    except SourceMissingError as error:
+        pytest.fail(str(error), pytrace=False)
+    node = cluster.followers()[0]
+    outcome = run_go(source, tmp_path, amqp_port=node.amqp_port, http_port=node.http_port, timeout_s=LONG_S)
+    check(outcome, known_failures("amqp091-go"), 300)
+
+
+@pytest.mark.interop
+@pytest.mark.timeout(JAVA_S + 60)
+@pytest.mark.skipif(
+    not JAVA_CLIENT_SOURCE,
+    reason="the Java client's tests are not published: JAVA_CLIENT_SOURCE=DIR names a checkout of its repository",
+)
+def test_the_java_client_passes_its_own_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(JAVA_CLIENT_SOURCE).absolute()
+    known = known_failures("java")
+    left_out = [test.removeprefix("*.") for entry in known if not entry.run for test in entry.tests]
+    # The tests know only the standard ports.
+    monkeypatch.setattr(testing, "_reserve_ports", lambda *_: STANDARD_PORT)
+    with LocalCluster() as cluster:
+        outcome = run_maven(
+            source, java_classes(source), left_out, http_port=cluster.nodes[0].http_port, timeout_s=JAVA_S
+        )
+    check(outcome, known, 550)
+
+
+def java_classes(source: Path) -> list[str]:
+    """What the client's suites consist of; run as suites, the report would not tell the classes."""
+    suites = source / "src/test/java/com/rabbitmq/client/test"
+    names = ("ClientTestSuite", "functional/FunctionalTestSuite", "server/ServerTestSuite")
+    return [
+        name
+        for suite in names
+        for name in re.findall(r"(\w+)\.class", (suites / f"{suite}.java").read_text())
+    ]

@@ -1,0 +1,254 @@
+"""Runs a client's own tests in a process of its own, and judges the result by the table of known failures.
+
+    [[SUITE]]
+    tests = ["module.Class.test[parameter]", "module.*"]
+    because = "what is missing, or how the client's test differs from what RabbitMQ does"
+    run = false             # optional: it is not even started, because it would hang
+
+`*` is the only wildcard.
+
+Law: a test that fails and is not in the table, and a test in the table that passes, are failures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+from sources import GO_ENVIRONMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+HERE = Path(__file__).parent
+PLUGINS = HERE / "plugins"
+TEST_TIMEOUT_S = 60
+TAIL_LINES = 40
+MESSAGE_SHOWN = 300
+
+
+@dataclass(frozen=True)
+class Known:
+    """Tests of one suite that do not pass, and why."""
+
+    tests: Sequence[str]
+    because: str
+    run: bool = True
+
+
+@dataclass
+class Outcome:
+    """Names of a suite's tests by result."""
+
+    passed: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+    """With the message."""
+    skipped: set[str] = field(default_factory=set)
+
+    def judge(self, known: Sequence[Known]) -> list[str]:
+        """Sentences about what is not as the table says."""
+        complaints = []
+        excused: set[str] = set()
+        for entry in known:
+            for pattern in entry.tests:
+                if not entry.run:
+                    continue
+                matches = matching(pattern, [*self.passed, *self.failed, *self.skipped])
+                if not matches:
+                    complaints.append(f"{pattern}: no test has this name; take it off the list")
+                complaints += [
+                    f"{name} passes; take it off the list ({entry.because})"
+                    for name in sorted(matches)
+                    if name in self.passed
+                ]
+                excused |= matches
+        complaints += [
+            f"{name} fails: {message}" for name, message in self.failed.items() if name not in excused
+        ]
+        return complaints
+
+
+def known_failures(suite: str) -> list[Known]:
+    table = tomllib.loads((HERE / "known_failures.toml").read_text())
+    return [Known(**entry) for entry in table.get(suite, [])]
+
+
+def matching(pattern: str, names: Sequence[str]) -> set[str]:
+    wanted = re.compile(".*".join(re.escape(part) for part in pattern.split("*")))
+    return {name for name in names if wanted.fullmatch(name)}
+
+
+def run_pytest(
+    directory: Path,
+    tests: Sequence[str],
+    report: Path,
+    *,
+    port: int,
+    tls_port: int,
+    timeout_s: float,
+    options: Sequence[str] = (),
+) -> Outcome:
+    """Run test files of an unpacked source package with pytest, without its configuration and ours."""
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(directory)]
+    command += ["-W", "ignore", "-p", "pytest_timeout", f"--timeout={TEST_TIMEOUT_S}"]
+    command += ["-p", "no:cacheprovider", f"--junit-xml={report}", *options, *tests]
+    settings = {
+        "PYTHONPATH": os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")]),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "QQ_INTEROP_PORT": str(port),
+        "QQ_INTEROP_TLS_PORT": str(tls_port),
+        # kombu and py-amqp
+        "RABBITMQ_HOST": "127.0.0.1",
+        "RABBITMQ_5672_TCP": str(port),
+        "RABBITMQ_5671_TCP": str(tls_port),
+        # Celery; the other result store that it could use, Redis, is no part of this
+        "TEST_BROKER": f"pyamqp://guest:guest@127.0.0.1:{port}//",
+        "TEST_BACKEND": report.with_suffix(".results").as_uri(),
+    }
+    report.with_suffix(".results").mkdir()
+    run_suite(command, directory, report, settings, timeout_s)
+    return read_report(report)
+
+
+def run_mocha(directory: Path, tests: Sequence[str], report: Path, *, port: int, timeout_s: float) -> Outcome:
+    """Run test files for mocha's "tdd" interface with Node.js."""
+    settings = {
+        "URL": f"amqp://127.0.0.1:{port}",
+        "QQ_INTEROP_PORT": str(port),
+        "QQ_INTEROP_FILES": " ".join(str(directory / test) for test in tests),
+        "QQ_INTEROP_REPORT": str(report),
+    }
+    command = ["node", "--require", str(PLUGINS / "redirect.js"), str(PLUGINS / "mocha_tdd.js")]
+    run_suite(command, directory, report, settings, timeout_s)
+    document = json.loads(report.read_text())
+    return Outcome(set(document["passed"]), document["failed"])
+
+
+def run_go(directory: Path, scratch: Path, *, amqp_port: int, http_port: int, timeout_s: float) -> Outcome:
+    """Run the tests of a Go package, those that need a broker too; a test's parts are `TEST/PART`."""
+    overlay = scratch / "overlay.json"
+    overlay.write_text(json.dumps({"Replace": _redirected(directory, scratch, amqp_port, http_port)}))
+    settings = GO_ENVIRONMENT | {"AMQP_URL": f"amqp://guest:guest@127.0.0.1:{amqp_port}/"}
+    command = ["go", "test", "-json", "-tags", "integration", "-overlay", str(overlay), "."]
+    output = run_command(command, directory, settings, timeout_s)
+    events = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    results: dict[str, dict[str, list[str]]] = {"pass": {}, "fail": {}, "skip": {}}
+    said: dict[str, list[str]] = {}
+    for event in events:
+        name = event.get("Test")
+        if event["Action"] == "output":
+            said.setdefault(name, []).append(event["Output"])
+        elif name and event["Action"] in results:
+            results[event["Action"]][name] = said.get(name, [])
+    assert results["pass"], f"no test has passed:\n{_tail(output)}"
+    failed = {name: _shown("".join(lines)) for name, lines in results["fail"].items()}
+    if not failed and events[-1]["Action"] == "fail":
+        failed["the package"] = _shown("".join(said[None]))
+    return Outcome(set(results["pass"]), failed, set(results["skip"]))
+
+
+def run_maven(
+    directory: Path, classes: Sequence[str], left_out: Sequence[str], *, http_port: int, timeout_s: float
+) -> Outcome:
+    """Run test classes of the Java client, in its repository: it leaves its build there. `left_out`: CLASS#METHOD."""
+    reports = directory / "target" / "failsafe-reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    command = [
+        "mvn",
+        "--batch-mode",
+        "verify",
+        "-Dspotless.check.skip=true",
+        "-Dmaven.test.failure.ignore=true",
+    ]
+    command += [f"-Drabbitmqctl.bin={PLUGINS / 'rabbitmqctl'}", "-Dtest-broker.A.nodename=n1"]
+    command.append("-Dit.test=" + ",".join([*classes, *(f"!{name}" for name in left_out)]))
+    output = run_command(command, directory, {"QQ_INTEROP_HTTP_PORT": str(http_port)}, timeout_s)
+    outcome = Outcome()
+    for report in reports.glob("TEST-*.xml"):
+        part = read_report(report)
+        outcome.passed |= part.passed
+        outcome.failed |= part.failed
+        outcome.skipped |= part.skipped
+    assert outcome.passed, f"no test has passed:\n{_tail(output)}"
+    return outcome
+
+
+def _redirected(directory: Path, scratch: Path, amqp_port: int, http_port: int) -> dict[str, str]:
+    """Write copies of the files that know only the standard ports; for each file, the one to compile instead."""
+    replaced = {}
+    for file in directory.rglob("*.go"):
+        text = file.read_text()
+        moved = text.replace("localhost:15672", f"127.0.0.1:{http_port}").replace('"15672"', f'"{http_port}"')
+        if moved != text:
+            copy = scratch / f"{len(replaced)}-{file.name}"
+            copy.write_text(moved)
+            replaced[str(file)] = str(copy)
+    return replaced
+
+
+def run_suite(
+    command: Sequence[str], directory: Path, report: Path, settings: Mapping[str, str], timeout_s: float
+) -> None:
+    """Run a command that writes a report. Raises AssertionError if it writes none in time."""
+    output = run_command(command, directory, settings, timeout_s)
+    assert report.exists(), f"no report was written:\n{_tail(output)}"
+
+
+def run_command(
+    command: Sequence[str], directory: Path, settings: Mapping[str, str], timeout_s: float
+) -> str:
+    """Run a command and give what it prints. Raises AssertionError if it is not done in time."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    with subprocess.Popen(
+        command,
+        cwd=directory,
+        env=environment | settings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            raise AssertionError(f"not done after {timeout_s:g} s:\n{_tail(output)}") from None
+    return output
+
+
+def _shown(message: str) -> str:
+    return " ".join(message.split())[:MESSAGE_SHOWN]
+
+
+def _tail(output: str) -> str:
+    return "\n".join(output.splitlines()[-TAIL_LINES:])
+
+
+def read_report(report: Path) -> Outcome:
+    """Read a JUnit report of pytest. What fails at its end, after it has passed, is in it twice."""
+    outcome = Outcome()
+    for case in ET.parse(report).iter("testcase"):
+        name = f"{case.get('classname', '')}.{case.get('name', '')}"
+        trouble = [element for element in case if element.tag in ("failure", "error")]
+        if trouble:
+            outcome.failed[name] = _shown(trouble[0].get("message", ""))
+        elif case.find("skipped") is not None:
+            outcome.skipped.add(name)
+        else:
+            outcome.passed.add(name)
+    outcome.passed -= outcome.failed.keys()
+    return outcome

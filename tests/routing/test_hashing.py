@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qq.routing.content import Content, NeedsContent
+from qq.routing.exchanges import check_exchange
+from qq.routing.hashing import ConsistentHash, ModulusHash, Random, _log2
+from qq.routing.routers import (
+    Arguments,
+    Binding,
+    Destination,
+    DestinationKind,
+    InvalidBinding,
+    InvalidExchange,
+    Router,
+)
+
+KEYS = [f"customer-{number}" for number in range(20_000)]
+
+
+def binding(name: str, weight: int = 1, arguments: bytes = b"") -> Binding:
+    return Binding("x", Destination(DestinationKind.QUEUE, name), str(weight), arguments)
+
+
+def consistent(weights: dict[str, int], arguments: Arguments | None = None) -> ConsistentHash:
+    router = ConsistentHash(arguments or {})
+    for name, weight in weights.items():
+        router.bind(binding(name, weight), {})
+    return router
+
+
+def picked(router: Router, key: str, content: Content | None = None) -> str | None:
+    names = [found.destination.name for found in router.match((key,), content)]
+    assert len(names) <= 1
+    return names[0] if names else None
+
+
+def placed(router: Router) -> dict[str, str | None]:
+    return {key: picked(router, key) for key in KEYS}
+
+
+def spread_as(found: Counter[str | None], shares: dict[str, float]) -> bool:
+    """Pearson's test: what is found is no further from the shares than five standard deviations of chance."""
+    total, parts = sum(found.values()), sum(shares.values())
+    assert set(found) <= set(shares)
+    expected = {name: total * share / parts for name, share in shares.items()}
+    squares = sum((found[name] - many) ** 2 / many for name, many in expected.items())
+    freedom = len(shares) - 1
+    return squares < freedom + 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {f"q{number}": 1 for number in range(3)},
+        {f"q{number}": 1 for number in range(100)},
+        {"one": 1, "two": 2, "ten": 10},
+        {f"q{number}": number % 5 + 1 for number in range(40)},
+        {"heavy": 10_000, "light": 100, "lighter": 50},
+    ],
+)
+def test_consistent_hash_gives_every_destination_the_share_of_its_weight(weights: dict[str, int]) -> None:
+    assert spread_as(Counter(placed(consistent(weights)).values()), dict(weights))
+
+
+def test_a_binding_that_comes_or_goes_moves_only_its_own_share() -> None:
+    weights = {f"q{number}": number % 3 + 1 for number in range(10)}
+    router = consistent(weights)
+    before = placed(router)
+    router.bind(binding("new", 4), {})
+    after = placed(router)
+    moved = [key for key in KEYS if before[key] != after[key]]
+    assert {after[key] for key in moved} == {"new"}
+    assert len(moved) == pytest.approx(len(KEYS) * 4 / (sum(weights.values()) + 4), rel=0.1)
+    router.unbind(binding("new", 4))
+    assert placed(router) == before
+
+
+def test_a_greater_weight_only_attracts() -> None:
+    weights = {"a": 1, "b": 2, "c": 3}
+    before, after = placed(consistent(weights)), placed(consistent(weights | {"a": 2}))
+    assert {after[key] for key in KEYS if before[key] != after[key]} == {"a"}
+
+
+def test_a_destination_that_is_bound_more_than_once_has_the_greatest_of_its_weights() -> None:
+    router = consistent({"a": 1, "b": 2})
+    for again in (binding("a", 3), binding("a", 3, b"other"), binding("b", 1)):
+        router.bind(again, {})
+    assert placed(router) == placed(consistent({"a": 3, "b": 2}))
+
+
+CONSISTENT = "dcbadddcdabbadcbcdbdcdbbdddbabdccbcccbcb"
+MODULUS = "dcccabcabcabaadbabcdddacbacdadddaacabdab"
+RANDOM = "acbcaccadbcbbccbdcaccadcddaadaaabdabcaca"
+
+
+def test_keys_stay_where_they_are_from_one_release_to_the_next() -> None:
+    # Nodes of a cluster run different releases, on different platforms, while it is upgraded.
+    router = consistent({"a": 1, "b": 2, "c": 3, "d": 3})
+    assert "".join(str(picked(router, f"key-{number}")) for number in range(40)) == CONSISTENT
+    for kind, expected in ((ModulusHash, MODULUS), (Random, RANDOM)):
+        router = kind({})
+        for name in "abcd":
+            router.bind(binding(name), {})
+        content = [Content({}, {}, number) for number in range(40)]
+        assert "".join(str(picked(router, f"key-{at.number}", at)) for at in content) == expected
+
+
+def test_without_bindings_there_is_nothing_to_pick() -> None:
+    content = Content({}, {}, 1)
+    for router in (ConsistentHash({}), ModulusHash({}), Random({})):
+        router.bind(binding("q"), {})
+        router.unbind(binding("q"))
+        assert picked(router, "k", content) is None
+
+
+def test_only_the_first_routing_key_is_hashed() -> None:
+    router = consistent({f"q{number}": 1 for number in range(10)})
+    for key in KEYS[:50]:
+        assert list(router.match((key, "cc"), None)) == list(router.match((key,), None))
+
+
+def test_a_header_or_a_property_can_be_hashed_instead_of_the_routing_key() -> None:
+    weights = {f"q{number}": 1 for number in range(10)}
+    by_header = consistent(weights, {"hash-header": "customer"})
+    by_property = consistent(weights, {"hash-property": "message_id"})
+    values = [Content({"customer": key}, {"message_id": key}, 0) for key in KEYS[:2000]]
+    for router in (by_header, by_property):
+        found = {picked(router, "k", content) for content in values}
+        assert found == set(weights)
+        assert all(picked(router, "k", at) == picked(router, "other", at) for at in values[:50])
+    # Without it all go to one destination, whichever key they have.
+    nothing = [Content({"other": 1}, {"timestamp": "5"}, number) for number in range(50)]
+    for router in (by_header, by_property):
+        assert len({picked(router, key, content) for key, content in zip(KEYS, nothing, strict=False)}) == 1
+
+
+@pytest.mark.parametrize("value", [None, True, 5, 1.5, b"\xff", "ü", [1, {"k": [None]}], {"b": 1, "a": "x"}])
+def test_any_header_can_be_hashed(value: object) -> None:
+    router = consistent({"a": 1, "b": 1}, {"hash-header": "h"})
+    assert picked(router, "", Content({"h": value}, {}, 1)) == picked(
+        router, "k", Content({"h": value}, {}, 2)
+    )
+
+
+def test_tables_hash_the_same_in_any_order() -> None:
+    router = consistent({f"q{number}": 1 for number in range(50)}, {"hash-header": "h"})
+    one, other = Content({"h": {"a": 1, "b": 2}}, {}, 1), Content({"h": {"b": 2, "a": 1}}, {}, 1)
+    assert picked(router, "", one) == picked(router, "", other)
+
+
+def test_the_content_is_asked_for_only_where_it_matters() -> None:
+    assert picked(consistent({"q": 1}), "k") == "q"
+    hashing = [
+        consistent({"q": 1}, {argument: "message_id"}) for argument in ("hash-header", "hash-property")
+    ]
+    for router in (*hashing, Random({})):
+        with pytest.raises(NeedsContent):
+            router.match(("k",), None)
+
+
+@pytest.mark.parametrize("kind", [ModulusHash, Random])
+def test_one_of_the_bindings_is_picked_as_often_as_another(kind: type[Router]) -> None:
+    router = kind({})
+    names = [f"q{number}" for number in range(16)]
+    for name in names:
+        router.bind(binding(name), {})
+    # Numbers that have a stride in common with the number of bindings are no less spread.
+    for stride in (1, 16, 2**32):
+        contents = (Content({}, {}, number * stride) for number in range(len(KEYS)))
+        found = Counter(picked(router, key, at) for key, at in zip(KEYS, contents, strict=True))
+        assert spread_as(found, dict.fromkeys(names, 1))
+
+
+def test_modulus_hash_looks_at_the_keys_and_random_at_the_number_only() -> None:
+    modulus, chance = ModulusHash({}), Random({})
+    for number in range(10):
+        modulus.bind(binding(f"q{number}"), {})
+        chance.bind(binding(f"q{number}"), {})
+    assert len({picked(modulus, "k", Content({}, {}, number)) for number in range(50)}) == 1
+    assert len({picked(chance, key, Content({}, {}, 5)) for key in KEYS[:50]}) == 1
+
+
+names = st.text(st.characters(categories=("L", "N")), max_size=3)
+many = st.lists(st.builds(binding, names, st.integers(1, 10_000), st.sampled_from([b"", b"x"])), unique=True)
+
+
+@given(many, st.sampled_from([ConsistentHash, ModulusHash, Random]), st.lists(names, min_size=1), st.data())
+def test_what_is_picked_does_not_depend_on_the_order_of_binding(
+    bindings: list[Binding], kind: type[Router], keys: list[str], data: st.DataObject
+) -> None:
+    one, other = kind({}), kind({})
+    gone = data.draw(st.lists(st.sampled_from(bindings), unique=True)) if bindings else []
+    for bound in bindings:
+        one.bind(bound, {})
+    for bound in gone:
+        one.unbind(bound)
+    for bound in data.draw(st.permutations([bound for bound in bindings if bound not in gone])):
+        other.bind(bound, {})
+    for number, key in enumerate(keys):
+        content = Content({}, {}, number)
+        assert picked(one, key, content) == picked(other, key, content)
+        assert (picked(one, key, content) is None) is (len(bindings) == len(gone))
+
+
+@given(st.integers(1, 2**64 - 1))
+def test_the_logarithm_is_right_to_a_unit(number: int) -> None:
+    assert _log2(number) / 2**24 == pytest.approx(math.log2(number), abs=1.1 / 2**24, rel=0)
+
+
+@pytest.mark.parametrize(
+    ("weight", "text"),
+    [
+        ("", "The binding key must be an integer: <<>>"),
+        ("a", 'The binding key must be an integer: <<"a">>'),
+        ("1.5", 'The binding key must be an integer: <<"1.5">>'),
+        (" 1", 'The binding key must be an integer: <<" 1">>'),
+        ("1_0", 'The binding key must be an integer: <<"1_0">>'),
+        ("0", "The binding key must be greater than 0"),
+        ("-3", "The binding key must be greater than 0"),
+        ("10001", "The binding key must not exceed 10000"),
+        ("9" * 255, "The binding key must not exceed 10000"),
+    ],
+)
+def test_a_weight_is_checked_when_binding(weight: str, text: str) -> None:
+    with pytest.raises(InvalidBinding) as caught:
+        ConsistentHash({}).check(weight, {})
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("weight", ["1\n", "\u0663", "\uff11", "0x1", "+", "1 "])
+def test_what_erlang_does_not_read_as_a_number_is_no_weight(weight: str) -> None:
+    with pytest.raises(InvalidBinding, match="must be an integer"):
+        ConsistentHash({}).check(weight, {})
+
+
+@pytest.mark.parametrize("weight", ["1", "10000", "+5", "007"])
+def test_what_erlang_reads_as_a_number_is_a_weight(weight: str) -> None:
+    router = ConsistentHash({})
+    router.check(weight, {})
+    bound = Binding("x", Destination(DestinationKind.QUEUE, "q"), weight, b"")
+    router.bind(bound, {})
+    assert list(router.match(("k",), None)) == [bound]
+
+
+def test_other_types_take_any_binding() -> None:
+    for router in (ModulusHash({}), Random({})):
+        router.check("not a number", {"x-match": 5})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            {"hash-header": "a", "hash-property": "message_id"},
+            "hash-header and hash-property are mutually exclusive",
+        ),
+        ({"hash-property": "app_id"}, "Unsupported property: app_id"),
+        ({"hash-header": 5}, "Invalid argument, 'hash-header' must be a string"),
+        ({"hash-property": None}, "Invalid argument, 'hash-property' must be a string"),
+    ],
+)
+def test_what_is_hashed_is_checked_when_declaring(arguments: dict[str, object], text: str) -> None:
+    for kind in ("x-consistent-hash", "x-delayed-message"):
+        with pytest.raises(InvalidExchange) as caught:
+            check_exchange(kind, {"x-delayed-type": "x-consistent-hash", **arguments})
+        assert str(caught.value) == text
+    check_exchange("x-modulus-hash", arguments)

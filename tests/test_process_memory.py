@@ -1,0 +1,50 @@
+"""How much memory the process has and may have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qq.memory import available_bytes, group_limits, resident_bytes
+
+GIB = 1 << 30
+
+
+def test_what_the_process_takes_on_is_seen() -> None:
+    before = resident_bytes()
+    ballast = bytearray(64 << 20)
+    ballast[::4096] = b"x" * len(ballast[::4096])
+    assert 60 << 20 < resident_bytes() - before < 80 << 20
+    assert len(ballast) == 64 << 20
+
+
+def test_it_may_take_more_than_it_has() -> None:
+    assert resident_bytes() < available_bytes()
+
+
+@pytest.mark.parametrize(
+    ("own_groups", "files", "limits"),
+    [
+        ("0::/\n", {"memory.max": "max\n"}, []),
+        ("0::/\n", {"memory.max": f"{GIB}\n"}, [GIB]),
+        ("0::/a/b\n", {"a/b/memory.max": f"{GIB}\n", "a/memory.max": f"{2 * GIB}\n"}, [GIB, 2 * GIB]),
+        ("0::/of/the/host\n", {"memory.max": f"{GIB}\n"}, [GIB]),
+        ("5:cpu:/a\n4:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": f"{GIB}\n"}, [GIB]),
+        ("4:hugetlb,memory:/a\n", {"memory/memory.limit_in_bytes": f"{GIB}\n"}, [GIB]),
+        ("0::/\n", {}, []),
+    ],
+)
+def test_a_control_group_limits_it(
+    tmp_path: Path, own_groups: str, files: dict[str, str], limits: list[int]
+) -> None:
+    (tmp_path / "own").write_text(own_groups)
+    for name, text in files.items():
+        file = tmp_path / "groups" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert group_limits(tmp_path / "own", tmp_path / "groups") == limits
+
+
+def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
+    assert group_limits(tmp_path / "none", tmp_path) == []
