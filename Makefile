@@ -2,22 +2,30 @@
 #
 #   make up ARGS="--nodes 5 --fresh"     options of `qq up`
 #   make test TESTS=tests/http           a part of the tests
+#   make interop                         the clients' own tests that take minutes; PIKA_SOURCE=DIR, JAVA_CLIENT_SOURCE=DIR: theirs, too
 #   make sim SEEDS=100000                the simulation, for the night
-#   make bench ARGS="--only drain" RECOVERY="--messages 1000000 --singles 0"
+#   make fuzz SECONDS=30000              damaged clients against a real node, for the night
+#   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
+#   make bench ARGS="--only drain" CONNECTIONS="--idle 1000" RECOVERY="--messages 1000000 --singles 0" CHECKER="--rows 1000000"
 
 PYTHON ?= python3
 TESTS ?= tests
 SEEDS ?= 1000
+SECONDS ?= 60
 ARGS ?=
+CONNECTIONS ?=
 RECOVERY ?=
+CHECKER ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup up test lint bench sim clean
+.PHONY: setup venv java toxiproxy up test interop lint bench sim fuzz chaos clean
 
-setup: $(VENV)/stamp
+setup: venv java
+
+venv: $(VENV)/stamp
 
 # setuptools is pinned with the rest, so our own package is built without fetching anything that has no hash.
 $(VENV)/stamp: requirements/dev.txt pyproject.toml
@@ -27,24 +35,50 @@ $(VENV)/stamp: requirements/dev.txt pyproject.toml
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-up: setup
+# Spark is large, and `make up` does not need it.
+$(VENV)/chaos-stamp: requirements/chaos.txt $(VENV)/stamp
+	$(PIP) install --require-hashes --no-build-isolation -r requirements/chaos.txt
+	@touch $@
+
+# What is not from the package index: brought into .tools where the machine has none.
+java: $(VENV)/chaos-stamp
+	@$(BIN)/python -m chaos.pipeline.java --install
+
+toxiproxy: $(VENV)/chaos-stamp
+	@$(BIN)/python -m chaos.live.toxiproxy --install
+
+up: venv
 	@$(BIN)/qq up $(ARGS)
 
+# Where Java or Toxiproxy cannot be had, the tests that need them fail and say so.
 test: lint
+	-@$(MAKE) --no-print-directory java
+	-@$(MAKE) --no-print-directory toxiproxy
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS)
 
-lint: setup
+interop: venv
+	$(BIN)/python -m pytest -m interop tests/interop
+
+lint: venv
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/basedpyright
 
-bench: setup
+bench: venv java
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS)
+	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS)
 	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY)
+	$(BIN)/python tests/benchmarks/checker.py $(CHECKER)
 
-sim: setup
+sim: venv
 	$(BIN)/python -m chaos.sim --seeds $(SEEDS) $(ARGS)
+
+fuzz: venv
+	$(BIN)/python -m chaos.fuzz --seconds $(SECONDS) $(ARGS)
+
+chaos: java toxiproxy
+	$(BIN)/python -m chaos run $(ARGS)
 
 # The data of `make up` (./var) stays: `make up ARGS=--fresh` is for that.
 clean:

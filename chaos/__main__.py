@@ -1,0 +1,30 @@
+"""`python -m chaos run|check|report`: hurt a cluster, judge what was recorded, look at it.
+
+`python -m chaos.sim` and `python -m chaos.fuzz` are programs of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos", description="Hurt a real cluster and decide whether it broke a promise."
+    )
+    parser.add_argument("command", choices=("run", "check", "report"), help="each has a --help of its own")
+    command = parser.parse_args(argv[:1]).command
+    # Each needs something large that the others do not: clients, Spark, a plotting library.
+    match command:
+        case "run":
+            from chaos.live.command import main as carry_out  # noqa: PLC0415
+        case "check":
+            from chaos.pipeline.job import main as carry_out  # noqa: PLC0415
+        case _:
+            from chaos.report import main as carry_out  # noqa: PLC0415
+    return carry_out(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,327 @@
+"""The history of a run: what every client asked for and what it was told.
+
+A history is any number of files `*.jsonl`, UTF-8, one JSON object a line, each file in the order of time. A key whose
+value is null is left out. The keys:
+
+    time_ns      int   wall clock of the harness's machine; rises from row to row of a file
+    process      str   who: "confirm-pub-n1", "nemesis"
+    call         int   number of the operation within its process; an invoke and its end have the same
+    type         str   invoke | ok (it happened) | fail (it certainly did not) | unknown (nobody knows) | info
+    op           str   one of OPERATIONS; `deliver` and `cancelled` come without an invoke. A connection that is lost is
+                       `info` of `connect`
+    workload     str   name of the workload
+    node         str   name of the node; of a fault: its targets, comma-separated
+    connection   str   unique per AMQP connection
+    channel      int
+    queue        str   of a publish: the queue that it is meant for
+    consumer     str   consumer tag
+    id           str   of the message, unique in the run: publisher ":" sequence
+    publisher    str   unique per process and queue
+    sequence     int   per publisher, from 1 without gaps
+    attempt      int   of a publish: 1, and more when one of unknown outcome is published again with its id
+    priority     int
+    redelivered  bool
+    delivery_count int header x-delivery-count, 0 if absent
+    deaths       list  of {"queue": str, "reason": str, "count": int}, from x-death
+    tx           str   the transaction that a publish or an ack belongs to
+    dedup        bool  published with x-publisher-id and x-publish-seq
+    fault        str   name of the fault
+    detail       str   the text of an error, the parameters of a fault
+
+An invoke without an end means unknown: the harness was ended, or the answer never came. The end of a call repeats what
+its invoke said. A publish that was refused with basic.nack is unknown: a broker may say so of a message that it keeps.
+
+Lives here: the schema, writing, reading with validation. Not here: what is asked (workloads), judging it (pipeline).
+
+Law: rows are only ever appended, in the order of their times.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, get_args
+
+from qq.errors import OperatingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FLUSH_INTERVAL_S = 1.0
+SUFFIX = ".jsonl"
+
+Type = Literal["invoke", "ok", "fail", "unknown", "info"]
+Operation = Literal[
+    "connect",
+    "declare",
+    "delete",
+    "purge",
+    "publish",
+    "deliver",
+    "ack",
+    "nack",
+    "reject",
+    "get",
+    "cancel",
+    "consume",
+    "tx_commit",
+    "tx_rollback",
+    "cancelled",
+    "fault",
+    "heal",
+    "drain",
+]
+TYPES: tuple[Type, ...] = get_args(Type)
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+
+class HistoryError(OperatingError):
+    """A history that cannot be read, in one line."""
+
+
+class Death(TypedDict):
+    """What befell a message in a queue: one entry of x-death."""
+
+    queue: str
+    reason: str
+    count: int
+
+
+class Fields(TypedDict, total=False):
+    """What a row may say besides when, who and what."""
+
+    workload: str
+    node: str | None
+    connection: str
+    channel: int
+    queue: str
+    consumer: str
+    id: str
+    publisher: str
+    sequence: int
+    attempt: int
+    priority: int
+    redelivered: bool
+    delivery_count: int
+    deaths: list[Death] | None
+    tx: str | None
+    dedup: bool
+    fault: str
+    detail: str | None
+
+
+class Row(Fields):
+    """One line of a history."""
+
+    time_ns: int
+    process: str
+    call: int
+    type: Type
+    op: Operation
+
+
+REQUIRED = ("time_ns", "process", "call", "type", "op")
+FIELD_TYPES: dict[str, type] = {
+    "time_ns": int,
+    "process": str,
+    "call": int,
+    "type": str,
+    "op": str,
+    "workload": str,
+    "node": str,
+    "connection": str,
+    "channel": int,
+    "queue": str,
+    "consumer": str,
+    "id": str,
+    "publisher": str,
+    "sequence": int,
+    "attempt": int,
+    "priority": int,
+    "redelivered": bool,
+    "delivery_count": int,
+    "deaths": list,
+    "tx": str,
+    "dedup": bool,
+    "fault": str,
+    "detail": str,
+}
+
+
+class Clock:
+    """Wall-clock time that never goes back: where it began is asked once, the rest is monotonic."""
+
+    def __init__(self) -> None:
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns() + self._offset_ns
+
+
+class Recorder:
+    """Appends rows to one file, for all threads. If the harness is killed, the last second may be missing."""
+
+    def __init__(self, file: Path, clock: Clock | None = None) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.clock = clock or Clock()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Rows so far, by operation and type."""
+        self._file = file.open("a", encoding="utf-8")
+        self._encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+        self._lock = threading.Lock()
+        self._last_ns = 0
+        self._flushed_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def process(self, name: str, workload: str | None = None) -> Process:
+        """One that does things; its name must be its own."""
+        return Process(self, name, workload)
+
+    def record(self, process: str, call: int, type_: Type, op: Operation, fields: Fields) -> None:
+        """Append one row. Keys whose value is None are left out; nothing happens after `close`."""
+        row = {"time_ns": 0, "process": process, "call": call, "type": type_, "op": op}
+        row |= {key: value for key, value in fields.items() if value is not None}
+        with self._lock:
+            if self._file.closed:
+                return
+            self._last_ns = row["time_ns"] = max(self.clock.now_ns(), self._last_ns + 1)
+            self._file.write(self._encode(row) + "\n")
+            self.counts[op, type_] += 1
+            if time.monotonic() - self._flushed_s > FLUSH_INTERVAL_S:
+                self._flush()
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system; a harness whose clients may all be waiting calls this every second."""
+        with self._lock:
+            if not self._file.closed:
+                self._flush()
+
+    def _flush(self) -> None:
+        self._file.flush()
+        self._flushed_s = time.monotonic()
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+
+class Process:
+    """One client, or the nemesis: numbers its calls."""
+
+    def __init__(self, recorder: Recorder, name: str, workload: str | None) -> None:
+        self.name = name
+        self._recorder = recorder
+        self._numbers = count(1)
+        self._always: Fields = {} if workload is None else {"workload": workload}
+
+    def invoke(self, op: Operation, **fields: Unpack[Fields]) -> Call:
+        """Record that something begins; what comes back records how it ended."""
+        fields = self._always | fields
+        number = next(self._numbers)
+        self._recorder.record(self.name, number, "invoke", op, fields)
+        return Call(self._recorder, self.name, number, op, fields)
+
+    def event(self, op: Operation, type_: Type = "ok", **fields: Unpack[Fields]) -> None:
+        """Record something that nobody asked for."""
+        self._recorder.record(self.name, next(self._numbers), type_, op, self._always | fields)
+
+
+class Call:
+    """An operation under way. Only the first end counts."""
+
+    def __init__(self, recorder: Recorder, process: str, number: int, op: Operation, fields: Fields) -> None:
+        self._recorder = recorder
+        self._process = process
+        self._number = number
+        self._op = op
+        self._fields = fields
+        self._is_over = False
+
+    def ok(self, **more: Unpack[Fields]) -> None:
+        self._end("ok", more)
+
+    def fail(self, detail: str) -> None:
+        """It certainly did not happen."""
+        self._end("fail", {"detail": detail})
+
+    def unknown(self, detail: str) -> None:
+        """It may have happened, or may yet."""
+        self._end("unknown", {"detail": detail})
+
+    def _end(self, type_: Type, more: Fields) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._recorder.record(self._process, self._number, type_, self._op, self._fields | more)
+
+
+def read(directory: Path) -> list[Row]:
+    """Read all rows of the files in a directory, in the order of time.
+
+    Raises HistoryError, with file and line, for whatever is not as the schema says, and if there is no file.
+    """
+    files = sorted(directory.glob(f"*{SUFFIX}"))
+    if not files:
+        raise HistoryError(f"{directory}: no history there (*{SUFFIX})")
+    rows = [row for file in files for row in _read_file(file)]
+    return sorted(rows, key=lambda row: row["time_ns"])
+
+
+def _read_file(file: Path) -> Iterator[Row]:
+    last_ns = 0
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                raise HistoryError(f"{file}:{number}: the line is cut: {_shown(line)}")
+            try:
+                row = _row(line)
+                if row["time_ns"] <= last_ns:
+                    raise ValueError("time_ns does not rise")  # noqa: TRY301 -- the place is added to all alike
+            except ValueError as error:
+                raise HistoryError(f"{file}:{number}: {error}: {_shown(line)}") from None
+            last_ns = row["time_ns"]
+            yield row
+
+
+def _row(line: bytes) -> Row:
+    """Parse one line; raises ValueError."""
+    try:
+        row: Any = json.loads(line)
+    except ValueError:
+        raise ValueError("not JSON") from None
+    if not isinstance(row, dict):
+        raise ValueError("not an object")  # noqa: TRY004 -- one family for whatever is wrong with a line
+    for key in REQUIRED:
+        if key not in row:
+            raise ValueError(f"{key} is missing")
+    for key, value in row.items():
+        expected = FIELD_TYPES.get(key)
+        if expected is None:
+            raise ValueError(f"unknown key {key}")
+        # In Python, true is an int.
+        if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+            raise ValueError(f"{key} is {value!r}, not {expected.__name__}")
+    if row["type"] not in TYPES:
+        raise ValueError(f"unknown type {row['type']!r}")
+    if row["op"] not in OPERATIONS:
+        raise ValueError(f"unknown op {row['op']!r}")
+    for death in row.get("deaths", ()):
+        if not isinstance(death, dict) or death.keys() != Death.__annotations__.keys():
+            raise ValueError(f"deaths has {death!r}")
+    return row
+
+
+_SHOWN_BYTES = 80
+
+
+def _shown(line: bytes) -> str:
+    text = line.decode("utf-8", "replace").rstrip("\n")
+    return text if len(text) <= _SHOWN_BYTES else text[:_SHOWN_BYTES] + "…"

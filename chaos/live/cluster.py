@@ -1,0 +1,464 @@
+"""A cluster of node processes whose traffic, with each other and with clients, goes through Toxiproxy.
+
+    async with LiveCluster(directory, nodes=3) as cluster:
+        connection = await aio_pika.connect(cluster.endpoints["n1"])
+        await cluster.kill(await cluster.leader())
+
+    DIR/nodes/NAME/node.toml, data/, side/    a node's files; side/ is the faulty node's (faulty_node.py)
+    DIR/logs/NAME.log, DIR/logs/toxiproxy.log
+
+Two nodes have one TCP connection, which the one with the smaller name dials: so there is one proxy for each pair, and
+it stands in the configuration of the one that dials. What the smaller one says flows upstream through it, what the
+other one says downstream; loss in one direction is a toxic on one of the two. The one that does not dial has the
+other's real address, to find out whether it is dead.
+
+An address that refuses connections tells qq that its process is gone. So a proxy is disabled while the process behind
+it is not there, and never otherwise: a partition drops data and refuses nothing.
+
+Lives here: processes, configuration, ports, and asking the nodes how they are. Not here: faults as such (nemesis.py).
+
+Law: however the block or the process that holds it ends, nothing of it goes on running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict, replace
+from http import HTTPStatus
+from itertools import combinations
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import aiohttp
+
+from chaos.live.faulty_disk import lose_power
+from chaos.live.faulty_node import DISK_DIRECTORY, Faults
+from chaos.live.toxiproxy import Route, Stream, Toxiproxy
+from qq.cli.serve import PARENT_VARIABLE
+from qq.config import NodeAddress
+from qq.errors import OperatingError
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+HOST = "127.0.0.1"
+USER = PASSWORD = "guest"  # noqa: S105 -- good from loopback only
+NODE_COUNTS = (3, 5)
+PATIENCE_S = 60.0
+"""How long the methods that wait do so, unless they are told otherwise."""
+
+_POLL_S = 0.05
+_ANSWER_TIMEOUT_S = 2.0
+_STOP_TIMEOUT_S = 30.0
+_LOG_LINES_SHOWN = 15
+# Below the ports that the system gives to outgoing connections: they must be free again when a node comes back.
+_PORTS = range(13_000, 22_000)
+
+
+class LiveClusterError(OperatingError):
+    """The cluster does not do what it was asked to."""
+
+
+class Link(NamedTuple):
+    """One direction of the connection between two nodes, as a toxic is told it."""
+
+    proxy: str
+    stream: Stream
+
+
+class LiveCluster:
+    """Nodes `n1`, `n2` ... with their files in `directory`, in which earlier data stays."""
+
+    def __init__(self, directory: Path, nodes: int = 3, *, limits: Mapping[str, float] | None = None) -> None:
+        """`limits` are those of every node's configuration."""
+        if nodes not in NODE_COUNTS:
+            raise LiveClusterError(f"a cluster has {' or '.join(map(str, NODE_COUNTS))} nodes, not {nodes}")
+        self.names = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self.crashes: list[str] = []
+        """What is to be said of each node that ended without being told to."""
+        self._directory = directory
+        self._limits = dict(limits or {})
+        ports = free_ports()
+        self._addresses = {
+            name: NodeAddress(name, HOST, next(ports), next(ports), next(ports)) for name in self.names
+        }
+        self._peer_routes = {
+            pair: Route("-".join(pair), next(ports), self._addresses[pair[1]].peer_port)
+            for pair in combinations(self.names, 2)
+        }
+        self._client_routes = {
+            name: Route(f"clients-{name}", next(ports), address.amqp_port)
+            for name, address in self._addresses.items()
+        }
+        self.endpoints = {name: _amqp_url(route.listen) for name, route in self._client_routes.items()}
+        """Where clients connect, through a proxy for each node."""
+        self.direct = {name: _amqp_url(address.amqp_port) for name, address in self._addresses.items()}
+        """The same without proxies."""
+        self.http = {name: f"http://{HOST}:{address.http_port}" for name, address in self._addresses.items()}
+        self.toxiproxy = Toxiproxy(next(ports), self._logs / "toxiproxy.log")
+        self._processes: dict[str, Process] = {}
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._frozen: set[str] = set()
+        self._told_to_end: set[str] = set()
+        self._cleanup = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Start Toxiproxy and the nodes and wait until they serve."""
+        async with AsyncExitStack() as cleanup:
+            self._write_files()
+            cleanup.push_async_callback(self.toxiproxy.stop)
+            await self.toxiproxy.start()
+            await asyncio.to_thread(self._add_proxies)
+            timeout = aiohttp.ClientTimeout(total=_ANSWER_TIMEOUT_S)
+            headers = {"Authorization": aiohttp.encode_basic_auth(USER, PASSWORD)}
+            self._http = await cleanup.enter_async_context(
+                aiohttp.ClientSession(timeout=timeout, headers=headers)
+            )
+            cleanup.push_async_callback(self._kill_all)
+            for name in self.names:
+                await self.start(name)
+            await self.wait_ready()
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Kill whatever still runs."""
+        await self._cleanup.aclose()
+
+    # Processes
+
+    def running(self, name: str) -> bool:
+        """Whether there is a process; a frozen one counts."""
+        process = self._processes.get(name)
+        return process is not None and process.returncode is None
+
+    def frozen(self, name: str) -> bool:
+        return name in self._frozen
+
+    def serving(self) -> list[str]:
+        """Names of the nodes that run and are not frozen."""
+        return [name for name in self.names if self.running(name) and not self.frozen(name)]
+
+    async def start(self, name: str) -> None:
+        """Start the process on the data of the last one; `wait_ready` waits until it serves."""
+        if self.running(name):
+            raise LiveClusterError(f"{name} is running already")
+        if name in self._watchers:
+            await self._watchers.pop(name)
+        self._told_to_end.discard(name)
+        with self.log(name).open("ab") as log:
+            # From the loop's thread: the system kills a child when the thread that started it ends.
+            self._processes[name] = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "chaos.live.faulty_node"),
+                *("--config", str(self._config(name)), "--side", str(self._side(name))),
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=STDOUT,
+                env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
+                start_new_session=True,  # Ctrl-C is for the harness
+            )
+        self._watchers[name] = asyncio.create_task(self._watch(name))
+        await self._on_routes_to(name, self.toxiproxy.enable)
+
+    async def kill(self, name: str) -> None:
+        """End the process without warning, as SIGKILL does, and wait until it is gone."""
+        self._signal(name, signal.SIGKILL, last=True)
+        await self._gone(name)
+
+    async def stop(self, name: str) -> None:
+        """Have the process end in good order, and wait until it has."""
+        if self.frozen(name):
+            self.thaw(name)
+        self._signal(name, signal.SIGTERM, last=True)
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._gone(name)
+        except TimeoutError:
+            await self.kill(name)
+            raise self._error(name, f"did not stop in {_STOP_TIMEOUT_S:g} s") from None
+        status = self._processes[name].returncode
+        # A process that is still being loaded does not handle the signal yet.
+        if status not in (0, -signal.SIGTERM):
+            raise self._error(name, f"stopped with status {status}")
+
+    def freeze(self, name: str) -> None:
+        """Stop the process where it is: its connections stay open and nothing is answered."""
+        self._signal(name, signal.SIGSTOP)
+        self._frozen.add(name)
+
+    def thaw(self, name: str) -> None:
+        self._signal(name, signal.SIGCONT)
+        self._frozen.discard(name)
+
+    def _signal(self, name: str, number: signal.Signals, *, last: bool = False) -> None:
+        if not self.running(name):
+            raise LiveClusterError(f"{name} is not running")
+        if last:
+            self._told_to_end.add(name)
+        with suppress(ProcessLookupError):
+            self._processes[name].send_signal(number)
+
+    async def _gone(self, name: str) -> None:
+        await asyncio.shield(self._watchers[name])
+
+    async def _watch(self, name: str) -> None:
+        """Let the node's addresses refuse connections when its process is gone."""
+        status = await self._processes[name].wait()
+        self._frozen.discard(name)
+        if name not in self._told_to_end:
+            self.crashes.append(f"{name} ended by itself with status {status}{self._log_tail(name)}")
+        await self._on_routes_to(name, self.toxiproxy.disable)
+
+    async def _on_routes_to(self, name: str, change: Callable[[str], None]) -> None:
+        routes = [route for (_, target), route in self._peer_routes.items() if target == name]
+        for route in [*routes, self._client_routes[name]]:
+            await asyncio.to_thread(change, route.name)
+
+    async def _kill_all(self) -> None:
+        for name in self.names:
+            with suppress(LiveClusterError):
+                await self.kill(name)
+
+    # Connections
+
+    def link(self, source: str, target: str) -> Link:
+        """What `source` says to `target`."""
+        if source < target:
+            return Link(self._peer_routes[source, target].name, "upstream")
+        return Link(self._peer_routes[target, source].name, "downstream")
+
+    def clients_of(self, name: str) -> tuple[Link, Link]:
+        """What the clients of a node say to it, and what it says to them."""
+        proxy = self._client_routes[name].name
+        return Link(proxy, "upstream"), Link(proxy, "downstream")
+
+    async def hurt(self, links: Iterable[Link], toxic: str, kind: str, **attributes: int) -> None:
+        """Put a toxic on each of the links; `toxic` is a name by which `relieve` takes it away."""
+        for link in links:
+            await asyncio.to_thread(
+                self.toxiproxy.add_toxic,
+                link.proxy,
+                f"{toxic}-{link.stream}",
+                kind,
+                link.stream,
+                **attributes,
+            )
+
+    async def relieve(self, toxic: str = "") -> None:
+        """Take the toxics of this name away, all without one."""
+        for proxy, known in await asyncio.to_thread(self.toxiproxy.toxics):
+            if not toxic or known.rpartition("-")[0] == toxic:
+                await asyncio.to_thread(self.toxiproxy.remove_toxic, proxy, known)
+
+    # Disks and clocks
+
+    def data_dir(self, name: str) -> Path:
+        return self._node_dir(name) / "data"
+
+    def faults(self, name: str) -> Faults:
+        return Faults.read(self._side(name))
+
+    def set_faults(self, name: str, **faults: float) -> None:
+        """Change some of what is wrong with a node's disk and clock; it follows in some milliseconds."""
+        replace(self.faults(name), **faults).write(self._side(name))
+
+    async def lose_power(self, name: str, seed: int) -> int:
+        """Take from a node that is down what it has written and not synced; how many bytes chance was given."""
+        self._must_be_down(name)
+        return await asyncio.to_thread(
+            lose_power, self.data_dir(name), self._side(name) / DISK_DIRECTORY, seed
+        )
+
+    async def wipe(self, name: str) -> None:
+        """Delete the data directory of a node that is down."""
+        self._must_be_down(name)
+        for directory in (self.data_dir(name), self._side(name) / DISK_DIRECTORY):
+            await asyncio.to_thread(shutil.rmtree, directory)
+
+    def _must_be_down(self, name: str) -> None:
+        if self.running(name):
+            raise LiveClusterError(f"{name} is running: its files are its own")
+
+    # Questions
+
+    def log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    async def status(self, name: str) -> dict[str, Any] | None:
+        """The cluster as this node sees it, the document at /api/cluster; None if it does not answer."""
+        answer = await self._get(name, "/api/cluster")
+        return None if answer is None or answer[0] != HTTPStatus.OK else answer[1]
+
+    async def leader(self, patience_s: float = PATIENCE_S) -> str:
+        """The node that leads; waits for an election to end. Raises LiveClusterError if there is no majority."""
+        found: list[str] = []
+
+        async def reason() -> str | None:
+            statuses = {name: await self.status(name) for name in self.serving()}
+            # For a moment after it was cut off, a former leader may still think it leads: the newest term counts.
+            reigns = [
+                (_view(status, name)["term"] or 0, name)
+                for name, status in statuses.items()
+                if status is not None and status["leader"] == name
+            ]
+            found[:] = [name for _, name in sorted(reigns)]
+            return None if found else f"no node leads; running: {', '.join(self.serving()) or 'none'}"
+
+        await _until(reason, patience_s, LiveClusterError)
+        return found[-1]
+
+    async def wait_ready(self, *names: str, patience_s: float = PATIENCE_S) -> None:
+        """Wait until the nodes, all by default, serve clients; raises LiveClusterError with the last lines of a log."""
+        for name in names or self.names:
+            await _until(
+                lambda name=name: self._not_ready(name),
+                patience_s,
+                lambda reason, name=name: self._error(name, reason),
+            )
+
+    async def wait_started(self, patience_s: float = PATIENCE_S) -> None:
+        """Wait until the nodes that run answer over HTTP, whatever they say; raises likewise."""
+        for name in self.serving():
+            await _until(
+                lambda name=name: self._not_started(name),
+                patience_s,
+                lambda reason, name=name: self._error(name, reason),
+            )
+
+    async def wait_caught_up(self, patience_s: float = PATIENCE_S) -> None:
+        """Wait until all nodes serve and have applied what the leader had committed when they did; raises likewise."""
+        await self.wait_ready(patience_s=patience_s)
+        leader = await self.leader(patience_s)
+        status = await self.status(leader)
+        goal = _view(status, leader)["commit_index"] if status else 0
+        for name in self.names:
+            await _until(
+                lambda name=name: self._behind(name, goal),
+                patience_s,
+                lambda reason, name=name: self._error(name, reason),
+            )
+
+    async def _not_started(self, name: str) -> str | None:
+        if name not in self.serving() or await self._get(name, "/healthz") is not None:
+            return None
+        return "does not answer over HTTP"
+
+    async def _not_ready(self, name: str) -> str | None:
+        if not self.running(name):
+            raise self._error(name, "is not running")
+        answer = await self._get(name, "/healthz")
+        return "does not answer over HTTP" if answer is None else answer[1].get("reason")
+
+    async def _behind(self, name: str, goal: int) -> str | None:
+        status = await self.status(name)
+        if status is None:
+            return "does not answer over HTTP"
+        view = _view(status, name)
+        if view["standing"] != "voter":
+            return f"is a {view['standing']}"
+        applied = view["applied_index"] or 0
+        return None if applied >= goal else f"has applied {applied} of {goal} entries"
+
+    async def _get(self, name: str, path: str) -> tuple[int, Any] | None:
+        if self.frozen(name) or not self.running(name):
+            return None
+        try:
+            async with self._http.get(self.http[name] + path) as answer:
+                return answer.status, await answer.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+
+    def _error(self, name: str, what: str) -> LiveClusterError:
+        return LiveClusterError(f"{name} {what}{self._log_tail(name)}")
+
+    def _log_tail(self, name: str) -> str:
+        lines = self.log(name).read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:]
+        return "\n".join([f"; the end of {self.log(name)}:", *lines])
+
+    # Files
+
+    @property
+    def _logs(self) -> Path:
+        return self._directory / "logs"
+
+    def _node_dir(self, name: str) -> Path:
+        return self._directory / "nodes" / name
+
+    def _side(self, name: str) -> Path:
+        return self._node_dir(name) / "side"
+
+    def _config(self, name: str) -> Path:
+        return self._node_dir(name) / "node.toml"
+
+    def _write_files(self) -> None:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        secret = secrets.token_hex(32)
+        for name in self.names:
+            self._side(name).mkdir(parents=True, exist_ok=True)
+            Faults().write(self._side(name))
+            self._config(name).write_text(self._configuration(name, secret))
+
+    def _configuration(self, name: str, secret: str) -> str:
+        """Text of node.toml. JSON strings and numbers are TOML's."""
+        sections: list[tuple[str, dict[str, Any]]] = [
+            ("[node]", {"name": name, "data_dir": "data"}),
+            ("[cluster]", {"secret": secret}),
+            ("[users]", {"default_user": USER, "default_password": PASSWORD}),
+            ("[limits]", self._limits),
+        ]
+        for member, address in self._addresses.items():
+            route = self._peer_routes.get((name, member))
+            peer_port = address.peer_port if route is None else route.listen
+            sections.append(("[[nodes]]", asdict(replace(address, peer_port=peer_port))))
+        lines: list[str] = []
+        for header, table in sections:
+            lines += ["", header]
+            lines += [f"{key} = {json.dumps(value)}" for key, value in table.items() if value is not None]
+        return "\n".join(lines) + "\n"
+
+    def _add_proxies(self) -> None:
+        for route in (*self._peer_routes.values(), *self._client_routes.values()):
+            self.toxiproxy.add(route)
+
+
+async def _until(
+    reason_against: Callable[[], Any], patience_s: float, complaint: Callable[[str], LiveClusterError]
+) -> None:
+    """Wait until there is no reason any more."""
+    clock = asyncio.get_running_loop().time
+    deadline_s = clock() + patience_s
+    while (reason := await reason_against()) is not None:
+        if clock() > deadline_s:
+            raise complaint(reason)
+        await asyncio.sleep(_POLL_S)
+
+
+def _view(status: dict[str, Any], name: str) -> dict[str, Any]:
+    """A node as the document describes it."""
+    return next(node for node in status["nodes"] if node["name"] == name)
+
+
+def _amqp_url(port: int) -> str:
+    return f"amqp://{USER}:{PASSWORD}@{HOST}:{port}/"
+
+
+def free_ports() -> Iterator[int]:
+    """Ports that nobody listens on, in random order, so that clusters started together do not meet."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind((HOST, port))
+                yield port
+    raise LiveClusterError(f"no free port in {_PORTS.start}-{_PORTS.stop}")

@@ -1,0 +1,409 @@
+"""A node's real disk that can be full or slow, and that knows what would be left of it without power.
+
+While the node runs, every change that is not durable at once is written to a journal before it is made, and every file
+has a second name in a side directory, so that its content outlives its removal. All of it survives SIGKILL. When the
+node is down, `lose_power` rolls the data directory back.
+
+    SIDE/journal         JSON, one change a line
+    SIDE/files/NUMBER    second names (hard links) of the files that may have a name after a power loss
+
+What a power loss may take is the simulated disk's to say (chaos/sim/disk.py): the journal is replayed on one.
+
+Lives here: tracking, and taking back. Not here: when (nemesis.py).
+
+Law: what the node was told is durable stays; of the rest chance takes what it wants. Without a power loss nothing that
+was written is lost.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import shutil
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from chaos.sim.disk import SimulatedDisk
+from cluster.realworld import RealDisk, RealFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cluster.ports import Buffer
+
+_JOURNAL = "journal"
+_FILES = "files"
+_TEMPORARY = ".tmp"
+_LOCK = "lock"  # made anew by every process that opens the directory
+_OF_CONTENT = ("sync", "truncate", "overwrite")
+
+
+class FaultyDisk(RealDisk):
+    """The data directory `root`, whose history is kept in `side`; both are on one file system."""
+
+    full = False
+    """Whatever needs space fails with ENOSPC, appends after having written a part."""
+
+    sync_delay_s = 0.0
+    """How much longer a sync takes, on average."""
+
+    def __init__(self, root: Path, side: Path) -> None:
+        super().__init__(root)
+        self.chance = Random(0)
+        """How much a failing append writes, and how long a slow sync takes."""
+        self._root_path = root
+        self._lock_changes = threading.RLock()
+        self._history = History(root, side, self.chance)
+
+    # The port
+
+    def make_directory(self, path: str) -> None:
+        with self._lock_changes:
+            self._history.note("mkdir", path)
+            super().make_directory(path)
+
+    def replace_file(self, path: str, data: bytes) -> None:
+        temporary = path + _TEMPORARY
+        if (self._root_path / temporary).exists():
+            self.remove(temporary)
+        file = self.open(temporary, create=True)
+        try:
+            file.append([data])
+            file.sync()
+        finally:
+            file.close()
+        self.rename(temporary, path)
+        self.sync_directory(path.rpartition("/")[0])
+
+    def overwrite_file(self, path: str, data: bytes) -> None:
+        self.delay_sync()
+        with self._lock_changes:
+            number = self._history.number(path)
+            self._history.note("overwrite", number, _text(self.read_file(path)))
+            super().overwrite_file(path, data)
+            self._history.note("sync", number, len(data))
+
+    def open(self, path: str, *, create: bool = False) -> FaultyFile:
+        with self._lock_changes:
+            if create:
+                self.check_space()
+                self._history.create(path)
+            descriptor = os.open(self._root_path / path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            return FaultyFile(descriptor, self._history.number(path), self)
+
+    def rename(self, source: str, target: str) -> None:
+        with self._lock_changes:
+            self._must_exist(source)
+            self._history.note("rename", source, target)
+            super().rename(source, target)
+
+    def remove(self, path: str) -> None:
+        with self._lock_changes:
+            self._must_exist(path)
+            self._history.note("remove", path)
+            super().remove(path)
+
+    def remove_directory(self, path: str) -> None:
+        if not (self._root_path / path).exists():
+            return
+        for name in self.list_directory(path):
+            inside = f"{path}/{name}"
+            if (self._root_path / inside).is_dir():
+                self.remove_directory(inside)
+            else:
+                self.remove(inside)
+        with self._lock_changes:
+            self._history.note("rmdir", path)
+            (self._root_path / path).rmdir()
+
+    def sync_directory(self, path: str) -> None:
+        self.delay_sync()
+        with self._lock_changes:  # a change that is made meanwhile would be taken for durable
+            super().sync_directory(path)
+            self._history.note("syncdir", path)
+
+    def free_bytes(self) -> int:
+        return 0 if self.full else super().free_bytes()
+
+    def session(self) -> str:
+        return f"{super().session()}-{self._history.losses}"
+
+    def close(self) -> None:
+        super().close()
+        self._history.close()
+
+    # For its files
+
+    def note(self, change: str, *details: int | str) -> None:
+        with self._lock_changes:
+            self._history.note(change, *details)
+
+    def check_space(self) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root_path))
+
+    def delay_sync(self) -> None:
+        if self.sync_delay_s:
+            time.sleep(self.chance.uniform(0.5, 1.5) * self.sync_delay_s)
+
+    def _must_exist(self, path: str) -> None:
+        """Raise what the change would, before it is noted."""
+        (self._root_path / path).lstat()
+
+
+class FaultyFile(RealFile):
+    """A file of a `FaultyDisk`."""
+
+    def __init__(self, descriptor: int, number: int, disk: FaultyDisk) -> None:
+        super().__init__(descriptor)
+        self._number = number
+        self._disk = disk
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        if self._disk.full:
+            data = b"".join(buffers)
+            super().append([data[: self._disk.chance.randint(0, len(data))]])
+            self._disk.check_space()
+        super().append(buffers)
+
+    def truncate(self, size: int) -> None:
+        if size < self.size:
+            self._disk.note("truncate", self._number, size, _text(self.pread(size, self.size - size)))
+        super().truncate(size)
+
+    def sync(self) -> None:
+        self._disk.delay_sync()
+        size = self.size
+        super().sync()
+        self._disk.note("sync", self._number, size)
+
+
+@dataclass(slots=True)
+class _Durable:
+    """What of a file is durable: its first `size` bytes as they are, and what is not there any more behind them."""
+
+    size: int = 0
+    hidden: bytes = b""
+    overwritten: bytes | None = None
+    """The whole durable content, if the file was overwritten in place since."""
+
+    def truncate(self, size: int, cut: bytes) -> None:
+        if size < self.size:
+            self.hidden = cut[: self.size - size] + self.hidden
+            self.size = size
+
+    def is_all(self, size: int) -> bool:
+        return self.size == size and not self.hidden and self.overwritten is None
+
+
+class History:
+    """What was done to the data directory `root`, and how much of it is durable."""
+
+    def __init__(self, root: Path, side: Path, chance: Random) -> None:
+        """Go on where the process before stopped; a directory without history counts as durable."""
+        self._root = root
+        self._files = side / _FILES
+        self._journal = side / _JOURNAL
+        self._files.mkdir(parents=True, exist_ok=True)
+        self._model = SimulatedDisk(chance, lambda _delay_s, _call: None)
+        self._numbers: dict[Any, int] = {}
+        """By the model's inode."""
+        self._durable: dict[int, _Durable] = {}
+        self._next = 1
+        self.losses = 0
+        if not self._journal.exists():
+            self._write([["begin", 0], *self._changes_to_what_is_there()])
+        self._resume()
+        self._descriptor = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    # While the node runs
+
+    def note(self, change: str, *details: int | str) -> None:
+        """Write down a change that is about to be made, or a sync that is done."""
+        os.write(self._descriptor, _line([change, *details]))
+        self._apply(change, *details)
+
+    def create(self, path: str) -> None:
+        """Make an empty file; raises FileExistsError."""
+        target = self._root / path
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        number = self._next
+        self.note("create", number, path)
+        second = self._files / str(number)
+        second.unlink(missing_ok=True)  # of a process that died here
+        second.touch(0o600)
+        target.hardlink_to(second)
+
+    def number(self, path: str) -> int:
+        """The number of the file with this name; raises FileNotFoundError."""
+        inode = self._model._files.get(path)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return self._numbers[inode]
+
+    # Before and after
+
+    def _changes_to_what_is_there(self) -> list[list[Any]]:
+        """Give every file a second name; what is noted then makes everything durable."""
+        changes: list[list[Any]] = []
+        directories = [""]
+        for number, found in enumerate(sorted(self._root.rglob("*")), 1):
+            path = str(found.relative_to(self._root))
+            if found.is_dir():
+                directories.append(path)
+                changes.append(["mkdir", path])
+            elif path != _LOCK:
+                (self._files / str(number)).unlink(missing_ok=True)
+                (self._files / str(number)).hardlink_to(found)
+                changes += [["create", number, path], ["sync", number, found.stat().st_size]]
+        return changes + [["syncdir", path] for path in directories]
+
+    def _resume(self) -> None:
+        *lines, _torn = self._journal.read_bytes().split(b"\n")
+        changes = [json.loads(line) for line in lines]
+        if changes and not self._was_made(*changes[-1]):
+            changes.pop()
+        last_syncs = {change[1]: place for place, change in enumerate(changes) if change[0] == "sync"}
+        self._write(
+            [
+                change
+                for place, change in enumerate(changes)
+                if change[0] not in _OF_CONTENT or place >= last_syncs.get(change[1], 0)
+            ]
+        )
+        for change in changes:
+            self._apply(*change)
+
+    def _was_made(self, change: str, *details: Any) -> bool:
+        """Whether the last change noted was carried out before the process ended."""
+        match change:
+            case "create":
+                return (self._root / details[1]).exists()
+            case "rename" | "remove" | "rmdir":
+                return not (self._root / details[0]).exists()
+            case _:
+                return True
+
+    def _write(self, changes: list[list[Any]]) -> None:
+        temporary = self._journal.with_suffix(".new")
+        temporary.write_bytes(b"".join(map(_line, changes)))
+        temporary.replace(self._journal)
+
+    def _apply(self, change: str, *details: Any) -> None:
+        match change:
+            case "begin":
+                self.losses = details[0]
+            case "mkdir":
+                self._model.make_directory(details[0])
+            case "create":
+                number, path = details
+                self._numbers[self._model.open(path, create=True)._inode] = number
+                self._durable[number] = _Durable()
+                self._next = max(self._next, number + 1)
+            case "rename":
+                self._model.rename(*details)
+            case "remove":
+                self._model.remove(*details)
+            case "rmdir":
+                self._model.remove_directory(*details)
+            case "syncdir":
+                self._model.sync_directory(*details)
+                self._forget_unreachable()
+            case _:
+                self._apply_to_content(change, *details)
+
+    def _apply_to_content(self, change: str, number: int, size_or_old: Any, cut: str = "") -> None:
+        durable = self._durable.get(number)
+        if durable is None:  # it is open and has no name any more
+            return
+        if change == "sync":
+            self._durable[number] = _Durable(size_or_old)
+        elif change == "truncate":
+            durable.truncate(size_or_old, base64.b64decode(cut))
+        elif durable.overwritten is None:
+            durable.overwritten = base64.b64decode(size_or_old)
+
+    def _forget_unreachable(self) -> None:
+        """Give the space of files back that no power loss can bring back."""
+        reachable = set(self._model._all_inodes())
+        for inode in [known for known in self._numbers if known not in reachable]:
+            number = self._numbers.pop(inode)
+            del self._durable[number]
+            (self._files / str(number)).unlink(missing_ok=True)
+
+    # The power loss
+
+    def lose_power(self) -> int:
+        """Roll the data directory back, as chance has it, and begin anew; how many bytes were not durable."""
+        rewritten = [inode for inode, number in self._numbers.items() if self._fill(inode, number)]
+        at_risk = sum(len(inode.content) - self._durable[self._numbers[inode]].size for inode in rewritten)
+        self._model.crash(power_loss=True)
+        new = self._root.with_name(f"{self._root.name}.new")
+        for directory in self._model._directories:
+            (new / directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+        placed: set[Any] = set()
+        for path, inode in self._model._files.items():
+            kept = self._files / str(self._numbers[inode])
+            if inode in rewritten:
+                kept.write_bytes(inode.content)
+            if inode in placed:
+                # Both names of a rename that was half undone: of one file, a further rename would do nothing (POSIX).
+                shutil.copyfile(kept, new / path)
+            else:
+                (new / path).hardlink_to(kept)
+                placed.add(inode)
+        shutil.rmtree(self._root)
+        new.rename(self._root)
+        shutil.rmtree(self._files)
+        self._files.mkdir()
+        self.losses += 1
+        self._write([["begin", self.losses], *self._changes_to_what_is_there()])
+        return at_risk
+
+    def _fill(self, inode: Any, number: int) -> bool:
+        """Tell the model what is in a file, if some of that may be lost."""
+        durable, kept = self._durable[number], self._files / str(number)
+        if durable.is_all(kept.stat().st_size):
+            return False
+        content = kept.read_bytes()
+        if durable.overwritten is not None:
+            inode.append(durable.overwritten)
+            inode.sync()
+            inode.overwrite(content)
+            return True
+        inode.append(content[: durable.size] + durable.hidden)
+        inode.sync()
+        if durable.hidden:
+            inode.truncate(durable.size)
+        inode.append(content[durable.size :])
+        return True
+
+
+def lose_power(root: Path, side: Path, seed: int) -> int:
+    """Take from the data directory what a power loss now may take; how many bytes of files were not durable.
+
+    Its node must be down.
+    """
+    history = History(root, side, Random(seed))
+    try:
+        return history.lose_power()
+    finally:
+        history.close()
+
+
+def _line(change: Sequence[Any]) -> bytes:
+    return json.dumps(change).encode() + b"\n"
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,132 @@
+"""`qq serve` with a disk and a clock that can be hurt while it runs.
+
+    python -m chaos.live.faulty_node --config node.toml --side DIRECTORY
+
+    DIRECTORY/faults.json    what is to be wrong now; read again whenever it changes, and at the start
+    DIRECTORY/disk/          what is needed to take back what was never synced (faulty_disk.py)
+
+Lives here: the process, and the clock. Not here: the disk (faulty_disk.py), and who hurts (nemesis.py).
+
+Law: without faults it is the node that `qq serve` is, the same code with the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Self
+
+from chaos.live.faulty_disk import FaultyDisk
+from cluster.realworld import AsyncioRuntime
+from qq import node
+from qq.cli.serve import serve
+from qq.errors import OperatingError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+FAULTS_FILE = "faults.json"
+DISK_DIRECTORY = "disk"
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What is wrong with a node's world."""
+
+    disk_full: bool = False
+    """What needs space fails with ENOSPC, and no free space is reported."""
+    sync_delay_s: float = 0.0
+    """Every sync takes so much longer, on average."""
+    seed: int = 0
+    """Of what is left to chance in the two."""
+    clock_offset_ms: int = 0
+    """How far the wall clock is off."""
+
+    @classmethod
+    def read(cls, side: Path) -> Self:
+        try:
+            return cls(**json.loads((side / FAULTS_FILE).read_text()))
+        except FileNotFoundError:
+            return cls()
+
+    def write(self, side: Path) -> None:
+        temporary = side / f"{FAULTS_FILE}.new"
+        temporary.write_text(json.dumps(asdict(self)))
+        temporary.replace(side / FAULTS_FILE)
+
+
+class FaultyRuntime(AsyncioRuntime):
+    """A node's clock, off by as much as the faults say."""
+
+    offset_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.offset_ms
+
+
+class _World:
+    """The disk and the clock of the node in this process, made anew when the node starts anew."""
+
+    def __init__(self, side: Path) -> None:
+        self._side = side
+        self._disk: FaultyDisk | None = None
+        self._runtime: FaultyRuntime | None = None
+        self._faults = Faults.read(side)
+        threading.Thread(target=self._follow, name="faults", daemon=True).start()
+
+    def open_disk(self, root: Path) -> FaultyDisk:
+        self._disk = FaultyDisk(root, self._side / DISK_DIRECTORY)
+        self._obey()
+        return self._disk
+
+    def make_runtime(
+        self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], None]
+    ) -> FaultyRuntime:
+        self._runtime = FaultyRuntime(loop, on_failure)
+        self._obey()
+        return self._runtime
+
+    def _follow(self) -> None:
+        while True:
+            time.sleep(_POLL_S)
+            faults = Faults.read(self._side)
+            if faults != self._faults:
+                self._faults = faults
+                self._obey()
+
+    def _obey(self) -> None:
+        if self._disk is not None:
+            self._disk.chance = Random(self._faults.seed)
+            self._disk.full = self._faults.disk_full
+            self._disk.sync_delay_s = self._faults.sync_delay_s
+        if self._runtime is not None:
+            self._runtime.offset_ms = self._faults.clock_offset_ms
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m chaos.live.faulty_node", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the node's configuration")
+    parser.add_argument("--side", type=Path, required=True, help="a directory beside the data directory")
+    options = parser.parse_args()
+    options.side.mkdir(parents=True, exist_ok=True)
+    world = _World(options.side)
+    try:
+        return serve(
+            options.config, partial(node.run, open_disk=world.open_disk, make_runtime=world.make_runtime)
+        )
+    except OperatingError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

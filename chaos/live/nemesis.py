@@ -1,0 +1,571 @@
+"""What is done to a cluster: faults, alone and mixed, in an order that a seed gives.
+
+A fault first chooses its victims; what it gives back then hurts them, and makes it good after some seconds. Who drives
+it writes the history.
+
+What stops nodes or touches their disks comes one at a time; a fault of the network may fall together with it. So no
+more than one node at once lacks what only its peers can give back (wiped, or with a damaged segment): losing a second
+one's log then would take confirmed messages, which no system of this kind can help. Processes that die all at once, or
+all disks that lose what was not synced, must not lose anything.
+
+Lives here: the faults, the schedule, healing. Not here: processes and proxies (cluster.py), disks (faulty_disk.py).
+
+Law: after a fault, also one that failed half-way, `heal` leaves a cluster that is whole, or says what is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import combinations, count, permutations
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from chaos.live.cluster import LiveClusterError
+from chaos.live.faulty_node import Faults
+from chaos.live.toxiproxy import ToxiproxyError
+from qq.errors import OperatingError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from chaos.live.cluster import Link, LiveCluster
+
+
+DURATION_S = (2.0, 8.0)
+"""How long a fault lasts."""
+GAP_S = (2.0, 6.0)
+"""How long it is quiet between two of the same kind, once the processes are up."""
+REPAIR_PATIENCE_S = 60.0
+NOTICE_PATIENCE_S = 30.0
+"""How long a node may take to find a flipped bit before it is taken back."""
+HEAL_PATIENCE_S = 90.0
+
+NO_FAULTS = Faults()
+
+_ELECTION_PATIENCE_S = 10.0
+_FLAP_S = 0.3
+_LAG_S = 0.7
+_POLL_S = 0.1
+_SEGMENTS = (".segment", ".sparse")
+_TOXICS = count(1)
+_FAILURES = (LiveClusterError, ToxiproxyError, OSError)
+
+
+class Record(Protocol):
+    """Writes a row of the history."""
+
+    def __call__(self, kind: str, fault: str, nodes: Sequence[str], detail: str, /) -> None:
+        """`kind` is invoke, then ok or fail, or alone info if the fault was left out; `detail` is JSON."""
+        ...
+
+
+class NemesisError(OperatingError):
+    """There is no such fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """A fault that is about to happen."""
+
+    nodes: Sequence[str]
+    """Who is hurt."""
+    detail: dict[str, Any]
+    begin: Callable[[], Awaitable[object]]
+    end: Callable[[], Awaitable[object]]
+    """Make it good; also after a `begin` that failed."""
+    lasts: bool = True
+    """Whether it is left alone for a while before it is made good."""
+
+
+# Processes
+
+
+async def kill_leader(cluster: LiveCluster, _chance: Random) -> Harm:
+    return _killed(cluster, [await cluster.leader(_ELECTION_PATIENCE_S)])
+
+
+async def kill_follower(cluster: LiveCluster, chance: Random) -> Harm:
+    leader = await cluster.leader(_ELECTION_PATIENCE_S)
+    return _killed(cluster, [chance.choice([name for name in cluster.names if name != leader])])
+
+
+async def kill_random(cluster: LiveCluster, chance: Random) -> Harm:
+    return _killed(cluster, _some(cluster, chance))
+
+
+async def kill_all(cluster: LiveCluster, chance: Random) -> Harm:
+    return _killed(cluster, chance.sample(cluster.names, len(cluster.names)))
+
+
+def _killed(cluster: LiveCluster, names: Sequence[str]) -> Harm:
+    return Harm(names, {}, partial(_kill, cluster, names), partial(_start, cluster, names))
+
+
+async def pause(cluster: LiveCluster, chance: Random) -> Harm:
+    """Freeze processes, in half of the cases the leader's."""
+    names = _some(cluster, chance)
+    if chance.random() < 0.5:
+        names = [await cluster.leader(_ELECTION_PATIENCE_S)]
+
+    async def freeze() -> None:
+        for name in names:
+            cluster.freeze(name)
+
+    async def thaw() -> None:
+        for name in filter(cluster.frozen, names):
+            cluster.thaw(name)
+
+    return Harm(names, {}, freeze, thaw)
+
+
+async def restart(cluster: LiveCluster, chance: Random) -> Harm:
+    name = chance.choice(cluster.names)
+    return Harm([name], {}, partial(cluster.stop, name), partial(_start, cluster, [name]))
+
+
+async def rolling_restart(cluster: LiveCluster, chance: Random) -> Harm:
+    """Restart one node after the other, as an update does: the next one when the last one serves."""
+    names = chance.sample(cluster.names, len(cluster.names))
+
+    async def roll() -> None:
+        for name in names:
+            await cluster.stop(name)
+            await cluster.start(name)
+            await cluster.wait_ready(name)
+
+    return Harm(names, {}, roll, partial(_start, cluster, names), lasts=False)
+
+
+# Partitions
+
+
+async def partition_majority(cluster: LiveCluster, chance: Random) -> Harm:
+    """Cut a minority off."""
+    few = chance.sample(cluster.names, (len(cluster.names) - 1) // 2)
+    many = [name for name in cluster.names if name not in few]
+    return _cut(cluster, few, _both_ways((one, other) for one in few for other in many))
+
+
+async def partition_leader(cluster: LiveCluster, _chance: Random) -> Harm:
+    """Cut the leader off from everybody."""
+    leader = await cluster.leader(_ELECTION_PATIENCE_S)
+    return _cut(cluster, [leader], _both_ways((leader, name) for name in cluster.names if name != leader))
+
+
+async def partition_ring(cluster: LiveCluster, chance: Random) -> Harm:
+    """Each node hears a majority, and each another one: its neighbours in a ring.
+
+    In a ring of three everybody is a neighbour: there what is said passes in one direction only.
+    """
+    ring = chance.sample(cluster.names, len(cluster.names))
+    forward = [(ring[place - 1], name) for place, name in enumerate(ring)]
+    if len(ring) == 3:
+        return _cut(cluster, ring, [(target, source) for source, target in forward])
+    passing = _both_ways(forward)
+    return _cut(cluster, ring, [pair for pair in permutations(ring, 2) if pair not in passing])
+
+
+async def partition_bridge(cluster: LiveCluster, chance: Random) -> Harm:
+    """Two halves do not hear each other; one node, the bridge, hears both."""
+    _bridge, *others = chance.sample(cluster.names, len(cluster.names))
+    half = len(others) // 2
+    return _cut(cluster, others, _both_ways((one, other) for one in others[:half] for other in others[half:]))
+
+
+async def partition_one_way(cluster: LiveCluster, chance: Random) -> Harm:
+    """A node is not heard, or does not hear, by some others or by all."""
+    victim, *others = chance.sample(cluster.names, len(cluster.names))
+    others = others[: chance.randint(1, len(others))]
+    if chance.random() < 0.5:
+        return _cut(cluster, [victim], [(victim, other) for other in others])
+    return _cut(cluster, [victim], [(other, victim) for other in others])
+
+
+def _both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [way for one, other in pairs for way in ((one, other), (other, one))]
+
+
+def _cut(cluster: LiveCluster, names: Sequence[str], ways: Sequence[tuple[str, str]]) -> Harm:
+    """Drop what is said this way. Connections stay open meanwhile, and break when it passes again."""
+    detail = {"cut": [f"{source}>{target}" for source, target in ways]}
+    links = [cluster.link(source, target) for source, target in ways]
+    return _hurt(cluster, names, detail, links, "timeout", timeout=0)
+
+
+# Bad connections
+
+
+async def latency(cluster: LiveCluster, chance: Random) -> Harm:
+    return _slow(cluster, chance, "latency", latency=chance.randint(20, 300))
+
+
+async def jitter(cluster: LiveCluster, chance: Random) -> Harm:
+    mean_ms = chance.randint(20, 150)
+    return _slow(cluster, chance, "latency", latency=mean_ms, jitter=mean_ms)
+
+
+async def bandwidth(cluster: LiveCluster, chance: Random) -> Harm:
+    return _slow(cluster, chance, "bandwidth", rate=chance.randint(20, 500))  # KB/s
+
+
+async def slicer(cluster: LiveCluster, chance: Random) -> Harm:
+    """Let what is said arrive in small pieces."""
+    size = chance.randint(16, 512)
+    return _slow(
+        cluster, chance, "slicer", average_size=size, size_variation=size // 2, delay=chance.randint(0, 50)
+    )
+
+
+def _slow(cluster: LiveCluster, chance: Random, kind: str, **attributes: int) -> Harm:
+    """Hurt all links between nodes, or those of one of them."""
+    names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
+    links = [
+        cluster.link(source, target)
+        for source, target in permutations(cluster.names, 2)
+        if source in names or target in names
+    ]
+    return _hurt(cluster, names, {kind: attributes}, links, kind, **attributes)
+
+
+def _hurt(
+    cluster: LiveCluster,
+    names: Sequence[str],
+    detail: dict[str, Any],
+    links: Sequence[Link],
+    kind: str,
+    **attributes: int,
+) -> Harm:
+    toxic = f"{kind}{next(_TOXICS)}"
+    begin = partial(cluster.hurt, links, toxic, kind, **attributes)
+    return Harm(names, detail, begin, partial(cluster.relieve, toxic))
+
+
+async def reset_peer(cluster: LiveCluster, chance: Random) -> Harm:
+    """Reset connections between nodes, again and again."""
+    pairs = list(combinations(cluster.names, 2))
+    pairs = chance.sample(pairs, chance.randint(1, len(pairs)))
+    names = sorted({name for pair in pairs for name in pair})
+    return _reset(cluster, names, [cluster.link(one, other) for one, other in pairs], chance.randint(1, 5))
+
+
+async def client_reset(cluster: LiveCluster, chance: Random) -> Harm:
+    """Reset all connections of the clients of one node or of all, again and again."""
+    names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
+    return _reset(cluster, names, [cluster.clients_of(name)[0] for name in names], chance.randint(1, 3))
+
+
+def _reset(cluster: LiveCluster, names: Sequence[str], links: Sequence[Link], times: int) -> Harm:
+    harm = _hurt(cluster, names, {"times": times}, links, "reset_peer", timeout=0)
+
+    async def flap() -> None:
+        for _ in range(times):
+            await harm.begin()
+            await asyncio.sleep(_FLAP_S)  # a connection is reset when it carries something
+            await harm.end()
+            await asyncio.sleep(_FLAP_S)
+
+    return replace(harm, begin=flap, lasts=False)
+
+
+# Disks and clocks
+
+
+async def disk_full(cluster: LiveCluster, chance: Random) -> Harm:
+    names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
+    return _faulty(cluster, names, disk_full=True, seed=chance.getrandbits(32))
+
+
+async def slow_fsync(cluster: LiveCluster, chance: Random) -> Harm:
+    delay_s = round(chance.uniform(0.02, 0.4), 3)
+    return _faulty(cluster, _some(cluster, chance), sync_delay_s=delay_s, seed=chance.getrandbits(32))
+
+
+async def clock_jump(cluster: LiveCluster, chance: Random) -> Harm:
+    names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
+    offset_ms = chance.choice((-1, 1)) * chance.randint(1_000, 300_000)
+    return _faulty(cluster, names, clock_offset_ms=offset_ms)
+
+
+def _faulty(cluster: LiveCluster, names: Sequence[str], **faults: float) -> Harm:
+    async def begin() -> None:
+        for name in names:
+            cluster.set_faults(name, **faults)
+
+    async def end() -> None:
+        for name in names:
+            cluster.set_faults(name, **{fault: getattr(NO_FAULTS, fault) for fault in faults})
+
+    return Harm(names, faults, begin, end)
+
+
+async def power_loss(cluster: LiveCluster, chance: Random) -> Harm:
+    """Take from one node, or from all at once, what was not synced. Their disks are slow before, so there is some."""
+    names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
+    seeds = {name: chance.getrandbits(32) for name in names}
+    detail: dict[str, Any] = {"seeds": seeds}
+    slow = _faulty(cluster, names, sync_delay_s=round(chance.uniform(0.05, 0.3), 3))
+
+    async def lose() -> None:
+        await slow.begin()
+        await asyncio.sleep(_LAG_S)
+        await _kill(cluster, names)
+        await slow.end()
+        detail["unsynced_bytes"] = {name: await cluster.lose_power(name, seeds[name]) for name in names}
+
+    async def end() -> None:
+        await slow.end()
+        await _start(cluster, names)
+
+    return Harm(names, detail, lose, end)
+
+
+async def bit_flip(cluster: LiveCluster, chance: Random) -> Harm:
+    """Damage a segment of one node while it is down; its peers must give it back what it has lost.
+
+    It finds the damage when it reads the place, or verifies the segment, which may be much later; so long the damage is
+    not left: two nodes with damage in the same place could not help each other.
+    """
+    name, seed = await _spared(cluster, chance), chance.getrandbits(32)
+    detail: dict[str, Any] = {"seed": seed}
+    flips: list[Flip] = []
+
+    async def damage() -> None:
+        await cluster.kill(name)
+        flip = flip_bit(cluster.data_dir(name), Random(seed))
+        flips.append(flip)
+        detail.update(file=flip.file.name, bit=flip.bit)
+        await _start(cluster, [name])
+
+    async def repaired() -> None:
+        await _start(cluster, [name])
+        for flip in flips:
+            detail["noticed"] = await _is_noticed(flip)
+        await cluster.wait_caught_up(REPAIR_PATIENCE_S)
+
+    return Harm([name], detail, damage, repaired, lasts=False)
+
+
+async def wipe(cluster: LiveCluster, chance: Random) -> Harm:
+    """Delete one node's data directory while it is down."""
+    name = await _spared(cluster, chance)
+
+    async def delete() -> None:
+        await cluster.kill(name)
+        await cluster.wipe(name)
+
+    return Harm([name], {}, delete, partial(_repaired, cluster, name))
+
+
+async def _spared(cluster: LiveCluster, chance: Random) -> str:
+    """A node without which the others have everything."""
+    await cluster.wait_caught_up(REPAIR_PATIENCE_S)
+    return chance.choice(cluster.names)
+
+
+async def _repaired(cluster: LiveCluster, name: str) -> None:
+    await _start(cluster, [name])
+    await cluster.wait_caught_up(REPAIR_PATIENCE_S)
+
+
+class Flip(NamedTuple):
+    """A bit that is not as it was."""
+
+    file: Path
+    bit: int
+    inode: int
+
+    def invert(self) -> None:
+        """Flip it, unless the file has made way for another one."""
+        with suppress(FileNotFoundError), self.file.open("r+b") as file:
+            if os.fstat(file.fileno()).st_ino == self.inode:
+                (byte,) = os.pread(file.fileno(), 1, self.bit // 8)
+                os.pwrite(file.fileno(), bytes((byte ^ 1 << self.bit % 8,)), self.bit // 8)
+
+    def is_there(self) -> bool:
+        """Whether the damaged file is still in its place."""
+        try:
+            return self.file.stat().st_ino == self.inode
+        except FileNotFoundError:
+            return False
+
+
+def flip_bit(data_dir: Path, chance: Random) -> Flip:
+    """Flip a bit in a segment. Raises LiveClusterError if there is none."""
+    segments = sorted(found for found in data_dir.glob("groups/*/log/*") if found.suffix in _SEGMENTS)
+    if not segments:
+        raise LiveClusterError(f"{data_dir} holds no segment")
+    file = chance.choice(segments)
+    status = file.stat()
+    flip = Flip(file, chance.randrange(status.st_size * 8), status.st_ino)
+    flip.invert()
+    return flip
+
+
+async def _is_noticed(flip: Flip) -> bool:
+    """Whether the damaged file goes, in good time; else it is as it was."""
+    try:
+        async with asyncio.timeout(NOTICE_PATIENCE_S):
+            while flip.is_there():  # noqa: ASYNC110 -- a file has no event
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        flip.invert()
+        return False
+    return True
+
+
+# What the faults have in common
+
+
+def _some(cluster: LiveCluster, chance: Random) -> Sequence[str]:
+    """Some nodes, from one to all."""
+    return chance.sample(cluster.names, chance.randint(1, len(cluster.names)))
+
+
+async def _kill(cluster: LiveCluster, names: Sequence[str]) -> None:
+    await asyncio.gather(*map(cluster.kill, names))
+
+
+async def _start(cluster: LiveCluster, names: Sequence[str]) -> None:
+    """Start those that are down."""
+    for name in names:
+        if not cluster.running(name):
+            await cluster.start(name)
+
+
+# What there is
+
+
+_NETWORK = (
+    partition_majority,
+    partition_leader,
+    partition_ring,
+    partition_bridge,
+    partition_one_way,
+    latency,
+    jitter,
+    bandwidth,
+    slicer,
+    reset_peer,
+    client_reset,
+)
+_PROCESS = (
+    kill_leader,
+    kill_follower,
+    kill_random,
+    kill_all,
+    pause,
+    restart,
+    rolling_restart,
+    clock_jump,
+)
+_DISK = (disk_full, slow_fsync, power_loss, bit_flip, wipe)
+_FAULTS = {fault.__name__: fault for fault in (*_PROCESS, *_NETWORK, *_DISK)}
+
+NAMES = tuple(_FAULTS)
+GROUPS = {
+    "all": NAMES,
+    "network": tuple(fault.__name__ for fault in _NETWORK),
+    "process": tuple(fault.__name__ for fault in _PROCESS),
+    "disk": tuple(fault.__name__ for fault in _DISK),
+}
+
+
+def chosen(names: Iterable[str]) -> tuple[str, ...]:
+    """The faults that names of faults and groups mean, each once; raises NemesisError."""
+    found: dict[str, None] = {}
+    for name in names:
+        if name not in _FAULTS and name not in GROUPS:
+            raise NemesisError(f"unknown nemesis {name!r}; there are {', '.join((*GROUPS, *NAMES))}")
+        found |= dict.fromkeys(GROUPS.get(name, (name,)))
+    return tuple(found)
+
+
+# Driving
+
+
+async def run(cluster: LiveCluster, names: Iterable[str], seed: int, until_s: float, record: Record) -> None:
+    """Hurt the cluster with these faults, or groups of them, for so many seconds from now.
+
+    A fault that cannot be carried out, or not be made good, is recorded as failed, and what follows goes on: `heal`
+    must follow in any case.
+    """
+    wanted = chosen(names)
+    ends_s = asyncio.get_running_loop().time() + until_s
+    lanes = {
+        "network": [name for name in wanted if name in GROUPS["network"]],
+        "nodes": [name for name in wanted if name not in GROUPS["network"]],
+    }
+    async with asyncio.TaskGroup() as tasks:
+        for lane, of_lane in lanes.items():
+            if of_lane:
+                tasks.create_task(_hurt_until(cluster, of_lane, Random(f"{seed} {lane}"), ends_s, record))
+
+
+async def _hurt_until(
+    cluster: LiveCluster, names: Sequence[str], chance: Random, ends_s: float, record: Record
+) -> None:
+    clock = asyncio.get_running_loop().time
+    bag: list[str] = []
+    while True:
+        gap_s, duration_s = chance.uniform(*GAP_S), chance.uniform(*DURATION_S)
+        with suppress(LiveClusterError):  # it is hurt all the same
+            await cluster.wait_started(max(ends_s - clock(), 0.0))
+        if clock() + gap_s >= ends_s:
+            return
+        await asyncio.sleep(gap_s)
+        if not bag:  # each of them once before one comes again, so that a short run sees as many as it can
+            bag = chance.sample(names, len(names))
+        await carry_out(bag.pop(), cluster, Random(chance.getrandbits(64)), duration_s, record)
+
+
+async def carry_out(
+    name: str, cluster: LiveCluster, chance: Random, duration_s: float, record: Record
+) -> bool:
+    """Hurt, wait, make good; whether it went as intended."""
+    try:
+        harm = await _FAULTS[name](cluster, chance)
+    except LiveClusterError as error:  # there is no leader to be hurt, or the last fault is not over
+        record("info", name, (), json.dumps({"left out": _line(error)}))
+        return False
+    record("invoke", name, harm.nodes, json.dumps(harm.detail))
+    failed: dict[str, str] = {}
+    try:
+        await harm.begin()
+        if harm.lasts:
+            await asyncio.sleep(duration_s)
+    except _FAILURES as error:
+        failed["error"] = _line(error)
+    try:
+        await harm.end()
+    except _FAILURES as error:
+        failed["error at its end"] = _line(error)
+    record("fail" if failed else "ok", name, harm.nodes, json.dumps(harm.detail | failed))
+    return not failed
+
+
+def _line(error: Exception) -> str:
+    """What it says, without the lines of a log."""
+    return str(error).partition("\n")[0]
+
+
+async def heal(cluster: LiveCluster, patience_s: float = HEAL_PATIENCE_S) -> None:
+    """End all faults and wait until all nodes serve and have caught up.
+
+    Raises LiveClusterError that names the node that has not, or that ended by itself meanwhile, and its last log lines.
+    """
+    await cluster.relieve()
+    for name in cluster.names:
+        cluster.set_faults(name, **asdict(NO_FAULTS))
+        if cluster.frozen(name):
+            cluster.thaw(name)
+        if not cluster.running(name):
+            await cluster.start(name)
+    await cluster.wait_caught_up(patience_s)
+    if cluster.crashes:
+        raise LiveClusterError("\n".join(cluster.crashes))

@@ -1,0 +1,436 @@
+"""Checks a run: `python -m chaos check DIR`.
+
+Reads meta.json and history/ of a run directory, decides whether a promise was broken, writes verdict.json and tables/.
+
+Lives here: files, the order of the jobs, the verdict. Not here: what a promise means (transforms/), Spark itself
+(session.py).
+
+Law: what cannot be judged is not valid. A line that is no row, a run that recorded nothing and a Spark that fails are
+errors of the verdict, each a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import reduce
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from chaos.history import SUFFIX
+from chaos.pipeline.schemas import BROKEN, FILE, HISTORY, QUEUES, REACH
+from chaos.pipeline.session import FAILURES, LOCAL, QUICK, SparkError, arrow, brief, collect, session
+from chaos.pipeline.transforms import timeline
+from chaos.pipeline.transforms.arrival import lost, owed, phantom
+from chaos.pipeline.transforms.duplicates import duplicates
+from chaos.pipeline.transforms.limits import dead_letter, delivery_limit, limited
+from chaos.pipeline.transforms.messages import fates, messages, traceable
+from chaos.pipeline.transforms.order import comparable, order
+from chaos.pipeline.transforms.priority import both_waiting, priority_ratio
+from chaos.pipeline.transforms.rows import checked, parsed, tally, with_ends_of_transactions
+from chaos.pipeline.transforms.single_active import single_active, single_active_deliveries
+from chaos.pipeline.transforms.transactions import transactions, tx_atomic
+from qq.errors import OperatingError
+
+FORMAT = 1
+EXAMPLES = 20
+"""Rows that are shown of each broken promise."""
+QUICK_BYTES = 256 * 2**20
+"""A smaller history is judged sooner than it takes to make Spark fast."""
+PARTITION_BYTES = 64 * 2**20
+"""Of the history, for each part that is shuffled: it fits into memory as a hash table."""
+SHOWN = 100
+"""Characters of a broken line."""
+
+PROMISES = {
+    "lost": "every message that was confirmed arrives, if its queue was emptied and nobody removed it",
+    "phantom": "only what was published arrives",
+    "unmarked_duplicate": "what arrives again is marked redelivered",
+    "dedup_duplicate": "what is published with a publisher id arrives once, however often it is published",
+    "order": "a consumer sees the messages of a publisher in the order in which they were published",
+    "delivery_limit": "no message comes back more often than its queue allows",
+    "priority_ratio": "while both wait, two messages of high priority are delivered for each normal one",
+    "single_active": "a queue with a single active consumer serves one consumer at a time",
+    "tx_atomic": "of a transaction that was committed everything happens, of any other nothing",
+    "dead_letter": "a dead letter arrives exactly once",
+}
+"""Each in a sentence."""
+
+
+Tables = Mapping[str, pa.Table]
+"""What the report shows, by name."""
+
+
+class CheckError(OperatingError):
+    """The run cannot be judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    name: str
+    holds: bool
+    checked: int
+    """How many things were looked at: messages, deliveries or transactions."""
+    violations: int
+    examples: list[dict[str, Any]]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is in verdict.json."""
+
+    valid: bool
+    error: str | None
+    rows: int = 0
+    seconds: float = 0.0
+    operations: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    promises: Sequence[Promise] = ()
+    figures: Mapping[str, float] = field(default_factory=dict)
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What meta.json says of the run."""
+
+    started_ns: int
+    ended_ns: int
+    queues: Mapping[str, Mapping[str, Any]]
+
+    def described(self) -> list[tuple[Any, ...]]:
+        """The queues in the columns of `QUEUES`."""
+        return [
+            tuple({**queue, "queue": name}.get(key) for key in QUEUES.names)
+            for name, queue in self.queues.items()
+        ]
+
+    def any_queue(self, key: str) -> bool:
+        """Whether this is said of any queue."""
+        return any(queue.get(key) not in {None, False} for queue in self.queues.values())
+
+    def reach(self) -> Iterator[tuple[str, str]]:
+        """Pairs of a queue and one where a message of it may turn up."""
+        for queue in self.queues:
+            seen: list[str] = []
+            target: str | None = queue
+            while target is not None and target not in seen:
+                seen.append(target)
+                target = self.queues.get(target, {}).get("dead_letters_to")
+            yield from ((queue, target) for target in seen)
+
+
+class Evidence(NamedTuple):
+    """What was looked at for a promise, and which of it broke it."""
+
+    looked_at: DataFrame
+    violations: DataFrame
+
+
+def check(directory: Path, master: str = LOCAL) -> Verdict:
+    """Judge a run; writes verdict.json and tables/ into its directory."""
+    started_s = time.monotonic()
+    try:
+        if not directory.is_dir():
+            raise CheckError(f"{directory}: no such directory")
+        verdict = _check(directory, master, started_s)
+    except OperatingError as error:
+        verdict = Verdict(valid=False, error=str(error), seconds=time.monotonic() - started_s)
+    if directory.is_dir():
+        (directory / "verdict.json").write_text(
+            json.dumps(asdict(verdict), indent=1) + "\n", encoding="utf-8"
+        )
+    return verdict
+
+
+def _check(directory: Path, master: str, started_s: float) -> Verdict:
+    run = read_run(directory)
+    files = history_files(directory)
+    size = sum(file.stat().st_size for file in files)
+    settings = QUICK if size < QUICK_BYTES and master.startswith("local") else {}
+    with (
+        session(master, directory / "logs" / "spark.log", settings) as spark,
+        TemporaryDirectory(dir=directory, prefix="check-") as scratch,
+    ):
+        partitions = max(spark.sparkContext.defaultParallelism, size // PARTITION_BYTES)
+        spark.conf.set("spark.sql.shuffle.partitions", partitions)
+        try:
+            return _Check(directory, spark, run, Path(scratch)).verdict(files, started_s)
+        except FAILURES as error:
+            raise SparkError(f"the check failed in Spark: {brief(error)}") from error
+
+
+def read_run(directory: Path) -> Run:
+    """Raises CheckError if meta.json is not there, or not what it should be."""
+    file = directory / "meta.json"
+    try:
+        meta = json.loads(file.read_text(encoding="utf-8"))
+        return Run(meta["started_ns"], meta["ended_ns"], meta["queues"])
+    except OSError as error:
+        raise CheckError(f"{file}: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckError(f"{file}: {error}") from None
+    except KeyError as error:
+        raise CheckError(f"{file}: {error.args[0]} is missing") from None
+
+
+def history_files(directory: Path) -> list[Path]:
+    """Raises CheckError if there are none, or one is cut in the middle of a line."""
+    history = directory / "history"
+    files = sorted([*history.glob(f"*{SUFFIX}"), *history.glob("*.parquet")])
+    if not files:
+        raise CheckError(f"{history}: no history (*{SUFFIX}, *.parquet)")
+    for file in files:
+        if file.suffix == SUFFIX and file.stat().st_size and not _ends_with_a_line(file):
+            number, line = _last_line(file)
+            raise CheckError(f"{file}:{number}: cut in the middle: {_shown(line)}")
+    return files
+
+
+def _ends_with_a_line(file: Path) -> bool:
+    with file.open("rb") as content:
+        content.seek(-1, 2)
+        return content.read() == b"\n"
+
+
+def _last_line(file: Path) -> tuple[int, str]:
+    number, line = 0, b""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):  # noqa: B007 (the last ones are what is wanted)
+            pass
+    return number, line.decode("utf-8", "replace")
+
+
+def _shown(line: str) -> str:
+    line = line.strip()
+    return line if len(line) <= SHOWN else line[:SHOWN] + "…"
+
+
+def read_rows(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
+    """Columns of `HISTORY`, `FILE` and `BROKEN`."""
+    place = F.col("_metadata.file_path").alias(FILE)
+    read: list[DataFrame] = []
+    if lines := [str(file) for file in files if file.suffix == SUFFIX]:
+        read.append(parsed(spark.read.text(lines, lineSep="\n").select(place, "value")))
+    if tables := [str(file) for file in files if file.suffix == ".parquet"]:
+        read.append(checked(spark.read.schema(HISTORY).parquet(*tables).select(place, *HISTORY.names)))
+    return reduce(DataFrame.unionByName, read)
+
+
+class _Check:
+    """One check under way. What is needed more than once is kept in files: any executor can read them."""
+
+    def __init__(self, directory: Path, spark: SparkSession, run: Run, scratch: Path) -> None:
+        self._directory = directory
+        self._spark = spark
+        self._run = run
+        self._scratch = scratch
+        self._queues = spark.createDataFrame(run.described(), QUEUES)
+        self._reach = spark.createDataFrame(list(run.reach()), REACH)
+
+    def verdict(self, files: Sequence[Path], started_s: float) -> Verdict:
+        everything = self._kept("rows", read_rows(self._spark, files))
+        _refuse_broken(everything)
+        rows = everything.drop(FILE, BROKEN)
+        counts = self._kept("counts", tally(rows, self._run.started_ns))
+        operations, total = _operations(counts)
+        if not operations.get("publish", {}).get("ok") and not operations.get("deliver", {}).get("ok"):
+            raise CheckError(
+                f"{self._directory}: recorded nothing: no confirmed publish and no delivery in {total} rows"
+            )
+        about = self._kept("messages", messages(with_ends_of_transactions(rows)))
+        promises = self._promises(self._evidence(about, rows, operations), rows)
+        tables = self._tables(about, rows, counts)
+        _write(self._directory / "tables", tables)
+        return Verdict(
+            valid=all(promise.holds for promise in promises),
+            error=None,
+            rows=total,
+            seconds=time.monotonic() - started_s,
+            operations=operations,
+            promises=promises,
+            figures=_figures(about, tables, promises),
+        )
+
+    def _kept(self, name: str, frame: DataFrame) -> DataFrame:
+        place = str(self._scratch / name)
+        frame.write.parquet(place)
+        return self._spark.read.schema(frame.schema).parquet(place)
+
+    def _evidence(
+        self, about: DataFrame, rows: DataFrame, operations: Mapping[str, Any]
+    ) -> dict[str, Evidence]:
+        """For each promise of which there may be anything to look at."""
+        queues, reach, run = self._queues, self._reach, self._run
+        due = traceable(about, self._kept("fates", fates(rows, queues, reach)))
+        delivered = about.filter("deliveries > 0")
+        again = self._kept("duplicates", duplicates(about, rows))
+        evidence = {
+            "lost": Evidence(owed(due), lost(about, due, reach)),
+            "phantom": Evidence(delivered, phantom(about, reach)),
+            "unmarked_duplicate": Evidence(
+                delivered.filter("not coalesce(dedup, false)"), again.filter("promise = 'unmarked_duplicate'")
+            ),
+            "order": Evidence(comparable(about), order(about)),
+        }
+        if operations.keys() & {"tx_commit", "tx_rollback"}:
+            evidence["tx_atomic"] = Evidence(transactions(rows), tx_atomic(about, due, rows, reach))
+        if run.any_queue("dedup"):
+            evidence["dedup_duplicate"] = Evidence(
+                delivered.filter("dedup"), again.filter("promise = 'dedup_duplicate'")
+            )
+        if run.any_queue("delivery_limit"):
+            evidence["delivery_limit"] = Evidence(limited(rows, queues), delivery_limit(about, rows, queues))
+        if run.any_queue("priorities"):
+            waiting = both_waiting(about, queues)
+            evidence["priority_ratio"] = Evidence(waiting, priority_ratio(waiting))
+        if run.any_queue("single_active"):
+            deliveries = single_active_deliveries(about, rows, queues)
+            evidence["single_active"] = Evidence(deliveries, single_active(deliveries))
+        if run.any_queue("dead_letters_to"):
+            evidence["dead_letter"] = Evidence(
+                about.filter("dead_arrivals > 0"), dead_letter(about, due, rows, reach)
+            )
+        return evidence
+
+    def _promises(self, evidence: Mapping[str, Evidence], rows: DataFrame) -> list[Promise]:
+        looked_at = [
+            found.looked_at.agg(F.lit(name).alias("promise"), F.count("*").alias("count"))
+            for name, found in evidence.items()
+        ]
+        checked = _by_promise(reduce(DataFrame.unionByName, looked_at))
+        violations = self._kept(
+            "violations", reduce(DataFrame.unionByName, (found.violations for found in evidence.values()))
+        )
+        broken = _by_promise(violations.groupBy("promise").count())
+        examples = _examples(violations, rows) if broken else {}
+        return [
+            Promise(
+                name,
+                name not in broken,
+                checked.get(name, 0),
+                broken.get(name, 0),
+                examples.get(name, []),
+                text,
+            )
+            for name, text in PROMISES.items()
+        ]
+
+    def _tables(self, about: DataFrame, rows: DataFrame, counts: DataFrame) -> Tables:
+        started_ns, ended_ns = self._run.started_ns, self._run.ended_ns
+        windows = self._kept("unavailable", timeline.unavailable(rows, started_ns, ended_ns))
+        frames = {
+            "throughput": timeline.throughput(counts),
+            "latency": timeline.latency(timeline.latencies(about, self._queues, started_ns)),
+            "unavailable": windows.orderBy("start", "node"),
+            "faults": timeline.faults(rows, windows, started_ns, ended_ns),
+        }
+        return {name: arrow(frame) for name, frame in frames.items()}
+
+
+def _operations(counts: DataFrame) -> tuple[dict[str, dict[str, int]], int]:
+    """How often each operation ended how, and the number of all rows."""
+    counted = collect(counts.groupBy("op", "type").agg(F.sum("count").alias("count")))
+    operations = {row["op"]: {"ok": 0, "fail": 0, "unknown": 0} for row in counted}
+    for op, type_, count in counted:
+        if type_ in operations[op]:
+            operations[op][type_] = count
+    return dict(sorted(operations.items())), sum(row["count"] for row in counted)
+
+
+def _refuse_broken(rows: DataFrame) -> None:
+    for place, line in collect(rows.filter(F.col(BROKEN).isNotNull()).select(FILE, BROKEN).limit(1)):
+        file = Path(unquote(urlsplit(place).path))
+        raise CheckError(f"{file}:{_number(file, line)}: no row of a history: {_shown(line)}")
+
+
+def _number(file: Path, line: str) -> int | str:
+    if file.suffix != SUFFIX:
+        return "?"
+    with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        return next((number for number, text in enumerate(lines, 1) if text.rstrip("\n") == line), "?")
+
+
+def _by_promise(counts: DataFrame) -> dict[str, int]:
+    return {row["promise"]: row["count"] for row in collect(counts)}
+
+
+def _examples(violations: DataFrame, rows: DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """The first rows of each broken promise, by its name."""
+    place = F.row_number().over(Window.partitionBy("promise").orderBy("time_ns", "queue", "id"))
+    first = violations.withColumn("place", place).filter(F.col("place") <= EXAMPLES).drop("place")
+    shown = rows.join(F.broadcast(first), ["queue", "id", "op", "time_ns"]).orderBy("time_ns")
+    examples: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for found in collect(shown):
+        row = found.asDict(recursive=True)
+        examples[row.pop("promise")].append({key: value for key, value in row.items() if value is not None})
+    return examples
+
+
+def _figures(about: DataFrame, tables: Tables, promises: Sequence[Promise]) -> dict[str, float]:
+    """Numbers of the whole run; a quantile of nothing is left out."""
+    figures: dict[str, float] = {}
+    for whole in tables["latency"].filter(pc.is_null(tables["latency"]["second"])).to_pylist():
+        for name in ("p50", "p99", "max"):
+            figures[f"{whole['kind']}_{name}_ms"] = whole[name]
+    windows = tables["unavailable"].to_pylist()
+    figures["longest_unavailability_s"] = max((row["end"] - row["start"] for row in windows), default=0.0)
+    (totals,) = collect(
+        about.agg(
+            F.count_if(F.expr("invokes > 0")).alias("published"),
+            F.count_if(F.expr("oks > 0")).alias("confirmed"),
+            F.count_if(F.expr("deliveries > 0")).alias("delivered"),
+        )
+    )
+    violations = {promise.name: promise.violations for promise in promises}
+    return figures | {
+        **totals.asDict(),
+        "lost": violations["lost"],
+        "duplicated": violations["unmarked_duplicate"] + violations["dedup_duplicate"],
+    }
+
+
+def _write(directory: Path, tables: Tables) -> None:
+    directory.mkdir(exist_ok=True)
+    for name, table in tables.items():
+        rows = table.filter(pc.is_valid(table["second"])) if name == "latency" else table
+        pq.write_table(rows, directory / f"{name}.parquet")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos check", description="Decide whether a recorded run broke a promise."
+    )
+    parser.add_argument("directory", type=Path, help="of the run")
+    parser.add_argument("--master", default=LOCAL, help="where Spark runs (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    verdict = check(arguments.directory, arguments.master)
+    print(describe(verdict))
+    return 0 if verdict.valid else 1
+
+
+def describe(verdict: Verdict) -> str:
+    """A table of the promises, and the verdict in a line."""
+    if verdict.error is not None:
+        return f"INVALID: {verdict.error}"
+    lines = [f"{'promise':<20} {'checked':>10} {'violations':>10}"]
+    lines += [
+        f"{promise.name:<20} {promise.checked:>10} {promise.violations:>10}"
+        + ("" if promise.holds else f"   BROKEN: {promise.text}; first: {promise.examples[0]}")
+        for promise in verdict.promises
+    ]
+    broken = [promise.name for promise in verdict.promises if not promise.holds]
+    outcome = f"INVALID: broken: {', '.join(broken)}" if broken else "VALID: every promise was kept"
+    return "\n".join([*lines, f"{outcome} ({verdict.rows} rows in {verdict.seconds:.1f} s)"])

@@ -1,0 +1,46 @@
+"""Whether what was confirmed arrived, and whether what arrived was published.
+
+Lives here: the promises lost and phantom. Not here: how often something arrived (duplicates.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chaos.pipeline.transforms.messages import arrived_elsewhere, is_unsettled, violation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def owed(traceable: DataFrame) -> DataFrame:
+    """Those of `messages.traceable` that were confirmed."""
+    return traceable.filter("oks > 0")
+
+
+def lost(messages: DataFrame, traceable: DataFrame, reach: DataFrame) -> DataFrame:
+    """Confirmed, and never seen; or seen, never settled, and not seen again though the queue was emptied."""
+    gone = (F.col("deliveries") == 0) | (F.col("must_be_settled") & is_unsettled() & ~F.col("is_limited"))
+    missing = (
+        owed(traceable)
+        .filter(gone)
+        .join(arrived_elsewhere(messages, reach), ["queue", "id"], "left_anti")
+        # The time of a confirm in a transaction is that of the commit, which is another row.
+        .withColumn("shown_ns", F.when(F.col("in_tx"), F.col("invoked_ns")).otherwise(F.col("confirmed_ns")))
+    )
+    return violation("lost", missing, "publish", "shown_ns")
+
+
+def phantom(messages: DataFrame, reach: DataFrame) -> DataFrame:
+    """Delivered, though nobody published it, or each publish of it certainly failed."""
+    delivered = messages.filter(F.col("deliveries") > 0)
+    refused = delivered.filter((F.col("invokes") > 0) & (F.col("invokes") == F.col("fails")))
+    reachable = (
+        messages.filter(F.col("invokes") > F.col("fails"))
+        .join(F.broadcast(reach.filter("queue <> target")), "queue")
+        .select(F.col("target").alias("queue"), "id")
+    )
+    unknown = delivered.filter(F.col("invokes") == 0).join(reachable, ["queue", "id"], "left_anti")
+    return violation("phantom", refused.unionByName(unknown), "deliver", "delivered_ns")

@@ -1,0 +1,77 @@
+"""What ends a message in its queue: the delivery limit, and where dead letters go.
+
+Lives here: the promises delivery_limit and dead_letter. Not here: whether anything else disappeared (arrival.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chaos.pipeline.transforms.messages import arrived_elsewhere, copies, violation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def limited(rows: DataFrame, queues: DataFrame) -> DataFrame:
+    """Deliveries of queues that have a delivery limit."""
+    limits = queues.filter("delivery_limit is not null").select("queue", "delivery_limit")
+    return rows.filter(F.col("op") == "deliver").join(F.broadcast(limits), "queue")
+
+
+def delivery_limit(messages: DataFrame, rows: DataFrame, queues: DataFrame) -> DataFrame:
+    """Delivered with a count above the limit; or delivered more often than once and each time that it may come back."""
+    counted = violation(
+        "delivery_limit",
+        limited(rows, queues).filter("delivery_count > delivery_limit"),
+        "deliver",
+        "time_ns",
+    )
+    limits = queues.filter("delivery_limit is not null").select("queue", "delivery_limit")
+    # What came back as a dead letter begins anew.
+    too_many = (
+        messages.filter("invokes > 0 and dead_arrivals = 0")
+        .join(F.broadcast(limits), "queue")
+        .filter(F.col("deliveries") > copies() * (F.col("delivery_limit") + 1))
+    )
+    return counted.unionByName(
+        violation("delivery_limit", too_many, "deliver", "last_delivered_ns")
+    ).distinct()
+
+
+def dead_letter(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame) -> DataFrame:
+    """A dead letter that arrived more than once, or not at all.
+
+    A message that was seen and never settled has died, if its queue was emptied: it was rejected, or it came back too
+    often. One that a consumer acknowledged is left out: nobody knows whether the acknowledgement arrived.
+    """
+    missing = (
+        traceable.filter((F.col("oks") > 0) & F.col("has_target") & F.col("must_be_settled"))
+        .filter(
+            (F.col("deliveries") > 0) & (F.col("acks") == 0) & ((F.col("rejects") > 0) | F.col("is_limited"))
+        )
+        .join(arrived_elsewhere(messages, reach), ["queue", "id"], "left_anti")
+    )
+    return violation("dead_letter", missing, "deliver", "last_delivered_ns").unionByName(
+        violation("dead_letter", _arrived_twice(messages, rows), "deliver", "last_ns")
+    )
+
+
+def _arrived_twice(messages: DataFrame, rows: DataFrame) -> DataFrame:
+    """Columns queue, id, last_ns: more first deliveries than the message was published.
+
+    A message that goes round in a circle arrives at each queue again, with more deaths each time.
+    """
+    deaths = F.aggregate("deaths", F.lit(0).cast("long"), lambda total, death: total + death["count"])
+    repeated = (
+        rows.filter(
+            (F.col("op") == "deliver") & (F.size("deaths") > 0) & ~F.coalesce("redelivered", F.lit(False))
+        )
+        .groupBy("queue", "id", deaths.alias("died"))
+        .agg(F.count("*").alias("arrivals"), F.max("time_ns").alias("last_ns"))
+        .filter("arrivals > 1")
+    )
+    published = messages.filter("invokes > 0").select("id", copies().alias("copies"))
+    return repeated.join(published, "id").filter("arrivals > copies")

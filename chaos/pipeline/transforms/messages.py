@@ -1,0 +1,176 @@
+"""One row a message and queue: all that most promises need to know of it.
+
+Lives here: the one large aggregation, and where a message must turn up. Not here: promises.
+
+Law: only numbers are aggregated. Spark keeps those in place in its hash table; a text would make it sort everything.
+So consumers, publishers and channels are 64-bit hashes here, good for telling a few thousand apart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from chaos.pipeline.transforms.rows import vanished
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+CONSUMER = ("process", "connection", "channel", "consumer")
+"""Who sees deliveries in the order in which the broker sent them."""
+
+
+def is_first_delivery() -> Column:
+    """Of a message as it was published: neither redelivered nor a dead letter."""
+    return (
+        (F.col("op") == "deliver")
+        & ~F.coalesce("redelivered", F.lit(False))
+        & ~F.coalesce(F.size("deaths") > 0, F.lit(False))
+    )
+
+
+def messages(rows: DataFrame) -> DataFrame:
+    """Rows (queue, id), both of those that were published there and of those that only arrived there.
+
+    `invokes`, `oks`, `fails` count attempts to publish; what is in neither of the last two has an unknown outcome.
+    `unmarked` counts first deliveries; `consumer` and `call` are of the only one, if it is the only one.
+    """
+    op, kind, time_ns = F.col("op"), F.col("type"), F.col("time_ns")
+    invoke = (op == "publish") & (kind == "invoke")
+    ok = (op == "publish") & (kind == "ok")
+    fail = (op == "publish") & (kind == "fail")
+    deliver = op == "deliver"
+    first = is_first_delivery()
+    return (
+        rows.filter(op.isin("publish", "deliver", "ack", "nack", "reject") & F.col("id").isNotNull())
+        .groupBy("queue", "id")
+        .agg(
+            _count(invoke).alias("invokes"),
+            _count(ok).alias("oks"),
+            _count(fail).alias("fails"),
+            F.min(F.when(invoke, time_ns)).alias("invoked_ns"),
+            F.max(F.when(invoke, time_ns)).alias("last_invoked_ns"),
+            F.min(F.when(ok, time_ns)).alias("confirmed_ns"),
+            F.max(F.when(invoke, F.xxhash64("publisher"))).alias("publisher"),
+            F.max(F.when(invoke, F.xxhash64("connection", "channel"))).alias("publish_channel"),
+            F.max(F.when(invoke, F.col("sequence"))).alias("sequence"),
+            F.max(F.when(invoke, F.coalesce("attempt", F.lit(1)))).alias("attempt"),
+            F.max(F.when(invoke, F.coalesce("priority", F.lit(0)))).alias("priority"),
+            F.max(F.when(invoke, F.coalesce("dedup", F.lit(False)))).alias("dedup"),
+            F.max(F.when(invoke, F.col("tx").isNotNull())).alias("in_tx"),
+            _count(deliver).alias("deliveries"),
+            F.min(F.when(deliver, time_ns)).alias("delivered_ns"),
+            F.max(F.when(deliver, time_ns)).alias("last_delivered_ns"),
+            F.max(F.when(deliver, F.col("delivery_count"))).alias("delivery_count"),
+            _count(deliver & (F.size("deaths") > 0)).alias("dead_arrivals"),
+            _count(first).alias("unmarked"),
+            F.min(F.when(first, time_ns)).alias("unmarked_ns"),
+            F.max(F.when(first, time_ns)).alias("last_unmarked_ns"),
+            F.max(F.when(first, F.xxhash64(*CONSUMER))).alias("consumer"),
+            F.max(F.when(first, F.col("call"))).alias("call"),
+            _count(op == "ack").alias("acks"),
+            _count(op == "reject").alias("rejects"),
+        )
+    )
+
+
+def _count(condition: Column) -> Column:
+    return F.count(F.when(condition, 1))
+
+
+def copies() -> Column:
+    """How many messages of an id there may be: one for each attempt that may have succeeded."""
+    return F.when(F.col("dedup"), F.lit(1)).otherwise(F.col("invokes") - F.col("fails"))
+
+
+def is_plain() -> Column:
+    """Published once, and confirmed: only of such messages it is known where they stand in the order."""
+    return (F.col("invokes") == 1) & (F.col("oks") == 1) & (F.col("attempt") == 1)
+
+
+def is_unsettled() -> Column:
+    """Delivered, and no consumer took it for good: an acknowledgement that was sent may have arrived."""
+    return (F.col("deliveries") > 0) & (F.col("acks") == 0) & (F.col("rejects") == 0)
+
+
+def fates(rows: DataFrame, queues: DataFrame, reach: DataFrame) -> DataFrame:
+    """What becomes of messages: a row for each queue whose messages must have been seen by the end of the run.
+
+    That is so if the queue and all that its messages can be dead-lettered to were emptied, and none of these drops
+    messages over a limit. Of what was published before `vanished_ns`, a purge or a delete may have taken any.
+
+    Further columns: `must_be_settled`, false where some process takes messages without acknowledgement, and has them
+    when they are sent; `is_limited`, whether a message that comes back too often dies; `has_target`, for dead letters.
+    """
+    drops = F.col("target.max_length").isNotNull() & F.col("target.dead_letters_to").isNull()
+    return (
+        reach.alias("reach")
+        .join(queues.alias("target"), F.col("reach.target") == F.col("target.queue"), "left")
+        .join(vanished(rows).alias("vanished"), F.col("reach.target") == F.col("vanished.queue"), "left")
+        .groupBy("reach.queue")
+        .agg(
+            F.min(F.coalesce("target.drained", F.lit(False))).alias("drained"),
+            F.max(drops).alias("drops"),
+            F.max("vanished_ns").alias("vanished_ns"),
+        )
+        .filter(F.col("drained") & ~F.col("drops"))
+        .join(queues, "queue")
+        .join(_answering(rows), "queue", "left")
+        .select(
+            "queue",
+            "vanished_ns",
+            F.coalesce("answers", F.lit(False)).alias("must_be_settled"),
+            F.col("delivery_limit").isNotNull().alias("is_limited"),
+            F.col("dead_letters_to").isNotNull().alias("has_target"),
+        )
+    )
+
+
+def traceable(messages: DataFrame, fates: DataFrame) -> DataFrame:
+    """Messages that, if they were in their queue, must have been seen by the end of the run."""
+    return (
+        messages.filter(F.col("invokes") > 0)
+        .join(F.broadcast(fates), "queue")
+        .filter(F.col("vanished_ns").isNull() | (F.col("invoked_ns") > F.col("vanished_ns")))
+        .drop("vanished_ns")
+    )
+
+
+def _answering(rows: DataFrame) -> DataFrame:
+    """Columns queue, answers: whether each process that got messages there answered at least one."""
+    answers = F.max(F.col("op").isin("ack", "nack", "reject"))
+    return (
+        rows.filter(F.col("op").isin("deliver", "ack", "nack", "reject"))
+        .groupBy("queue", "process")
+        .agg(answers.alias("answers"))
+        .groupBy("queue")
+        .agg(F.min("answers").alias("answers"))
+    )
+
+
+def arrived_elsewhere(messages: DataFrame, reach: DataFrame) -> DataFrame:
+    """Columns queue, id: messages of a queue that were delivered where its dead letters go."""
+    away = messages.filter((F.col("invokes") == 0) & (F.col("deliveries") > 0))
+    return (
+        away.select(F.col("queue").alias("target"), "id")
+        .join(F.broadcast(reach.filter("queue <> target")), "target")
+        .select("queue", "id")
+    )
+
+
+def connected(rows: DataFrame) -> DataFrame:
+    """Columns connection, connected_ns: when each connection was asked for. Nothing was sent on it before."""
+    return (
+        rows.filter((F.col("op") == "connect") & (F.col("type") == "invoke"))
+        .groupBy("connection")
+        .agg(F.min("time_ns").alias("connected_ns"))
+    )
+
+
+def violation(promise: str | Column, found: DataFrame, op: str, time_ns: str) -> DataFrame:
+    """In the columns of `schemas.VIOLATION`: `time_ns` is the column that has the time of the row to show."""
+    name = F.lit(promise) if isinstance(promise, str) else promise
+    return found.select(
+        name.alias("promise"), "queue", "id", F.lit(op).alias("op"), F.col(time_ns).alias("time_ns")
+    )

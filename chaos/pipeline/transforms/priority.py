@@ -1,0 +1,75 @@
+"""While messages of high and of normal priority wait, two high ones are delivered for each normal one: priority_ratio.
+
+What is looked at are first deliveries, in the order in which they were seen, for each queue by itself. Of such a
+delivery it is said that high messages wait if one is delivered later that was confirmed `IN_HAND` deliveries before: so
+it was in the queue when the broker chose, and not yet in a consumer's hands. The same for normal ones.
+
+The statistic is the share of high messages among the deliveries in which both kinds wait. It must be 2/3 at least: if
+the oldest high message is older than the oldest normal one, it comes first whatever was before. It must be 2/3 at most
+if an older normal message waits; that is known for queues with one publisher only, from its numbers. `SHARE_MIN` and
+`SHARE_MAX` are 2/3 with room for begin and end of each burst, and nothing is said of fewer than `LOOKED_AT_MIN`.
+
+Not here: order within a priority (order.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from chaos.pipeline.transforms.messages import violation
+from chaos.pipeline.transforms.order import comparable
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+HIGH = 5
+"""The lowest priority that is high."""
+IN_HAND = 10
+"""More than the consumers of such a queue hold together."""
+LOOKED_AT_MIN = 100
+SHARE_MIN, SHARE_MAX = 0.60, 0.74
+
+
+def both_waiting(messages: DataFrame, queues: DataFrame) -> DataFrame:
+    """Deliveries in which both kinds waited: columns queue, id, unmarked_ns, is_high, older_normal_waits."""
+    later = Window.partitionBy("queue").orderBy(F.col("unmarked_ns").desc(), F.col("call").desc())
+    after = later.rowsBetween(Window.unboundedPreceding, -1)
+    from_here = later.rowsBetween(Window.unboundedPreceding, 0)
+    high, normal = F.col("is_high"), ~F.col("is_high")
+    chosen_ns = F.lead("unmarked_ns", IN_HAND).over(later)
+    whole = Window.partitionBy("queue")
+    one_publisher = F.min("publisher").over(whole) == F.max("publisher").over(whole)
+    older = _least("sequence", normal).over(after) < _least("sequence", high).over(from_here)
+    return (
+        comparable(messages)
+        .join(F.broadcast(queues.filter("priorities").select("queue")), "queue")
+        .withColumn("is_high", F.col("priority") >= HIGH)
+        .withColumn("high_waits", _least("confirmed_ns", high).over(after) < chosen_ns)
+        .withColumn("normal_waits", _least("confirmed_ns", normal).over(after) < chosen_ns)
+        .withColumn("older_normal_waits", one_publisher & older)
+        .filter("high_waits and normal_waits")
+        .select("queue", "id", "unmarked_ns", "is_high", "older_normal_waits")
+    )
+
+
+def _least(column: str, condition: Column) -> Column:
+    return F.min(F.when(condition, F.col(column)))
+
+
+def priority_ratio(both_waiting: DataFrame) -> DataFrame:
+    """Queues whose share is out of bounds; the row to show is the last one that was looked at."""
+    strict = F.when(F.col("older_normal_waits"), F.col("is_high").cast("double"))
+    shares = both_waiting.groupBy("queue").agg(
+        F.count("*").alias("looked_at"),
+        F.avg(F.col("is_high").cast("double")).alias("share"),
+        F.count(strict).alias("strictly_looked_at"),
+        F.avg(strict).alias("strict_share"),
+        F.max_by("id", "unmarked_ns").alias("id"),
+        F.max("unmarked_ns").alias("unmarked_ns"),
+    )
+    too_few = (F.col("looked_at") >= LOOKED_AT_MIN) & (F.col("share") < SHARE_MIN)
+    too_many = (F.col("strictly_looked_at") >= LOOKED_AT_MIN) & (F.col("strict_share") > SHARE_MAX)
+    return violation("priority_ratio", shares.filter(too_few | too_many), "deliver", "unmarked_ns")

@@ -1,0 +1,109 @@
+"""Rows of a history as they are: parsing, counting, and how transactions ended.
+
+Not here: what became of a message (messages.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F  # noqa: N812 (its usual name)
+from pyspark.sql.types import StringType, StructType
+
+from chaos.history import OPERATIONS, REQUIRED, TYPES
+from chaos.pipeline.schemas import BROKEN, FILE, HISTORY
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+FOREVER_NS = 2**63 - 1
+IN_TRANSACTIONS = ("publish", "ack", "nack", "reject")
+
+
+def parsed(lines: DataFrame) -> DataFrame:
+    """Rows of JSON Lines (columns `value`, `file`), with those that are none marked as `BROKEN`."""
+    schema = StructType([*HISTORY.fields]).add(BROKEN, StringType())
+    json = F.from_json("value", schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN})
+    rows = lines.filter(F.trim("value") != "").select(FILE, "value", json.alias("row"))
+    return _marked(rows.select("row.*", FILE, "value"), F.col("value"))
+
+
+def checked(rows: DataFrame) -> DataFrame:
+    """The same of rows that were read from Parquet (columns of `HISTORY`, `file`)."""
+    return _marked(rows.withColumn(BROKEN, F.lit(None)), F.to_json(F.struct(*HISTORY.names)))
+
+
+def _marked(rows: DataFrame, text: Column) -> DataFrame:
+    """`text` is what to show of a row that is broken."""
+    sound = F.col(BROKEN).isNull() & F.col("type").isin(*TYPES) & F.col("op").isin(*OPERATIONS)
+    for name in REQUIRED:
+        sound &= F.col(name).isNotNull()
+    sound = F.coalesce(sound, F.lit(False))
+    return rows.select(
+        *HISTORY.names, F.when(~sound, F.col(FILE)).alias(FILE), F.when(~sound, text).alias(BROKEN)
+    )
+
+
+def tally(rows: DataFrame, started_ns: int) -> DataFrame:
+    """How many rows there are of each (second, node, op, type): a small table, whatever the history."""
+    return rows.groupBy(second(F.col("time_ns"), started_ns).alias("second"), "node", "op", "type").count()
+
+
+def second(time_ns: Column, started_ns: int) -> Column:
+    return F.floor((time_ns - F.lit(started_ns)) / F.lit(1_000_000_000)).cast("int")
+
+
+def with_ends_of_transactions(rows: DataFrame) -> DataFrame:
+    """What was done in a transaction ends as that ended, and when it ended.
+
+    Without a commit nothing of it happened: neither a rollback nor a lost connection leaves anything. What the history
+    says of the single publish or acknowledgement is left out: nobody answers it.
+    """
+    is_part = F.coalesce(F.col("op").isin(*IN_TRANSACTIONS) & F.col("tx").isNotNull(), F.lit(False))
+    parts = rows.filter(is_part & (F.col("type") == "invoke")).join(
+        outcomes(rows).select("tx", "outcome", "ended_ns"), "tx", "left"
+    )
+    ended = parts.withColumn("type", F.coalesce("outcome", F.lit("fail"))).withColumn(
+        "time_ns", F.coalesce("ended_ns", "time_ns")
+    )
+    # An acknowledgement counts by being there, so one that failed must not be.
+    kept = ended.filter((F.col("op") == "publish") | (F.col("type") != "fail"))
+    invokes = rows.filter(is_part & (F.col("type") == "invoke") & (F.col("op") == "publish"))
+    return rows.filter(~is_part).unionByName(invokes).unionByName(kept.select(*rows.columns))
+
+
+def outcomes(rows: DataFrame) -> DataFrame:
+    """Columns tx, outcome (ok, fail, unknown), ended_ns (null if unknown): of those that a commit was tried of."""
+    return (
+        rows.filter((F.col("op") == "tx_commit") & F.col("tx").isNotNull())
+        .groupBy("tx")
+        .agg(_time_of("ok").alias("ok_ns"), _time_of("fail").alias("fail_ns"))
+        .select(
+            "tx",
+            F.when(F.col("ok_ns").isNotNull(), "ok")
+            .when(F.col("fail_ns").isNotNull(), "fail")
+            .otherwise("unknown")
+            .alias("outcome"),
+            F.coalesce("ok_ns", "fail_ns").alias("ended_ns"),
+        )
+    )
+
+
+def _time_of(type_: str) -> Column:
+    return F.max(F.when(F.col("type") == type_, F.col("time_ns")))
+
+
+def vanished(rows: DataFrame) -> DataFrame:
+    """Columns queue, vanished_ns: until when a purge or a delete may have taken what was in it.
+
+    One of unknown outcome may come about at any time.
+    """
+    ended = F.when(F.col("type") == "ok", F.col("time_ns")).when(F.col("type") == "unknown", FOREVER_NS)
+    return (
+        rows.filter(F.col("op").isin("purge", "delete") & F.col("queue").isNotNull())
+        .groupBy("process", "call", "queue")
+        .agg(F.max(ended).alias("ended_ns"), F.max(F.col("type") == "fail").alias("failed"))
+        .filter(~F.col("failed"))
+        .groupBy("queue")
+        .agg(F.max(F.coalesce("ended_ns", F.lit(FOREVER_NS))).alias("vanished_ns"))
+    )

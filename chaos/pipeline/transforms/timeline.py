@@ -1,0 +1,219 @@
+"""What clients got, second by second: throughput, latency, when nothing went, and how long it took to come back.
+
+Times of the tables are seconds since the run began. Not here: promises.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from chaos.pipeline.transforms.rows import second
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+NS = 1_000_000_000
+UNAVAILABLE_NS = NS // 4
+"""A shorter wait is latency."""
+RETRY_NS = 2 * NS
+"""A publisher that has tried in vain and tries again within so long has been waiting meanwhile."""
+ONSET_NS = NS
+"""Nobody can publish because of a fault, if that begins within so long after the fault."""
+HELD_BACK = "backlog"
+"""The workload whose messages wait on purpose: their delivery has no latency to speak of."""
+ACCURACY = 1000
+"""Quantiles are of a rank that is right to one in so many."""
+
+
+def throughput(tally: DataFrame) -> DataFrame:
+    """Of `rows.tally`: second, node, published, confirmed, delivered, unknown."""
+    return (
+        tally.filter(F.col("op").isin("publish", "deliver") & F.col("node").isNotNull())
+        .groupBy("second", "node")
+        .agg(
+            _sum("publish", "invoke").alias("published"),
+            _sum("publish", "ok").alias("confirmed"),
+            _sum("deliver", "ok").alias("delivered"),
+            _sum("publish", "unknown").alias("unknown"),
+        )
+        .orderBy("second", "node")
+    )
+
+
+def _sum(op: str, type_: str) -> Column:
+    matches = (F.col("op") == op) & (F.col("type") == type_)
+    return F.sum(F.when(matches, F.col("count")).otherwise(0))
+
+
+def latencies(messages: DataFrame, queues: DataFrame, started_ns: int) -> DataFrame:
+    """Columns second (in which it began), kind (confirm, deliver), ms: of each message once.
+
+    Confirms are measured from the last attempt, deliveries from the first: an application that publishes again waits
+    for all of it. Confirms in transactions are left out: they wait for the client's own commit.
+    """
+    published = messages.filter("invokes > 0")
+    confirms = published.filter((F.col("oks") > 0) & ~F.col("in_tx")).select(
+        second(F.col("last_invoked_ns"), started_ns).alias("second"),
+        F.lit("confirm").alias("kind"),
+        _ms(F.col("last_invoked_ns"), F.col("confirmed_ns")).alias("ms"),
+    )
+    held_back = queues.filter(F.col("workload") == HELD_BACK).select("queue")
+    deliveries = (
+        published.filter("deliveries > 0")
+        .join(F.broadcast(held_back), "queue", "left_anti")
+        .select(
+            second(F.col("invoked_ns"), started_ns).alias("second"),
+            F.lit("deliver").alias("kind"),
+            _ms(F.col("invoked_ns"), F.col("delivered_ns")).alias("ms"),
+        )
+    )
+    return confirms.unionByName(deliveries)
+
+
+def _ms(since_ns: Column, until_ns: Column) -> Column:
+    return (until_ns - since_ns) / 1e6
+
+
+def latency(latencies: DataFrame) -> DataFrame:
+    """Columns second, kind, p50, p99, max; with second null: of the whole run."""
+    quantiles = F.percentile_approx("ms", F.array(F.lit(0.5), F.lit(0.99)), ACCURACY)
+    return (
+        latencies.rollup("kind", "second")
+        .agg(quantiles.alias("quantiles"), F.max("ms").alias("max"))
+        .filter(F.col("kind").isNotNull())
+        .select(
+            "second",
+            "kind",
+            F.col("quantiles")[0].alias("p50"),
+            F.col("quantiles")[1].alias("p99"),
+            "max",
+        )
+        .orderBy("second", "kind")
+    )
+
+
+def unavailable(rows: DataFrame, started_ns: int, ended_ns: int) -> DataFrame:
+    """Columns start, end, node: publishers waited there, and nothing was confirmed there.
+
+    First come the gaps between confirms, found from the first and last one of short intervals; then what publishers did
+    in the gaps, which is little: that is when nothing went.
+    """
+    gaps = _gaps(rows, started_ns, ended_ns)
+    waits = _waits(_in_gaps(rows, gaps, started_ns))
+    by_time = Window.partitionBy("node", "gap_from").orderBy("from", "to")
+    before = F.max("to").over(by_time.rowsBetween(Window.unboundedPreceding, -1))
+    is_new = F.coalesce(F.col("from") > before + RETRY_NS, F.lit(True))
+    return (
+        waits.withColumn("is_new", is_new.cast("int"))
+        .withColumn("island", F.sum("is_new").over(by_time))
+        .groupBy("node", "gap_from", "island")
+        .agg(F.min("from").alias("from"), F.max("to").alias("to"))
+        .filter(F.col("to") - F.col("from") >= UNAVAILABLE_NS)
+        .select(_since("from", started_ns).alias("start"), _since("to", started_ns).alias("end"), "node")
+    )
+
+
+def _gaps(rows: DataFrame, started_ns: int, ended_ns: int) -> DataFrame:
+    """Columns node, gap_from, gap_to: between two confirms of a node, or before its first, or after its last one."""
+    confirmed = F.when((F.col("op") == "publish") & (F.col("type") == "ok"), F.col("time_ns"))
+    ends = (
+        rows.filter((F.col("op") == "publish") & F.col("node").isNotNull())
+        .groupBy("node", F.floor(F.col("time_ns") / UNAVAILABLE_NS).alias("interval"))
+        .agg(F.min(confirmed).alias("first_ns"), F.max(confirmed).alias("last_ns"))
+    )
+    edges = ends.select("node").distinct()
+    marks = (
+        ends.filter(F.col("first_ns").isNotNull())
+        .select("node", "first_ns", "last_ns")
+        .unionByName(
+            edges.select("node", F.lit(started_ns).alias("first_ns"), F.lit(started_ns).alias("last_ns"))
+        )
+        .unionByName(
+            edges.select("node", F.lit(ended_ns).alias("first_ns"), F.lit(ended_ns).alias("last_ns"))
+        )
+    )
+    before = F.lag("last_ns").over(Window.partitionBy("node").orderBy("first_ns"))
+    return (
+        marks.withColumn("gap_from", before)
+        .filter(F.col("first_ns") - F.col("gap_from") >= UNAVAILABLE_NS)
+        .select("node", "gap_from", F.col("first_ns").alias("gap_to"))
+    )
+
+
+def _in_gaps(rows: DataFrame, gaps: DataFrame, started_ns: int) -> DataFrame:
+    """What publishers did in a gap: publishing and connecting, the confirm that ended it included."""
+    publishers = (
+        rows.filter((F.col("op") == "publish") & (F.col("type") == "invoke")).select("process").distinct()
+    )
+    seconds = F.sequence(second(F.col("gap_from"), started_ns), second(F.col("gap_to"), started_ns))
+    return (
+        rows.filter(
+            F.col("op").isin("publish", "connect") & F.col("type").isin("invoke", "ok", "fail", "unknown")
+        )
+        .withColumn("second", second(F.col("time_ns"), started_ns))
+        .join(F.broadcast(gaps.withColumn("second", F.explode(seconds))), ["node", "second"])
+        .filter((F.col("time_ns") > F.col("gap_from")) & (F.col("time_ns") <= F.col("gap_to")))
+        .join(F.broadcast(publishers), "process")
+    )
+
+
+def _waits(in_gaps: DataFrame) -> DataFrame:
+    """Columns node, gap_from, from, to: what of each call lies in the gap.
+
+    A call that began before the gap has waited since the gap began, one that ended after it until it was over.
+    """
+    invoked = F.min(F.when(F.col("type") == "invoke", F.col("time_ns")))
+    ended = F.max(F.when(F.col("type") != "invoke", F.col("time_ns")))
+    return (
+        in_gaps.groupBy("node", "gap_from", "gap_to", "process", "call")
+        .agg(invoked.alias("invoked_ns"), ended.alias("ended_ns"))
+        .select(
+            "node",
+            "gap_from",
+            F.coalesce("invoked_ns", "gap_from").alias("from"),
+            F.coalesce("ended_ns", "gap_to").alias("to"),
+        )
+    )
+
+
+def _since(column: str, started_ns: int) -> Column:
+    return (F.col(column) - F.lit(started_ns)) / F.lit(float(NS))
+
+
+def faults(rows: DataFrame, unavailable: DataFrame, started_ns: int, ended_ns: int) -> DataFrame:
+    """Columns start, end, fault, node, detail, recovery.
+
+    `recovery` is how long after the end of the fault (of a kill: after its begin) publishers of some node still waited,
+    in windows that were open then or opened within `ONSET_NS`; 0 if in none.
+    """
+    spans = (
+        # One that was left out is only an info.
+        rows.filter((F.col("op") == "fault") & F.col("fault").isNotNull() & (F.col("type") != "info"))
+        .groupBy("process", "call")
+        .agg(
+            F.min("time_ns").alias("from"),
+            F.max(F.when(F.col("type") != "invoke", F.col("time_ns"))).alias("to"),
+            F.first("fault").alias("fault"),
+            F.first("node").alias("node"),
+            F.first("detail", ignorenulls=True).alias("detail"),
+        )
+        .withColumn("to", F.coalesce("to", F.lit(ended_ns)))
+        .withColumn("start", _since("from", started_ns))
+        .withColumn("end", _since("to", started_ns))
+        .withColumn("hurt", F.when(F.col("fault").contains("kill"), F.col("start")).otherwise(F.col("end")))
+    )
+    windows = unavailable.select(F.col("start").alias("window_start"), F.col("end").alias("window_end"))
+    in_window = (F.col("window_start") <= F.col("hurt") + ONSET_NS / NS) & (
+        F.col("window_end") > F.col("hurt")
+    )
+    return (
+        spans.join(F.broadcast(windows), in_window, "left")
+        .groupBy("process", "call", "start", "end", "fault", "node", "detail", "hurt")
+        .agg(F.max("window_end").alias("recovered"))
+        .withColumn("recovery", F.coalesce(F.col("recovered") - F.col("hurt"), F.lit(0.0)))
+        .select("start", "end", "fault", "node", "detail", "recovery")
+        .orderBy("start")
+    )

@@ -1,0 +1,49 @@
+"""Programs that are not from the package index: where they are kept, and the command that brings one.
+
+Lives here: the tool directory, and what `python -m ... --install` has in common. Not here: which program, and how it is
+had (live/toxiproxy.py, pipeline/java.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qq.errors import OperatingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_ROOT = Path(__file__).parents[1]
+
+
+def directory() -> Path:
+    """`.tools` of a checkout, else a directory in the user's cache."""
+    if (_ROOT / "Makefile").exists():
+        return _ROOT / ".tools"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "qq"
+
+
+def locate(
+    module: str, what: str, argv: Sequence[str] | None, find: Callable[[], Path], install: Callable[[], Path]
+) -> int:
+    """The command line of a module that finds a program, and can install it: prints where it is; gives the status."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=f"Find {what}.")
+    parser.add_argument("--install", action="store_true", help="bring it if there is none")
+    arguments = parser.parse_args(argv)
+    try:
+        try:
+            place = find()
+        except OperatingError:
+            if not arguments.install:
+                raise
+            place = install()
+    except OperatingError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(place)
+    return 0

@@ -1,0 +1,23 @@
+"""Messages that nobody consumes until the end: a long backlog outlives everything that happens meanwhile."""
+
+from __future__ import annotations
+
+from chaos.workloads.aio_clients import AioPublisher
+from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
+
+QUEUE = "backlog"
+WINDOW = 50
+
+
+class Backlog(Workload):
+    name = "backlog"
+    weight = 10
+
+    def queues(self) -> list[QueuePlan]:
+        return [QueuePlan(QUEUE, QUORUM)]
+
+    def clients(self, world: World) -> Clients:
+        home = 2 % len(world.endpoints)
+        return Clients(
+            [AioPublisher(world, "backlog-pub", home, queue=QUEUE, rate=world.rate, window=WINDOW)]
+        )

@@ -1,0 +1,48 @@
+"""Which workloads there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chaos.workloads.backlog import Backlog
+from chaos.workloads.churn import Churn
+from chaos.workloads.confirm import Confirm
+from chaos.workloads.dead_letter import DeadLetter
+from chaos.workloads.dedup import Dedup
+from chaos.workloads.priority import Priority
+from chaos.workloads.single_active import SingleActive
+from chaos.workloads.tx import Tx
+from qq.errors import OperatingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from chaos.workloads.world import Workload
+
+ALL = "all"
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Confirm(),
+        Priority(),
+        SingleActive(),
+        DeadLetter(),
+        Dedup(),
+        Tx(),
+        Churn(),
+        Backlog(),
+    )
+}
+
+
+class UnknownWorkload(OperatingError):
+    """One that nobody has heard of."""
+
+
+def chosen(names: Iterable[str]) -> list[Workload]:
+    """The workloads of these names, `all` for all of them. Raises UnknownWorkload."""
+    names = list(names)
+    for name in names:
+        if name != ALL and name not in WORKLOADS:
+            raise UnknownWorkload(f"unknown workload {name!r}; there are {', '.join([*WORKLOADS, ALL])}")
+    return [workload for name, workload in WORKLOADS.items() if name in names or ALL in names]

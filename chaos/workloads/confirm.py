@@ -1,0 +1,48 @@
+"""Publish with confirms, consume with acknowledgements, on every node: nothing is lost, nothing comes unmarked twice.
+
+On each node one publisher and one consumer that connect to it alone, and one of each that go elsewhere when they must.
+"""
+
+from __future__ import annotations
+
+from chaos.workloads.aio_clients import AioConsumer, AioPublisher
+from chaos.workloads.world import CLASSIC, QUORUM, Clients, QueuePlan, Workload, World
+
+QUEUES = ("confirm-1", "confirm-2", "confirm-classic")
+WINDOW = 10
+
+
+class Confirm(Workload):
+    name = "confirm"
+    weight = 35
+
+    def queues(self) -> list[QueuePlan]:
+        return [QueuePlan(queue, CLASSIC if "classic" in queue else QUORUM) for queue in QUEUES]
+
+    def clients(self, world: World) -> Clients:
+        nodes = len(world.endpoints)
+        publishers, consumers = [], []
+        for number in range(2 * nodes):
+            turn, home = divmod(number, nodes)
+            pinned = turn == 0
+            publishers.append(
+                AioPublisher(
+                    world,
+                    f"confirm-pub-{number + 1}",
+                    home,
+                    queue=_queue(number + turn),
+                    rate=world.rate / (2 * nodes),
+                    window=WINDOW,
+                    pinned=pinned,
+                )
+            )
+            consumers.append(
+                AioConsumer(
+                    world, f"confirm-con-{number + 1}", home, queue=_queue(number + turn + 1), pinned=pinned
+                )
+            )
+        return Clients(publishers, consumers)
+
+
+def _queue(number: int) -> str:
+    return QUEUES[number % len(QUEUES)]

@@ -1,0 +1,81 @@
+"""A chain of three queues: what is rejected, or came back too often, goes on to the next, exactly once.
+
+What becomes of a message follows from its number. Of those of the first queue one fifth comes back until the limit ends
+it, one fifth is rejected; of those of the second queue half are rejected.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chaos.workloads.aio_clients import AioConsumer, AioPublisher, Settling
+from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
+
+if TYPE_CHECKING:
+    from chaos.history import Fields
+
+FIRST, SECOND, LAST = "dead-letter-first", "dead-letter-second", "dead-letter-last"
+FIRST_LIMIT, SECOND_LIMIT = 3, 5
+WINDOW = 5
+
+
+def settle_first(delivery: Fields) -> Settling:
+    match delivery.get("sequence", 0) % 5:
+        case 0:
+            return "nack"
+        case 1:
+            return "reject"
+        case _:
+            return "ack"
+
+
+def settle_second(delivery: Fields) -> Settling:
+    return "reject" if delivery.get("sequence", 0) % 2 else "ack"
+
+
+class DeadLetter(Workload):
+    name = "dead_letter"
+    weight = 10
+
+    def queues(self) -> list[QueuePlan]:
+        first = {
+            "x-queue-type": "quorum",
+            "x-delivery-limit": FIRST_LIMIT,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": SECOND,
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+        }
+        second = {
+            "x-queue-type": "quorum",
+            "x-delivery-limit": SECOND_LIMIT,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": LAST,
+        }
+        return [
+            QueuePlan(FIRST, first, dead_letters_to=SECOND),
+            QueuePlan(SECOND, second, dead_letters_to=LAST),
+            QueuePlan(LAST, QUORUM),
+        ]
+
+    def clients(self, world: World) -> Clients:
+        nodes = len(world.endpoints)
+        return Clients(
+            publishers=[
+                AioPublisher(
+                    world,
+                    f"dead-letter-pub-{number + 1}",
+                    number,
+                    queue=FIRST,
+                    rate=world.rate / 2,
+                    window=WINDOW,
+                )
+                for number in range(2)
+            ],
+            consumers=[
+                AioConsumer(world, "dead-letter-con-1", 0, queue=FIRST, settling=settle_first),
+                AioConsumer(world, "dead-letter-con-2", 1 % nodes, queue=FIRST, settling=settle_first),
+                AioConsumer(world, "dead-letter-con-3", 2 % nodes, queue=SECOND, settling=settle_second),
+                AioConsumer(world, "dead-letter-con-4", 1 % nodes, queue=LAST),
+            ],
+        )

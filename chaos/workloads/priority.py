@@ -1,0 +1,53 @@
+"""Bursts of high and normal messages in one queue: while both are there, two high ones come for each normal one.
+
+The consumer takes its time, so that it is the queue that decides what comes next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chaos.workloads.aio_clients import AioConsumer, AioPublisher, Link
+from chaos.workloads.world import QUORUM, Clients, Outgoing, QueuePlan, Workload, World
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+QUEUE = "priority"
+BURST = 60
+WINDOW = BURST
+PREFETCH = 3
+DELAY_S = 0.005
+PRIORITIES = range(10)
+
+
+class Bursts(AioPublisher):
+    """The rate is kept on average: a burst, then a pause."""
+
+    async def outgoing(self, link: Link) -> AsyncIterator[Outgoing]:
+        while True:
+            pause_s = 0.0
+            for _ in range(BURST):
+                if self.stopping or link.broken is not None:
+                    return
+                message = next(self.messages)
+                message.priority = self.random.choice(PRIORITIES)
+                pause_s = self.pace.wait_s()
+                yield message
+            await self.rest(link, pause_s)
+
+
+class Priority(Workload):
+    name = "priority"
+    weight = 10
+
+    def queues(self) -> list[QueuePlan]:
+        return [QueuePlan(QUEUE, QUORUM)]
+
+    def clients(self, world: World) -> Clients:
+        return Clients(
+            publishers=[Bursts(world, "priority-pub", 0, queue=QUEUE, rate=world.rate, window=WINDOW)],
+            consumers=[
+                AioConsumer(world, "priority-con", 1, queue=QUEUE, prefetch=PREFETCH, delay_s=DELAY_S)
+            ],
+        )

@@ -1,0 +1,40 @@
+"""Several consumers of a queue of which one is active: everything comes in order, to one at a time.
+
+Each cancels itself now and then, so the turn also passes on without a fault.
+"""
+
+from __future__ import annotations
+
+from chaos.workloads.pika_clients import PikaConsumer, PikaPublisher
+from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
+
+QUEUE = "single-active"
+PUBLISHERS = 2
+TURN_S = (1.0, 4.0)
+
+
+class SingleActive(Workload):
+    name = "single_active"
+    weight = 10
+
+    def queues(self) -> list[QueuePlan]:
+        return [QueuePlan(QUEUE, {**QUORUM, "x-single-active-consumer": True})]
+
+    def clients(self, world: World) -> Clients:
+        nodes = len(world.endpoints)
+        return Clients(
+            publishers=[
+                PikaPublisher(
+                    world,
+                    f"single-active-pub-{number + 1}",
+                    number % nodes,
+                    queue=QUEUE,
+                    rate=world.rate / PUBLISHERS,
+                )
+                for number in range(PUBLISHERS)
+            ],
+            consumers=[
+                PikaConsumer(world, f"single-active-con-{number + 1}", number, queue=QUEUE, turn_s=TURN_S)
+                for number in range(nodes)
+            ],
+        )

@@ -1,0 +1,37 @@
+"""One cluster behind proxies for all tests that leave it whole, and the loop on which it lives."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos.live.cluster import LiveCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+# A few hundred messages leave segments and checkpoints behind.
+LIMITS = {
+    "segment_bytes": 20_000,
+    "checkpoint_entries": 100,
+    "checkpoint_bytes": 20_000,
+    "retained_bytes": 50_000,
+}
+
+
+@pytest.fixture(scope="session")
+def runner() -> Generator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def cluster(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Generator[LiveCluster]:
+    cluster = LiveCluster(tmp_path_factory.mktemp("live"), limits=LIMITS)
+    runner.run(cluster.__aenter__())
+    try:
+        yield cluster
+    finally:
+        runner.run(cluster.__aexit__())

@@ -1,0 +1,191 @@
+"""A cluster behind proxies: clients are served, and what cuts nodes off and takes their disks away does so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import pytest
+from live_clients import publish, taken
+
+from chaos.live.cluster import LiveCluster, LiveClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from chaos.live.cluster import Link
+
+pytestmark = [pytest.mark.xdist_group("live"), pytest.mark.timeout(120)]
+
+
+def bodies(count: int) -> list[bytes]:
+    return [b"message %d" % number for number in range(count)]
+
+
+def links_of(cluster: LiveCluster, name: str) -> list[Link]:
+    return [cluster.link(*pair) for pair in permutations(cluster.names, 2) if name in pair]
+
+
+async def until_followed(cluster: LiveCluster, former: str) -> str:
+    async with asyncio.timeout(30):
+        while (leader := await cluster.leader()) == former:
+            pass
+    return leader
+
+
+async def assert_cut_off(cluster: LiveCluster, name: str) -> None:
+    """The node knows no leader, or does not know that another one leads: it serves nobody."""
+    publishing = asyncio.create_task(
+        asyncio.to_thread(publish, cluster.endpoints[name], "cut off", [b"lost"])
+    )
+    done, _ = await asyncio.wait([publishing], timeout=0.3)
+    assert not done
+    await cluster.relieve()
+    await publishing
+
+
+def test_clients_are_served_through_proxies(runner: asyncio.Runner, cluster: LiveCluster) -> None:
+    async def check() -> None:
+        for name in cluster.names:
+            await asyncio.to_thread(publish, cluster.endpoints[name], "served", [name.encode()])
+        assert await asyncio.to_thread(taken, cluster.direct["n1"], "served") == [b"n1", b"n2", b"n3"]
+        links = [link for name in cluster.names for link in cluster.clients_of(name)]
+        await cluster.hurt(links, "slow", "latency", latency=200)
+        began_s = asyncio.get_running_loop().time()
+        await asyncio.to_thread(publish, cluster.endpoints["n1"], "served", [])
+        assert asyncio.get_running_loop().time() - began_s > 1.0  # some ways there and back
+        await cluster.relieve("slow")
+        assert cluster.toxiproxy.toxics() == []
+
+    runner.run(check())
+
+
+def test_a_leader_that_is_cut_off_is_followed_by_another_one(
+    runner: asyncio.Runner, cluster: LiveCluster
+) -> None:
+    async def check() -> None:
+        former = await cluster.leader()
+        await cluster.hurt(links_of(cluster, former), "cut", "timeout", timeout=0)
+        leader = await until_followed(cluster, former)
+        await asyncio.to_thread(publish, cluster.endpoints[leader], "while cut", bodies(3))
+        await assert_cut_off(cluster, former)
+        await cluster.wait_caught_up()
+        assert await asyncio.to_thread(taken, cluster.endpoints[former], "while cut") == bodies(3)
+
+    runner.run(check())
+
+
+def test_a_leader_that_hears_and_is_not_heard_is_followed_by_another_one(
+    runner: asyncio.Runner, cluster: LiveCluster
+) -> None:
+    async def check() -> None:
+        former = await cluster.leader()
+        unheard = [cluster.link(former, name) for name in cluster.names if name != former]
+        await cluster.hurt(unheard, "cut", "timeout", timeout=0)
+        await until_followed(cluster, former)
+        await assert_cut_off(cluster, former)
+        await cluster.wait_caught_up()
+
+    runner.run(check())
+
+
+def test_without_space_publishers_wait_until_there_is_some(
+    runner: asyncio.Runner, cluster: LiveCluster
+) -> None:
+    async def until_alarmed(expected: bool) -> None:
+        async with asyncio.timeout(30):
+            while True:
+                status = await cluster.status("n2")
+                if status is not None and expected in [
+                    node["alarm"] for node in status["nodes"] if node["name"] == "n2"
+                ]:
+                    return
+
+    async def check() -> None:
+        cluster.set_faults("n2", disk_full=True)
+        await until_alarmed(True)
+        # A node without space holds up its own clients; the others go on while they are a majority.
+        await asyncio.to_thread(publish, cluster.endpoints["n1"], "space", bodies(1))
+        publishing = asyncio.create_task(
+            asyncio.to_thread(publish, cluster.endpoints["n2"], "no space", bodies(3))
+        )
+        done, _ = await asyncio.wait([publishing], timeout=0.5)
+        assert not done
+        cluster.set_faults("n2", disk_full=False)
+        await publishing
+        await until_alarmed(False)
+        assert await asyncio.to_thread(taken, cluster.endpoints["n2"], "no space") == bodies(3)
+
+    runner.run(check())
+
+
+def test_when_all_lose_their_power_nothing_confirmed_is_lost(
+    runner: asyncio.Runner, cluster: LiveCluster
+) -> None:
+    async def check() -> None:
+        await asyncio.to_thread(publish, cluster.endpoints["n1"], "power", bodies(50))
+        for name in cluster.names:
+            await cluster.kill(name)
+        for seed, name in enumerate(cluster.names):
+            await cluster.lose_power(name, seed)
+            await cluster.start(name)
+        await cluster.wait_caught_up()
+        assert await asyncio.to_thread(taken, cluster.endpoints["n1"], "power") == bodies(50)
+
+    runner.run(check())
+
+
+def test_a_cluster_has_three_or_five_nodes(tmp_path: Path) -> None:
+    with pytest.raises(LiveClusterError, match="3 or 5 nodes, not 4"):
+        LiveCluster(tmp_path, 4)
+
+
+def test_a_node_that_never_serves_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with LiveCluster(tmp_path, limits={"no_such_limit": 1}):
+            pass
+
+    with pytest.raises(LiveClusterError) as caught:
+        asyncio.run(check())
+    first, *_, last = str(caught.value).splitlines()
+    assert first.startswith("n1 is not running; the end of ")
+    assert last.endswith("[limits] no_such_limit: there is no such key")
+
+
+def test_nodes_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    starter = """
+        import asyncio, pathlib, sys
+        from chaos.live.cluster import LiveCluster
+
+        async def start():
+            cluster = LiveCluster(pathlib.Path(sys.argv[1]))
+            cluster.wait_ready = lambda: asyncio.sleep(0)  # it is to end early, too
+            async with cluster:
+                print(*(process.pid for process in cluster._processes.values()), flush=True)
+                await asyncio.sleep(60)
+
+        asyncio.run(start())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(starter), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        nodes = [os.pidfd_open(int(pid)) for pid in process.stdout.readline().split()]
+        process.send_signal(signal.SIGKILL)
+        assert len(nodes) == 3
+        asyncio.run(all_ended(nodes))
+
+
+async def all_ended(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        gone = asyncio.Event()
+        asyncio.get_running_loop().add_reader(descriptor, gone.set)  # readable when the process has ended
+        await asyncio.wait_for(gone.wait(), 10)
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)

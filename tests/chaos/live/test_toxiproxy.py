@@ -1,0 +1,191 @@
+"""The Toxiproxy server: where it is found, how it is had, and that it does what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos.live import toxiproxy
+from chaos.live.cluster import free_ports
+from chaos.live.toxiproxy import Route, Toxiproxy, ToxiproxyError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without the server, and an empty directory that is its PATH."""
+    monkeypatch.delenv(toxiproxy.VARIABLE, raising=False)
+    monkeypatch.setattr(toxiproxy, "GO_HOME", str(tmp_path))
+    monkeypatch.setattr(toxiproxy, "TOOLS", tmp_path / "tools")
+    (tmp_path / "path").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    return tmp_path / "path"
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_without_a_server_one_line_says_how_to_get_one(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert toxiproxy.main([]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "make toxiproxy" in said
+    assert "$TOXIPROXY_SERVER" in said
+
+
+def test_the_server_is_taken_from_the_environment_before_path_before_the_tools(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool = program(tmp_path / "tools" / toxiproxy.BINARY, "")
+    assert toxiproxy.find_server() == tool
+    on_path = program(nowhere / toxiproxy.BINARY, "")
+    assert toxiproxy.find_server() == on_path
+    named = program(tmp_path / "named", "")
+    monkeypatch.setenv(toxiproxy.VARIABLE, str(named))
+    assert toxiproxy.find_server() == named
+
+
+def test_a_name_in_the_environment_that_is_no_program_is_an_error(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(toxiproxy.VARIABLE, str(tmp_path / "missing"))
+    with pytest.raises(ToxiproxyError, match="is not a program"):
+        toxiproxy.find_server()
+
+
+def test_it_is_built_with_go_into_the_tool_directory_once(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program(
+        nowhere / "go", 'echo "$@" >> "$GOBIN/asked"; echo > "$GOBIN/server"; /bin/chmod +x "$GOBIN/server"'
+    )
+    assert toxiproxy.main(["--install"]) == 0
+    assert toxiproxy.main(["--install"]) == 0
+    tools = tmp_path / "tools"
+    assert (tools / "asked").read_text() == f"install {toxiproxy.MODULE}@{toxiproxy.VERSION}\n"
+    assert sorted(tools.iterdir()) == [tools / "asked", tools / toxiproxy.BINARY]
+
+
+def test_what_hinders_the_build_is_one_line(nowhere: Path) -> None:
+    with pytest.raises(ToxiproxyError, match="no `go` on PATH"):
+        toxiproxy.install()
+    program(nowhere / "go", "echo fetching >&2; echo no network >&2; exit 1")
+    with pytest.raises(ToxiproxyError, match=r"failed: no network$"):
+        toxiproxy.install()
+
+
+def test_a_server_that_does_not_come_up_is_an_error(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(toxiproxy.VARIABLE, str(program(tmp_path / "server", "exit 3")))
+    with pytest.raises(ToxiproxyError, match="ended with status 3"):
+        asyncio.run(Toxiproxy(next(free_ports()), tmp_path / "log").start())
+
+
+@asynccontextmanager
+async def echo_behind_proxy(directory: Path) -> AsyncGenerator[tuple[Toxiproxy, Route]]:
+    """A server that says everything twice, and the way to it."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data + data)
+        writer.close()
+
+    ports = free_ports()
+    route = Route("echo", next(ports), next(ports))
+    server = Toxiproxy(next(ports), directory / "log")
+    await server.start()
+    try:
+        async with await asyncio.start_server(answer, HOST, route.upstream):
+            server.add(route)
+            yield server, route
+    finally:
+        await server.stop()
+
+
+def test_a_proxy_passes_drops_and_refuses(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with echo_behind_proxy(tmp_path) as (server, route):
+            reader, writer = await asyncio.open_connection(HOST, route.listen)
+            writer.write(b"one")
+            assert await reader.readexactly(6) == b"oneone"
+            server.add_toxic("echo", "mute", "timeout", "downstream", timeout=0)
+            assert server.toxics() == [("echo", "mute")]
+            writer.write(b"two")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 0.1)
+            server.remove_toxic("echo", "mute")
+            assert await reader.read() == b""
+            writer.close()
+            server.disable("echo")
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(HOST, route.listen)
+            server.enable("echo")
+            reader, writer = await asyncio.open_connection(HOST, route.listen)
+            writer.close()
+
+    asyncio.run(check())
+
+
+def test_what_the_server_refuses_is_an_error(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with echo_behind_proxy(tmp_path) as (server, route):
+            with pytest.raises(ToxiproxyError, match="already exists"):
+                server.add(route)
+            with pytest.raises(ToxiproxyError, match="InvalidToxic"):
+                server.add_toxic("echo", "bad", "no such toxic", "upstream")
+
+    asyncio.run(check())
+
+
+def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    starter = """
+        import asyncio, pathlib, sys
+        from chaos.live.toxiproxy import Toxiproxy
+
+        async def start():
+            server = Toxiproxy(int(sys.argv[1]), pathlib.Path(sys.argv[2]))
+            await server.start()
+            print(server._process.pid, flush=True)
+            await asyncio.sleep(60)
+
+        asyncio.run(start())
+    """
+    port = str(next(free_ports()))
+    command = [sys.executable, "-c", textwrap.dedent(starter), port, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        server = int(process.stdout.readline())
+        descriptor = os.pidfd_open(server)
+        process.send_signal(signal.SIGKILL)
+        assert_ends(descriptor)
+
+
+def assert_ends(descriptor: int) -> None:
+    async def ended() -> None:
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.add_reader(descriptor, gone.set)  # readable when the process has ended
+        await asyncio.wait_for(gone.wait(), 10)
+        loop.remove_reader(descriptor)
+
+    asyncio.run(ended())
+    os.close(descriptor)

@@ -1,0 +1,171 @@
+"""Builds histories row by row. A story has queues, processes and a clock of its own; many make one history."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from chaos.pipeline.job import Verdict
+
+STARTED_NS = 1_700_000_000_000_000_000
+SECONDS = 300
+"""How long each run lasts."""
+
+Row = dict[str, Any]
+
+
+class Judged(NamedTuple):
+    """A run that was checked."""
+
+    directory: Path
+    verdict: Verdict
+    planted: Mapping[str, Mapping[str, Sequence[Row]]]
+    """What is to be found, by story and promise."""
+    rows: int
+
+
+class History:
+    """Rows and queues of one run."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.queues: dict[str, dict[str, Any]] = {}
+
+    def write(self, directory: Path) -> None:
+        """As a run directory."""
+        (directory / "history").mkdir(parents=True)
+        lines = "".join(json.dumps(row) + "\n" for row in sorted(self.rows, key=lambda row: row["time_ns"]))
+        (directory / "history" / "clients.jsonl").write_text(lines)
+        meta = {
+            "format": 1,
+            "started_ns": STARTED_NS,
+            "ended_ns": STARTED_NS + SECONDS * 10**9,
+            "queues": self.queues,
+        }
+        (directory / "meta.json").write_text(json.dumps(meta))
+
+
+class Story:
+    """A part of a history. Each row is a millisecond after the one before.
+
+    A client is named by its connection, "con-1#2"; its process is what is before the #. Messages are named by their
+    numbers. What adds rows returns the last one.
+    """
+
+    def __init__(self, history: History, name: str, start_s: float = 0.0) -> None:
+        self.name = name
+        self.now_ms = start_s * 1000
+        self._history = history
+        self._calls: Counter[str] = Counter()
+        self._channel = 1
+
+    def queue(self, suffix: str = "", **settings: Any) -> str:
+        """One that is drained, and nothing else, unless `settings` say so."""
+        name = self.name + suffix
+        plain = {
+            "workload": "confirm",
+            "delivery_limit": None,
+            "max_length": None,
+            "dead_letters_to": None,
+            "drained": True,
+            "single_active": False,
+            "priorities": False,
+            "dedup": False,
+        }
+        self._history.queues[name] = plain | settings
+        return name
+
+    def wait(self, ms: float) -> None:
+        self.now_ms += ms
+
+    def row(self, type_: str, op: str, client: str, call: int | None = None, **fields: Any) -> Row:
+        self.now_ms += 1
+        process = f"{self.name}/{client.partition('#')[0]}"
+        if call is None:
+            self._calls[process] += 1
+            call = self._calls[process]
+        row = {
+            "time_ns": STARTED_NS + round(self.now_ms * 1e6),
+            "process": process,
+            "call": call,
+            "type": type_,
+            "op": op,
+            **{key: value for key, value in fields.items() if value is not None},
+        }
+        self._history.rows.append(row)
+        return row
+
+    def end(self, invoke: Row, outcome: str | None) -> Row:
+        """How a call ended; None if nobody ever heard of it."""
+        if outcome is None:
+            return invoke
+        self.now_ms += 1
+        row = {**invoke, "time_ns": STARTED_NS + round(self.now_ms * 1e6), "type": outcome}
+        self._history.rows.append(row)
+        return row
+
+    def call(self, op: str, client: str, outcome: str | None = "ok", **fields: Any) -> Row:
+        return self.end(self.row("invoke", op, client, **self._place(client), **fields), outcome)
+
+    def connect(self, client: str, outcome: str = "ok", **fields: Any) -> Row:
+        return self.call("connect", client, outcome, **fields)
+
+    def publish(
+        self,
+        number: int,
+        outcome: str | None = "ok",
+        by: str = "pub#1",
+        queue: str | None = None,
+        **fields: Any,
+    ) -> Row:
+        where = {
+            **self._place(by),
+            "queue": queue or self.name,
+            **self._message(number, by.partition("#")[0]),
+        }
+        where.setdefault("node", "n1")
+        return self.end(self.row("invoke", "publish", by, **{**where, "attempt": 1, **fields}), outcome)
+
+    def deliver(
+        self, number: int, to: str = "con#1", by: str = "pub", queue: str | None = None, **fields: Any
+    ) -> Row:
+        said = {"redelivered": False, "delivery_count": 0, **fields}
+        message = self._message(number, by)
+        place = {**self._place(to), "queue": queue or self.name, "consumer": f"{to}.1"}
+        return self.row("ok", "deliver", to, **{**place, **message, **said})
+
+    def settle(
+        self,
+        number: int,
+        op: str = "ack",
+        to: str = "con#1",
+        by: str = "pub",
+        outcome: str | None = "ok",
+        queue: str | None = None,
+        **fields: Any,
+    ) -> Row:
+        message_id = self._message(number, by)["id"]
+        return self.call(op, to, outcome, queue=queue or self.name, id=message_id, **fields)
+
+    def take(self, number: int, to: str = "con#1", **fields: Any) -> Row:
+        """A delivery that is acknowledged; returns the row of the delivery."""
+        row = self.deliver(number, to, **fields)
+        self.settle(number, "ack", to, by=fields.get("by", "pub"), queue=fields.get("queue"))
+        return row
+
+    def _place(self, client: str) -> Row:
+        return {"connection": f"{self.name}/{client}", "channel": self._channel}
+
+    def _message(self, number: int, publisher: str) -> Row:
+        return {
+            "id": f"{self.name}/{publisher}:{number}",
+            "publisher": f"{self.name}/{publisher}",
+            "sequence": number,
+        }
+
+
+def died(queue: str, reason: str = "rejected", count: int = 1) -> Row:
+    return {"queue": queue, "reason": reason, "count": count}

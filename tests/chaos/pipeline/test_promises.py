@@ -1,0 +1,42 @@
+"""Each promise that a history breaks is found, by the row that shows it; a healthy history breaks none."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from pipeline_histories import Judged, Row
+from pipeline_stories import HEALTHY, PLANTED
+
+from chaos.pipeline.job import PROMISES
+
+# The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+
+def found(judged: Judged, story: str) -> dict[str, list[Row]]:
+    """The examples of a story's processes, by promise."""
+    by_promise = {
+        promise.name: [row for row in promise.examples if row["process"].startswith(f"{story}/")]
+        for promise in judged.verdict.promises
+    }
+    return {name: rows for name, rows in by_promise.items() if rows}
+
+
+@pytest.mark.parametrize("story", [tell.__name__ for tell in HEALTHY])
+def test_no_violation_is_seen_in_what_may_happen(judged: Judged, story: str) -> None:
+    assert found(judged, story) == {}
+
+
+@pytest.mark.parametrize("story", [tell.__name__ for tell in PLANTED])
+def test_a_planted_violation_is_found_with_the_row_that_shows_it(judged: Judged, story: str) -> None:
+    assert found(judged, story) == judged.planted[story]
+
+
+def test_every_promise_has_been_broken_and_every_violation_is_counted(judged: Judged) -> None:
+    rows = list(chain.from_iterable(found.items() for found in judged.planted.values()))
+    expected = {name: sum(len(shown) for promise, shown in rows if promise == name) for name in PROMISES}
+    assert {promise.name: promise.violations for promise in judged.verdict.promises} == expected
+    assert all(expected.values())
+    assert all(promise.checked >= promise.violations for promise in judged.verdict.promises)
+    assert not any(promise.holds for promise in judged.verdict.promises)

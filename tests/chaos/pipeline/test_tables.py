@@ -1,0 +1,138 @@
+"""What the job computes for the report, and the numbers of the whole run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pipeline_histories import SECONDS, Judged
+
+# The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+
+def table(judged: Judged, name: str) -> list[dict[str, Any]]:
+    return pq.read_table(judged.directory / "tables" / f"{name}.parquet").to_pylist()
+
+
+def rows_of(judged: Judged) -> list[dict[str, Any]]:
+    (file,) = (judged.directory / "history").iterdir()
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def near(value: float) -> Any:
+    """A time: it is exact to the nanosecond in the history."""
+    return pytest.approx(value, abs=1e-6)
+
+
+def test_throughput_is_counted_by_second_and_node(judged: Judged) -> None:
+    rows = [row for row in table(judged, "throughput") if row["node"] in {"east", "west"}]
+    by_place = {(row.pop("second"), row.pop("node")): row for row in rows}
+    assert by_place[100, "east"] == {"published": 11, "confirmed": 11, "delivered": 0, "unknown": 0}
+    assert by_place[100, "west"] == {"published": 0, "confirmed": 0, "delivered": 10, "unknown": 0}
+    assert by_place[112, "east"] == {"published": 0, "confirmed": 0, "delivered": 0, "unknown": 1}
+
+
+def test_latency_is_of_the_messages_that_began_in_a_second(judged: Judged) -> None:
+    rows = {(row["second"], row["kind"]): row for row in table(judged, "latency")}
+    confirm, deliver = rows[100, "confirm"], rows[100, "deliver"]
+    assert (confirm["p50"], confirm["p99"], confirm["max"]) == (near(2), near(40), near(40))
+    # What waits on purpose is not among them.
+    assert (deliver["p50"], deliver["p99"], deliver["max"]) == (near(5), near(43), near(43))
+    assert rows[105, "confirm"]["max"] == near(200)
+    assert None not in {row["second"] for row in rows.values()}
+
+
+def test_windows_in_which_publishers_waited_and_nothing_was_confirmed(judged: Judged) -> None:
+    windows = [
+        (row["node"], row["start"], row["end"])
+        for row in table(judged, "unavailable")
+        if row["node"] in {"east", "west"}
+    ]
+    assert windows == [
+        ("east", near(111.0), near(113.5)),
+        ("east", near(120.0), near(121.0)),
+        ("west", near(170.0), near(175.0)),
+    ]
+
+
+def test_faults_and_how_long_publishers_waited_after_them(judged: Judged) -> None:
+    faults = {row.pop("fault"): row for row in table(judged, "faults")}
+    assert faults == {
+        "kill_leader": {
+            "start": near(110.9),
+            "end": near(112.5),
+            "node": "n1,n2",
+            "detail": "{}",
+            "recovery": near(2.6),
+        },
+        "partition_ring": {
+            "start": near(119.9),
+            "end": near(120.5),
+            "node": "n1,n2",
+            "detail": "{}",
+            "recovery": near(0.5),
+        },
+        "latency": {
+            "start": near(150.0),
+            "end": near(151.0),
+            "node": "n1,n2",
+            "detail": "{}",
+            "recovery": 0.0,
+        },
+        "pause": {
+            "start": near(290.0),
+            "end": near(SECONDS),
+            "node": "n3",
+            "detail": None,
+            "recovery": 0.0,
+        },
+    }
+
+
+def test_figures_are_of_the_whole_run(judged: Judged) -> None:
+    figures = judged.verdict.figures
+    violations = {promise.name: promise.violations for promise in judged.verdict.promises}
+    assert figures["longest_unavailability_s"] == near(5.0)
+    assert figures["confirm_max_ms"] == near(400.0)
+    assert figures["confirm_p50_ms"] <= figures["confirm_p99_ms"] <= figures["confirm_max_ms"]
+    assert figures["lost"] == violations["lost"]
+    assert figures["duplicated"] == violations["unmarked_duplicate"] + violations["dedup_duplicate"]
+    rows = rows_of(judged)
+    for figure, op, type_ in (("published", "publish", "invoke"), ("delivered", "deliver", "ok")):
+        messages = {(row["queue"], row["id"]) for row in rows if (row["op"], row["type"]) == (op, type_)}
+        assert figures[figure] == len(messages)
+    # A publish in a transaction is confirmed by the commit: of two with two messages each.
+    confirmed = {
+        row["id"] for row in rows if row["op"] == "publish" and row["type"] == "ok" and "tx" not in row
+    }
+    assert figures["confirmed"] == len(confirmed) + 4
+
+
+def test_verdict_counts_rows_and_how_operations_ended(judged: Judged) -> None:
+    rows = rows_of(judged)
+    ends = Counter((row["op"], row["type"]) for row in rows)
+    assert judged.verdict.rows == judged.rows == len(rows)
+    assert judged.verdict.operations["publish"] == {
+        type_: ends["publish", type_] for type_ in ("ok", "fail", "unknown")
+    }
+    assert judged.verdict.operations["tx_commit"] == {"ok": 4, "fail": 1, "unknown": 3}
+
+
+def test_the_file_says_what_the_verdict_says_and_nothing_else_is_left_behind(judged: Judged) -> None:
+    document = json.loads((judged.directory / "verdict.json").read_text())
+    assert document["format"] == 1
+    assert document["valid"] is judged.verdict.valid is False
+    assert [promise["name"] for promise in document["promises"]] == [
+        promise.name for promise in judged.verdict.promises
+    ]
+    assert document["promises"][0]["examples"] == judged.verdict.promises[0].examples
+    assert {path.name for path in judged.directory.iterdir()} == {
+        "history",
+        "meta.json",
+        "tables",
+        "verdict.json",
+    }

@@ -1,0 +1,282 @@
+"""The course of a run and its command line: what is asked for wrongly, and what makes a run fail."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos import history, report
+from chaos.live import run as run_module
+from chaos.live.command import OptionError, main, parse_duration, parse_endpoints, without_password
+from chaos.live.run import Options, Outcome
+from chaos.pipeline import job
+from chaos.workloads.catalog import WORKLOADS, chosen
+from chaos.workloads.world import Client, Endpoint, Pace, Rotation, World, arrived, body_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HERE = Endpoint("n1", "127.0.0.1", 1)
+OTHERS = (Endpoint("n2", "127.0.0.1", 2), Endpoint("n3", "127.0.0.1", 3))
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[history.Recorder]:
+    with history.Recorder(tmp_path / "history" / "h.jsonl") as recorder:
+        yield recorder
+
+
+@pytest.fixture
+def world(recorder: history.Recorder) -> World:
+    return World("confirm", (HERE, *OTHERS), "guest", "guest", recorder, seed=1, rate=100.0, run="r")
+
+
+@pytest.fixture
+def course(tmp_path: Path, recorder: history.Recorder) -> run_module._Course:
+    options = Options(endpoints=(HERE,), out=tmp_path)
+    return run_module._Course(options, tmp_path, chosen(["tx"]), (), recorder, None)
+
+
+# The command line
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("60s", 60), ("1.5m", 90), ("2h", 7200)])
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0s", "-5s", "5 minutes", "5x", "s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="is no duration: write 60s, 5m or 1h"):
+        parse_duration(text)
+
+
+def test_the_command_that_a_report_shows_tells_no_password() -> None:
+    given = ["--user", "u", "--password", "geheim", "--password=geheim", "--seed", "1"]
+    assert without_password(given) == ["--user", "u", "--password", "...", "--password=...", "--seed", "1"]
+
+
+def test_endpoints_are_the_nodes_in_their_order() -> None:
+    assert parse_endpoints("a:1, [::1]:5672") == (Endpoint("n1", "a", 1), Endpoint("n2", "::1", 5672))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":5672", "host:amqp", "host:0", "host:65536", "a:1,,b:2"]
+)
+def test_what_is_no_endpoint_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match=r"is no endpoint: write host:port,host:port"):
+        parse_endpoints(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--workloads", "confirm,juggle"], "unknown workload 'juggle'; there are confirm, priority,"),
+        (["--nemesis", "frogs"], "frogs"),
+        (["--for", "soon"], "'soon' is no duration"),
+        (["--rate", "0"], "no messages"),
+        (["--rate", "nan"], "no messages"),
+        (["--endpoints", "nowhere"], "'nowhere' is no endpoint"),
+    ],
+)
+def test_a_bad_option_is_told_in_one_line(
+    arguments: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--out", str(tmp_path)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("chaos run: ")
+    assert complaint in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_endpoint_that_cannot_be_reached_is_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as bound:  # and does not listen
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        assert main(["--endpoints", f"{address},{address}", "--out", str(tmp_path)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("chaos run: unreachable: n1 at 127.0.0.1:")
+    assert "; n2 at 127.0.0.1:" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_does_not_overwrite_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "history").mkdir()
+    assert main(["--endpoints", "127.0.0.1:1", "--out", str(tmp_path)]) == 2
+    assert "has a run already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("valid", "problems", "status"), [(True, [], 0), (False, [], 1), (True, ["the cluster does not heal"], 1)]
+)
+def test_a_run_passes_if_it_went_as_planned_and_every_promise_was_kept(
+    valid: bool,
+    problems: list[str],
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def run(options: Options) -> Outcome:
+        assert options.seed == 7
+        assert options.command == "python -m chaos run --seed 7"
+        return Outcome(tmp_path, problems)
+
+    verdict = job.Verdict(valid=valid, error=None if valid else "it recorded nothing")
+    monkeypatch.setattr("chaos.live.command.run", run)
+    monkeypatch.setattr(job, "check", lambda _: verdict)
+    monkeypatch.setattr(report, "write", lambda directory: directory / "report.html")
+    assert main(["--seed", "7"]) == status
+    printed = capsys.readouterr().out
+    assert str(tmp_path / "report.html") in printed
+    assert all(f"PROBLEM: {problem}" in printed for problem in problems)
+
+
+# The course
+
+
+class Stuck(Client):
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def stop(self) -> None: ...
+
+
+class Broken(Client):
+    async def run(self) -> None:
+        raise ZeroDivisionError
+
+    def stop(self) -> None: ...
+
+
+def test_a_client_that_does_not_end_is_a_problem(
+    course: run_module._Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def end() -> None:
+        course._start([Stuck("con-1")])
+        await course._end(list(course._tasks))
+
+    monkeypatch.setattr(run_module, "STOP_PATIENCE_S", 0.01)
+    asyncio.run(end())
+    assert course.problems == ["con-1 still waits for an answer after 0.01 s"]
+
+
+def test_a_client_that_breaks_breaks_off_the_run(
+    course: run_module._Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        course._start([Stuck("con-1"), Broken("pub-1")])
+        try:
+            await course._work_for(60.0)
+        finally:
+            await course._abandon()
+
+    monkeypatch.setattr(run_module, "WATCH_S", 0.01)
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(work())
+
+
+def test_faults_that_overlap_are_each_recorded_from_begin_to_end(
+    course: run_module._Course, recorder: history.Recorder, tmp_path: Path
+) -> None:
+    course._record_fault("invoke", "kill", ["n1", "n2"], "{}")
+    course._record_fault("invoke", "latency", ["n1"], '{"ms": 5}')
+    course._record_fault("fail", "kill", ["n1", "n2"], "would not die")
+    course._record_fault("info", "pause", [], "left out")
+    course._record_fault("ok", "latency", ["n1"], '{"ms": 5}')
+    recorder.flush()
+    rows = history.read(tmp_path / "history")
+    assert [(row["call"], row["type"], row["fault"], row.get("node")) for row in rows] == [
+        (1, "invoke", "kill", "n1,n2"),
+        (2, "invoke", "latency", "n1"),
+        (1, "fail", "kill", "n1,n2"),
+        (3, "info", "pause", None),
+        (2, "ok", "latency", "n1"),
+    ]
+    assert course.problems == ["fault kill of n1,n2: would not die"]
+
+
+# What workloads share
+
+
+def test_all_means_every_workload() -> None:
+    assert [workload.name for workload in chosen(["all"])] == list(WORKLOADS)
+    assert [workload.name for workload in chosen(["tx", "confirm"])] == ["confirm", "tx"]
+
+
+def test_no_queue_belongs_to_two_workloads() -> None:
+    names = [plan.name for workload in WORKLOADS.values() for plan in workload.queues()]
+    assert len(names) == len(set(names))
+
+
+def test_a_client_tries_its_home_then_the_others_and_its_home_again_after_a_connection(world: World) -> None:
+    rotation = Rotation(world, 1, "con-1", pinned=False)
+    tried = []
+    for _ in range(4):
+        tried.append(rotation.next().node)
+        rotation.failed()
+    assert tried == ["n2", "n3", "n1", "n2"]
+    rotation.worked()
+    assert rotation.next().node == "n2"
+
+
+def test_a_client_that_is_bound_to_a_node_tries_no_other_and_rests_longer_and_longer(world: World) -> None:
+    rotation = Rotation(world, 2, "con-1", pinned=True)
+    rests = []
+    for _ in range(100):
+        assert rotation.next().node == "n3"
+        rests.append(rotation.failed())
+    assert rests[0] < 0.2
+    assert all(0.25 <= rest <= 0.75 for rest in rests[50:])
+
+
+def test_who_was_kept_waiting_does_not_make_up_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("chaos.workloads.world.time.monotonic", lambda: now_s)
+    pace = Pace(10.0)
+    assert pace.wait_s() == pytest.approx(0.1)
+    now_s += 60.0
+    assert [pace.wait_s(), pace.wait_s()] == pytest.approx([0.0, 0.1])
+
+
+@pytest.mark.parametrize("size_bytes", [0, 3, 8, 100])
+def test_a_whole_body_is_recognized(size_bytes: int) -> None:
+    fields = _arrived("p:1", body_of("p:1", size_bytes))
+    assert (fields["id"], fields["publisher"], fields["sequence"]) == ("p:1", "p", 1)
+
+
+@pytest.mark.parametrize(
+    ("message_id", "body"),
+    [
+        ("p:1", b""),
+        ("p:1", b"p:1 "),
+        ("p:1", b"p:1 400 "),
+        ("p:1", body_of("p:1", 100)[:60]),
+        ("p:1", body_of("p:2", 100)),
+        ("p", body_of("p", 10)),
+        (None, body_of("None", 10)),
+    ],
+)
+def test_a_damaged_message_has_an_id_that_nobody_published(message_id: str | None, body: bytes) -> None:
+    fields = _arrived(message_id, body)
+    assert fields["id"] == f"corrupt {message_id}"
+    assert "publisher" not in fields
+
+
+def test_what_befell_a_message_is_read_from_its_headers() -> None:
+    death = {"queue": "q", "reason": "rejected", "count": 2, "exchange": "", "time": None}
+    headers = {"x-delivery-count": 3, "x-death": [death]}
+    fields = arrived(message_id="p:1", body=body_of("p:1", 9), headers=headers, redelivered=True, priority=5)
+    assert fields["delivery_count"] == 3
+    assert fields["deaths"] == [{"queue": "q", "reason": "rejected", "count": 2}]
+    assert (fields["redelivered"], fields["priority"]) == (True, 5)
+
+
+def _arrived(message_id: str | None, body: bytes) -> history.Fields:
+    return arrived(message_id=message_id, body=body, headers=None, redelivered=False, priority=None)

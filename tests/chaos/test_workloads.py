@@ -1,0 +1,223 @@
+"""The workloads against a real cluster: once in peace, once with a node that is killed under its clients.
+
+Each run is a module's fixture, for all tests: what they look at are histories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from history_checks import gaps, ids, lost, phantoms, unended, unmarked_duplicates
+
+from chaos import history
+from chaos.live.run import Options, run
+from chaos.workloads.catalog import WORKLOADS
+from chaos.workloads.dead_letter import FIRST, FIRST_LIMIT, LAST, SECOND
+from chaos.workloads.world import Endpoint
+from qq.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+    from typing import Any
+
+    from chaos.history import Row
+
+pytestmark = [pytest.mark.xdist_group("workloads"), pytest.mark.timeout(90)]
+
+DRAINED = [name for name in WORKLOADS if name != "churn"]
+
+
+class Recorded(NamedTuple):
+    rows: list[Row]
+    meta: dict[str, Any]
+
+    def of(self, workload: str) -> list[Row]:
+        return [row for row in self.rows if row.get("workload") == workload]
+
+    def deliveries(self, queue: str) -> list[Row]:
+        return [row for row in self.rows if row["op"] == "deliver" and row["queue"] == queue]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Generator[LocalCluster]:
+    with LocalCluster(3) as cluster:
+        yield cluster
+
+
+def _options(cluster: LocalCluster, out: Path, seconds: float) -> Options:
+    endpoints = tuple(Endpoint(node.name, "127.0.0.1", node.amqp_port) for node in cluster.nodes)
+    return Options(seconds=seconds, rate=500, endpoints=endpoints, out=out, seed=1, peace_s=0.0, quiet_s=0.5)
+
+
+def _recorded(directory: Path) -> Recorded:
+    return Recorded(history.read(directory / "history"), json.loads((directory / "meta.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def peaceful(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    directory = tmp_path_factory.mktemp("peaceful")
+    asyncio.run(run(_options(cluster, directory, 4.0)))
+    return _recorded(directory)
+
+
+@pytest.fixture(scope="module")
+def killed(cluster: LocalCluster, peaceful: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The same again on the same cluster, and n1 is killed and started again."""
+
+    directory = tmp_path_factory.mktemp("killed")
+
+    file = directory / "history" / "harness.jsonl"
+
+    def kill_and_start() -> None:
+        _wait_for_confirms(file, "confirm-pub-1", connections=1)
+        cluster.nodes[0].kill()
+        cluster.nodes[0].start()
+        _wait_for_confirms(file, "confirm-pub-1", connections=2)
+
+    asyncio.run(run(_options(cluster, directory, 0.0), lambda: asyncio.to_thread(kill_and_start)))
+    return _recorded(directory)
+
+
+def _wait_for_confirms(file: Path, process: str, connections: int) -> None:
+    """Wait until, of what is flushed, the process has had confirms on so many connections."""
+    seen: set[str] = set()
+    confirm = re.compile(rf'"process":"{process}",.*"type":"ok","op":"publish",.*"connection":"([^"]+)"')
+    while len(seen) < connections:
+        time.sleep(0.2)
+        seen = set(confirm.findall(file.read_text()))
+
+
+@pytest.fixture(params=["peaceful", "killed"])
+def recorded(request: pytest.FixtureRequest) -> Recorded:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_workload_publishes_and_receives_what_it_published(recorded: Recorded, workload: str) -> None:
+    rows = recorded.of(workload)
+    assert len(ids(rows, "publish", "ok")) > 20
+    assert len(ids(rows, "deliver", "ok")) > 20
+    assert phantoms(rows) == set()
+    assert unmarked_duplicates(rows) == set()
+    assert gaps(rows) == set()
+
+
+@pytest.mark.parametrize("workload", DRAINED)
+def test_nothing_that_was_confirmed_is_missing_after_the_drain(recorded: Recorded, workload: str) -> None:
+    assert lost(recorded.of(workload)) == set()
+
+
+def test_every_call_has_one_end_and_there_were_no_problems(recorded: Recorded) -> None:
+    assert unended(recorded.rows) == set()
+    assert recorded.meta["problems"] == []
+    [drained] = [row for row in recorded.rows if row["op"] == "drain" and row["type"] == "ok"]
+    assert drained["time_ns"] > recorded.meta["heal_ns"] > recorded.meta["started_ns"]
+
+
+def test_there_are_publishers_and_consumers_on_every_node(peaceful: Recorded) -> None:
+    rows = peaceful.of("confirm")
+    for op in ("publish", "deliver"):
+        assert {row["node"] for row in rows if row["op"] == op} == {"n1", "n2", "n3"}
+
+
+def test_both_kinds_of_priority_are_in_the_queue_together(peaceful: Recorded) -> None:
+    order = [row["priority"] > 4 for row in peaceful.deliveries("priority")]
+    highs_before_each_normal = [2 * [True] + [False]]
+    assert any(order[start : start + 3] in highs_before_each_normal for start in range(len(order) - 2))
+    assert {True, False} == set(order)
+
+
+def test_the_turn_of_the_single_active_consumer_passes_on(peaceful: Recorded) -> None:
+    rows = [row for row in peaceful.deliveries("single-active") if row["process"].startswith("single")]
+    assert len({row["process"] for row in rows}) > 1
+    sequences = defaultdict(list)
+    for row in rows:
+        if not row["redelivered"]:
+            sequences[row["publisher"]].append(row["sequence"])
+    assert all(found == sorted(found) for found in sequences.values())
+
+
+def test_what_is_rejected_or_comes_back_too_often_goes_down_the_chain(peaceful: Recorded) -> None:
+    assert max(row["delivery_count"] for row in peaceful.deliveries(FIRST)) == FIRST_LIMIT
+    arrived = {
+        row["id"]: row["deaths"][0]["reason"] for row in peaceful.deliveries(SECOND) if not row["redelivered"]
+    }
+    assert set(arrived.values()) == {"rejected", "delivery_limit"}
+    assert ids(peaceful.of("dead_letter"), "reject", "ok") <= arrived.keys() | ids(
+        peaceful.deliveries(LAST), "deliver", "ok"
+    )
+    assert {len(row["deaths"]) for row in peaceful.deliveries(LAST)} == {2}
+
+
+def test_transactions_are_committed_and_rolled_back(peaceful: Recorded) -> None:
+    rows = peaceful.of("tx")
+    assert {row["queue"] for row in rows if row["op"] == "publish"} == {"tx-a", "tx-b"}
+    assert len([row for row in rows if row["op"] == "tx_commit" and row["type"] == "ok"]) > 10
+    rolled_back = {row["tx"] for row in rows if row["op"] == "tx_rollback" and row["type"] == "ok"}
+    published = {row["id"] for row in rows if row["op"] == "publish" and row["tx"] in rolled_back}
+    assert published == ids([row for row in rows if row.get("tx") in rolled_back], "publish", "fail")
+    assert published & ids(rows, "deliver", "ok") == set()
+
+
+def test_the_backlog_is_consumed_in_the_drain_alone(peaceful: Recorded) -> None:
+    assert {row["process"] for row in peaceful.deliveries("backlog")} == {"drain-backlog"}
+
+
+def test_queues_come_and_go_under_the_same_names(peaceful: Recorded) -> None:
+    deleted = [row["queue"] for row in peaceful.of("churn") if row["op"] == "delete" and row["type"] == "ok"]
+    assert len(deleted) > len(set(deleted)) > 20
+
+
+def test_a_lost_connection_leaves_publishes_unknown_and_clients_go_on(killed: Recorded) -> None:
+    cut = [row for row in killed.rows if row["op"] == "connect" and row["type"] == "info"]
+    assert {row["node"] for row in cut} == {"n1"}
+    assert len(cut) >= 5
+    unknown = [row for row in killed.rows if row["op"] == "publish" and row["type"] == "unknown"]
+    assert unknown
+    assert {row["node"] for row in unknown} == {"n1"}
+    for lost_at in cut:
+        if lost_at["process"] not in {"confirm-pub-1", "confirm-con-1"}:
+            assert _connected_after(killed, lost_at)["node"] != "n1"
+
+
+def _connected_after(recorded: Recorded, lost_at: Row) -> Row:
+    return next(
+        row
+        for row in recorded.rows
+        if row["process"] == lost_at["process"]
+        and row["time_ns"] > lost_at["time_ns"]
+        and (row["op"], row["type"]) == ("connect", "ok")
+    )
+
+
+def test_who_is_bound_to_a_node_comes_back_to_it(killed: Recorded) -> None:
+    rows = [row for row in killed.rows if row["process"] == "confirm-pub-1"]
+    assert {row["node"] for row in rows} == {"n1"}
+    connected = [row["connection"] for row in rows if row["op"] == "connect" and row["type"] == "ok"]
+    assert len(connected) == 2
+    assert any(
+        row["connection"] == connected[1] for row in rows if row["op"] == "publish" and row["type"] == "ok"
+    )
+
+
+def test_only_deduplicated_messages_are_published_again(killed: Recorded) -> None:
+    again = [row for row in killed.rows if row["op"] == "publish" and row.get("attempt", 1) > 1]
+    assert {row["workload"] for row in again} == {"dedup"}
+    rows = killed.of("dedup")
+    assert ids(rows, "publish", "invoke") == ids(rows, "publish", "ok") == ids(rows, "deliver", "ok")
+    first = [row["id"] for row in rows if row["op"] == "deliver" and not row["redelivered"]]
+    assert len(first) == len(set(first))
+
+
+def test_a_cluster_that_is_not_ours_is_left_without_our_queues(
+    cluster: LocalCluster, peaceful: Recorded, killed: Recorded
+) -> None:
+    assert peaceful.meta["queues"].keys() == killed.meta["queues"].keys()
+    assert cluster.queues() == []

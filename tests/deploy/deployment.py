@@ -1,0 +1,35 @@
+"""Where the files of a deployment are, and how they are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def documents(file: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+
+
+def document(file: Path) -> dict[str, Any]:
+    (only,) = documents(file)
+    return only
+
+
+def interpolated(value: Any, environ: Mapping[str, str]) -> Any:
+    """Fill in ${NAME:-default} in all strings, as compose does."""
+    match value:
+        case str():
+            return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda name: environ.get(name[1]) or name[2], value)
+        case list():
+            return [interpolated(item, environ) for item in value]
+        case dict():
+            return {key: interpolated(item, environ) for key, item in value.items()}
+        case _:
+            return value

@@ -1,0 +1,150 @@
+"""docker-compose.yml: valid, open to this machine only, and one with the files that it mounts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from check_jsonschema.builtin_schemas import get_builtin_schema
+from deployment import DEPLOY, ROOT, document, interpolated
+from dockerfile import stages
+from jsonschema import Draft202012Validator
+
+from chaos.live import toxiproxy
+from chaos.live.command import _parser, parse_duration, parse_endpoints
+from qq.config import ConfigError, NodeConfig, load
+from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
+
+FILE = ROOT / "docker-compose.yml"
+COMPOSE = interpolated(document(FILE), {})
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+NODES = ("n1", "n2", "n3")
+PROXIES = json.loads((DEPLOY / "toxiproxy" / "proxies.json").read_text())
+
+
+def dockerfile_of(service: str) -> Path:
+    build = SERVICES[service]["build"]
+    return ROOT / build["context"] / build["dockerfile"]
+
+
+def mistakes(text: str) -> list[str]:
+    """What the schema of compose files, which is part of check-jsonschema, says of a text."""
+    validator = Draft202012Validator(get_builtin_schema("vendor.compose-spec"))
+    return [error.message for error in validator.iter_errors(yaml.safe_load(text))]
+
+
+def mounts(service: str) -> dict[str, str]:
+    """By path in the container: what is there."""
+    split = [volume.split(":") for volume in SERVICES[service]["volumes"]]
+    return {where: what for what, where, *_ in split}
+
+
+def published(service: str) -> dict[int, int]:
+    """Ports of this machine, by those of the container. Raises if one is open to others."""
+    found = {}
+    for port in SERVICES[service]["ports"]:
+        host, outside, inside = port.split(":")
+        assert host == "127.0.0.1", port
+        found[int(inside)] = int(outside)
+    return found
+
+
+def config(name: str, **environ: str) -> NodeConfig:
+    file = ROOT / mounts(name)["/etc/qq/node.toml"]
+    return load(file, SERVICES[name]["environment"] | environ)
+
+
+def test_the_file_is_valid() -> None:
+    assert mistakes(FILE.read_text()) == []
+
+
+def test_the_schema_would_find_a_mistake() -> None:
+    (mistake, *_) = mistakes(FILE.read_text().replace("stop_grace_period", "stop_grace"))
+    assert "stop_grace" in mistake
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_node_starts_with_its_configuration(name: str) -> None:
+    loaded = config(name)
+    assert loaded.name == loaded.address.host == name
+    assert {node.name for node in loaded.nodes} == set(NODES)
+    assert loaded.default_user not in loaded.loopback_users
+    assert {loaded.amqp_host, loaded.http_host, loaded.peer_host} == {"0.0.0.0"}
+    assert mounts(name)[str(loaded.data_dir)] == name
+    assert set(published(name)) == {loaded.address.amqp_port, loaded.address.http_port}
+
+
+def test_nodes_need_a_secret() -> None:
+    with pytest.raises(ConfigError, match="secret: must have at least 16"):
+        config("n1", QQ_CLUSTER_SECRET="short")
+
+
+def test_password_and_secret_are_those_of_the_environment() -> None:
+    given = interpolated(document(FILE), {"QQ_PASSWORD": "p4ss", "QQ_SECRET": "s" * 16})["services"]
+    for name in NODES:
+        assert given[name]["environment"]["QQ_USERS_DEFAULT_PASSWORD"] == "p4ss"
+        assert given[name]["environment"]["QQ_CLUSTER_SECRET"] == "s" * 16
+    assert "--password=p4ss" in given["chaos"]["command"]
+
+
+def test_no_two_services_take_the_same_port_of_the_machine() -> None:
+    ports = [
+        port for name, service in SERVICES.items() if "ports" in service for port in published(name).values()
+    ]
+    assert len(set(ports)) == len(ports) == 6 + 4 + 2
+
+
+def test_every_file_that_is_mounted_is_there_and_every_volume_declared() -> None:
+    sources = {source for name in SERVICES for source in mounts(name).values()}
+    files = {source for source in sources if source.startswith("./")}
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    assert sources - files == set(COMPOSE["volumes"])
+
+
+def test_images_are_stages_or_pinned() -> None:
+    for name, service in SERVICES.items():
+        if "build" in service:
+            assert service["build"]["target"] in stages(dockerfile_of(name))
+        else:
+            assert service["image"].rpartition(":")[2].removeprefix("v")[0].isdigit(), name
+
+
+def test_proxies_stand_before_each_node() -> None:
+    listening = {int(proxy["listen"].removeprefix("0.0.0.0:")) for proxy in PROXIES}
+    assert {proxy["name"] for proxy in PROXIES} == set(NODES)
+    for proxy in PROXIES:
+        assert proxy["upstream"] == f"{proxy['name']}:{config(proxy['name']).address.amqp_port}"
+    api = 8474
+    assert set(published("toxiproxy")) == listening | {api}
+    steps = stages(dockerfile_of("toxiproxy"))
+    installed = [step.text for step in steps["build"] if step.name == "RUN"]
+    assert installed == [f"go install {toxiproxy.MODULE}@{toxiproxy.VERSION}"]
+    assert steps["toxiproxy"][-1].arguments == ["/server"]
+    command = [option.partition("=")[2] for option in SERVICES["toxiproxy"]["command"]]
+    assert command == ["0.0.0.0", *mounts("toxiproxy")]
+
+
+def test_the_chaos_workload_goes_through_the_proxies_and_waits_for_the_nodes() -> None:
+    service = SERVICES["chaos"]
+    assert service["profiles"] == ["chaos"]
+    assert set(service["depends_on"]) == {*NODES, "toxiproxy"}
+    verb, *options = service["command"]
+    asked = _parser().parse_args(options)
+    assert verb == "run"
+    assert [(endpoint.host, endpoint.port) for endpoint in parse_endpoints(asked.endpoints)] == [
+        ("toxiproxy", int(proxy["listen"].rpartition(":")[2])) for proxy in PROXIES
+    ]
+    assert parse_duration(asked.duration) == 60
+    node = config("n1")
+    assert (asked.user, asked.password) == (node.default_user, node.default_password)
+    (home,) = [step.text for step in stages(DEPLOY / "Dockerfile")["chaos"] if step.name == "WORKDIR"]
+    assert set(mounts("chaos")) == {home}
+
+
+def test_a_node_is_given_the_time_that_it_needs_to_stop() -> None:
+    for name in NODES:
+        given_s = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
+        assert given_s >= 3 * (LEADER_HANDOVER_S + LAST_SYNC_S)

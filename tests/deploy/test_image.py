@@ -1,0 +1,185 @@
+"""The Dockerfile: no engine is needed to see that its steps work and that a node finds what it needs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from deployment import DEPLOY, ROOT
+from dockerfile import Instruction, copy_context, stages
+
+from qq.config import load
+from qq.testing import ClusterNode
+
+pytestmark = pytest.mark.xdist_group("deploy")
+
+STAGES = stages(DEPLOY / "Dockerfile")
+CONFIG = load(
+    DEPLOY / "compose" / "node.toml",
+    {"QQ_NODE_NAME": "n1", "QQ_CLUSTER_SECRET": "x" * 16, "QQ_USERS_DEFAULT_PASSWORD": "x"},
+)
+
+
+def instructions(stage: str, name: str) -> list[Instruction]:
+    return [instruction for instruction in STAGES[stage] if instruction.name == name]
+
+
+def only(stage: str, name: str) -> Instruction:
+    (instruction,) = instructions(stage, name)
+    return instruction
+
+
+def test_a_node_is_what_is_built_by_default() -> None:
+    assert list(STAGES)[-1] == "node"
+
+
+@pytest.mark.parametrize("stage", ["node", "chaos"])
+def test_nothing_runs_as_root(stage: str) -> None:
+    user = only(stage, "USER").text
+    assert user == "10001:10001"
+    created = next(step.text for step in instructions(stage, "RUN") if "useradd" in step.text)
+    assert f"--uid {user.split(':', 1)[0]}" in created
+
+
+@pytest.mark.parametrize("stage", ["node", "chaos"])
+def test_an_image_has_the_packages_and_not_what_they_were_built_with(stage: str) -> None:
+    source = {"node": "build", "chaos": "chaos-build"}[stage]
+    assert [step.text for step in instructions(stage, "COPY")] == [
+        f"--from={source} /usr/local/qq /usr/local/qq"
+    ]
+    assert source in STAGES
+
+
+def test_a_node_is_told_to_stop_by_the_signal_that_it_knows_and_gets_it_itself() -> None:
+    assert only("node", "STOPSIGNAL").text == "SIGTERM"
+    assert only("node", "ENTRYPOINT").arguments == ["qq", "serve"]
+    assert only("node", "CMD").arguments == ["--config", "/etc/qq/node.toml"]
+
+
+def test_data_and_ports_are_those_of_the_configuration() -> None:
+    assert Path(only("node", "VOLUME").text) == CONFIG.data_dir
+    address = CONFIG.address
+    exposed = {int(port) for port in only("node", "EXPOSE").text.split()}
+    assert exposed == {address.amqp_port, 5671, address.http_port, address.peer_port}
+
+
+def test_what_is_installed_is_pinned_with_hashes() -> None:
+    installs = [
+        command
+        for stage in ("build", "chaos-build")
+        for step in instructions(stage, "RUN")
+        for command in re.findall(r"pip (?:--python \S+ )?(?:install|wheel) [^&]*", step.text)
+    ]
+    assert len(installs) == 6
+    for command in installs:
+        assert "--require-hashes" in command or "--no-deps" in command or "--no-index" in command, command
+
+
+# The steps
+
+
+def test_the_pinned_setuptools_is_found(tmp_path: Path) -> None:
+    step = next(step.text for step in instructions("build", "RUN") if step.text.startswith("sed"))
+    command = step.split(" > ", 1)[0].replace("requirements/", f"{ROOT}/requirements/")
+    found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(r"setuptools==[\d.]+(?: \\\n +--hash=sha256:[0-9a-f]{64})+\n", found)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our own package, built of what .dockerignore lets through and installed, but for what it depends on."""
+    scratch = tmp_path_factory.mktemp("image")
+    copy_context(ROOT, ROOT / ".dockerignore", scratch / "context")
+    step = next(step.text for step in instructions("build", "RUN") if "--no-deps" in step.text)
+    options = re.search(r"pip wheel (.*?) --wheel-dir wheels \.", step)
+    assert options is not None
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *options[1].split(), "--wheel-dir", str(scratch), "."],
+        cwd=scratch / "context",
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    (wheel,) = scratch.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(scratch / "site")
+    return scratch / "site"
+
+
+def test_the_package_is_complete(site: Path) -> None:
+    for package in ("qq", "cluster", "chaos"):
+        missing = [
+            module.relative_to(ROOT)
+            for module in (ROOT / package).rglob("*.py")
+            if not (site / module.relative_to(ROOT)).exists()
+        ]
+        assert missing == []
+    assert (site / "qq" / "http" / "static" / "index.html").exists()
+    (scripts,) = site.glob("*.dist-info/entry_points.txt")
+    assert "qq = qq.cli:main" in scripts.read_text()
+
+
+def test_the_installed_package_runs(site: Path, tmp_path: Path) -> None:
+    asked = subprocess.run(
+        [sys.executable, "-P", "-c", "import qq.cli; print(qq.__file__); qq.cli.main(['serve', '--help'])"],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert asked.stdout.startswith(str(site / "qq"))
+    assert "--config FILE" in asked.stdout
+
+
+# The health check
+
+
+def health(port: int) -> int:
+    """Run the image's health check against a port of this machine, behind a proxy that is not there."""
+    command = only("node", "HEALTHCHECK")
+    interpreter, option, code = command.arguments
+    assert (interpreter, option) == ("python", "-c")
+    assert str(CONFIG.address.http_port) in code
+    checked = subprocess.run(
+        [sys.executable, option, code.replace(str(CONFIG.address.http_port), str(port))],
+        env={**os.environ, "http_proxy": "http://127.0.0.1:1"},
+        check=False,
+        capture_output=True,
+        timeout=30,
+    )
+    return checked.returncode
+
+
+@pytest.fixture
+def port_of_unready_node() -> Generator[int]:
+    class Unready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503 if self.path == "/healthz" else 200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Unready) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_a_node_that_serves_is_healthy(node: ClusterNode) -> None:
+    assert health(node.http_port) == 0
+
+
+def test_a_node_that_does_not_serve_is_not(port_of_unready_node: int) -> None:
+    assert health(port_of_unready_node) == 1

@@ -1,0 +1,167 @@
+"""The manifests: valid, and one with each other, with the configuration and with what a node answers."""
+
+from __future__ import annotations
+
+import copy
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from deployment import DEPLOY, document, documents
+from dockerfile import stages
+
+from qq.config import ConfigError, NodeConfig, load
+from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
+from qq.testing import ClusterNode
+
+pytestmark = pytest.mark.xdist_group("deploy")
+
+DIRECTORY = DEPLOY / "kubernetes"
+MANIFESTS = {
+    (manifest["kind"], manifest["metadata"]["name"]): manifest
+    for file in sorted(DIRECTORY.glob("*.yaml"))
+    for manifest in documents(file)
+}
+SECRET = document(DIRECTORY / "example" / "secret.yaml")
+SET = MANIFESTS["StatefulSet", "qq"]
+POD = SET["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+PODS = [f"qq-{number}" for number in range(SET["spec"]["replicas"])]
+VALUES = {"peer-secret": "s" * 16, "admin-password": "p4ss"}
+
+
+def config(pod: str, directory: Path, values: dict[str, str] = VALUES) -> NodeConfig:
+    """Load what the pod would load."""
+    file = directory / "node.toml"
+    file.write_text(MANIFESTS["ConfigMap", "qq"]["data"][file.name])
+    environ = {}
+    for variable in CONTAINER["env"]:
+        source = variable["valueFrom"]
+        if "secretKeyRef" in source:
+            assert source["secretKeyRef"]["name"] == SECRET["metadata"]["name"]
+            environ[variable["name"]] = values[source["secretKeyRef"]["key"]]
+        else:
+            assert source == {"fieldRef": {"fieldPath": "metadata.name"}}
+            environ[variable["name"]] = pod
+    return load(file, environ)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [*MANIFESTS.values(), SECRET],
+    ids=lambda manifest: manifest["kind"] + "-" + manifest["metadata"]["name"],
+)
+def test_a_manifest_is_valid(manifest: dict[str, Any]) -> None:
+    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_validator_would_find_a_mistake() -> None:
+    wrong = copy.deepcopy(SET)
+    wrong["spec"]["podManagmentPolicy"] = wrong["spec"].pop("podManagementPolicy")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("pod", PODS)
+def test_a_pod_starts_with_its_configuration(pod: str, tmp_path: Path) -> None:
+    loaded = config(pod, tmp_path)
+    headless = MANIFESTS["Service", SET["spec"]["serviceName"]]
+    assert loaded.name == pod
+    assert loaded.address.host == f"{pod}.{headless['metadata']['name']}"
+    assert [node.name for node in loaded.nodes] == PODS
+    assert (loaded.secret, loaded.default_password) == tuple(VALUES.values())
+    assert loaded.default_user not in loaded.loopback_users
+    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
+    address = loaded.address
+    assert ports == {"amqp": address.amqp_port, "http": address.http_port, "peer": address.peer_port}
+    mounted = {mount["name"]: Path(mount["mountPath"]) for mount in CONTAINER["volumeMounts"]}
+    assert loaded.data_dir.is_relative_to(mounted["data"])
+    assert CONTAINER["args"] == ["--config", str(mounted["config"] / "node.toml")]
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_no_node_starts_with_the_secret_of_the_example(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be a non-empty string"):
+        config("qq-0", tmp_path, VALUES | {key: SECRET["stringData"][key]})
+
+
+def test_volumes_are_those_that_there_are() -> None:
+    (claim,) = SET["spec"]["volumeClaimTemplates"]
+    (volume,) = POD["volumes"]
+    assert ("ConfigMap", volume["configMap"]["name"]) in MANIFESTS
+    mounted = {mount["name"] for mount in CONTAINER["volumeMounts"]}
+    assert mounted == {claim["metadata"]["name"], volume["name"]}
+
+
+def test_everything_selects_the_pods() -> None:
+    labels = SET["spec"]["template"]["metadata"]["labels"]
+    (apart,) = POD["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    selectors = [
+        SET["spec"]["selector"]["matchLabels"],
+        MANIFESTS["PodDisruptionBudget", "qq"]["spec"]["selector"]["matchLabels"],
+        apart["labelSelector"]["matchLabels"],
+        *(manifest["spec"]["selector"] for (kind, _), manifest in MANIFESTS.items() if kind == "Service"),
+    ]
+    assert selectors == [labels] * 5
+
+
+def test_services_lead_to_ports_of_the_container() -> None:
+    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
+    led = [
+        (port["port"], ports[port["targetPort"]])
+        for (kind, _), manifest in MANIFESTS.items()
+        if kind == "Service"
+        for port in manifest["spec"]["ports"]
+    ]
+    assert sorted(led) == [(port, port) for port in sorted(ports.values())]
+
+
+def test_a_new_cluster_can_form() -> None:
+    """It waits for all of its nodes, so none may wait for another to be ready, and they must find each other."""
+    assert SET["spec"]["podManagementPolicy"] == "Parallel"
+    headless = MANIFESTS["Service", SET["spec"]["serviceName"]]["spec"]
+    assert headless["clusterIP"] == "None"
+    assert headless["publishNotReadyAddresses"] is True
+
+
+def test_a_majority_stays() -> None:
+    assert MANIFESTS["PodDisruptionBudget", "qq"]["spec"]["maxUnavailable"] == 1
+    assert len(PODS) == 3
+
+
+@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe", "readinessProbe"])
+def test_a_node_answers_the_probes_without_a_login(probe: str, node: ClusterNode) -> None:
+    asked = CONTAINER[probe]["httpGet"]
+    assert asked["port"] == "http"
+    with urllib.request.urlopen(f"http://127.0.0.1:{node.http_port}{asked['path']}") as answer:
+        assert answer.status == 200
+
+
+def test_only_readiness_asks_whether_a_node_serves() -> None:
+    """A node that is repaired from the others, or has no majority, is not helped by being killed."""
+    paths = {
+        probe: CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")
+    }
+    assert paths == {"startup": "/livez", "liveness": "/livez", "readiness": "/healthz"}
+
+
+def test_a_node_is_given_the_time_that_it_needs_to_stop() -> None:
+    sleep, pause_s = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
+    assert sleep == "sleep"
+    needed_s = int(pause_s) + LEADER_HANDOVER_S + LAST_SYNC_S
+    assert POD["terminationGracePeriodSeconds"] >= 3 * needed_s
+
+
+def test_a_pod_runs_as_the_image_does_and_may_do_nothing_else() -> None:
+    (user,) = [step.text for step in stages(DEPLOY / "Dockerfile")["node"] if step.name == "USER"]
+    context = POD["securityContext"]
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
+    assert context["fsGroup"] == context["runAsGroup"]
+    assert context["runAsNonRoot"] is True
+    assert CONTAINER["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
