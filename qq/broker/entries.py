@@ -42,21 +42,22 @@ class ReadAhead:
 
     def __init__(self) -> None:
         self._count = 1
-        self._end: int | None = None
+        self.end: int | None = None
+        """All that is wanted below is read, or being read."""
+
+    def is_due(self, index: int) -> bool:
+        """Whether the next entries should be read: `index` lies in the second half of those that were."""
+        return self.end is not None and self.end - self._count // 2 <= index < self.end
 
     def count(self, index: int, most: int) -> int:
-        """How many entries to read when the one at `index` is missing; at most `most`."""
-        goes_on = self._end is not None and abs(index - self._end) <= READ_AHEAD_MAX
+        """How many entries to read from `index` on; at most `most`."""
+        goes_on = self.end is not None and abs(index - self.end) <= READ_AHEAD_MAX
         self._count = min(READ_AHEAD_GROWTH * self._count, most) if goes_on else 1
         return self._count
 
-    def reached(self, end: int) -> None:
-        """Note that all that is wanted below `end` is read."""
-        self._end = end
-
     def stop(self) -> None:
-        """Begin again with one entry: some that were read ahead are gone, so that little may be left of the others."""
-        self._end = None
+        """Begin again with one entry: nothing follows, or what was read ahead is gone."""
+        self.end = None
 
 
 class _Missing(Enum):
@@ -186,14 +187,29 @@ class Entries:
         named = [index for index in indexes[:most] if not self._is_here(index)]
         following: list[int] = []
         if ahead is not None:
-            count, first = ahead.count(indexes[0], most) - len(named), indexes[-1] + 1
-            stored = list(takewhile(self._is_stored, range(first, first + count)))
-            following = [index for index in stored if not self._is_here(index)]
-            ahead.reached(first + len(stored))
+            count = ahead.count(indexes[0], most) - len(named)
+            following = self._following(ahead, indexes[-1] + 1, count)
         for index in (*named, *following):
             self._loading[index] = []
         self._loading[named[0]].append(done)
         self._read(named, following, ahead)
+
+    def load_more(self, ahead: ReadAhead) -> None:
+        """Read the entries behind those that were read ahead, before somebody has to wait for them."""
+        assert ahead.end is not None
+        following = self._following(ahead, ahead.end, ahead.count(ahead.end, self._read_ahead_max()))
+        for index in following:
+            self._loading[index] = []
+        if following:
+            self._read((), following, ahead)
+        else:
+            ahead.stop()
+
+    def _following(self, ahead: ReadAhead, first: int, count: int) -> list[int]:
+        """Which of the next `count` entries must be read."""
+        stored = list(takewhile(self._is_stored, range(first, first + count)))
+        ahead.end = first + len(stored)
+        return [index for index in stored if not self._is_here(index)]
 
     def _read_ahead_max(self) -> int:
         """How many entries to read together, given how large those were that are kept."""
@@ -213,6 +229,7 @@ class Entries:
     def _read(
         self, named: Sequence[int], following: Sequence[int] = (), ahead: ReadAhead | None = None
     ) -> None:
+        """Read entries that are needed, and with them some that `ahead` will need."""
         wanted = [*named, *following]
         try:
             job = self._group.journal.read_job(wanted)

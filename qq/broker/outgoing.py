@@ -430,6 +430,8 @@ class Outgoing:
             entries.load(
                 list(dict.fromkeys(following.index for following, _ in near)), self._read, self._read_ahead
             )
+        elif self._read_ahead.is_due(part.index):
+            entries.load_more(self._read_ahead)
         return stored
 
     def _read(self) -> None:

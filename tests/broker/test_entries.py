@@ -28,6 +28,7 @@ class FakeJournal:
         self.sparse: set[int] = set()
         """Of these entries nothing was kept, but of others in their file."""
         self.error: Exception | None = None
+        self.asked: list[int] = []
         self._replaced = 0
 
     @property
@@ -40,6 +41,7 @@ class FakeJournal:
     def read_job(self, indexes: Sequence[int]) -> Callable[[], list[bytes]]:
         if any(index not in self.stored for index in indexes):
             raise EntryGone("not here")
+        self.asked.extend(indexes)
         payloads, replaced = [self.stored[index] for index in indexes], self._replaced
 
         def job() -> list[bytes]:
@@ -174,6 +176,34 @@ def test_somebody_who_goes_on_is_read_ahead_for_farther_and_farther(setup: Setup
     setup.load(290, 291, 292, ahead=ahead)
     setup.disk.read()
     assert [setup.bodies(index, 0, 1) is None for index in (289, 292, 293)] == [True, False, True]
+
+
+def test_who_goes_on_waits_for_his_first_reads_only(setup: Setup) -> None:
+    """The next entries are read while those before are used; nothing is read twice, and nothing that is in memory."""
+    setup.journal.stored = dict.fromkeys(range(1000), WHOLE)
+    setup.journal.cached = dict.fromkeys(range(900, 1000), WHOLE)
+    ahead = ReadAhead()
+    for index in range(10, 1000):
+        if setup.bodies(index, 0, 1) is None:
+            setup.load(index, ahead=ahead)
+            setup.disk.read()
+            assert setup.bodies(index, 0, 1) == [b"0"]
+        if ahead.is_due(index):
+            setup.entries.load_more(ahead)
+            setup.disk.read()
+    assert len(setup.loaded) == 2
+    assert setup.disk.reads <= 2 * 890 // READ_AHEAD_MAX
+    assert len(setup.journal.asked) == len(set(setup.journal.asked)) == 890
+
+
+def test_who_reads_elsewhere_is_not_due(setup: Setup) -> None:
+    setup.journal.stored = dict.fromkeys(range(100), WHOLE)
+    ahead = ReadAhead()
+    assert not ahead.is_due(10)
+    for index in (10, 11):
+        setup.load(index, ahead=ahead)
+        setup.disk.read()
+    assert [index for index in range(20) if ahead.is_due(index)] == [13, 14]
 
 
 def test_an_entry_without_batches_may_be_met_ahead(setup: Setup) -> None:
