@@ -194,6 +194,7 @@ class _Course:
         self._endpoints = options.endpoints or _endpoints_of(cluster)
         self._plans = {plan.name: (work.name, plan) for work in workloads for plan in work.queues()}
         self._tasks: dict[Client, asyncio.Task[None]] = {}
+        self._drained: set[str] = set()
         self._open_faults: dict[tuple[str, str], Call] = {}
         self._harness = recorder.process("harness")
         self._nemesis = recorder.process("nemesis")
@@ -360,7 +361,6 @@ class _Course:
         ]
         self._start(consumers)
         began_s = time.monotonic()
-        left: dict[str, int] = {}
         while True:
             await self._work_for(min(WATCH_S, self._options.quiet_s))
             now_s = time.monotonic()
@@ -368,14 +368,15 @@ class _Course:
             if silent_s < self._options.quiet_s:
                 continue
             left = await self._left_in(drained)
-            if all(consumer.is_consuming for consumer in consumers) and not left:
-                break
-            if silent_s > DRAIN_PATIENCE_S:
-                self.problems.append(f"these queues do not drain: {left}")
+            consumed = {consumer.queue for consumer in consumers if consumer.is_consuming}
+            self._drained = consumed - left.keys()
+            if len(self._drained) == len(drained) or silent_s > DRAIN_PATIENCE_S:
                 break
         await self._end(consumers)
-        if left:
-            call.fail(json.dumps(left))
+        if full := sorted(set(drained) - self._drained):
+            detail = ", ".join(f"{name}: {left.get(name, 'no consumer')}" for name in full)
+            self.problems.append(f"these queues do not drain: {detail}")
+            call.fail(detail)
         else:
             call.ok()
 
@@ -419,7 +420,10 @@ class _Course:
             },
             "command": options.command,
             "problems": self.problems,
-            "queues": {name: plan.described(workload) for name, (workload, plan) in self._plans.items()},
+            "queues": {
+                name: plan.described(workload, drained=name in self._drained)
+                for name, (workload, plan) in self._plans.items()
+            },
         }
         (self._directory / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
 

@@ -53,15 +53,15 @@ class QueuePlan:
     """Whether everything in it is consumed at the end, so that what is missing is lost."""
     dedup: bool = False
 
-    def described(self, workload: str) -> dict[str, Any]:
-        """What the run's meta.json says of it."""
+    def described(self, workload: str, *, drained: bool) -> dict[str, Any]:
+        """What the run's meta.json says of it; `drained`, if it was consumed to its end."""
         limit = self.arguments.get("x-delivery-limit", -1)
         return {
             "workload": workload,
             "delivery_limit": None if limit < 0 else limit,
             "max_length": self.arguments.get("x-max-length"),
             "dead_letters_to": self.dead_letters_to,
-            "drained": self.drained,
+            "drained": drained,
             "single_active": self.arguments.get("x-single-active-consumer", False),
             "priorities": "priority" in workload,
             "dedup": self.dedup,

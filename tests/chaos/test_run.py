@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from typing import TYPE_CHECKING
 
@@ -165,6 +166,22 @@ def test_a_client_that_does_not_end_is_a_problem(
     monkeypatch.setattr(run_module, "STOP_PATIENCE_S", 0.01)
     asyncio.run(end())
     assert course.problems == ["con-1 still waits for an answer after 0.01 s"]
+
+
+def test_a_queue_that_does_not_drain_is_a_problem_and_nothing_in_it_is_called_lost(
+    tmp_path: Path, recorder: history.Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody answers here, so nothing is consumed."""
+    options = Options(endpoints=(HERE,), out=tmp_path, quiet_s=0.01)
+    course = run_module._Course(options, tmp_path, chosen(["tx"]), (), recorder, None)
+    monkeypatch.setattr(run_module, "DRAIN_PATIENCE_S", 0.05)
+    asyncio.run(course._drain())
+    course._write_meta()
+    queues = json.loads((tmp_path / "meta.json").read_text())["queues"]
+    assert [queue["drained"] for queue in queues.values()] == [False] * len(queues)
+    [problem] = course.problems
+    assert problem.startswith("these queues do not drain: ")
+    assert all(plan.name in problem for _, plan in course._plans.values() if plan.drained)
 
 
 def test_a_client_that_breaks_breaks_off_the_run(

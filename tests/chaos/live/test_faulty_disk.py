@@ -256,7 +256,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, seed=st.integers(0, 2**32))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_when_everything_is_synced_in_the_end_a_power_loss_takes_nothing(
     steps: list[tuple[str, str, str]], seed: int
 ) -> None:
@@ -279,7 +279,7 @@ def test_when_everything_is_synced_in_the_end_a_power_loss_takes_nothing(
     more=[("rename", "b", "a"), ("remove", "b", "a")],
     seed=2622250,
 )
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 def test_a_power_loss_at_any_time_leaves_a_disk_that_goes_on(
     steps: list[tuple[str, str, str]], more: list[tuple[str, str, str]], seed: int
 ) -> None:
