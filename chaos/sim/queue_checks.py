@@ -536,8 +536,9 @@ class QueueOracle:
         """What the leader read in its log is what was published."""
         known = self._published[message.place]
         expiration = "" if known.ttl_ms == NO_TTL else str(known.ttl_ms)
-        told = (command.exchange, command.routing_key, [*command.cc, *command.bcc], command.expiration)
-        if told != (known.exchange, known.routing_key, known.more_keys, expiration):
+        kept = (command.expiration, command.priority)
+        told = (command.exchange, command.routing_key, [*command.cc, *command.bcc], *kept)
+        if told != (known.exchange, known.routing_key, known.more_keys, expiration, known.priority):
             self._fail(f"{message.name} of {model.name} is dead-lettered as another: {command}, {known}")
 
     def _move(self, model: QueueModel, message: Message) -> None:
@@ -555,7 +556,7 @@ class QueueOracle:
             if goes_in_circles(deaths, target.name):
                 self.fates["circles"] += 1
                 continue
-            level = target.settings.level(message.level)
+            level = target.settings.level(self._published[message.place].priority)
             expires_ms = expiry_ms(target, None, self._now_ms)
             number = next(self._numbers)
             copy = Message(message.place, deaths, level, expires_ms, self._now_ms, new_key, number)

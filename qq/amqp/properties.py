@@ -141,15 +141,19 @@ def user_id(message: bytes) -> str | None:
     return stored.short_string(message, stored.place(message, stored.USER_ID)).decode("utf-8", "replace")
 
 
-def routing_headers(message: bytes) -> tuple[list[str], str]:
-    """The keys from the header CC, and the expiration ("" without one), of a message that `group` has accepted."""
+def kept_when_dead(message: bytes) -> tuple[list[str], str, int]:
+    """What a message that `group` has accepted still has as a dead letter.
+
+    The keys from the header CC, the expiration ("" without one), and the priority (NO_PRIORITY without one).
+    """
     try:
         found = attributes(message) or PLAIN
     except ChannelError:
         # Of a log that was written without `group`: what is wrong had no effect then and has none now.
         found = PLAIN
     # A number as RabbitMQ writes it, however the client did.
-    return list(found.more_keys), "" if found.ttl_ms == NO_TTL else str(found.ttl_ms)
+    expiration = "" if found.ttl_ms == NO_TTL else str(found.ttl_ms)
+    return list(found.more_keys), expiration, found.priority
 
 
 def group(

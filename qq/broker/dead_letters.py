@@ -15,10 +15,10 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.amqp.content import content_of
-from qq.amqp.properties import routing_headers
+from qq.amqp.properties import kept_when_dead
 from qq.amqp.stored import FLAGS_AT, frame_stop
 from qq.broker.entries import MessagesGone
-from qq.machine.commands import DeadLetter
+from qq.machine.commands import NO_PRIORITY, DeadLetter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,13 +45,14 @@ class _Published(NamedTuple):
     cc: list[str]
     bcc: list[str]
     expiration: str
+    priority: int
     has_content: bool
     """The next two are told."""
     headers: Table
     properties: Table
 
 
-_UNKNOWN = _Published("", "", [], [], "", True, {}, {})
+_UNKNOWN = _Published("", "", [], [], "", NO_PRIORITY, True, {}, {})
 
 
 class DeadLetters:
@@ -125,7 +126,7 @@ def _alike(stored: list[Messages], *, needs_content: bool) -> Iterator[tuple[_Pu
     count = 0
     for messages in stored:
         for message in messages.messages:
-            cc, expiration = routing_headers(message)
+            cc, expiration, priority = kept_when_dead(message)
             bcc = [key for key in messages.more_keys if key not in cc]
             headers: Table = {}
             properties: Table = {}
@@ -135,7 +136,7 @@ def _alike(stored: list[Messages], *, needs_content: bool) -> Iterator[tuple[_Pu
                 # Python takes 1 and true for the same, exchanges do not.
                 header = message[FLAGS_AT : frame_stop(message, 0)]
             place = messages.exchange, messages.routing_key
-            published = _Published(*place, cc, bcc, expiration, needs_content, headers, properties)
+            published = _Published(*place, cc, bcc, expiration, priority, needs_content, headers, properties)
             if published == last and header == last_header:
                 count += 1
                 continue

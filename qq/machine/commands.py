@@ -80,6 +80,8 @@ class DeadLetter(NamedTuple):
     bcc: list[str]
     expiration: str
     """The property that the messages were published with, "" without."""
+    priority: int
+    """Likewise, NO_PRIORITY without."""
     has_content: bool
     """The next two are told: exchanges that look into messages need them."""
     headers: Table

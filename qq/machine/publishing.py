@@ -425,7 +425,7 @@ class Publishing:
             if not accepted.count:
                 continue
             history = target.histories.intern(new, accepted.count)
-            level = target.settings.level(messages.level)
+            level = target.settings.level(command.priority)
             expires_ms = target.expiry_ms(None, core.time_ms)
             target.backlog.add(*accepted[:3], accepted.size, level, expires_ms, history)
             target.tally.published += accepted.count

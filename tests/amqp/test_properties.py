@@ -18,7 +18,7 @@ from qq.amqp.properties import (
     REPLY_TO,
     Attributes,
     attributes,
-    routing_headers,
+    kept_when_dead,
     user_id,
 )
 from qq.errors import ChannelError, Reply
@@ -392,12 +392,14 @@ def test_bcc_is_not_stored() -> None:
     assert list(group([hidden])) == [(Attributes(more_keys=("\x03BCC",)), [hidden])]
 
 
-def test_a_stored_message_still_tells_its_cc_keys_and_its_expiration() -> None:
-    assert routing_headers(stored_message()) == ([], "")
+def test_a_stored_message_still_tells_what_a_dead_letter_keeps() -> None:
+    assert kept_when_dead(stored_message()) == ([], "", NO_PRIORITY)
     both = [("CC", array(long_string("a"))), ("BCC", array(long_string("b")))]
     [(_, [stored])] = group([stored_message(both, expiration=b"007")])
-    assert routing_headers(stored) == (["a"], "7")
-    assert routing_headers(stored_message(both, expiration=b"x")) == ([], "")
+    assert kept_when_dead(stored) == (["a"], "7", NO_PRIORITY)
+    assert kept_when_dead(stored_message(both, expiration=b"x")) == ([], "", NO_PRIORITY)
+    [(_, [stored])] = group([stored_message(priority=9)])
+    assert kept_when_dead(stored) == ([], "", 9)
 
 
 @pytest.mark.parametrize("other", [{}, {"priority": 1, "expiration": b"5", "timestamp": 1, "user_id": b"me"}])

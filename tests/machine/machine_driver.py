@@ -152,6 +152,7 @@ class Published(NamedTuple):
     cc: tuple[str, ...] = ()
     bcc: tuple[str, ...] = ()
     expiration: str = ""
+    priority: int = NO_PRIORITY
     headers: tuple[tuple[str, object], ...] = ()
 
 
@@ -174,6 +175,7 @@ class Log:
                         cc=tuple(key for key in command.more_keys if key not in bcc),
                         bcc=tuple(key for key in command.more_keys if key in bcc),
                         expiration="" if command.ttl_ms == NO_TTL else str(command.ttl_ms),
+                        priority=command.priority,
                     )
                 for _ in range(command.count):
                     places.append((index, ordinal << MESSAGE_BITS | len(places)))
@@ -191,7 +193,7 @@ class Log:
                 told = {place: published._replace(headers=()) for place, published in told.items()}
             for published, alike in groupby(map(told.__getitem__, places)):
                 count = len(list(alike))
-                exchange, key, cc, bcc, expiration, headers = published
+                exchange, key, cc, bcc, expiration, priority, headers = published
                 commands.append(
                     DeadLetter(
                         dying.vhost,
@@ -204,6 +206,7 @@ class Log:
                         list(cc),
                         list(bcc),
                         expiration,
+                        priority,
                         dying.needs_content,
                         dict(headers),
                         {},

@@ -532,7 +532,7 @@ class Oracle:
             for message in messages[: min(free, count)]:
                 moved = Message(message.index, message.slot, message.size, deaths=deaths, key=key)
                 moved.expires_ms = target.expiry_ms(c.NO_TTL, self.now_ms)
-                moved.level = target.level(message.level)
+                moved.level = target.level(command.priority)
                 target.arrive(moved)
         self._serve_if_full(targets)
         return count

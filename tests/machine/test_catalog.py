@@ -90,7 +90,7 @@ def test_permissions_go_with_the_user_and_with_the_virtual_host(gone: c.Command)
         c.CloseConnection("n1", 1, "none"),
         c.PutPolicy("v", "p", False, "", "all", 0, {"max-length": 1}),
         c.DeletePolicy("v", "p", False),
-        c.DeadLetter("v", "q", 1, 0, 1, "", "", [], [], "", False, {}, {}),
+        c.DeadLetter("v", "q", 1, 0, 1, "", "", [], [], "", 0, False, {}, {}),
         c.SessionDown(1),
         c.ConnectionDown(1),
     ],

@@ -313,6 +313,22 @@ def test_dead_letters_keep_their_priority(world: World, queue: str) -> None:
     assert bodies_of(drain(channel, dead)) == [b"c", b"d", b"a", b"b"]
 
 
+def test_the_next_queue_judges_the_priority_that_was_published(world: World, queue: str) -> None:
+    """One queue takes none for 4, or 9 for 5; that says nothing about the other."""
+    channel = world.channel(1)
+    dead = f"{queue}-dead"
+    channel.queue_declare(dead, durable=True, arguments={"x-max-priority": 9})
+    declare(channel, queue, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead})
+    publish(channel, queue, "a")
+    publish(channel, queue, "b", priority=2)
+    publish(channel, queue, "c", priority=8)
+    publish(channel, queue, "d", priority=9)
+    for _ in range(4):
+        reject(world, queue)
+    wait_until(lambda: ready(channel, dead) == 4)
+    assert bodies_of(drain(channel, dead)) == [b"d", b"c", b"b", b"a"]
+
+
 # Exactly once
 
 
