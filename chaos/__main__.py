@@ -1,4 +1,4 @@
-"""`python -m chaos run|check|report`: hurt a cluster, judge what was recorded, look at it.
+"""`python -m chaos run|check|report|campaign`: hurt a cluster, judge what was recorded, look at it; many times.
 
 `python -m chaos.sim` and `python -m chaos.fuzz` are programs of their own.
 """
@@ -13,7 +13,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m chaos", description="Hurt a real cluster and decide whether it broke a promise."
     )
-    parser.add_argument("command", choices=("run", "check", "report"), help="each has a --help of its own")
+    parser.add_argument("command", choices=("run", "check", "report", "campaign"), help="each has a --help")
     command = parser.parse_args(argv[:1]).command
     # Each needs something large that the others do not: clients, Spark, a plotting library.
     match command:
@@ -21,6 +21,8 @@ def main(argv: list[str]) -> int:
             from chaos.live.command import main as carry_out  # noqa: PLC0415
         case "check":
             from chaos.pipeline.job import main as carry_out  # noqa: PLC0415
+        case "campaign":
+            from chaos.campaign import main as carry_out  # noqa: PLC0415
         case _:
             from chaos.report import main as carry_out  # noqa: PLC0415
     return carry_out(argv[1:])

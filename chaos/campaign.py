@@ -1,0 +1,172 @@
+"""`python -m chaos campaign`: every fault for itself, then all of them mixed, at 3 and at 5 nodes, and a table of it.
+
+Lives here: which runs there are, how they go on after a break, the table of chaos/RESULTS.md. Not here: a run
+(live/run.py) and its verdict (pipeline/job.py).
+
+Law: a run that was judged is not repeated; one that was broken off begins anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chaos.live.cluster import NODE_COUNTS
+from chaos.live.nemesis import NAMES, chosen
+from qq.errors import OperatingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+MIX = "all"
+_COLUMNS = (
+    *("nodes", "faults", "for", "seed", "times", "operations", "confirmed", "lost", "invented", "duplicated"),
+    *("other promises", "longest unavailability", "confirm p50 / p99"),
+)
+_COUNTED_APART = {"lost", "phantom", "unmarked_duplicate", "dedup_duplicate"}
+
+
+class Round(NamedTuple):
+    """One run of the campaign."""
+
+    nodes: int
+    nemesis: str
+    duration: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.nodes}-{self.nemesis}"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Carry out what is missing; the status is 0 if all that there is has passed."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        mixed = [] if arguments.mix == "0" else [MIX]
+        faults = [*chosen(arguments.nemesis.split(",")), *mixed]
+    except OperatingError as error:
+        parser.error(str(error))
+    rounds = [
+        Round(nodes, name, arguments.mix if name == MIX else arguments.each, arguments.seed + position)
+        for nodes in arguments.nodes
+        for position, name in enumerate((*NAMES, MIX))
+        if name in faults
+    ]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for number, what in enumerate(rounds, start=1):
+        print(f"{number} of {len(rounds)}: {what.name}, {what.duration}, seed {what.seed}", flush=True)
+        print(f"  {_carried_out(what, arguments.out / what.name, arguments.rate)}", flush=True)
+    directories = [arguments.out / what.name for what in rounds]
+    print("\n".join(table(directories)))
+    return 0 if all(_passed(directory) for directory in directories) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos campaign",
+        allow_abbrev=False,
+        description="Run every fault for itself, then all of them mixed; what was judged before is not repeated.",
+    )
+    parser.add_argument("--nodes", type=_counts, default=NODE_COUNTS, help="3, 5 or 3,5 (default)")
+    parser.add_argument("--nemesis", default=MIX, help="only these faults, or groups of them")
+    parser.add_argument("--each", default="5m", help="how long each fault lasts (default: %(default)s)")
+    parser.add_argument("--mix", default="30m", help="how long all last, 0 for not (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the first fault; each has its own")
+    parser.add_argument("--rate", type=float, default=300.0, help="messages a second (default: %(default)g)")
+    parser.add_argument("--out", type=Path, default=Path("var/campaign"), help="default: %(default)s")
+    return parser
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = tuple(map(int, text.split(",")))
+    if not set(counts) <= set(NODE_COUNTS):
+        raise ValueError
+    return counts
+
+
+def _carried_out(what: Round, directory: Path, rate: float) -> str:
+    """Carry out a run, unless it was judged already; gives the last line that it printed."""
+    log = directory.with_suffix(".log")
+    if not (directory / "verdict.json").exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        command = [
+            sys.executable,
+            "-m",
+            "chaos",
+            "run",
+            "--nodes",
+            str(what.nodes),
+            "--nemesis",
+            what.nemesis,
+        ]
+        command += [
+            "--for",
+            what.duration,
+            "--seed",
+            str(what.seed),
+            "--rate",
+            f"{rate:g}",
+            "--out",
+            str(directory),
+        ]
+        with log.open("w", encoding="utf-8") as output:
+            subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return next((line for line in reversed(lines) if not line.startswith("report:")), "it left no word")
+
+
+def _passed(directory: Path) -> bool:
+    found = _documents(directory)
+    return found is not None and bool(found[1]["valid"]) and not found[0]["problems"]
+
+
+def _documents(directory: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """meta.json and verdict.json of a run; None if it was broken off."""
+    try:
+        meta, verdict = (
+            json.loads((directory / name).read_bytes()) for name in ("meta.json", "verdict.json")
+        )
+    except FileNotFoundError:
+        return None
+    return meta, verdict
+
+
+def table(directories: Iterable[Path]) -> Iterator[str]:
+    """Lines of a Markdown table of runs."""
+    yield f"| {' | '.join(_COLUMNS)} |"
+    yield "|---" * len(_COLUMNS) + "|"
+    for directory in directories:
+        found = _documents(directory)
+        cells = [directory.name, "was not judged"] if found is None else _cells(*found)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _cells(meta: dict[str, Any], verdict: dict[str, Any]) -> list[str]:
+    faults = MIX if len(meta["nemesis"]) == len(NAMES) else ", ".join(meta["nemesis"])
+    run = [str(meta["nodes"]), faults, f"{meta['seconds']:g} s", str(meta["seed"])]
+    if verdict["error"] is not None:
+        return [*run, verdict["error"]]
+    broken = {promise["name"]: promise["violations"] for promise in verdict["promises"]}
+    others = [f"{name}: {count}" for name, count in broken.items() if count and name not in _COUNTED_APART]
+    if meta["problems"]:
+        others.append(f"{len(meta['problems'])} problems")
+    operations, figures = verdict["operations"], verdict["figures"]
+    return [
+        *run,
+        str(operations.get("fault", {}).get("ok", 0)),
+        f"{sum(sum(outcomes.values()) for outcomes in operations.values()):,}",
+        f"{figures['confirmed']:,}",
+        str(broken["lost"]),
+        str(broken["phantom"]),
+        str(broken["unmarked_duplicate"] + broken["dedup_duplicate"]),
+        ", ".join(others) or "kept",
+        f"{figures['longest_unavailability_s']:.1f} s",
+        f"{figures.get('confirm_p50_ms', 0):,.0f} / {figures.get('confirm_p99_ms', 0):,.0f} ms",
+    ]

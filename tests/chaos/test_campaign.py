@@ -1,0 +1,137 @@
+"""Many runs: which there are, what is not repeated, and the table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos import campaign
+from chaos.live.nemesis import NAMES
+from chaos.pipeline.job import PROMISES
+
+
+class Runs:
+    """Instead of the runs: what was asked for, and a verdict for each unless it is to break off."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, str]] = []
+        self.violations: dict[str, int] = {}
+        self.problems: list[str] = []
+        self.breaks_off = False
+        self.error: str | None = None
+
+    def run(self, command: list[str], **_: Any) -> None:
+        options = dict(zip(command[4::2], command[5::2], strict=True))
+        self.asked.append(options)
+        directory = Path(options["--out"])
+        directory.mkdir()
+        if self.breaks_off:
+            return
+        names = NAMES if options["--nemesis"] == "all" else [options["--nemesis"]]
+        meta = {
+            "nodes": int(options["--nodes"]),
+            "nemesis": names,
+            "seconds": 300.0,
+            "seed": int(options["--seed"]),
+        }
+        meta["problems"] = self.problems
+        promises = [{"name": name, "violations": self.violations.get(name, 0)} for name in PROMISES]
+        verdict = {
+            "valid": not self.violations and self.error is None,
+            "error": self.error,
+            "operations": {"publish": {"ok": 1200, "fail": 30, "unknown": 4}, "fault": {"ok": 9, "fail": 1}},
+            "promises": promises,
+            "figures": {
+                "confirmed": 1190,
+                "longest_unavailability_s": 1.26,
+                "confirm_p50_ms": 3.4,
+                "confirm_p99_ms": 1061.0,
+            },
+        }
+        (directory / "meta.json").write_text(json.dumps(meta))
+        (directory / "verdict.json").write_text(json.dumps(verdict))
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    runs = Runs()
+    monkeypatch.setattr(subprocess, "run", runs.run)
+    return runs
+
+
+def carried_out(out: Path, *arguments: str) -> int:
+    return campaign.main(["--out", str(out), *arguments])
+
+
+def last_rows(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    lines = capsys.readouterr().out.splitlines()
+    begin = max(number for number, line in enumerate(lines) if line.startswith("|---"))
+    return [line.strip("| ").split(" | ") for line in lines[begin + 1 :]]
+
+
+def test_every_fault_and_the_mix_at_three_and_at_five_nodes(runs: Runs, tmp_path: Path) -> None:
+    assert carried_out(tmp_path) == 0
+    faults = [*NAMES, "all"]
+    assert [(asked["--nodes"], asked["--nemesis"]) for asked in runs.asked] == [
+        (nodes, fault) for nodes in ("3", "5") for fault in faults
+    ]
+    assert {asked["--for"] for asked in runs.asked if asked["--nemesis"] != "all"} == {"5m"}
+    assert {asked["--for"] for asked in runs.asked if asked["--nemesis"] == "all"} == {"30m"}
+
+
+def test_a_fault_has_its_own_seed_whatever_else_is_run(runs: Runs, tmp_path: Path) -> None:
+    carried_out(tmp_path / "all", "--nodes", "3", "--seed", "10")
+    seeds = {asked["--nemesis"]: asked["--seed"] for asked in runs.asked}
+    assert len(set(seeds.values())) == len(NAMES) + 1
+    runs.asked.clear()
+    carried_out(tmp_path / "some", "--nodes", "3", "--seed", "10", "--nemesis", "wipe,pause", "--mix", "0")
+    assert {asked["--nemesis"]: asked["--seed"] for asked in runs.asked} == {
+        name: seeds[name] for name in ("wipe", "pause")
+    }
+
+
+def test_what_was_judged_is_not_repeated_and_what_was_broken_off_is(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--nodes", "3", "--mix", "0")
+    assert carried_out(tmp_path, *options, "--nemesis", "pause") == 0
+    runs.breaks_off = True
+    assert carried_out(tmp_path, *options, "--nemesis", "pause,wipe") == 1
+    assert last_rows(capsys)[1] == ["3-wipe", "was not judged"]
+    runs.breaks_off = False
+    assert carried_out(tmp_path, *options, "--nemesis", "pause,wipe") == 0
+    assert [asked["--nemesis"] for asked in runs.asked] == ["pause", "wipe", "wipe"]
+
+
+def test_a_row_says_what_was_done_and_what_was_broken(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.violations = {"lost": 2, "phantom": 3, "unmarked_duplicate": 4, "dedup_duplicate": 1, "order": 5}
+    runs.problems = ["the cluster does not heal"]
+    assert carried_out(tmp_path, "--nodes", "5", "--nemesis", "wipe", "--seed", "7") == 1
+    wipe, mix = last_rows(capsys)
+    seed = str(7 + NAMES.index("wipe"))
+    counts = ["9", "1,244", "1,190", "2", "3", "5", "order: 5, 1 problems", "1.3 s", "3 / 1,061 ms"]
+    assert wipe == ["5", "wipe", "300 s", seed, *counts]
+    assert mix[:2] == ["5", "all"]
+
+
+def test_a_run_that_cannot_be_judged_says_why(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.error = "it recorded nothing"
+    assert carried_out(tmp_path, "--nodes", "3", "--nemesis", "wipe", "--mix", "0") == 1
+    assert last_rows(capsys)[0][-1] == "it recorded nothing"
+
+
+@pytest.mark.parametrize("arguments", [("--nodes", "4"), ("--nemesis", "frogs")])
+def test_a_bad_option_is_told(
+    arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        carried_out(tmp_path, *arguments)
+    assert arguments[1] in capsys.readouterr().err
