@@ -227,8 +227,6 @@ class Engine(SyncObj):
         """Peers whose log ends before this leader's begins, and the entry that each needs next."""
         self.behind = False
         """Committed entries are waiting: call `turn` again soon."""
-        self.applying_s = 0.0
-        """Time that applying entries has taken in all."""
         self._timing = timing
         self._runtime = runtime
         self._apply_entry = apply
@@ -663,7 +661,6 @@ class Engine(SyncObj):
             if index < commit_index and self._runtime.monotonic() - begun_s > APPLY_BUDGET_S:
                 self.behind = True
                 break
-        self.applying_s += self._runtime.monotonic() - begun_s
         return True
 
     # Elections

@@ -238,6 +238,8 @@ class Group:
         self.journal.sync_now()
         self._build_upkeep(checkpoint)
         self._heard_s = dict.fromkeys(config.peers, self._runtime.monotonic())
+        self._applying_s = 0.0
+        """Time that applying entries has taken in all, without what this node makes of the effects."""
         self._running = True
         self.recovery.turn(self.engine, self.journal)
         self._links.register(config.group_id, self)
@@ -533,7 +535,7 @@ class Group:
             if self.journal.last_index > last_index:
                 self._send()  # new entries: every peer's disk is waiting for them
         self._giver.turn(self.engine)
-        self.housekeeping.turn(*self._applied(), self.engine.applying_s)
+        self.housekeeping.turn(*self._applied(), self._applying_s)
         self._start_sync()
         if self.engine.outbox:
             self._runtime.call_soon(self._send)  # mere notices: clients hear first what was just applied
@@ -785,6 +787,7 @@ class Group:
     def _apply(self, index: int, _term: int, payload: bytes) -> None:
         if not is_regular(payload):
             return
+        begun_s = self._runtime.monotonic()
         try:
             effects = self._apply_entry(index, payload)
         except BaseException as error:
@@ -792,6 +795,7 @@ class Group:
             self._running = False
             self._runtime.fail(error)
             raise
+        self._applying_s += self._runtime.monotonic() - begun_s
         self._events.applied(index, effects)
 
     def _apply_entry(self, index: int, payload: bytes) -> list[Any]:

@@ -147,7 +147,7 @@ class Node:
         error = await asyncio.shield(self._failure)  # who stops waiting does not take it away from the others
         if isinstance(error, CorruptJournal):
             raise error
-        what = f"its disk failed: {error}" if isinstance(error, OSError) else str(error)
+        what = f"its disk failed: {error}" if isinstance(error, OSError) else _named(error)
         raise StartError(f"node {self.config.name} stops: {what}") from error
 
     async def _watch_memory(self) -> None:
@@ -248,7 +248,7 @@ class Node:
 
     def _fail(self, error: BaseException) -> None:
         if not isinstance(error, CorruptJournal):
-            log.critical("cannot go on: %s", error)
+            log.critical("cannot go on: %s", _named(error))
         if not self._failure.done():
             self._failure.set_result(error)
 
@@ -428,3 +428,9 @@ async def _run_once(node: Node) -> None:
         raise known.exceptions[0] from None
     finally:
         await node.stop()
+
+
+def _named(error: BaseException) -> str:
+    """Ours say in a sentence what is wrong; of a KeyError the text is nothing but the key."""
+    is_bare = type(error).__module__ == "builtins" and not isinstance(error, OSError)
+    return f"{type(error).__name__}: {error}" if is_bare else str(error)

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 LOST = (pika.exceptions.AMQPError, AMQPConnectorException, OSError)
 """What pika raises when a connection or a channel is gone, or a connection cannot be made."""
+_NOT_CONNECTED = (*LOST, ValueError)
+"""The last one comes of a socket that is reset as soon as it is connected."""
 
 
 @contextmanager
@@ -123,7 +125,7 @@ class PikaClient(Client):
         call = self.process.invoke("connect", **self.where)
         try:
             connection = pika.BlockingConnection(self._parameters(endpoint))
-        except LOST as error:
+        except _NOT_CONNECTED as error:
             call.fail(repr(error))
             return None
         call.ok()

@@ -185,31 +185,30 @@ class Entries:
             return
         most = self._read_ahead_max()
         named = [index for index in indexes[:most] if not self._is_here(index)]
+        self._loading.update((index, []) for index in named)
+        self._loading[named[0]].append(done)
         following: list[int] = []
         if ahead is not None:
             count = ahead.count(indexes[0], most) - len(named)
             following = self._following(ahead, indexes[-1] + 1, count)
-        for index in (*named, *following):
-            self._loading[index] = []
-        self._loading[named[0]].append(done)
         self._read(named, following, ahead)
 
     def load_more(self, ahead: ReadAhead) -> None:
         """Read the entries behind those that were read ahead, before somebody has to wait for them."""
         assert ahead.end is not None
         following = self._following(ahead, ahead.end, ahead.count(ahead.end, self._read_ahead_max()))
-        for index in following:
-            self._loading[index] = []
         if following:
             self._read((), following, ahead)
         else:
             ahead.stop()
 
     def _following(self, ahead: ReadAhead, first: int, count: int) -> list[int]:
-        """Which of the next `count` entries must be read."""
+        """Which of the next `count` entries must be read: they are being read from now on."""
         stored = list(takewhile(self._is_stored, range(first, first + count)))
         ahead.end = first + len(stored)
-        return [index for index in stored if not self._is_here(index)]
+        following = [index for index in stored if not self._is_here(index)]
+        self._loading.update((index, []) for index in following)
+        return following
 
     def _read_ahead_max(self) -> int:
         """How many entries to read together, given how large those were that are kept."""

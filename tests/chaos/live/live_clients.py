@@ -13,7 +13,8 @@ from pika.exceptions import AMQPError
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 QUORUM = {"x-queue-type": "quorum"}
-ERRORS = (AMQPError, OSError)
+ERRORS = (AMQPError, OSError, ValueError)
+"""The last one is what pika raises of a socket that is reset as soon as it is connected."""
 _RETRY_S = 0.05
 
 
