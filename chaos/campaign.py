@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.live.cluster import NODE_COUNTS
+from chaos.live.command import NONE
 from chaos.live.nemesis import NAMES, chosen
 from qq.errors import OperatingError
 
@@ -49,8 +50,8 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        mixed = [] if arguments.mix == "0" else [MIX]
-        faults = [*chosen(arguments.nemesis.split(",")), *mixed]
+        single = () if arguments.nemesis == NONE else chosen(arguments.nemesis.split(","))
+        faults = single if arguments.mix == "0" else (*single, MIX)
     except OperatingError as error:
         parser.error(str(error))
     rounds = [
@@ -75,7 +76,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Run every fault for itself, then all of them mixed; what was judged before is not repeated.",
     )
     parser.add_argument("--nodes", type=_counts, default=NODE_COUNTS, help="3, 5 or 3,5 (default)")
-    parser.add_argument("--nemesis", default=MIX, help="only these faults, or groups of them")
+    parser.add_argument(
+        "--nemesis", default=MIX, help="only these faults, or groups of them; none: only the mix"
+    )
     parser.add_argument("--each", default="5m", help="how long each fault lasts (default: %(default)s)")
     parser.add_argument("--mix", default="30m", help="how long all last, 0 for not (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the first fault; each has its own")

@@ -94,6 +94,11 @@ def test_a_fault_has_its_own_seed_whatever_else_is_run(runs: Runs, tmp_path: Pat
     }
 
 
+def test_the_mix_alone(runs: Runs, tmp_path: Path) -> None:
+    carried_out(tmp_path, "--nodes", "5", "--nemesis", "none", "--mix", "1h")
+    assert [(asked["--nemesis"], asked["--for"]) for asked in runs.asked] == [("all", "1h")]
+
+
 def test_what_was_judged_is_not_repeated_and_what_was_broken_off_is(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
