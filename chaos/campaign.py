@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MIX = "all"
 _COLUMNS = (
     *("nodes", "faults", "for", "seed", "times", "operations", "confirmed", "lost", "invented", "duplicated"),
-    *("other promises", "longest unavailability", "confirm p50 / p99"),
+    *("other promises", "longest outage: everywhere, at a node", "confirm p50 / p99"),
 )
 _COUNTED_APART = {"lost", "phantom", "unmarked_duplicate", "dedup_duplicate"}
 
@@ -170,6 +170,6 @@ def _cells(meta: dict[str, Any], verdict: dict[str, Any]) -> list[str]:
         str(broken["phantom"]),
         str(broken["unmarked_duplicate"] + broken["dedup_duplicate"]),
         ", ".join(others) or "kept",
-        f"{figures['longest_unavailability_s']:.1f} s",
+        f"{figures['longest_outage_s']:.1f} s, {figures['longest_unavailability_s']:.1f} s",
         f"{figures.get('confirm_p50_ms', 0):,.0f} / {figures.get('confirm_p99_ms', 0):,.0f} ms",
     ]

@@ -253,6 +253,7 @@ class _Check:
         about = self._kept("messages", messages(with_ends_of_transactions(rows)))
         promises = self._promises(self._evidence(about, rows, operations), rows)
         tables = self._tables(about, rows, counts)
+        outages = timeline.unavailable(timeline.everywhere(rows), self._run.started_ns, self._run.ended_ns)
         _write(self._directory / "tables", tables)
         return Verdict(
             valid=all(promise.holds for promise in promises),
@@ -261,7 +262,7 @@ class _Check:
             seconds=time.monotonic() - started_s,
             operations=operations,
             promises=promises,
-            figures=_figures(about, tables, promises),
+            figures=_figures(about, tables, arrow(outages), promises),
         )
 
     def _kept(self, name: str, frame: DataFrame) -> DataFrame:
@@ -379,14 +380,17 @@ def _examples(violations: DataFrame, rows: DataFrame) -> dict[str, list[dict[str
     return examples
 
 
-def _figures(about: DataFrame, tables: Tables, promises: Sequence[Promise]) -> dict[str, float]:
-    """Numbers of the whole run; a quantile of nothing is left out."""
+def _figures(
+    about: DataFrame, tables: Tables, outages: pa.Table, promises: Sequence[Promise]
+) -> dict[str, float]:
+    """Numbers of the whole run; a quantile of nothing is left out. `outages` are windows of the whole cluster."""
     figures: dict[str, float] = {}
     for whole in tables["latency"].filter(pc.is_null(tables["latency"]["second"])).to_pylist():
         for name in ("p50", "p99", "max"):
             figures[f"{whole['kind']}_{name}_ms"] = whole[name]
-    windows = tables["unavailable"].to_pylist()
-    figures["longest_unavailability_s"] = max((row["end"] - row["start"] for row in windows), default=0.0)
+    for name, windows in (("unavailability", tables["unavailable"]), ("outage", outages)):
+        longest_s = max((row["end"] - row["start"] for row in windows.to_pylist()), default=0.0)
+        figures[f"longest_{name}_s"] = longest_s
     (totals,) = collect(
         about.agg(
             F.count_if(F.expr("invokes > 0")).alias("published"),

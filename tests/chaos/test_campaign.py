@@ -47,6 +47,7 @@ class Runs:
             "promises": promises,
             "figures": {
                 "confirmed": 1190,
+                "longest_outage_s": 0.32,
                 "longest_unavailability_s": 1.26,
                 "confirm_p50_ms": 3.4,
                 "confirm_p99_ms": 1061.0,
@@ -120,7 +121,7 @@ def test_a_row_says_what_was_done_and_what_was_broken(
     assert carried_out(tmp_path, "--nodes", "5", "--nemesis", "wipe", "--seed", "7") == 1
     wipe, mix = last_rows(capsys)
     seed = str(7 + NAMES.index("wipe"))
-    counts = ["9", "1,244", "1,190", "2", "3", "5", "order: 5, 1 problems", "1.3 s", "3 / 1,061 ms"]
+    counts = ["9", "1,244", "1,190", "2", "3", "5", "order: 5, 1 problems", "0.3 s, 1.3 s", "3 / 1,061 ms"]
     assert wipe == ["5", "wipe", "300 s", seed, *counts]
     assert mix[:2] == ["5", "all"]
 

@@ -116,6 +116,11 @@ def unavailable(rows: DataFrame, started_ns: int, ended_ns: int) -> DataFrame:
     )
 
 
+def everywhere(rows: DataFrame) -> DataFrame:
+    """The rows as if all nodes were one: `unavailable` then says when nothing was confirmed at any of them."""
+    return rows.withColumn("node", F.when(F.col("node").isNotNull(), F.lit("everywhere")))
+
+
 def _gaps(rows: DataFrame, started_ns: int, ended_ns: int) -> DataFrame:
     """Columns node, gap_from, gap_to: between two confirms of a node, or before its first, or after its last one."""
     confirmed = F.when((F.col("op") == "publish") & (F.col("type") == "ok"), F.col("time_ns"))

@@ -23,9 +23,11 @@ def _at(story: Story, seconds: float) -> None:
     story.now_ms = seconds * 1000 - 1
 
 
-def _publish(story: Story, number: int, seconds: float, end: tuple[str, float], node: str) -> None:
+def _publish(
+    story: Story, number: int, seconds: float, end: tuple[str, float], node: str, by: str = "pub#1"
+) -> None:
     _at(story, seconds)
-    invoke = story.publish(number, None, node=node)
+    invoke = story.publish(number, None, by=by, node=node)
     _at(story, end[1])
     story.end(invoke, end[0])
 
@@ -65,6 +67,14 @@ def _unavailable(story: Story) -> None:
     story.end(waiting, "ok")
     # Nothing is confirmed there ever again.
     _publish(story, 17, 170.0, ("unknown", 175.0), "west")
+    # Whoever publishes elsewhere meanwhile does not wait.
+    _at(story, 180.0)
+    waiting = story.publish(18, None, node="west")
+    for number in range(1, 65):
+        _publish(story, number, 180.0 + number / 10, ("ok", 180.05 + number / 10), "east", by="far#1")
+        story.take(number, "con-far#1", by="far", node="east")
+    _at(story, 186.5)
+    story.end(waiting, "unknown")
     for number in (13, 15, 16, 11):
         story.take(number, f"con-{number}#1", node="west")
 
