@@ -116,7 +116,12 @@ class Broker:
         del self.connections[connection.id]
         self._full.pop(connection, None)
         self.counters.connections_closed += 1
+        self.connection_left(connection)
+
+    def connection_left(self, connection: ClientConnection) -> None:
+        """Tell the log, once, that a connection is gone; its socket may linger."""
         if connection.in_log:
+            connection.in_log = False
             self.submissions.add(commands.ConnectionDown(connection.id))
 
     def connect(self, connection: ClientConnection) -> None:

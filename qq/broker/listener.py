@@ -44,6 +44,12 @@ log = logging.getLogger(__name__)
 
 CLOSE_GRACE_S = 3.0
 """How long a client may take to answer connection.close, or to read what is left for it."""
+GOODBYE_S = 0.2
+"""How long a client has to close the socket behind the answer to its own connection.close.
+
+RabbitMQ leaves it to the client for up to 30 s. One that reads the end together with close-ok may take the connection
+for lost (aiormq over TLS).
+"""
 HELD_BYTES_MAX = 256 * 1024
 """What a client may send on while one of its channels holds methods back until the log has answered an earlier one."""
 BEATS = 2
@@ -76,6 +82,7 @@ class ClientConnection(asyncio.Protocol):
         "_loop",
         "_name_in",
         "_out_bytes",
+        "_parting",
         "_publish_fields",
         "_publishes",
         "_pumping",
@@ -124,6 +131,8 @@ class ClientConnection(asyncio.Protocol):
         self._silent_beats = 0
         self._refused = False
         """The login failed and the client cannot be told: it is to wait, against guessing."""
+        self._parting = False
+        """The client has closed in good order: the socket is its to close."""
         self._deadline: asyncio.TimerHandle | None = None
         """For the handshake; at the end, for the client to go."""
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -212,8 +221,7 @@ class ClientConnection(asyncio.Protocol):
                 case VhostRequested():
                     self._open_vhost(event.vhost)
                 case CloseRequested():
-                    self._end()
-                    self._amqp.closed()
+                    self._part()
                 case Fault():
                     self.fail(event.error)
                 case ChannelOpened():
@@ -343,12 +351,25 @@ class ClientConnection(asyncio.Protocol):
 
     def _hang_up(self) -> None:
         """Close the socket once everything is written; it is dropped if the client takes too long to read it."""
-        if self._refused or self._transport.is_closing():
+        if self._refused or self._parting or self._transport.is_closing():
             return
         if header := self._amqp.foreign_header:
             guess = ", but TLS" if header.startswith(TLS_HANDSHAKE) else ""
             log.warning("connection %d from %s: not AMQP 0-9-1%s: %r", self.id, self.peer_host, guess, header)
         self._flush()
+        self._close_socket()
+
+    def _part(self) -> None:
+        """Answer the client's connection.close; nothing of the connection is left then but its socket."""
+        self._end()
+        self._amqp.closed()
+        self.broker.connection_left(self)
+        self._flush()
+        self._parting = True
+        self._stop_timers()
+        self._deadline = self._loop.call_later(GOODBYE_S, self._close_socket)
+
+    def _close_socket(self) -> None:
         self._close_later()
         self._transport.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Generator
 from typing import Any
@@ -12,6 +13,7 @@ from pamqp import commands, header
 from raw_client import HEADER, RawClient, frame_bytes, marshal, publish
 
 from qq.amqp.connection import Settings
+from qq.broker import listener
 from qq.broker.channel import _HANDLERS
 from qq.errors import Reply
 from qq.testing import LocalCluster
@@ -346,6 +348,28 @@ def test_a_connection_closes_at_once_whatever_its_channels_wait_for(
     client.expect(Conn.CloseOk, 0)
     client.expect_end()
     broker.call(broker.group.release)
+
+
+def test_behind_close_ok_the_socket_is_the_clients_to_close(
+    broker: LoneBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "GOODBYE_S", 60.0)
+    client.send(0, CONNECTION_BYE)
+    client.expect(Conn.CloseOk, 0)
+    broker.pass_some_time()
+    assert not broker.machine.catalog.connections
+    client.write(b"rubbish")
+    expect_nothing(client)
+    client.socket.shutdown(socket.SHUT_WR)
+    client.expect_end()
+
+
+def test_a_client_that_does_not_close_its_socket_behind_close_ok_is_not_awaited(client: RawClient) -> None:
+    client.send(0, CONNECTION_BYE)
+    client.expect(Conn.CloseOk, 0)
+    began_s = time.monotonic()
+    client.expect_end()
+    assert time.monotonic() - began_s < 2
 
 
 @pytest.mark.parametrize(

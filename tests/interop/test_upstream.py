@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from certificates_of_clients import AMQPS_PORT_OFFSET
 from sources import SourceMissingError, amqplib_source, go_source, python_source
-from upstream import Known, Outcome, known_failures, matching, run_go, run_maven, run_mocha, run_pytest
+from upstream import (
+    Known,
+    Outcome,
+    known_failures,
+    matching,
+    run_command,
+    run_go,
+    run_maven,
+    run_mocha,
+    run_pytest,
+)
 
 from qq import testing
 from qq.testing import LocalCluster
@@ -156,6 +167,12 @@ def test_what_is_not_as_the_table_says_is_told() -> None:
     assert outcome.judge([Known(["c", "d*", "e"], "coming")]) == [
         "e: no test has this name; take it off the list"
     ]
+
+
+def test_of_a_suite_that_is_cut_off_it_is_told_what_has_failed(tmp_path: Path) -> None:
+    suite = "print('a FAILED', *range(100), 'b', sep='\\n', flush=True); import time; time.sleep(60)"
+    with pytest.raises(AssertionError, match=r"(?s)not done after 2 s:\na FAILED\n.*\nb\Z"):
+        run_command([sys.executable, "-c", suite], tmp_path, {}, 2.0)
 
 
 @pytest.mark.timeout(SHORT_S + 60)

@@ -99,7 +99,7 @@ def run_pytest(
     options: Sequence[str] = (),
 ) -> Outcome:
     """Run test files of an unpacked source package with pytest, without its configuration and ours."""
-    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(directory)]
+    command = [sys.executable, "-m", "pytest", "-v", "-c", os.devnull, "--rootdir", str(directory)]
     command += ["-W", "ignore", "-p", "pytest_timeout", f"--timeout={TEST_TIMEOUT_S}"]
     command += ["-p", "no:cacheprovider", f"--junit-xml={report}", *options, *tests]
     settings = {
@@ -226,12 +226,18 @@ def run_command(
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-            raise AssertionError(f"not done after {timeout_s:g} s:\n{_tail(output)}") from None
+            raise AssertionError(f"not done after {timeout_s:g} s:\n{_so_far(output)}") from None
     return output
 
 
 def _shown(message: str) -> str:
     return " ".join(message.split())[:MESSAGE_SHOWN]
+
+
+def _so_far(output: str) -> str:
+    """What has failed, if a suite says so as it goes, and where it is."""
+    failed = [line for line in output.splitlines() if re.search(" (FAILED|ERROR)", line)]
+    return "\n".join([*failed, _tail(output)])
 
 
 def _tail(output: str) -> str:
