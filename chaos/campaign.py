@@ -13,6 +13,7 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from chaos.live.nemesis import NAMES, chosen
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 MIX = "all"
 _COLUMNS = (
@@ -45,6 +46,13 @@ class Round(NamedTuple):
         return f"{self.nodes}-{self.nemesis}"
 
 
+class _Documents(NamedTuple):
+    """meta.json and verdict.json."""
+
+    meta: dict[str, Any]
+    verdict: dict[str, Any]
+
+
 def main(argv: Sequence[str]) -> int:
     """Carry out what is missing; the status is 0 if all that there is has passed."""
     parser = _parser()
@@ -64,9 +72,9 @@ def main(argv: Sequence[str]) -> int:
     for number, what in enumerate(rounds, start=1):
         print(f"{number} of {len(rounds)}: {what.name}, {what.duration}, seed {what.seed}", flush=True)
         print(f"  {_carried_out(what, arguments.out / what.name, arguments.rate)}", flush=True)
-    directories = [arguments.out / what.name for what in rounds]
-    print("\n".join(table(directories)))
-    return 0 if all(_passed(directory) for directory in directories) else 1
+    judged = {what.name: _documents(arguments.out / what.name) for what in rounds}
+    print("\n".join(_table(judged)))
+    return 0 if all(map(_passed, judged.values())) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,55 +107,41 @@ def _carried_out(what: Round, directory: Path, rate: float) -> str:
     log = directory.with_suffix(".log")
     if not (directory / "verdict.json").exists():
         shutil.rmtree(directory, ignore_errors=True)
-        command = [
-            sys.executable,
-            "-m",
-            "chaos",
-            "run",
-            "--nodes",
-            str(what.nodes),
-            "--nemesis",
-            what.nemesis,
-        ]
-        command += [
-            "--for",
-            what.duration,
-            "--seed",
-            str(what.seed),
-            "--rate",
-            f"{rate:g}",
-            "--out",
-            str(directory),
-        ]
+        options = {
+            "--nodes": what.nodes,
+            "--nemesis": what.nemesis,
+            "--for": what.duration,
+            "--seed": what.seed,
+            "--rate": f"{rate:g}",
+            "--out": directory,
+        }
+        command = [sys.executable, "-m", "chaos", "run", *map(str, chain.from_iterable(options.items()))]
         with log.open("w", encoding="utf-8") as output:
             subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return next((line for line in reversed(lines) if not line.startswith("report:")), "it left no word")
 
 
-def _passed(directory: Path) -> bool:
-    found = _documents(directory)
-    return found is not None and bool(found[1]["valid"]) and not found[0]["problems"]
-
-
-def _documents(directory: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """meta.json and verdict.json of a run; None if it was broken off."""
+def _documents(directory: Path) -> _Documents | None:
+    """What a run has left; None if it was broken off."""
     try:
-        meta, verdict = (
-            json.loads((directory / name).read_bytes()) for name in ("meta.json", "verdict.json")
+        return _Documents(
+            *(json.loads((directory / name).read_bytes()) for name in ("meta.json", "verdict.json"))
         )
     except FileNotFoundError:
         return None
-    return meta, verdict
 
 
-def table(directories: Iterable[Path]) -> Iterator[str]:
-    """Lines of a Markdown table of runs."""
+def _passed(found: _Documents | None) -> bool:
+    return found is not None and found.verdict["valid"] and not found.meta["problems"]
+
+
+def _table(judged: Mapping[str, _Documents | None]) -> Iterator[str]:
+    """Lines of a Markdown table of runs, by their names."""
     yield f"| {' | '.join(_COLUMNS)} |"
     yield "|---" * len(_COLUMNS) + "|"
-    for directory in directories:
-        found = _documents(directory)
-        cells = [directory.name, "was not judged"] if found is None else _cells(*found)
+    for name, found in judged.items():
+        cells = [name, "was not judged"] if found is None else _cells(*found)
         yield f"| {' | '.join(cells)} |"
 
 

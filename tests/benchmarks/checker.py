@@ -17,6 +17,7 @@ from pathlib import Path
 
 from chaos.pipeline.job import check
 from chaos.pipeline.session import LOCAL
+from chaos.workloads.world import QUORUM, QueuePlan
 
 STARTED_NS = 1_700_000_000_000_000_000
 ROWS_PER_MESSAGE = 5
@@ -37,21 +38,12 @@ def write_run(directory: Path, rows: int) -> int:
     with file.open("w", encoding="utf-8") as lines:
         for number in range(messages):
             lines.write(message(number))
-    queue = {
-        "workload": "confirm",
-        "delivery_limit": None,
-        "max_length": None,
-        "dead_letters_to": None,
-        "drained": True,
-        "single_active": False,
-        "priorities": False,
-        "dedup": False,
-    }
+    queues = [QueuePlan(f"queue-{number}", QUORUM) for number in range(PUBLISHERS)]
     meta = {
         "format": 1,
         "started_ns": STARTED_NS,
         "ended_ns": STARTED_NS + (messages // MESSAGES_PER_S + 1) * 10**9,
-        "queues": {f"queue-{number}": queue for number in range(PUBLISHERS)},
+        "queues": {queue.name: queue.described("confirm", drained=True) for queue in queues},
     }
     (directory / "meta.json").write_text(json.dumps(meta))
     return file.stat().st_size

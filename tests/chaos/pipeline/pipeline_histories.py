@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chaos.pipeline.job import Verdict
+from chaos.workloads.world import QUORUM, QueuePlan
 
 STARTED_NS = 1_700_000_000_000_000_000
 SECONDS = 300
@@ -65,16 +66,7 @@ class Story:
     def queue(self, suffix: str = "", **settings: Any) -> str:
         """One that is drained, and nothing else, unless `settings` say so."""
         name = self.name + suffix
-        plain = {
-            "workload": "confirm",
-            "delivery_limit": None,
-            "max_length": None,
-            "dead_letters_to": None,
-            "drained": True,
-            "single_active": False,
-            "priorities": False,
-            "dedup": False,
-        }
+        plain = QueuePlan(name, QUORUM).described("confirm", drained=True)
         self._history.queues[name] = plain | settings
         return name
 
