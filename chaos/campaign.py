@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.live.cluster import NODE_COUNTS
-from chaos.live.command import NONE
+from chaos.live.command import NONE, parse_duration
 from chaos.live.nemesis import NAMES, chosen
 from qq.errors import OperatingError
 
@@ -58,16 +58,9 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        single = () if arguments.nemesis == NONE else chosen(arguments.nemesis.split(","))
-        faults = single if arguments.mix == "0" else (*single, MIX)
+        rounds = _rounds(arguments)
     except OperatingError as error:
         parser.error(str(error))
-    rounds = [
-        Round(nodes, name, arguments.mix if name == MIX else arguments.each, arguments.seed + position)
-        for nodes in arguments.nodes
-        for position, name in enumerate((*NAMES, MIX))
-        if name in faults
-    ]
     arguments.out.mkdir(parents=True, exist_ok=True)
     for number, what in enumerate(rounds, start=1):
         print(f"{number} of {len(rounds)}: {what.name}, {what.duration}, seed {what.seed}", flush=True)
@@ -75,6 +68,23 @@ def main(argv: Sequence[str]) -> int:
     judged = {what.name: _documents(arguments.out / what.name) for what in rounds}
     print("\n".join(_table(judged)))
     return 0 if all(map(_passed, judged.values())) else 1
+
+
+def _rounds(arguments: argparse.Namespace) -> list[Round]:
+    """The runs that are asked for. Raises OperatingError if there is no such fault, or a duration is none."""
+    single = () if arguments.nemesis == NONE else chosen(arguments.nemesis.split(","))
+    each: str = arguments.each
+    lasting = dict.fromkeys(single, each)
+    if arguments.mix != "0":
+        lasting[MIX] = arguments.mix
+    for duration in lasting.values():
+        parse_duration(duration)
+    return [
+        Round(nodes, name, lasting[name], arguments.seed + position)
+        for nodes in arguments.nodes
+        for position, name in enumerate((*NAMES, MIX))
+        if name in lasting
+    ]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -54,6 +54,12 @@ HELD_BYTES_MAX = 256 * 1024
 """What a client may send on while one of its channels holds methods back until the log has answered an earlier one."""
 BEATS = 2
 """Times in a heartbeat interval that it is looked whether something was read and written."""
+FRESH_INTERVAL_FRACTION = 0.25
+"""A beat is left out if something was written in the last so much of a heartbeat interval.
+
+So a client waits for three quarters of an interval at most. AMQP 0-9-1 gives a node two intervals, but Java's client
+with Netty gives it up after one.
+"""
 SILENT_BEATS_MAX = 2 * BEATS
 """AMQP 0-9-1 4.2.7: a peer that is silent for two intervals is gone."""
 PUBLISH_CACHE_MAX = 1024
@@ -75,7 +81,6 @@ class ClientConnection(asyncio.Protocol):
         "_deadline",
         "_flush_asked",
         "_has_read",
-        "_has_written",
         "_heartbeat",
         "_held_bytes",
         "_holding",
@@ -92,6 +97,7 @@ class ClientConnection(asyncio.Protocol):
         "_transport",
         "_uncommitted_bytes",
         "_writing_paused",
+        "_written_s",
         "broker",
         "id",
         "in_log",
@@ -127,7 +133,7 @@ class ClientConnection(asyncio.Protocol):
         self._publishes = False
         self._blocked = False
         self._has_read = False
-        self._has_written = False
+        self._written_s = 0.0
         self._silent_beats = 0
         self._refused = False
         """The login failed and the client cannot be told: it is to wait, against guessing."""
@@ -396,7 +402,7 @@ class ClientConnection(asyncio.Protocol):
     # Heartbeats
 
     def _beat(self) -> None:
-        """Send when nothing else was sent; count how often nothing came.
+        """Send when nothing else was sent of late; count how often nothing came.
 
         Beats are counted and not seconds, so that a client is not blamed for the time in which the node stood still.
         """
@@ -405,13 +411,11 @@ class ClientConnection(asyncio.Protocol):
             log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
             self._transport.abort()
             return
-        if not self._has_written:
-            # Out of what counts as written, so that an idle client hears something with every beat: some give a node
-            # up after one interval (Java's client with Netty).
+        self._has_read = False
+        interval_s = self._amqp.heartbeat_s
+        if self._loop.time() - self._written_s >= FRESH_INTERVAL_FRACTION * interval_s:
             self.write((HEARTBEAT,))
-            self._flush()
-        self._has_read = self._has_written = False
-        self._heartbeat = self._loop.call_later(self._amqp.heartbeat_s / BEATS, self._beat)
+        self._heartbeat = self._loop.call_later(interval_s / BEATS, self._beat)
 
     # Out
 
@@ -461,7 +465,7 @@ class ClientConnection(asyncio.Protocol):
         self._out_bytes = 0
         if not data or self._transport.is_closing():
             return
-        self._has_written = True
+        self._written_s = self._loop.time()
         self._transport.write(data)
         if self._writing_paused:
             if self._transport.get_write_buffer_size() > 4 * self.broker.limits.write_buffer_bytes:

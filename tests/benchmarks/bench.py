@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 QUORUM = ["--arg", "x-queue-type=quorum"]
 BASE_PORT = 6672
 READY_WITHIN_S = 60
-LOAD_TIMEOUT_S = 1800
+LOAD_TIMEOUT_S = 2 * 3600
 
 
 class Scenario(NamedTuple):

@@ -33,6 +33,8 @@ POLL_S = 0.005
 DEAD_S = 2.0
 """A killed node stays away for so long: the others notice, and take back what its clients held."""
 MIB = 2**20
+FILL_S_MAX = 3600
+"""Ten million messages with a confirm for each take a quarter of an hour or more."""
 FRESH_MESSAGES = 200_000
 FRESH_DRAINS = 3
 """What the drain of the backlog is compared with: a queue that was just filled in the same way, before and after."""
@@ -127,7 +129,8 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> None:
         checked(load(at[:1], *queue, "declare"))
 
         def fill(count: int) -> None:
-            checked(load(at, *queue, "-n", str(count), "-s", "12", *options, "publish"))
+            limit = ["--max-time", str(FILL_S_MAX)]
+            checked(load(at, *queue, "-n", str(count), "-s", "12", *limit, *options, "publish"))
 
         def drain_fresh() -> Generator[float]:
             for _ in range(FRESH_DRAINS):

@@ -415,6 +415,18 @@ def test_an_idle_client_hears_a_heartbeat_twice_in_an_interval(node: ClusterNode
         assert time.monotonic() - begun_s < 4
 
 
+def test_a_client_that_was_answered_hears_a_heartbeat_within_an_interval(node: ClusterNode) -> None:
+    """Java's client with Netty gives a node up after one silent interval."""
+    with RawClient(node.amqp_port, heartbeat=2) as client:
+        while client.socket.recv(1000) != HEARTBEAT:
+            pass
+        client.open_channel(1)
+        answered_s = time.monotonic()
+        assert client.socket.recv(1000) == HEARTBEAT
+        # Half an interval later; if every answer made the next beat needless, it were a whole one.
+        assert time.monotonic() - answered_s < 1.6
+
+
 @pytest.mark.parametrize(
     ("credentials", "vhost", "error"),
     [

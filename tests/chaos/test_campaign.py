@@ -134,7 +134,9 @@ def test_a_run_that_cannot_be_judged_says_why(
     assert last_rows(capsys)[0][-1] == "it recorded nothing"
 
 
-@pytest.mark.parametrize("arguments", [("--nodes", "4"), ("--nemesis", "frogs")])
+@pytest.mark.parametrize(
+    "arguments", [("--nodes", "4"), ("--nemesis", "frogs"), ("--each", "long"), ("--mix", "0m")]
+)
 def test_a_bad_option_is_told(
     arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
