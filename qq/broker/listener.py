@@ -283,7 +283,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._stop_timers()
         if self._amqp.heartbeat_s:
-            self._beat()
+            self._beat_later()  # not now: the answer to connection.open is what the client hears first
         log.info(
             "connection %d: user %s from %s, virtual host %s", self.id, self.user, self.peer_host, self.vhost
         )
@@ -411,11 +411,13 @@ class ClientConnection(asyncio.Protocol):
             log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
             self._transport.abort()
             return
-        self._has_read = False
-        interval_s = self._amqp.heartbeat_s
-        if self._loop.time() - self._written_s >= FRESH_INTERVAL_FRACTION * interval_s:
+        if self._loop.time() - self._written_s >= FRESH_INTERVAL_FRACTION * self._amqp.heartbeat_s:
             self.write((HEARTBEAT,))
-        self._heartbeat = self._loop.call_later(interval_s / BEATS, self._beat)
+        self._beat_later()
+
+    def _beat_later(self) -> None:
+        self._has_read = False
+        self._heartbeat = self._loop.call_later(self._amqp.heartbeat_s / BEATS, self._beat)
 
     # Out
 

@@ -10,8 +10,8 @@ from typing import Any
 import pika
 import pika.exceptions
 import pytest
-from pamqp.commands import Basic, Queue
-from raw_client import RawClient
+from pamqp.commands import Basic, Connection, Queue
+from raw_client import HEADER, RawClient
 
 from qq.amqp.encoding import HEARTBEAT
 from qq.testing import ClusterNode
@@ -425,6 +425,19 @@ def test_a_client_that_was_answered_hears_a_heartbeat_within_an_interval(node: C
         assert client.socket.recv(1000) == HEARTBEAT
         # Half an interval later; if every answer made the next beat needless, it were a whole one.
         assert time.monotonic() - answered_s < 1.6
+
+
+def test_a_client_that_opens_slowly_hears_no_heartbeat_before_the_answer(node: ClusterNode) -> None:
+    """aiormq takes it for the answer, and fails."""
+    with RawClient(node.amqp_port, handshake=False) as client:
+        client.write(HEADER)
+        client.expect(Connection.Start)
+        client.send(0, client.start_ok())
+        client.expect(Connection.Tune)
+        client.send(0, Connection.TuneOk(2047, 131_072, 1))
+        time.sleep(0.4)
+        client.send(0, Connection.Open("/"))
+        assert not client.socket.recv(1000).startswith(HEARTBEAT)
 
 
 @pytest.mark.parametrize(
