@@ -43,12 +43,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLOSE_GRACE_S = 3.0
-"""How long a client may take to answer connection.close, or to read what is left for it."""
-GOODBYE_S = 0.2
-"""How long a client has to close the socket behind the answer to its own connection.close.
+"""How long a client may take to answer connection.close, or to read what is left for it.
 
-RabbitMQ leaves it to the client for up to 30 s. One that reads the end together with close-ok may take the connection
-for lost (aiormq over TLS).
+And to close the socket behind the answer to its own connection.close: RabbitMQ leaves that to the client for up to
+30 s. One that reads the end together with close-ok may take the connection for lost (aiormq).
 """
 HELD_BYTES_MAX = 256 * 1024
 """What a client may send on while one of its channels holds methods back until the log has answered an earlier one."""
@@ -373,7 +371,7 @@ class ClientConnection(asyncio.Protocol):
         self._flush()
         self._parting = True
         self._stop_timers()
-        self._deadline = self._loop.call_later(GOODBYE_S, self._close_socket)
+        self._deadline = self._loop.call_later(CLOSE_GRACE_S, self._close_socket)
 
     def _close_socket(self) -> None:
         self._close_later()

@@ -165,6 +165,11 @@ class RawClient:
         self.send(0, commands.Connection.Close(200, "bye", 0, 0))
         while not isinstance(self.receive()[1], commands.Connection.CloseOk):
             pass
+        self.part()
+
+    def part(self) -> None:
+        """Close the socket behind close-ok; so does the broker then."""
+        self.socket.shutdown(socket.SHUT_WR)
         self.expect_end()
 
 
