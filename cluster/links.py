@@ -24,6 +24,7 @@ from itertools import chain, repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from cluster.accepting import accept
 from cluster.handshake import (
     MESSAGE_BYTES_MAX,
     NONCE_BYTES,
@@ -340,18 +341,15 @@ class PeerLinks:
     # The accepting side.
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, address = await loop.sock_accept(listener)
+                sock, address = await accept(listener)
             except OSError as error:
                 # Out of file descriptors, or the stranger has left the queue already.
                 self._complaints.about(error, f"cannot accept a peer connection: {error}")
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
             else:
                 self._admit_or_push_out(sock, address[0])
-                # An accept may succeed without a wait: a flood of strangers must not hold up the loop.
-                await asyncio.sleep(0)
 
     def _admit_or_push_out(self, sock: socket.socket, host: str) -> None:
         task = self._spawn(self._admit(sock, host))

@@ -13,6 +13,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Any
 
+from cluster.accepting import accept
 from qq.broker.listener import ClientConnection
 
 if TYPE_CHECKING:
@@ -67,9 +68,10 @@ class TlsListener:
     async def serve(self) -> None:
         """Accept connections until cancelled, and give the address free then."""
         try:
-            async with asyncio.TaskGroup() as tasks:
+            # The inner group ends first: what it has accepted must be begun, or nobody closes those sockets.
+            async with asyncio.TaskGroup() as handshakes, asyncio.TaskGroup() as accepting:
                 for listener in self._listeners:
-                    tasks.create_task(self._accept(listener, tasks))
+                    accepting.create_task(self._accept(listener, handshakes))
         finally:
             self._close()
 
@@ -77,11 +79,11 @@ class TlsListener:
         for listener in self._listeners:
             listener.close()
 
-    async def _accept(self, listener: socket.socket, tasks: asyncio.TaskGroup) -> None:
-        loop, broker = asyncio.get_running_loop(), self._broker
+    async def _accept(self, listener: socket.socket, handshakes: asyncio.TaskGroup) -> None:
+        broker = self._broker
         while True:
             try:
-                sock, address = await loop.sock_accept(listener)
+                sock, address = await accept(listener)
             except OSError as error:
                 log.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
@@ -91,9 +93,7 @@ class TlsListener:
                 sock.close()
             else:
                 self._handshakes += 1
-                tasks.create_task(self._begin(sock, address[0]))
-            # An accept may succeed without a wait: a flood of strangers must not hold up the loop.
-            await asyncio.sleep(0)
+                handshakes.create_task(self._begin(sock, address[0]))
 
     async def _begin(self, sock: socket.socket, host: str) -> None:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -129,7 +129,7 @@ class LoneBroker:
         self._loop = self._new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.amqp_port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        self.amqp_port = self.await_on_loop(self._start())
         return self
 
     async def _start(self) -> int:
@@ -161,7 +161,7 @@ class LoneBroker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self.await_on_loop(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -169,13 +169,20 @@ class LoneBroker:
 
     async def _stop(self) -> None:
         self._server.close()
-        if self._serving_tls is not None:
-            self._serving_tls.cancel()
-            await asyncio.wait([self._serving_tls])
+        await self.stop_tls()
         for connection in list(self.broker.connections.values()):
             connection.close_now()
         while self.broker.connections:  # noqa: ASYNC110
             await asyncio.sleep(0)
+
+    async def stop_tls(self) -> None:
+        """As a node does it; on the broker's loop."""
+        if self._serving_tls is not None:
+            self._serving_tls.cancel()
+            await asyncio.wait([self._serving_tls])
+
+    def await_on_loop(self, story: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(story, self._loop).result(10)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         answer: Future[T] = Future()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
 import ssl
+import warnings
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -429,6 +431,23 @@ def test_a_tls_handshake_that_stops_halfway_is_given_up(server_files: Files) -> 
 
 
 # Nodes
+
+
+@pytest.mark.parametrize("passes", range(6))
+def test_a_connection_that_comes_as_the_listener_stops_is_closed(broker: LoneBroker, passes: int) -> None:
+    """Whichever pass of the event loop the stop meets it in."""
+
+    async def story() -> None:
+        with socket.create_connection(("127.0.0.1", broker.amqps_port)):
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            await broker.stop_tls()
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        broker.await_on_loop(story())
+        gc.collect()
+    assert [str(warning.message) for warning in heard] == []
 
 
 def test_a_node_serves_tls_beside_plain_amqp_and_takes_new_certificates_up(

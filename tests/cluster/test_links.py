@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 import socket
 import ssl
 import subprocess
+import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
 from struct import pack
@@ -622,6 +624,27 @@ def test_a_stopped_node_sends_what_is_queued_and_reports_nothing(run: Run) -> No
             assert not one.links._tasks
 
     run(story())
+
+
+@pytest.mark.parametrize("passes", range(6))
+def test_a_connection_that_comes_as_a_node_stops_is_closed(run: Run, passes: int) -> None:
+    """Whichever pass of the event loop the stop meets it in."""
+
+    async def story() -> None:
+        node = make_nodes(2)["n2"]
+        async with started({"n2": node}):
+            await asyncio.sleep(0.01)
+            # Not of the loop: it is there at once.
+            comes = socket.create_connection(address(node))
+            for _ in range(passes):
+                await asyncio.sleep(0)
+        comes.close()
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", ResourceWarning)
+        run(story())
+        gc.collect()
+    assert [str(warning.message) for warning in heard] == []
 
 
 def test_a_port_in_use_is_an_error_of_start(run: Run) -> None:
