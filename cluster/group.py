@@ -238,6 +238,8 @@ class Group:
         self.journal.sync_now()
         self._build_upkeep(checkpoint)
         self._heard_s = dict.fromkeys(config.peers, self._runtime.monotonic())
+        self._was_expelled = False
+        """By the entry that is being applied."""
         self._applying_s = 0.0
         """Time that applying entries has taken in all, without what this node makes of the effects."""
         self._running = True
@@ -796,6 +798,13 @@ class Group:
             self._runtime.fail(error)
             raise
         self._applying_s += self._runtime.monotonic() - begun_s
+        if self._was_expelled:
+            self._was_expelled = False
+            position = next(i for i, effect in enumerate(effects) if type(effect) is Expelled)
+            # What the shell submits while it hears of these belongs to the life that is over.
+            self._events.applied(index, effects[:position])
+            effects = effects[position:]
+            self._begin_incarnation()
         self._events.applied(index, effects)
 
     def _apply_entry(self, index: int, payload: bytes) -> list[Any]:
@@ -830,7 +839,7 @@ class Group:
             return
         effects.extend(self.machine.origin_down(batch.origin, self._state.time_ms, expelled=True))
         if batch.origin == self.config.name and batch.incarnation == self._incarnation:
-            self._begin_incarnation()
+            self._was_expelled = True
             effects.append(Expelled())
 
     def _check_incarnation(self) -> None:

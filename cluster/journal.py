@@ -482,8 +482,8 @@ class SegmentedJournal(Journal):
     def adopt(self, segments: Sequence[Segment]) -> None:
         """Let the log consist of these sealed segments, which are durable in the directory, and nothing else.
 
-        Memory changes at once, the disk at the next sync. The last one must be dense. Raises CorruptJournal if one
-        cannot be read.
+        Memory changes at once, the disk at the next sync; `synced_index` is 0 until then. The last one must be dense.
+        Raises CorruptJournal if one cannot be read.
         """
         if not segments or segments[-1].sparse:
             raise JournalMisuseError("a log ends with a dense segment")
@@ -495,6 +495,8 @@ class SegmentedJournal(Journal):
         self._operations.clear()  # of a log that is given up; if the disk is full, this makes space
         self._change(Adopt([row_of(segment) for segment in segments], runs.all()))
         self._begin_with_whole_log()
+        # Until then the disk has the old log, and a sync in flight is of that one.
+        self.synced_index = self._flight_index = 0
 
     def _change(self, operation: Operation) -> None:
         """Queue something other than an append; the next append starts a write of its own."""

@@ -223,6 +223,8 @@ class Checks:
         self._time_ms = 0
         self._seen: dict[str, _Seen] = {}
         self._damage: dict[str, Damage] = {}
+        self._vouched: dict[str, int] = {}
+        """Up to where a voter has said that its log is on its disk."""
         self._forgotten_terms: dict[str, int] = {}
         self._terms: dict[str, int] = {}
         self._votes: dict[tuple[str, int], str] = {}
@@ -256,6 +258,9 @@ class Checks:
         loses = before is not None and before.standing is Standing.VOTER is not node.standing
         if loses and not self.may_find_damage(node):
             self.fail(f"{node.name} has given its log up, and nothing was done to that")
+        vouched_index = min(self._vouched.get(node.name, 0), len(self.committed) + 1)
+        if node.standing is Standing.VOTER and node.group.journal.last_index < vouched_index:
+            self.fail(f"{node.name} is a voter without entry {vouched_index}, which was on its disk")
         self._terms[node.name] = term
         self._seen[node.name] = _Seen(node.life, term=term, vote=engine.voted_for, standing=node.standing)
         if engine.applied_index > 1:
@@ -279,6 +284,7 @@ class Checks:
         One that is up may not notice.
         """
         synced_index = node.group.journal.synced_index if node.has_started else 0
+        self._vouched.pop(node.name, None)
         known = self._damage.get(node.name, Damage(0, 0))
         owed_index = max(known.owed_index, min(synced_index, len(self.committed) + 1))
         self._damage[node.name] = Damage(node.life - node.up, owed_index)
@@ -324,6 +330,9 @@ class Checks:
             self.repairs += seen.standing is Standing.LEARNER and standing is Standing.VOTER
             seen.standing = standing
             self._forget_campaigns(node)
+        if standing is Standing.VOTER and not self._is_damaged(node):
+            # Of a log that is adopted it says 0 until that is durable: until then it has the old one.
+            self._vouched[node.name] = group.journal.synced_index or self._vouched.get(node.name, 0)
         leads = engine.is_leader
         # Whoever begins a campaign begins a term.
         if leads or is_new_term:
@@ -425,7 +434,8 @@ class Checks:
             if node.name in self._damage and node.standing is not Standing.VOTER:
                 continue
             there = node.group.journal
-            if node.group.engine.term < engine.term or there.synced_index < index:
+            synced_index = there.synced_index or self._vouched.get(node.name, 0)
+            if node.group.engine.term < engine.term or synced_index < index:
                 self.fail(f"{leader.name} believes that {node.name} has synced entry {index}")
             if index < max(there.first_index, journal.first_index):
                 continue

@@ -654,14 +654,16 @@ def test_an_adopted_log_takes_the_place_of_everything() -> None:
     node.sync()
     node.add(30, term=3)
     node.take(given)
+    assert node.journal.synced_index == 0
     for _ in range(2):
         journal = node.journal
-        assert (journal.first_index, journal.last_index, journal.synced_index) == (31, 80, 80)
+        assert (journal.first_index, journal.last_index) == (31, 80)
         assert (journal.last_term, journal.term_at(40), journal.term_at(41)) == (4, 1, 4)
         assert held(journal) == held(given.journal)
         assert contents(journal) == contents(given.journal)
         if journal.dirty:
             node.sync()
+        assert journal.synced_index == 80
         assert node.files() == [segment.name for segment in journal.segments()]
         node.open()
     node.add(5, term=4)
@@ -669,6 +671,20 @@ def test_an_adopted_log_takes_the_place_of_everything() -> None:
     assert node.open().last_index == 85
     with pytest.raises(JournalMisuseError):
         node.journal.adopt([])
+
+
+def test_a_sync_in_flight_does_not_vouch_for_a_log_that_was_adopted_meanwhile() -> None:
+    given, node = Node(1), Node(2)
+    given.add(40)
+    given.journal.seal()
+    given.sync()
+    node.add(30)
+    node.journal.start_sync(lambda: None)
+    node.take(given)
+    node.agenda.run()
+    assert (node.journal.last_index, node.journal.synced_index) == (40, 0)
+    node.sync()
+    assert node.journal.synced_index == 40
 
 
 def test_the_names_of_files_are_never_used_again() -> None:

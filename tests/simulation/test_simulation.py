@@ -104,6 +104,42 @@ def test_a_node_that_lost_its_directory_and_whose_clock_was_set_back_comes_back(
     checks.check_agreement()
 
 
+def test_what_is_submitted_before_an_expulsion_is_heard_belongs_to_the_life_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An entry confirms a batch and expels its node: a client acts between the two (seed 309256)."""
+    simulation = Simulation(1, Options(faults={"reset": 1.0}, fault_interval_s=1e9))
+    cluster, world, workload = simulation.cluster, simulation.world, simulation.workload
+    for node in cluster.nodes:
+        node.start()
+    world.run_until(5.0)
+    leader = cluster.leader()
+    assert leader is not None
+    client = workload.clients[leader.name]
+    confirmed = workload.confirmed
+
+    def confirmed_and_acts(node: SimulatedNode, sequence: int) -> None:
+        confirmed(node, sequence)
+        if workload.clients[node.name] is client:
+            client.act()
+
+    def expel_itself() -> None:
+        client.act()
+        group = leader.group
+        group._forward()
+        group._proposals.expel(leader.name, group._incarnation)
+        client.act()  # this one nobody takes any more
+
+    monkeypatch.setattr(workload, "confirmed", confirmed_and_acts)
+    leader.runtime.enter(expel_itself)
+    world.run_until(10.0)
+    assert workload.clients[leader.name] is not client
+    workload.stop()
+    world.run_until(20.0)
+    assert cluster.settled(), cluster.describe()
+    simulation.checks.check_agreement()
+
+
 def test_a_campaign_of_which_nobody_heard_may_be_forgotten() -> None:
     story = ForgottenCampaign()
     assert story.loser.group.engine.voted_for == story.loser.name
