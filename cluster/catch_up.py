@@ -27,6 +27,7 @@ from cluster.checkpoints import (
     adopt_checkpoint,
     checkpoint_name,
     read_checkpoint,
+    remove_checkpoints,
 )
 from cluster.envelope import Chunk, Fetch, Message, Offer, SnapshotFile, Spoilt, Withdrawn
 from cluster.sealed import verify
@@ -143,6 +144,10 @@ class SnapshotGiver:
         if self._given_to(peer, request.snapshot, request.file) is None:
             self._send(peer, Withdrawn(request.snapshot))
         elif data is None:
+            if isinstance(error, OSError) and error.errno != errno.EIO:
+                # No damage: too many open files, say. It is asked for again.
+                log.warning("cannot give a part of a snapshot to %s: %s", peer, error)
+                return
             self._failed(CorruptJournal(path, request.offset, f"cannot be read: {error}"))
         else:
             self._send(peer, Chunk(request.snapshot, request.file, request.offset, crc32(data), data))
@@ -251,6 +256,8 @@ class _Taking:
     """Chunks that the disk has been given and not yet stored."""
     file: File | None = None
     """The file that is being written; only the background thread uses it."""
+    names: Sequence[str] = ()
+    """Of its segments in the log's directory, once everything is there and may be moved."""
     lost: bool = False
     """Given up: what still arrives from the disk is of no interest."""
 
@@ -296,6 +303,8 @@ class SnapshotTaker:
                 return
         if not self.is_of_use(offer.index, offer.term):
             return
+        if self._journal.synced_index == 0:
+            return  # what was installed last is not durable yet, and a start would need its directory
         self._give_up()
         log.info("takes a snapshot of index %d from %s: %d bytes", offer.index, peer, _size(offer))
         self._taking = taking = _Taking(peer, offer, _parts(offer), now_s)
@@ -373,19 +382,27 @@ class SnapshotTaker:
         self._send(taking.peer, Fetch(taking.offer.snapshot, *part[:3]))
 
     def _give_up(self) -> None:
-        if self._taking is not None:
-            self._taking.lost = True
-            self._disk.submit_background(partial(self._clean_up, self._taking, ()), _ignore)
-            self._taking = None
+        taking = self._taking
+        if taking is None:
+            return
+        self._taking = None
+        taking.lost = True
+        # The checkpoint stays if it is one of this log: it may be this node's own.
+        stray = self.is_of_use(taking.offer.index, taking.offer.term)
+        self._disk.submit_background(partial(self._clean_up, taking, stray=stray), _ignore)
 
     # Storing: on the background thread
 
-    def _clean_up(self, taking: _Taking, moved: Sequence[str]) -> None:
-        """Remove what was fetched, and what of it was moved."""
+    def _clean_up(self, taking: _Taking, *, stray: bool) -> None:
+        """Remove what was fetched, and what of it was moved; `stray` tells whether the checkpoint must go, too."""
         if taking.file is not None:
             taking.file.close()
-        for name in moved:
-            self._disk.remove(f"{self._directory.log}/{name}")
+        if taking.names:
+            log_directory = self._directory.log
+            for name in set(taking.names).intersection(self._disk.list_directory(log_directory)):
+                self._disk.remove(f"{log_directory}/{name}")
+            if stray:
+                remove_checkpoints(self._disk, log_directory, [taking.offer.index])
         self._disk.remove_directory(self._directory.incoming)
 
     def _make_room(self) -> None:
@@ -414,11 +431,15 @@ class SnapshotTaker:
             else:
                 read_checkpoint(self._disk, path, identity)
 
-    def _move(self, offer: Offer, names: Sequence[str]) -> Checkpoint:
+    def _move(self, taking: _Taking) -> Checkpoint | None:
         """Rename the complete files into the log's directory, where nothing refers to them yet."""
+        if taking.lost:
+            return None
         directory = self._directory
         checkpoint = read_checkpoint(self._disk, self._path(0), directory.identity)
-        for number, name in enumerate([checkpoint_name(offer.index), *names]):
+        # It comes before its segments: a start in between must know that the log has lost nothing.
+        directory.note_moving(checkpoint.index)
+        for number, name in enumerate([checkpoint_name(checkpoint.index), *taking.names]):
             self._disk.rename(self._path(number), f"{directory.log}/{name}")
         self._disk.sync_directory(directory.log)
         return checkpoint
@@ -455,24 +476,19 @@ class SnapshotTaker:
         return False
 
     def _complete(self, taking: _Taking) -> None:
-        names = [self._journal.new_name(row.first, sparse=row.sparse) for row in taking.offer.segments]
-        self._disk.submit_background(
-            partial(self._move, taking.offer, names), partial(self._moved, taking, names)
-        )
+        taking.names = [self._journal.new_name(row.first, sparse=row.sparse) for row in taking.offer.segments]
+        self._disk.submit_background(partial(self._move, taking), partial(self._moved, taking))
 
-    def _moved(
-        self, taking: _Taking, names: Sequence[str], checkpoint: Checkpoint | None, error: Exception | None
-    ) -> None:
+    def _moved(self, taking: _Taking, checkpoint: Checkpoint | None, error: Exception | None) -> None:
         if not self._is_on(taking, error) or checkpoint is None:
             return
-        self._taking = None
         if not self.is_of_use(checkpoint.index, checkpoint.term):
-            # The checkpoint stays: it is one of this log, and perhaps this node's own.
-            self._disk.submit_background(partial(self._clean_up, taking, names), _ignore)
+            self._give_up()
             return
+        self._taking = None
         segments = [
             Segment.sealed_file(name, row.first, row.end, row.size, sparse=row.sparse)
-            for name, row in zip(names, taking.offer.segments, strict=True)
+            for name, row in zip(taking.names, taking.offer.segments, strict=True)
         ]
         self._install(Installable(checkpoint, segments))
 

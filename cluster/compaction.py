@@ -37,6 +37,8 @@ SPARSE_RANGE_MAX = 2**32 - 1
 """Indexes that one sparse segment can span."""
 REMEASURE_PERCENT = 90
 """A measurement holds until the live references are no more than this part of what they were."""
+STALE_S = 600.0
+"""If any are gone, one is made anew after this time at the latest: those may have been to the large messages."""
 
 _INDEX_BYTES = 8  # of a record, in the footer of a sparse segment
 
@@ -55,6 +57,7 @@ class Measured(NamedTuple):
     entries: int
     size: int
     """Bytes of file; the whole file if more than half of it would be left."""
+    at_s: float
 
 
 class Candidate(NamedTuple):
@@ -71,6 +74,15 @@ class Candidate(NamedTuple):
         """Whether the measurement still holds."""
         measured = self.measured
         return measured is not None and self.references * 100 > measured.references * REMEASURE_PERCENT
+
+    def is_stale(self, now_s: float) -> bool:
+        """Whether the measurement, if it still holds, should be made anew all the same."""
+        measured = self.measured
+        return (
+            measured is not None
+            and self.references < measured.references
+            and now_s - measured.at_s >= STALE_S
+        )
 
 
 class Rewritten(NamedTuple):
@@ -136,7 +148,9 @@ def _group(run: Sequence[Candidate], start: int, limits: Limits) -> Sequence[Can
 # On the background thread
 
 
-def measure(source: CompactionSource, segment: Segment, live: Live, references: int) -> Measured:
+def measure(
+    source: CompactionSource, segment: Segment, live: Live, references: int, now_s: float
+) -> Measured:
     """What is live in the segment; the file is read until that is more than half of it.
 
     Raises CorruptJournal or OSError.
@@ -146,8 +160,8 @@ def measure(source: CompactionSource, segment: Segment, live: Live, references: 
         entries += 1
         size += RECORD_HEADER_BYTES + _INDEX_BYTES + len(payload)
         if size * 2 > segment.file_bytes:
-            return Measured(references, len(live), segment.file_bytes)
-    return Measured(references, entries, size)
+            return Measured(references, len(live), segment.file_bytes, now_s)
+    return Measured(references, entries, size, now_s)
 
 
 def rewrite(source: CompactionSource, segments: Sequence[Segment], live: Live, name: str) -> Rewritten | None:

@@ -4,6 +4,7 @@
     hardstate-0, -1         term, vote, standing (hardstate.py)
     log/                    segments, manifest, checkpoints
     incoming/               a snapshot on its way (catch_up.py)
+    incoming/moving         index of its checkpoint, once its files may be in the log's directory
     damage                  why the log must not be used any more; found while it was in use
     damaged-N/              a log that was set aside, kept until this node has caught up
 
@@ -21,7 +22,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cluster.checkpoints import Checkpoint, list_checkpoints, load_newest, remove_checkpoints
+from cluster.checkpoints import Checkpoint, load_newest, remove_checkpoints
 from cluster.hardstate import HardState, HardStateFile, Standing
 from cluster.identity import Claim, Owner, claim_directory, forget_writes_lost, note_writes_lost
 from cluster.journal import SegmentedJournal
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INCOMING = "incoming"
+MOVING = "moving"
 DAMAGE = "damage"
 ASIDE_PREFIX = "damaged-"
 
@@ -98,10 +100,12 @@ class GroupDirectory:
             raise CorruptJournal(f"{self.log}/{MANIFEST_NAME}", 0, "the file is missing")
         journal = open_journal()
         if INCOMING in names:
-            # A snapshot may have been on its way into the log: its checkpoint comes before its segments.
-            checkpoints = list_checkpoints(self._disk, self.log)
-            newer = [index for index in checkpoints if index > journal.last_index]
-            remove_checkpoints(self._disk, self.log, newer)
+            index = moving_checkpoint(self._disk, self.incoming)
+            if index is not None and index > journal.last_index:
+                log.info(
+                    "%s: a snapshot of index %d was not installed any more; it is removed", self.path, index
+                )
+                remove_checkpoints(self._disk, self.log, [index])
             self._disk.remove_directory(self.incoming)
         return journal, self._load_checkpoint(journal, state)
 
@@ -147,6 +151,10 @@ class GroupDirectory:
             self._disk.remove(f"{self.path}/{DAMAGE}")
             self._disk.sync_directory(self.path)
 
+    def note_moving(self, index: int) -> None:
+        """Let a start know that the checkpoint of this index is a snapshot's, if the log ends before it."""
+        self._disk.replace_file(f"{self.incoming}/{MOVING}", str(index).encode())
+
     def note_damage(self, error: Exception) -> None:
         """Let the next start know that the log is not to be used; best effort."""
         with suppress(OSError):
@@ -164,6 +172,14 @@ class GroupDirectory:
             if name.startswith(ASIDE_PREFIX):
                 remove = partial(self._disk.remove_directory, f"{self.path}/{name}")
                 self._disk.submit_background(remove, _ignore)
+
+
+def moving_checkpoint(disk: Disk, incoming: str) -> int | None:
+    """The index that `note_moving` has noted; None if it has not, or what is there cannot be believed."""
+    try:
+        return int(disk.read_file(f"{incoming}/{MOVING}"))
+    except (OSError, ValueError):
+        return None
 
 
 def _ignore(_result: None, _error: Exception | None) -> None:

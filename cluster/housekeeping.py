@@ -14,7 +14,8 @@ manifest. What is removed is needed neither by the two newest checkpoints nor as
 How much disk is used. Let
 
     L  bytes of the live messages, compacted, with their record headers: at the newest checkpoint or the one before it,
-       whichever is more
+       whichever is more; if messages of one segment differ in size, the most at any checkpoint within `STALE_S` and the
+       time that it takes then to measure all segments, one after the other
     S  `segment_bytes`, and one entry more
     R  `retained_bytes`, or what a follower needs if that is more
     C  bytes logged from one checkpoint to the next: `checkpoint_bytes` or the size of the last checkpoint if that is
@@ -26,10 +27,11 @@ Then the segment files take at most
     2.25 L + max(R, 2 C) + C + 4 S
 
 and the checkpoints 3 P. The first term: a rewritten file was at least half live, and loses a tenth before it is
-measured again (that counts messages: it is exact if those of one segment are of one size). The second: the log that
-is kept. The third and the fourth: what went below it with the last checkpoint and is being measured, two bytes for each
-byte logged; the file that is written anew while the old ones are still there; and the granularity of segments. Files
-that a snapshot under way has pinned come on top, and a node that is not given anything to apply does not get smaller.
+measured again; that counts messages, and the first to go may be the large ones, so each segment that has lost any is
+measured now and then. The second: the log that is kept. The third and the fourth: what went below it with the last
+checkpoint and is being measured, two bytes for each byte logged; the file that is written anew while the old ones are
+still there; and the granularity of segments. Files that a snapshot under way has pinned come on top, and a node that is
+not given anything to apply does not get smaller.
 """
 
 from __future__ import annotations
@@ -169,7 +171,7 @@ class Housekeeping:
         self._references: dict[str, int] | None = None
         self._measured: dict[str, Measured] = {}
         self._round_open = False
-        self._waiting_bytes = 0
+        self._waiting_bytes: int | None = 0
         self._paced_s = now_s
         self._paced_bytes = self._taken_bytes
         self._rest_ends_s = now_s
@@ -382,12 +384,17 @@ class Housekeeping:
         all_unknown = [candidate for run in runs for candidate in run if not candidate.is_known]
         # The largest first: small ones that lose a message now and then must not keep it from its turn.
         unknown = max(all_unknown, key=_file_bytes, default=None)
+        growth: int | None = unknown.segment.file_bytes if unknown else None
+        if unknown is None:
+            now_s = self._now()
+            stale = [candidate for run in runs for candidate in run if candidate.is_stale(now_s)]
+            unknown = min(stale, key=_measured_s, default=None)
         if unknown is None:
             self._round_open = False
-        elif self._pace_allows(unknown.segment.file_bytes):
+        elif self._pace_allows(growth):
             self._measure(frozen, unknown)
         else:
-            self._waiting_bytes = unknown.segment.file_bytes
+            self._waiting_bytes = growth
 
     def _count(self, frozen: Frozen) -> None:
         segments = self._free_segments()
@@ -404,7 +411,7 @@ class Housekeeping:
         self._note_pace()
         segment, references = candidate.segment, candidate.references
         self._run(
-            partial(_measure, self._source, segment, frozen, references),
+            partial(_measure, self._source, segment, frozen, references, self._now()),
             partial(self._measured.__setitem__, segment.name),
         )
 
@@ -425,7 +432,8 @@ class Housekeeping:
         self._journal.replace(segments, rewritten.segment if rewritten else None)
         if rewritten is not None:
             name = rewritten.segment.name
-            self._measured[name] = Measured(references, rewritten.entries, rewritten.segment.file_bytes)
+            size = rewritten.segment.file_bytes
+            self._measured[name] = Measured(references, rewritten.entries, size, self._now())
             if self._references is not None:
                 self._references[name] = references
 
@@ -492,6 +500,10 @@ def _file_bytes(candidate: Candidate) -> int:
     return candidate.segment.file_bytes
 
 
+def _measured_s(candidate: Candidate) -> float:
+    return candidate.measured.at_s if candidate.measured else 0.0
+
+
 def _count(frozen: Frozen, segments: Sequence[Segment]) -> dict[str, int]:
     """The number of live references to messages in each segment, by name; between segments there may be holes."""
     bounds = [bound for segment in segments for bound in (segment.first, segment.end)]
@@ -499,8 +511,10 @@ def _count(frozen: Frozen, segments: Sequence[Segment]) -> dict[str, int]:
     return {segment.name: count for segment, count in zip(segments, counts[::2], strict=True)}
 
 
-def _measure(source: CompactionSource, segment: Segment, frozen: Frozen, references: int) -> Measured:
-    return measure(source, segment, frozen.live(segment.first, segment.end), references)
+def _measure(
+    source: CompactionSource, segment: Segment, frozen: Frozen, references: int, now_s: float
+) -> Measured:
+    return measure(source, segment, frozen.live(segment.first, segment.end), references, now_s)
 
 
 def _rewrite(

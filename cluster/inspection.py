@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
-from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING
+from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING, moving_checkpoint
 from cluster.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.hardstate import HardState, HardStateFile, Standing, Stored
 from cluster.identity import FILE as IDENTITY_NAME
@@ -385,9 +385,11 @@ class _Inspection:
 
     def _is_too_new(self, index: int, newest: int, last_index: int | None) -> bool:
         """Whether the log has lost what the newest whole checkpoint stands for."""
-        if last_index is None or INCOMING in self._names:  # a snapshot's checkpoint comes before its segments
+        if last_index is None:
             return False
-        return index == newest > last_index
+        # A snapshot's checkpoint comes before its segments.
+        moving = moving_checkpoint(self._disk, path_in(self._directory, INCOMING))
+        return index == newest > last_index and index != moving
 
     def _find_checkpoint(self, index: int) -> CheckpointFound:
         name = checkpoint_name(index)

@@ -63,6 +63,8 @@ SEGMENT_BYTES = 64 * 2**20
 SEGMENT_ENTRIES = 65536
 CACHE_BYTES = 32 * 2**20
 SLICE_BYTES = 2**20
+SLICE_ENTRIES = 512
+"""To read so many from the disk takes two or three milliseconds, however small they are."""
 CACHED_ENTRY_OVERHEAD_BYTES = 200  # tuple, integers, bytes header and dictionary slot of a cached entry
 
 
@@ -222,8 +224,7 @@ class SegmentedJournal(Journal):
     def __getitem__(self, item: int | slice) -> Entry | EntrySlice:
         """Return an entry by position, or a lazy view of consecutive ones.
 
-        An open-ended slice is bounded by `slice_bytes`; the engine may raise that while pysyncobj must see
-        the whole of a conflicting tail.
+        An open-ended slice is bounded, see `slice_end`.
         """
         if isinstance(item, slice):
             return self._slice(item)
@@ -252,9 +253,10 @@ class SegmentedJournal(Journal):
     def slice_end(self, index: int, end: int) -> int:
         """Index after the last entry, below `end`, that fits into `slice_bytes`, starting with `index`.
 
-        At least two if there are two: pysyncobj takes a slice of one for "nothing follows this entry" and
-        would not delete a conflicting tail.
+        Not more than `SLICE_ENTRIES`, and at least two if there are two: pysyncobj takes a slice of one for "nothing
+        follows this entry" and would not delete a conflicting tail.
         """
+        end = min(end, index + SLICE_ENTRIES)
         stop, budget = self._index_of(index).fitting(index, self.slice_bytes)
         while budget and stop < end:
             stop, budget = self._index_of(stop).fitting(stop, budget)

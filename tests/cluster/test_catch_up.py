@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, cast
 
 import pytest
 
 from chaos.sim.disk import SimulatedDisk
-from cluster.catch_up import CHUNK_BYTES, GIVEN_S, Installable, SnapshotGiver, SnapshotTaker
-from cluster.checkpoints import Checkpoint, checkpoint_name, write_checkpoint
-from cluster.directory import GroupDirectory
+from cluster.catch_up import (
+    CHUNK_BYTES,
+    GIVEN_S,
+    PATIENCE_S,
+    Installable,
+    SnapshotGiver,
+    SnapshotTaker,
+)
+from cluster.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
+from cluster.directory import GroupDirectory, moving_checkpoint
 from cluster.envelope import Chunk, Fetch, Message, Offer, Spoilt, Withdrawn, decode, encode
 from cluster.hardstate import HardState, HardStateFile, Standing
 from cluster.housekeeping import CheckpointPosition
@@ -60,7 +69,7 @@ class Node:
         self.world = world
         self.open()
 
-    def open(self) -> None:
+    def open(self) -> SegmentedJournal:
         """Open the log as it is on the disk."""
         self.disk.make_directory(self.directory.log)
         hard_state = HardStateFile(self.disk, "group", self.directory.identity)
@@ -75,6 +84,7 @@ class Node:
             segment_bytes=100_000,
             segment_entries=1000,
         )
+        return self.journal
 
     def add(self, first: int, count: int) -> None:
         for index in range(first, first + count):
@@ -207,13 +217,38 @@ class Transfer:
         self.there.open()
         self.check_log()
 
+    def check_given_up(self) -> None:
+        """Whatever it was for which it was given up does not come either."""
+        self.world.run()
+        assert not self.installed
+        self.world.now_s += GIVEN_S + 0.1
+        self.taker.tick()
+        self.world.run()
+        self.check_clean()
+
     def check_clean_incoming(self) -> None:
         files = self.there.disk.files()
         assert not [path for path in files if path.startswith(self.there.directory.incoming)]
 
+    def run_until_complete(self) -> None:
+        """Until everything has arrived and is about to be moved."""
+        self.world.run(lambda: self.taker._taking is not None and self.taker._taking.names != ())
+
+    def offer(self) -> Offer:
+        [offer] = [message for message in self.sent if isinstance(message, Offer)]
+        return offer
+
+    def taking(self) -> Any:
+        assert self.taker._taking is not None
+        return self.taker._taking
+
     def check_clean(self) -> None:
-        """Nothing of a snapshot that was not installed stays, but perhaps its checkpoint."""
+        """Nothing of a snapshot that was not installed stays, but its checkpoint if it is one of this log."""
         self.check_clean_incoming()
+        directory, journal = self.there.directory, self.there.journal
+        assert all(
+            index <= journal.last_index for index in list_checkpoints(self.there.disk, directory.log)
+        ), "a start would take the log for a damaged one"
         files = self.there.disk.files()
         segments = [path for path in files if path.endswith((".segment", ".sparse"))]
         assert sorted(segments) == [
@@ -332,6 +367,25 @@ def test_a_file_that_cannot_be_read_is_the_givers_damage(transfer: Transfer) -> 
     assert not transfer.installed
 
 
+def test_a_file_that_cannot_be_opened_now_is_no_damage(
+    transfer: Transfer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer.begin()
+    transfer.world.run(lambda: len(transfer.fetches()) > 5)
+    with monkeypatch.context() as patched:
+        patched.setattr(transfer.here.disk, "open", refuse_for_want_of_descriptors)
+        transfer.world.run()
+    assert not transfer.installed
+    transfer.tick()
+    transfer.world.run()
+    assert not transfer.failures
+    transfer.check_installed()
+
+
+def refuse_for_want_of_descriptors(path: str) -> None:
+    raise OSError(errno.EMFILE, "too many open files", path)
+
+
 @pytest.mark.parametrize("end", [ENTRIES - 3, 181], ids=["cut", "removed"])
 def test_a_segment_that_a_conflicting_tail_has_cut_is_withdrawn(transfer: Transfer, end: int) -> None:
     """The one who gives is no leader any more, and what it offered beyond the checkpoint was not committed."""
@@ -388,6 +442,82 @@ def test_what_is_not_needed_any_more_is_given_up(transfer: Transfer) -> None:
     transfer.world.run()
     assert len(transfer.fetches()) == asked
     transfer.check_clean()
+
+
+def withdraw(transfer: Transfer) -> None:
+    transfer.taker.withdrawn("giver", Withdrawn(transfer.taking().offer.snapshot))
+
+
+def offer_another(transfer: Transfer) -> None:
+    """By somebody who is down at once."""
+    transfer.is_up = False
+    transfer.world.now_s += PATIENCE_S + 0.1
+    transfer.taker.offered("other", transfer.taking().offer._replace(snapshot=1))
+
+
+def catch_up_otherwise(transfer: Transfer) -> None:
+    transfer.there.add(2, 160)
+    transfer.taker.tick()
+
+
+def fill_disk(transfer: Transfer) -> None:
+    transfer.there.disk.full = True
+
+
+@pytest.mark.parametrize("give_up", [withdraw, offer_another, catch_up_otherwise, fill_disk])
+def test_what_is_given_up_before_it_is_moved_leaves_nothing(
+    transfer: Transfer, give_up: Callable[[Transfer], None]
+) -> None:
+    transfer.begin()
+    transfer.run_until_complete()
+    give_up(transfer)
+    transfer.check_given_up()
+
+
+@pytest.mark.parametrize("give_up", [withdraw, offer_another, catch_up_otherwise])
+def test_what_is_given_up_when_it_was_moved_leaves_nothing(
+    transfer: Transfer, give_up: Callable[[Transfer], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = transfer.taker._move
+
+    def move_and_give_up(taking: Any) -> Checkpoint | None:
+        checkpoint = move(taking)
+        assert 150 in list_checkpoints(transfer.there.disk, transfer.there.directory.log)
+        give_up(transfer)
+        return checkpoint
+
+    monkeypatch.setattr(transfer.taker, "_move", move_and_give_up)
+    transfer.begin()
+    transfer.check_given_up()
+
+
+def test_a_snapshot_that_was_being_moved_when_the_node_ended_is_no_damage(transfer: Transfer) -> None:
+    there = transfer.there
+    transfer.begin()
+    transfer.world.run(lambda: bool(transfer.installed))
+    there.disk.crash(power_loss=True)
+    write_checkpoint(there.disk, there.directory.log, there.directory.identity, 140, 1, STATE)
+    assert list_checkpoints(there.disk, there.directory.log) == [140, 150]
+    start = partial(there.directory._open, cast("Any", None), there.open, None)
+    with pytest.raises(CorruptJournal, match="newer than the log"):
+        start()  # the one of 140 is its own
+    assert list_checkpoints(there.disk, there.directory.log) == [140]
+    transfer.check_clean_incoming()
+
+
+def test_no_snapshot_begins_before_the_last_one_is_durable(transfer: Transfer) -> None:
+    transfer.begin()
+    transfer.world.run()
+    [installable] = transfer.installed
+    journal = transfer.there.journal
+    journal.adopt(installable.segments)
+    transfer.taker.offered("other", transfer.offer()._replace(index=300))
+    transfer.world.run()
+    assert moving_checkpoint(transfer.there.disk, transfer.there.directory.incoming) == 150
+    journal.sync_now()
+    transfer.taker.offered("other", transfer.offer()._replace(index=300))
+    transfer.world.run()
+    assert moving_checkpoint(transfer.there.disk, transfer.there.directory.incoming) is None
 
 
 def test_what_does_not_come_any_more_is_given_up(transfer: Transfer) -> None:

@@ -71,7 +71,7 @@ def candidate(
     kept_kib: int | None, file_kib: int, *, sparse: bool = False, entries: int = 10, fell: bool = False
 ) -> Candidate:
     segment = Segment.sealed_file("", 1, 2, file_kib * KIB, sparse=sparse)
-    measured = None if kept_kib is None else Measured(100, entries, kept_kib * KIB)
+    measured = None if kept_kib is None else Measured(100, entries, kept_kib * KIB, 0.0)
     return Candidate(segment, 90 if fell else 91, measured)
 
 
@@ -177,7 +177,7 @@ def test_a_measurement_tells_what_rewriting_would_leave() -> None:
     segment = full_segment(disk, "full", 1, 50)
     frozen = FrozenToy([(7, 1, 2), (7, 1, 3), (9, 0, 0), (99, 0, 0)])
     live = frozen.live(1, 50)
-    measured = measure(source_of(disk), segment, live, 3)
+    measured = measure(source_of(disk), segment, live, 3, 7.0)
     rewritten = rewrite(source_of(disk), [segment], live, "new")
     assert rewritten is not None
     assert (measured.references, measured.entries, rewritten.entries) == (3, 2, 2)
@@ -190,8 +190,8 @@ def test_a_segment_that_is_mostly_live_is_not_measured_to_the_end() -> None:
     segment = full_segment(disk, "full", 1, 50, size=10_000)
     places = [(index, batch, number) for index in range(1, 50) for batch in (0, 1) for number in range(5)]
     disk.flip_bit("log/full", 8 * segment.file_bytes * 4 // 5)  # nobody gets so far
-    measured = measure(source_of(disk), segment, FrozenToy(places).live(1, 50), 490)
-    assert measured == Measured(490, 49, segment.file_bytes)
+    measured = measure(source_of(disk), segment, FrozenToy(places).live(1, 50), 490, 7.0)
+    assert measured == Measured(490, 49, segment.file_bytes, 7.0)
 
 
 def test_several_segments_become_one() -> None:

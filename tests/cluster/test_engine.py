@@ -39,7 +39,7 @@ from cluster.envelope import (
 )
 from cluster.group import Group, GroupConfig
 from cluster.hardstate import HardStateFile
-from cluster.journal import SegmentedJournal
+from cluster.journal import SLICE_ENTRIES, SegmentedJournal
 
 PEERS = ("b", "c")
 NO_OP = b"\x01"
@@ -216,6 +216,11 @@ class OurNode:
 
     def sent(self, message_type: type) -> list[Any]:
         return [outgoing.message for outgoing in self.engine.outbox if type(outgoing.message) is message_type]
+
+    def appends_to(self, peer: str) -> list[Append]:
+        return [
+            out.message for out in self.engine.outbox if out.peer == peer and isinstance(out.message, Append)
+        ]
 
     def lead(self) -> None:
         """Win an election, with the votes of b."""
@@ -466,8 +471,29 @@ def test_h7_what_is_sent_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     node.engine.outbox.clear()
     node.engine.receive("b", Appended(node.engine.term, 4, success=True, reset=False))
     node.turn()
+    while node.engine.behind:
+        node.turn()
     assert sum(len(message.entries) for message in node.sent(Append)) > 950
     assert read < 1100
+
+
+def test_a_follower_that_lacks_many_small_entries_is_sent_some_in_each_turn() -> None:
+    """To read them takes the loop's time, and others wait."""
+    node = OurNode(0, *[1] * 2500)
+    node.lead()
+    node.engine.receive("b", Appended(node.engine.term, 2, success=False, reset=True))
+    node.turn()
+    node.engine.receive("b", Appended(node.engine.term, 4, success=True, reset=False))
+    sent: list[int] = []
+    for _ in range(6):
+        node.engine.outbox.clear()
+        node.turn()
+        entries = [entry.index for append in node.appends_to("b") for entry in append.entries]
+        assert len(entries) <= SLICE_ENTRIES
+        assert node.engine.behind is (node.journal.last_index not in [*sent, *entries])
+        sent += entries
+    assert len(sent) > 2 * SLICE_ENTRIES
+    assert sent[-1] == node.journal.last_index
 
 
 # H9: leaders and campaigns without a majority
@@ -646,7 +672,7 @@ def test_refused_appends_do_not_multiply() -> None:
     assert len(node.sent(Append)) <= 2 * len(PEERS)
     node.engine.receive("b", Appended(node.engine.term, 4, success=True, reset=False))
     node.turn()
-    sent = [out.message for out in node.engine.outbox if out.peer == "b" and isinstance(out.message, Append)]
+    sent = node.appends_to("b")
     assert sent[-1].prev_index + len(sent[-1].entries) == node.journal.last_index
 
 

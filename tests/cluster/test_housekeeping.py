@@ -15,7 +15,7 @@ from toy_queue import FrozenToy, Place, compact, entry_of, load_places, message_
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from cluster.checkpoints import checkpoint_name, list_checkpoints, load_newest
-from cluster.compaction import compact_entry
+from cluster.compaction import STALE_S, compact_entry
 from cluster.entry import make_batch, make_entry, read_batches
 from cluster.hardstate import HardStateFile
 from cluster.housekeeping import PACE_S, RETRY_S, Housekeeping, HousekeepingSettings
@@ -890,6 +890,30 @@ def test_the_disk_stays_within_its_bound_all_the_time(seed: int) -> None:
     assert len(node.housekeeping._measured) <= len(node.names())
     node = restart(node, settings, power_loss=True)
     node.check_readable()
+
+
+def test_if_the_large_messages_go_and_the_small_ones_stay_the_disk_is_given_back() -> None:
+    """They are less than a tenth of the messages and nearly all of the bytes."""
+    settings = HousekeepingSettings(10, 10**9, 10**9, retained_bytes=0, segment_bytes=40_000)
+    node = make_node(settings)
+    large = [(node.publish([[b"small" for _ in range(15)] + [bytes(2_000)]]), 0, 15) for _ in range(200)]
+
+    def rest(count: int) -> None:
+        for _ in range(count):
+            node.settle()
+            node.wait(PACE_S)
+
+    rest(50)
+    full_bytes = node.journal.disk_bytes
+    node.settle(*large)
+    rest(50)
+    assert node.journal.disk_bytes > 0.9 * full_bytes, "nothing is read again for so few messages"
+    node.wait(STALE_S)
+    rest(50)
+    assert node.journal.disk_bytes < 0.3 * full_bytes
+    assert len(node.places) == 15 * len(large)
+    for index, batch, number in node.places:
+        assert message_at(node.journal.read(index), batch, number) == b"small"
 
 
 @pytest.mark.parametrize("power_loss", [False, True])

@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 
 from cluster.checkpoints import checkpoint_name, write_checkpoint
-from cluster.directory import GroupDirectory
+from cluster.directory import MOVING, GroupDirectory
 from cluster.hardstate import HardState, Standing
 from cluster.identity import ForeignDirectory, OtherVersion, Owner
 from cluster.inspection import (
@@ -403,7 +403,11 @@ def test_a_checkpoint_newer_than_the_log_shows_that_the_log_has_lost_something(g
     write_checkpoint(world.disk, world.group.log, world.group.identity, 36, 2, b"state of 36")
     world.close()
     assert [problem.cure for problem in problems_in(group)] == REPAIR
-    (group / "incoming").mkdir()  # then it is of a snapshot, whose segments are not in the log yet
+    (group / "incoming").mkdir()
+    (group / "incoming" / MOVING).write_bytes(b"35")
+    assert [problem.cure for problem in problems_in(group)] == REPAIR
+    # This one is of a snapshot, whose segments are not in the log yet.
+    (group / "incoming" / MOVING).write_bytes(b"36")
     assert problems_in(group) == []
 
 
