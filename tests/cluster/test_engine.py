@@ -496,6 +496,39 @@ def test_a_follower_that_lacks_many_small_entries_is_sent_some_in_each_turn() ->
     assert sent[-1] == node.journal.last_index
 
 
+# H8: a follower that cannot keep up
+
+
+def test_h8_stock_sends_all_that_a_follower_lacks_whether_it_reads_or_not(stock_clock: Clock) -> None:
+    leader = StockNode(
+        MemoryJournal(log_of(0, *[1] * 1000), term=1), peers=["b", "c"], appendEntriesBatchSizeBytes=10
+    )
+    leader.lead(stock_clock)
+    leader.receive("b", type="next_node_idx", next_node_idx=2, success=False, reset=True)
+    leader.sent.clear()
+    leader._SyncObj__sendAppendEntries()
+    entries = [message["entries"] for peer, message in leader.sent if peer == "b"]
+    assert sum(map(len, entries)) >= 1000
+
+
+def test_h8_a_congested_peer_gets_nothing_until_it_drains() -> None:
+    node = OurNode(0, *[1] * 100)
+    node.lead()
+    for peer in PEERS:
+        end = node.journal.last_index + 1
+        node.engine.receive(peer, Appended(node.engine.term, end, success=True, reset=False))
+    node.turn()
+    node.engine.hold_back("b")
+    node.engine.outbox.clear()
+    node.engine.propose(b"\x00new")
+    node.wait(1.0)
+    assert node.appends_to("b") == []
+    assert node.appends_to("c")
+    node.engine.peer_resumed("b")
+    node.turn()
+    assert [entry.payload for append in node.appends_to("b") for entry in append.entries] == [b"\x00new"]
+
+
 # H9: leaders and campaigns without a majority
 
 

@@ -16,6 +16,7 @@ import pytest
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import Options, SimulatedNode
 from chaos.sim.nemesis import Nemesis
+from chaos.sim.network import NetworkOptions
 from chaos.sim.run import Simulation, draw_options, run_seed
 from cluster.engine import Engine
 from cluster.envelope import Message, TimeoutNow, VoteRequest, encode
@@ -271,6 +272,30 @@ def test_each_fault_alone_is_survived(fault: str) -> None:
     simulation.run()
     assert simulation.nemesis.done[fault] > 3
     assert simulation.checks.confirms > 10
+
+
+def test_h8_a_peer_that_does_not_read_is_sent_little_more_than_its_link_takes() -> None:
+    network = NetworkOptions(high_water_bytes=4096, low_water_bytes=1024)
+    options = Options(submit_interval_s=0.02, fault_interval_s=1e9, faults={"reset": 1.0}, network=network)
+    simulation = Simulation(5, options)
+    world, cluster = simulation.world, simulation.cluster
+    for node in cluster.nodes:
+        node.start()
+    world.run_until(4.0)
+    leader = cluster.leader()
+    assert leader is not None
+    peer = next(node for node in cluster.nodes if node is not leader)
+    peer.runtime.pause()
+    begun = leader.group.journal.last_index
+    world.run_until(12.0)
+    logged_bytes = leader.group.journal.bytes_from(begun)
+    connection = cluster.network._links[leader.name].current[peer.name]
+    assert connection.pipes[leader.name].congested
+    assert connection.pipes[leader.name].queued_bytes < 2 * network.high_water_bytes < logged_bytes / 4
+    peer.runtime.go_on()
+    simulation.workload.stop()
+    world.run_until(20.0)
+    assert cluster.settled(), cluster.describe()
 
 
 def test_a_peer_that_is_down_and_needs_a_snapshot_pins_nothing_for_ever() -> None:
