@@ -147,7 +147,8 @@ def _read(disk: Disk, directory: str, owner: Owner, machine_version: int) -> tup
     if found.owner != owner:
         whose = f"node {found.owner.node!r} of cluster {found.owner.cluster!r}"
         raise ForeignDirectory(
-            f"{path}: the directory belongs to {whose}, not to node {owner.node!r} of {owner.cluster!r}"
+            f"{path}: the directory belongs to {whose}, not to node {owner.node!r} of {owner.cluster!r}; "
+            "check the data directory setting"
         )
     if found.machine_version != machine_version:
         raise OtherVersion(directory, found.machine_version, machine_version)

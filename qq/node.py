@@ -113,6 +113,11 @@ class Node:
         self.broker.attach(self.group, self.disk)
         try:
             self.group.start()
+        except CorruptJournal as error:
+            raise StartError(
+                f"{config.data_dir}: {error}; no other node has a copy: put the file back from a backup "
+                f"(`qq inspect {config.data_dir}` tells what is there)"
+            ) from error
         except (JournalError, ForeignDirectory, OSError) as error:
             raise StartError(f"{config.data_dir}: {error}") from error
         self._started = True
@@ -410,7 +415,7 @@ async def run(
             repairs = repairs + 1 if clock() - began_s < DAMAGED_AGAIN_S else 1
             if repairs > REPAIRS_MAX:
                 raise StartError(
-                    f"{config.data_dir}: the log is damaged again and again: {damage}"
+                    f"{config.data_dir}: the log is damaged again and again, so look at the disk: {damage}"
                 ) from damage
             log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
         gc.unfreeze()

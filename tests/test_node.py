@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,7 +74,7 @@ def test_a_node_with_a_damaged_log_starts_anew(caplog: pytest.LogCaptureFixture)
 @pytest.mark.usefixtures("fakes")
 def test_a_node_that_finds_its_log_damaged_again_and_again_gives_up() -> None:
     FakeNode.failures = [(0, DAMAGE)] * 10
-    assert run() == f"data: the log is damaged again and again: {DAMAGE}"
+    assert run() == f"data: the log is damaged again and again, so look at the disk: {DAMAGE}"
     assert FakeNode.events == ["made", "start", "stop"] * (1 + node.REPAIRS_MAX)
 
 
@@ -96,6 +97,22 @@ def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: 
         f"{tmp_path}: groups/0: the log was written by version {VERSION - 1} of the state, and this program has "
         f"version {VERSION}; start the program version that wrote it, or begin anew with an empty directory on every "
         "node"
+    )
+
+
+def test_a_damaged_log_that_nobody_can_repair_is_refused_in_one_line(tmp_path: Path) -> None:
+    with LocalCluster(nodes=1, directory=tmp_path) as cluster:
+        [member] = cluster.nodes
+        member.kill()
+        (log_directory(tmp_path, member) / "manifest").unlink()
+        member.start()
+        while member.running:
+            time.sleep(0.05)
+        *_, last = member.log.read_text().splitlines()
+    data = tmp_path / member.name / "data"
+    assert last == (
+        f"qq serve: {data}: groups/0/log/manifest: offset 0: the file is missing; no other node has a copy: put the "
+        f"file back from a backup (`qq inspect {data}` tells what is there)"
     )
 
 

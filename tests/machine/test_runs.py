@@ -56,6 +56,19 @@ def messages_of(ranges: Sequence[Range]) -> Model:
     ]
 
 
+def test_to_freeze_shares_all_that_waits() -> None:
+    """Whatever the backlog: a checkpoint begins on the event loop."""
+    runs = Runs()
+    for index in range(1, 20 * SMALL_CHUNK_RUNS):
+        runs.append(index, 0, 1, index, 10)
+    runs.take(SMALL_CHUNK_RUNS + 1)
+    frozen = runs.freeze()
+    assert len(frozen.chunks) > 10
+    assert all(mine is its for mine, its in zip(frozen.chunks, runs._chunks, strict=True))
+    assert frozen.head is runs._head
+    assert frozen.tail is runs._tail
+
+
 def check_frozen(frozen: FrozenRuns, model: Model) -> None:
     """What it holds, what it counts, and what it finds."""
     copy = Runs()

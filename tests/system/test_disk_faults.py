@@ -141,6 +141,18 @@ DAMAGES = {
 }
 
 
+LOST_LOGS = [
+    "sealed segment",
+    "stored messages",
+    "middle segment deleted",
+    "open segment",
+    "end of the open segment",
+    "all checkpoints",
+    "whole manifest",
+    "everything deleted",
+]
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_node_comes_back_whole(cluster: LocalCluster, name: str) -> None:
     node = cluster.nodes[list(DAMAGES).index(name) % len(cluster.nodes)]
@@ -161,6 +173,8 @@ def test_a_damaged_node_comes_back_whole(cluster: LocalCluster, name: str) -> No
             node.wait_ready()
         cluster.wait_caught_up()
         assert standing(node) == "voter"
+        # The others' logs begin long after the first entry: an empty node cannot be sent all entries.
+        assert bool(said(node, size, "installed a snapshot")) == (name in LOST_LOGS)
         load.until_all_work()
         assert_stored(node)
         assert damaged == files.root or damaged.name in said(node, size, damage.logged) or not damage.logged
@@ -264,7 +278,9 @@ def test_a_node_refuses_the_directory_of_another_node(
     cluster: LocalCluster, stopped: ClusterNode, stopped_files: NodeFiles
 ) -> None:
     put_back(stopped_files, NodeFiles(cluster.nodes[0]).root)
-    assert "groups/0/identity: the directory belongs to node 'n1' of cluster 'qq', not to" in refusal(stopped)
+    said = refusal(stopped)
+    assert "groups/0/identity: the directory belongs to node 'n1' of cluster 'qq', not to" in said
+    assert said.endswith("check the data directory setting")
 
 
 def test_a_node_refuses_the_directory_of_another_cluster(
