@@ -65,11 +65,14 @@ lint: venv
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/basedpyright
 
+# A part that misses an aim fails, after the others have run.
 bench: venv java
-	$(BIN)/python tests/benchmarks/bench.py $(ARGS)
-	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS)
-	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY)
-	$(BIN)/python tests/benchmarks/checker.py $(CHECKER)
+	missed=0; \
+	$(BIN)/python tests/benchmarks/bench.py $(ARGS) || missed=1; \
+	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS) || missed=1; \
+	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY) || missed=1; \
+	$(BIN)/python tests/benchmarks/checker.py $(CHECKER) || missed=1; \
+	exit $$missed
 
 sim: venv
 	$(BIN)/python -m chaos.sim --seeds $(SEEDS) $(ARGS)
