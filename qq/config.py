@@ -89,7 +89,7 @@ class Limits:
     channel_max: int = 2047
     """Channels of a connection, 0 is no limit. RabbitMQ's value: clients have it compiled in."""
     frame_max: int = 131_072
-    """Bytes, 8192 at least. RabbitMQ's value; there is no "unlimited", because unfinished frames are held in memory."""
+    """Bytes, 4096 at least. RabbitMQ's value; there is no "unlimited", because unfinished frames are held in memory."""
     client_heartbeat_s: int = 60
     """RabbitMQ's heartbeat: the interval that clients are told; they may choose another. 0: none."""
     handshake_timeout_s: float = 10.0
@@ -148,7 +148,7 @@ _MAY_BE_ZERO = (
     "publish_timeout_ms",
 )
 _PORTS = ("peer_port", "amqp_port", "http_port", "amqps_port")
-_LEAST = {"frame_max": 8192}  # clients may not ask for less (RabbitMQ since 4.1)
+_LEAST = {"frame_max": 4096}  # clients may not ask for less (AMQP 0-9-1, frame-min-size)
 _MOST = {  # what the fields of connection.tune hold
     "channel_max": 65_535,
     "frame_max": 2**31 - 1,

@@ -150,7 +150,7 @@ def test_variables_of_others_with_our_prefix_are_left_alone(file: Path) -> None:
     assert loaded(file, GOOD, QQ_SERVICE_HOST="10.0.0.1", QQ_PORT="tcp://10.0.0.1:5672").name == "n1"
 
 
-VALUES = {"frame_max": 8192, "memory_high_watermark": 0.5}
+VALUES = {"frame_max": 4096, "memory_high_watermark": 0.5}
 
 
 @pytest.mark.parametrize("limit", [limit.name for limit in fields(Limits)])
@@ -217,7 +217,7 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
             "[cluster] election_timeout_max_s: must be above election_timeout_min_s",
         ),
         (GOOD + "[limits]\nframe_max = 0\n", "[limits] frame_max: must be a whole number above zero"),
-        (GOOD + "[limits]\nframe_max = 4096\n", "[limits] frame_max: must be at least 8192"),
+        (GOOD + "[limits]\nframe_max = 4095\n", "[limits] frame_max: must be at least 4096"),
         (GOOD + "[limits]\nchannel_max = 70000\n", "[limits] channel_max: must be at most 65535"),
         (
             GOOD + "[limits]\nmemory_high_watermark = 1.5\n",

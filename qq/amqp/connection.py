@@ -20,6 +20,7 @@ from qq.amqp.encoding import encode
 from qq.amqp.fields import FieldError, StructError, decode_table
 from qq.amqp.framing import (
     FRAME_MAX_MIN,
+    FRAME_MAX_UNTUNED,
     MESSAGE_BYTES_MAX,
     Acks,
     ChannelFault,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from pamqp import base, common
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+PROTOCOL_HEADERS = (PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
+"""Of 0-9-1, and of 0-9, which RabbitMQ treats as though it were 0-9-1."""
 MECHANISMS = "AMQPLAIN PLAIN"
 EXTERNAL = "EXTERNAL"
 """RFC 4422, appendix A: the client is who its certificate says."""
@@ -191,14 +194,14 @@ class ServerConnection:
         self.capabilities = Capabilities()
         self.mechanism = ""
         self.channel_max = settings.channel_max
-        self.frame_max = FRAME_MAX_MIN
+        self.frame_max = FRAME_MAX_UNTUNED
         self.heartbeat_s = 0
         """The interval agreed on; 0 = no heartbeats."""
         self.out: list[bytes] = []
         """What is to be sent, in order; the hot paths append to it."""
         self._settings = settings
         self._certificate_user = certificate_user
-        self._reader = FrameReader(FRAME_MAX_MIN, settings.message_bytes_max)
+        self._reader = FrameReader(FRAME_MAX_UNTUNED, settings.message_bytes_max)
         self._reader.stepwise = True
         self._header = b""
         self._channels: dict[int, _Channel] = {}
@@ -356,10 +359,11 @@ class ServerConnection:
     def _protocol_header(self, data: bytes) -> bytes:
         """Wait for the client's protocol header and return what comes behind it."""
         header = self._header + data
-        if header[: len(PROTOCOL_HEADER)] != PROTOCOL_HEADER[: len(header)]:
+        begun = header[: len(PROTOCOL_HEADER)]
+        if not any(known.startswith(begun) for known in PROTOCOL_HEADERS):
             # AMQP 0-9-1 4.2.2: answer another protocol with the header of ours and close.
             self.phase = Phase.CLOSED
-            self._header = header[: len(PROTOCOL_HEADER)]
+            self._header = begun
             self.out.append(PROTOCOL_HEADER)
             return b""
         if len(header) < len(PROTOCOL_HEADER):

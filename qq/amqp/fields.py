@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pamqp import commands
 
+from qq.amqp.access import AccessRequest
 from qq.errors import ConnectionFault, Reply
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ CLIENT_METHODS: dict[int, type[base.Frame]] = {
         commands.Channel.Flow,
         commands.Channel.Close,
         commands.Channel.CloseOk,
+        AccessRequest,
         commands.Exchange.Declare,
         commands.Exchange.Delete,
         commands.Exchange.Bind,

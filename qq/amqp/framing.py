@@ -28,8 +28,10 @@ FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_HEARTBEAT = 1, 2, 3, 8
 FRAME_END = 0xCE
 FRAME_OVERHEAD = 8
 """Octets of a frame around its payload: type, channel, size, end octet."""
-FRAME_MAX_MIN = 8192
-"""The limit before tuning, and the least that may be negotiated (RabbitMQ's since 4.1)."""
+FRAME_MAX_MIN = 4096
+"""The least that may be negotiated (AMQP 0-9-1, frame-min-size; 8192 in RabbitMQ since 4.1)."""
+FRAME_MAX_UNTUNED = 8192
+"""The limit before tuning: what some clients say of themselves takes more than 4096."""
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 UNFINISHED_MESSAGES_MAX = 4
 """A connection's unfinished messages may take as much as this many of the greatest size,"""
@@ -156,7 +158,9 @@ class FrameReader:
         "unfinished_bytes",
     )
 
-    def __init__(self, frame_max: int = FRAME_MAX_MIN, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+    def __init__(
+        self, frame_max: int = FRAME_MAX_UNTUNED, message_bytes_max: int = MESSAGE_BYTES_MAX
+    ) -> None:
         self.frame_max = frame_max
         self.stepwise = False
         self.unfinished_bytes = 0

@@ -29,6 +29,8 @@ NO_TTL = 2**62
 """A message without `expiration`. Both as in the log (qq/machine/commands.py), which this package may not know."""
 DURATION_MAX_MS = 315_360_000_000
 """Ten years: the longest that RabbitMQ takes for an expiration, and we for a delay."""
+PLUGIN_DELAY_MAX_MS = 2**32 - 1
+"""The longest delay of RabbitMQ's plugin: of an Erlang timer."""
 PUBLISHER_BYTES_MAX = 255
 
 CC, BCC, DELAY, PUBLISHER_ID, PUBLISH_SEQ = b"CC", b"BCC", b"x-delay", b"x-publisher-id", b"x-publish-seq"
@@ -50,7 +52,7 @@ _SEQUENCE_NAME = b"\x0dx-publish-seq"
 """As it is in a table: behind it come the type of the value and the value."""
 _INTEGERS = {kind: FIXED[kind] for kind in b"bBsuIilL"}
 _FLOATS = {kind: FIXED[kind] for kind in b"fd"}
-_LONGSTR, _ARRAY = ord("S"), ord("A")
+_LONGSTR, _ARRAY, _BYTES = ord("S"), ord("A"), ord("x")
 _TYPE_NAMES = {
     ord(kind): name
     for kind, name in {
@@ -116,6 +118,8 @@ PLAIN = Attributes()
 _UNKNOWN = Attributes(priority=-1)
 _known: dict[bytes, Attributes | None] = {}
 """By property bytes. A memory of a pure function: what is in it changes no answer."""
+_known_delayed: dict[bytes, bytes] = {}
+"""By property bytes of messages that are delayed: those that their consumers see."""
 _known_publishers: dict[bytes, Attributes] = {}
 """By property bytes without those of the sequence number, which are different each time."""
 
@@ -157,14 +161,21 @@ def kept_when_dead(message: bytes) -> tuple[list[str], str, int]:
 
 
 def group(
-    messages: list[bytes], flags: int, user: str | None = None, reply_name: bytes | None = None
+    messages: list[bytes],
+    flags: int,
+    user: str | None = None,
+    reply_name: bytes | None = None,
+    delay_max_ms: int = DURATION_MAX_MS,
 ) -> Iterator[tuple[Attributes | None, list[bytes]]]:
     """Consecutive messages alike, with their attributes, as they are to be stored.
 
     `flags` are those that any of the messages has: if none of them matters here, no message is looked at.
     Messages of one publisher with consecutive sequence numbers are alike: their attributes are those of the first.
-    The header BCC, which no consumer may see, is gone. `user` is who publishes, and the only `user-id` that the
-    messages may have; None allows any. `reply_name` takes the place of REPLY_TO; None refuses that.
+    The header BCC, which no consumer may see, is gone, and that of a delay is negative: it says how long the message
+    was delayed, and whoever sends the message on does not delay it again. (The delayed message plugin does so, too.)
+
+    `user` is who publishes, and the only `user-id` that the messages may have; None allows any. `reply_name` takes the
+    place of REPLY_TO; None refuses that. A longer delay than `delay_max_ms` is none.
 
     Raises ChannelError (406) behind the groups of those messages that came before a wrong one: they count.
     """
@@ -184,6 +195,8 @@ def group(
             if wants_reply and reply_name is None:
                 raise _refusal("fast reply consumer does not exist")
             found = attributes(message)
+            if found is not None and found.delay_ms > delay_max_ms:
+                found = _undelayed(found)
             _check_user(message, user)
         except ChannelError:
             if alike:
@@ -192,7 +205,7 @@ def group(
         if alike and not _follows(first, len(alike), found):
             yield first, alike
             alike = []
-        shown = _without_bcc(message)  # also one without keys
+        shown = _as_shown(message, found)
         if not alike:
             first = found
             distinct = found is not None and (found.publisher or found.more_keys)
@@ -237,11 +250,33 @@ def _with_reply_to(message: bytes, name: bytes) -> bytes:
     return b"".join((message[:3], _U32.pack(size), message[7:at], bytes([len(name)]), name, rest))
 
 
-def _without_bcc(message: bytes) -> bytes:
+def _undelayed(found: Attributes) -> Attributes | None:
+    rest = found._replace(delay_ms=0)
+    return None if rest == PLAIN else rest
+
+
+def _as_shown(message: bytes, found: Attributes | None) -> bytes:
+    """A message as its consumers see it."""
+    if found is not None and found.delay_ms:
+        return _as_delayed(message, found.delay_ms)
+    # A BCC without keys is in no attributes.
     if b"\x03BCC" not in message[: stored.frame_stop(message, 0)]:
         return message
     [stripped] = with_headers([message], removals=("BCC",))
     return stripped
+
+
+def _as_delayed(message: bytes, delay_ms: int) -> bytes:
+    properties = _properties(message)
+    shown = _known_delayed.get(properties)
+    if shown is None:
+        [changed] = with_headers([message], additions={"x-delay": -delay_ms}, removals=("BCC",))
+        shown = _properties(changed)
+        if len(properties) <= VALID_PROPERTIES_BYTES_MAX:
+            _remember(_known_delayed, properties, shown)
+    size = _U32.pack(stored.FLAGS_AT - 7 + len(shown))
+    rest = message[stored.FLAGS_AT + len(properties) :]
+    return b"".join((message[:3], size, message[7 : stored.FLAGS_AT], shown, rest))
 
 
 # --- reading
@@ -344,19 +379,20 @@ def _keys(name: bytes, message: bytes, at: int) -> Iterator[str]:
 
 
 def _delay_ms(message: bytes, at: int) -> int:
-    """Read as the delayed message plugin does: clients send integers, strings and even floating point numbers."""
+    """Read as the delayed message plugin does: clients send integers, strings and even floating point numbers.
+
+    What cannot be used is no delay, and no mistake: to other exchanges of RabbitMQ this header means nothing.
+    """
     kind = message[at]
     if kind in _INTEGERS:
         delay_ms = _INTEGERS[kind].unpack_from(message, at + 1)[0]
-    elif kind == _LONGSTR and _DECIMAL.fullmatch(text := _long_string(message, at)):
+    elif kind in (_LONGSTR, _BYTES) and _DECIMAL.fullmatch(text := _long_string(message, at)):
         delay_ms = int(text)
     elif kind in _FLOATS and isfinite(number := _FLOATS[kind].unpack_from(message, at + 1)[0]):
         delay_ms = int(number)
     else:
-        raise _refusal("invalid header 'x-delay': not a number of milliseconds")
-    if delay_ms > DURATION_MAX_MS:
-        raise _refusal(f"invalid header 'x-delay': {{value_too_large,{delay_ms}}}")
-    return max(delay_ms, 0)
+        return 0
+    return delay_ms if 0 < delay_ms <= DURATION_MAX_MS else 0
 
 
 def _publisher(message: bytes, at: int) -> str:

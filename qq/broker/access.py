@@ -98,22 +98,18 @@ class Access:
 
     def declare_queue(self, name: str, arguments: Mapping[str, object], *, passive: bool) -> None:
         if passive:
-            self._check_any("queue", name, _QUEUE_DECLARE)
-        else:
-            there = self._here and self._here.queues.get(name)
-            self._declare("queue", name, there, arguments, "x-dead-letter-exchange", _QUEUE_DECLARE)
+            return  # in RabbitMQ 4.0 whoever is in the virtual host may ask what is there
+        there = self._here and self._here.queues.get(name)
+        self._declare("queue", name, there, arguments, "x-dead-letter-exchange", _QUEUE_DECLARE)
 
     # Methods about exchanges
 
     def declare_exchange(self, name: str, arguments: Mapping[str, object], *, passive: bool) -> None:
         name = stripped(name)
-        if not name:
-            return  # nobody may do that
-        if passive:
-            self._check_any("exchange", name, _EXCHANGE_DECLARE)
-        else:
-            there = self._here and self._here.exchanges.get(name)
-            self._declare("exchange", name, there, arguments, "alternate-exchange", _EXCHANGE_DECLARE)
+        if not name or passive:
+            return  # nobody may do that, or everybody
+        there = self._here and self._here.exchanges.get(name)
+        self._declare("exchange", name, there, arguments, "alternate-exchange", _EXCHANGE_DECLARE)
 
     def delete_exchange(self, name: str) -> None:
         name = stripped(name)
@@ -129,11 +125,6 @@ class Access:
             self._check_key("read", source, routing_key, method)
 
     # The rules
-
-    def _check_any(self, kind: Kind, name: str, method: MethodId) -> None:
-        """Whoever may do anything with it may ask whether it is there."""
-        if not (self._has("read", kind, name) or self._has("write", kind, name)):
-            self.check("configure", kind, name, method)
 
     def _declare(
         self,

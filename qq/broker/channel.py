@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pamqp.commands as amqp
 from pamqp.base import Frame
 
+from qq.amqp.access import AccessRequest, AccessRequestOk
 from qq.amqp.connection import ChannelCloseRequested
 from qq.amqp.encoding import declare_ok, encode
 from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
-from qq.amqp.properties import group
+from qq.amqp.properties import DURATION_MAX_MS, PLUGIN_DELAY_MAX_MS, group
+from qq.amqp.stored import HEADERS
 from qq.broker.access import Access, AccessRefused
 from qq.broker.outgoing import Consumer, Outgoing
 from qq.broker.submissions import OpenEnqueue
@@ -29,6 +31,7 @@ from qq.machine import commands, effects
 from qq.machine.declaring import stripped
 from qq.machine.errors import the_queue
 from qq.machine.requesters import REPLY_PREFIX, REPLY_TO
+from qq.routing.exchanges import DELAYED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -172,8 +175,11 @@ class Channel:
         restricts_keys = access.known_publish(method)
         if restricts_keys is None:
             restricts_keys = access.publish(method, self.connection.publish_fields(method)[0])
+        delay_max_ms = self._delay_max_ms(method) if event.flags & HEADERS else 0
         try:
-            for attributes, messages in group(event.messages, event.flags, self._user, reply_name):
+            for attributes, messages in group(
+                event.messages, event.flags, self._user, reply_name, delay_max_ms
+            ):
                 if restricts_keys:
                     exchange, routing_key, _ = self.connection.publish_fields(method)
                     access.publish_keys(
@@ -183,6 +189,12 @@ class Channel:
                 done += len(messages)
         except AccessRefused as refused:
             self._refused(event._replace(messages=event.messages[done:]), refused)
+
+    def _delay_max_ms(self, method: bytes) -> int:
+        """What the header x-delay may ask for: at an exchange of the plugin's type as much as there."""
+        vhost = self.broker.machine.vhosts.get(self.connection.vhost)
+        exchange = vhost.exchanges.get(self.connection.publish_fields(method)[0]) if vhost else None
+        return PLUGIN_DELAY_MAX_MS if exchange and exchange.type == DELAYED else DURATION_MAX_MS
 
     def _publish_alike(self, method: bytes, attributes: Attributes | None, messages: list[bytes]) -> None:
         run, submissions = self._run, self.broker.submissions
@@ -246,6 +258,9 @@ class Channel:
         if not frame.active:
             raise ConnectionFault(Reply.NOT_IMPLEMENTED, "active=false", 20, 20)
         self.send(amqp.Channel.FlowOk(active=True))
+
+    def _on_access_request(self, _frame: AccessRequest) -> None:
+        self.send(AccessRequestOk())
 
     def _on_confirm_select(self, frame: amqp.Confirm.Select) -> None:
         if self._transaction is not None:
@@ -691,6 +706,7 @@ def _cancel_notification(consumer: Consumer) -> Frame:
 
 _HANDLERS: dict[str, Callable[[Channel, Any], None]] = {
     "Channel.Flow": Channel._on_flow,
+    "Access.Request": Channel._on_access_request,
     "Tx.Select": Channel._on_tx_select,
     "Tx.Commit": Channel._on_tx_commit,
     "Tx.Rollback": Channel._on_tx_rollback,
@@ -716,6 +732,14 @@ _HANDLERS: dict[str, Callable[[Channel, Any], None]] = {
 }
 
 _ANSWERED_HERE = frozenset(
-    ("Channel.Flow", "Tx.Select", "Tx.Rollback", "Confirm.Select", "Basic.Qos", "Basic.Cancel")
+    (
+        "Channel.Flow",
+        "Access.Request",
+        "Tx.Select",
+        "Tx.Rollback",
+        "Confirm.Select",
+        "Basic.Qos",
+        "Basic.Cancel",
+    )
 )
 """Methods that the log need not answer, or need not always."""

@@ -19,6 +19,8 @@ import ipaddress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from qq.machine.access import SHA256, User
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
@@ -42,6 +44,8 @@ SOURCES_MAX = 10_000
 """Addresses remembered; the one that was quiet for longest makes room."""
 _IPV6_NETWORK_BITS = 64
 """What one customer has of IPv6, at least: single addresses are free to choose."""
+_NOBODY = User("", bytes(SALT_BYTES), b"", [], SHA256)
+"""Whom an unknown user is compared with: no password has an empty hash."""
 
 
 class Login(NamedTuple):
@@ -124,8 +128,9 @@ class Logins:
             right = known is not None
         else:
             # An unknown user costs the same time as a wrong password.
-            salt = known.salt if known else bytes(SALT_BYTES)
-            right = hmac.compare_digest(hash_password(salt, password), known.hash if known else b"")
+            compared = known or _NOBODY
+            hashed = hash_password(compared.salt, password, compared.hashing)
+            right = hmac.compare_digest(hashed, compared.hash)
         return right and (user not in self._loopback_users or is_loopback(peer_host))
 
     def _count(self, *, admitted: bool) -> None:
@@ -184,9 +189,10 @@ class Logins:
             attempt.answer(admitted)
 
 
-def hash_password(salt: bytes, password: bytes) -> bytes:
-    """RabbitMQ's scheme, so that its exported users can be taken over: SHA-256 of salt and password."""
-    return hashlib.sha256(salt + password).digest()
+def hash_password(salt: bytes, password: bytes, hashing: str = SHA256) -> bytes:
+    """RabbitMQ's scheme, so that its exported users can be taken over: a hash of salt and password."""
+    # Where a policy of the machine forbids MD5, users that RabbitMQ has hashed with it can log in all the same.
+    return hashlib.new(hashing, salt + password, usedforsecurity=False).digest()
 
 
 def is_loopback(host: str) -> bool:

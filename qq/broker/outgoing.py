@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp.commands import Basic
 
-from qq.amqp.encoding import confirm_frame, deliveries, encode, get_ok, reframe, returned
+from qq.amqp.encoding import (
+    confirm_frame,
+    deliveries,
+    encode,
+    get_ok,
+    reframe,
+    returned,
+    with_headers,
+)
 from qq.broker.entries import MessagesGone, ReadAhead
 from qq.broker.headers import delivered, published_to
 from qq.errors import ChannelError, ConnectionFault, Reply
@@ -395,6 +403,8 @@ class Outgoing:
             for messages in stored
             for message in self._framed(messages, part, None, counts_failures=False)
         ]
+        if effect.delay_ms:
+            framed = with_headers(framed, additions={"x-delay": effect.delay_ms})
         self._connection.write([returned(self._number, *names, message) for message in framed])
         return True
 

@@ -48,7 +48,7 @@ from cluster.realworld import DirectoryInUse, ReadOnlyDisk, check_not_in_use
 from cluster.state import GroupState
 from qq.errors import CommandError
 from qq.machine.codec import MalformedBatch, decode_batch, decode_kept, is_kept
-from qq.machine.commands import Command, Enqueue, Publish, PutUser
+from qq.machine.commands import Command, Enqueue, Publish, PutHashedUser, PutUser
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
     from qq.machine.codec import Publication
 
-_HIDDEN: dict[type[Command], tuple[str, ...]] = {PutUser: ("salt", "hash")}
+_HIDDEN: dict[type[Command], tuple[str, ...]] = {
+    PutUser: ("salt", "hash"),
+    PutHashedUser: ("salt", "hash"),
+}
 _ENTRY_TYPES = {1: "the beginning of a reign", 2: "a change of the members", 3: "a version of the code"}
 """What pysyncobj puts into the log besides our entries."""
 _GROUP = "groups/0"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from qq.http.documents import HASHING
 from qq.http.errors import bad_request
 from qq.http.view import AckMode, Deduplication
+from qq.machine.access import HASH_BYTES, SHA256
 from qq.machine.arguments import MODULES
 from qq.machine.codec import MalformedBatch, check_table
 from qq.machine.commands import (
@@ -23,6 +24,7 @@ from qq.machine.commands import (
     BindQueue,
     DeclareExchange,
     DeclareQueue,
+    PutHashedUser,
     PutPolicy,
     PutUser,
     PutVhost,
@@ -50,7 +52,7 @@ NAME_BYTES_MAX = 255
 TAGS_MAX = 32
 """Of a user: RabbitMQ's bound."""
 GET_COUNT_MAX = 1000
-SALT_BYTES, HASH_BYTES = 4, 32
+SALT_BYTES = 4
 """Of a password, hashed in RabbitMQ's way."""
 
 VHOST_LIMITS = ("max-connections", "max-queues")
@@ -190,7 +192,9 @@ def _queue_type(value: Any) -> str:
     raise bad_request(f"{value} is not a valid queue type")
 
 
-def read_user(name: str, body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]) -> PutUser:
+def read_user(
+    name: str, body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]
+) -> PutUser | PutHashedUser:
     """The user that is to be: with a password, with the hash of one, or without, so that only certificates do."""
     if "tags" not in body:
         raise bad_request("tags_not_present")
@@ -199,32 +203,40 @@ def read_user(name: str, body: Body, hash_password: Callable[[str], tuple[bytes,
         raise bad_request(f"A user can have at most {TAGS_MAX} tags (received {len(tags)})")
     if not name:
         raise bad_request("a user has to have a name")
-    return PutUser(name_of(name), *_password(body, hash_password), tags)
+    if "password_hash" not in body:
+        return PutUser(name_of(name), *_password(body, hash_password), tags)
+    if "password" in body:
+        raise bad_request("both_password_and_password_hash_are_provided")
+    hashing = _hashing(body)
+    command = PutUser(name_of(name), *_salt_and_hash(body, hashing), tags)
+    return command if hashing == SHA256 else PutHashedUser(*command, hashing)
 
 
 def _password(body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
     """Salt and hash."""
-    if "password" in body and "password_hash" in body:
-        raise bad_request("both_password_and_password_hash_are_provided")
-    if "password_hash" in body:
-        return _hash(body)
     password = body.get("password", "")
     if not isinstance(password, str):
         raise bad_request("password should be a string")  # which it was, is nobody's business
     return hash_password(password) if password else (b"", b"")
 
 
-def _hash(body: Body) -> tuple[bytes, bytes]:
-    algorithm = body.get("hashing_algorithm") or HASHING
-    if algorithm != HASHING:
-        raise bad_request(f"passwords hashed with {algorithm} cannot be used; set them anew")
+def _hashing(body: Body) -> str:
+    algorithm = body.get("hashing_algorithm") or HASHING + SHA256
+    for hashing in HASH_BYTES:
+        if algorithm == HASHING + hashing:
+            return hashing
+    known = ", ".join(HASHING + hashing for hashing in HASH_BYTES)
+    raise bad_request(f"hashing_algorithm {erlang_term(algorithm)} is not known; there are {known}")
+
+
+def _salt_and_hash(body: Body, hashing: str) -> tuple[bytes, bytes]:
     encoded = body["password_hash"]
     try:
         raw = base64.b64decode(encoded, validate=True)
     except (TypeError, ValueError):
         raise bad_request("password_hash is not base64") from None
-    if len(raw) not in (0, SALT_BYTES + HASH_BYTES):
-        raise bad_request(f"password_hash is not a salt and a hash of {HASHING}")
+    if len(raw) not in (0, SALT_BYTES + HASH_BYTES[hashing]):
+        raise bad_request(f"password_hash is not a salt and a hash of {HASHING}{hashing}")
     return raw[:SALT_BYTES], raw[SALT_BYTES:]
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from qq.http.documents import connection_document
-from qq.http.errors import not_found, unauthorized
+from qq.http.errors import unauthorized
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of
-from qq.http.requests import done, vhost_if_named
+from qq.http.requests import done, existing, vhost_if_named
 from qq.machine.commands import CloseConnection
 
 if TYPE_CHECKING:
@@ -44,31 +44,32 @@ class Connections:
         ]
 
     async def connections(self, request: web.Request) -> web.Response:
-        return web.json_response([connection_document(each) for each in self._matching(request)])
+        return web.json_response([connection_document(each) for each in await self._matching(request)])
 
     async def connection(self, request: web.Request) -> web.Response:
-        connection = self._existing(request)
+        connection = await self._existing(request)
         login = login_of(request)
         if not login.has_one_of(MONITORS) and login.user != connection.user:
             raise unauthorized("User not authorised to access object")
         return web.json_response(connection_document(connection))
 
     async def close(self, request: web.Request) -> web.Response:
-        connection = self._existing(request)
+        connection = await self._existing(request)
         _check_closer(request, connection.user)
         await self._management.change(_closing(request, connection))
         return done()
 
     async def close_all(self, request: web.Request) -> web.Response:
         _check_closer(request, request.match_info["user"])
-        await self._management.change(
-            *(_closing(request, connection) for connection in self._matching(request))
-        )
+        await self._management.catch_up()
+        connections = await self._matching(request)
+        await self._management.change(*(_closing(request, connection) for connection in connections))
         return done()
 
-    def _matching(self, request: web.Request) -> list[ConnectionStatus]:
+    async def _matching(self, request: web.Request) -> list[ConnectionStatus]:
         """Those of what the path names, and of them those that are seen."""
-        vhost, user = vhost_if_named(request, self._management, MONITORS), request.match_info.get("user")
+        vhost = await vhost_if_named(request, self._management, MONITORS)
+        user = request.match_info.get("user")
         login = login_of(request)
         own = None if login.has_one_of(MONITORS) else login.user
         return [
@@ -77,13 +78,14 @@ class Connections:
             if vhost in (None, each.vhost) and user in (None, each.user) and own in (None, each.user)
         ]
 
-    def _existing(self, request: web.Request) -> ConnectionStatus:
+    async def _existing(self, request: web.Request) -> ConnectionStatus:
         """The connection that the path names. Raises Refusal."""
         name = request.match_info["name"]
-        for connection in self._management.connections():
-            if connection.name == name:
-                return connection
-        raise not_found()
+
+        def look() -> ConnectionStatus | None:
+            return next((each for each in self._management.connections() if each.name == name), None)
+
+        return await existing(self._management, look)
 
 
 def _check_closer(request: web.Request, user: str) -> None:

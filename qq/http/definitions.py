@@ -49,7 +49,7 @@ class Definitions:
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         require(request, ADMINISTRATORS)
-        vhost = vhost_if_named(request, self._management)
+        vhost = await vhost_if_named(request, self._management)
         whole = self._cluster() if vhost is None else self._single_vhost(vhost)
         exclusive: set[tuple[str, str]] = set()
         lists = {
@@ -65,8 +65,10 @@ class Definitions:
 
     async def post(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        vhost = vhost_if_named(request, self._management)
+        vhost = await vhost_if_named(request, self._management)
         body = await read_large_object(await request.clone(client_max_size=DEFINITIONS_BYTES_MAX).read())
+        # What is there already stays as it is, also what was made through another node.
+        await self._management.catch_up()
         await Import(self._management, login_of(request).user, vhost).run(body)
         return done()
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from qq.machine.policies import Policy
 
 DEDUPLICATION = "publisher-deduplication"
-HASHING = "rabbit_password_hashing_sha256"
-"""The only way in which passwords are hashed here, as RabbitMQ calls it."""
+HASHING = "rabbit_password_hashing_"
+"""What RabbitMQ writes before the name of the algorithm that a password is hashed with."""
 
 
 def plain(value: Any) -> Any:
@@ -110,7 +110,7 @@ def user_document(user: User, limits: Mapping[str, int]) -> dict[str, Any]:
     return {
         "name": user.name,
         "password_hash": b64encode(user.salt + user.hash if user.hash else b"").decode(),
-        "hashing_algorithm": HASHING,
+        "hashing_algorithm": HASHING + user.hashing,
         "tags": user.tags,
         "limits": dict(limits),
     }

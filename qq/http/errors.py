@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NOT_FOUND = "Not Found"
+
 
 class Refusal(Exception):
     """The request is not carried out."""
@@ -36,7 +38,7 @@ def bad_request(reason: str) -> Refusal:
     return Refusal(HTTPStatus.BAD_REQUEST, reason)
 
 
-def not_found(reason: str = "Not Found") -> Refusal:
+def not_found(reason: str = NOT_FOUND) -> Refusal:
     return Refusal(HTTPStatus.NOT_FOUND, reason)
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from qq.http.bodies import read_permissions, read_topic_permissions
-from qq.http.errors import bad_request, not_found
+from qq.http.errors import bad_request
 from qq.http.login import ADMINISTRATORS, require
-from qq.http.requests import done, put_answer, read_body
+from qq.http.requests import done, existing, find, put_answer, read_body
 from qq.machine.commands import ClearPermissions, ClearTopicPermissions
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Rows(ABC):
 
     async def rows(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        self._check(request)
+        await self._check(request)
         return web.json_response([row._asdict() for row in self._matching(request)])
 
     @abstractmethod
@@ -62,48 +62,44 @@ class _Rows(ABC):
 
     @abstractmethod
     def _clearing(self, request: web.Request) -> Change:
-        """The change that a DELETE asks for. Raises Refusal."""
+        """The change that a DELETE asks for."""
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        change = self._read(*self._named(request), await read_body(request))
-        is_new = not self._matching(request)
+        user, vhost = _named(request)
+        if not await find(self._management, lambda: self._are_there(user, vhost)):
+            raise bad_request("vhost_or_user_not_found")
+        change = self._read(user, vhost, await read_body(request))
+        is_new = not await find(self._management, lambda: self._matching(request))
         await self._management.change(change)
         return put_answer(is_new=is_new)
 
     async def delete(self, request: web.Request) -> web.Response:
-        self._existing(request)
+        await self._existing(request)
         await self._management.change(self._clearing(request))
         return done()
 
-    def _existing(self, request: web.Request) -> list[access.Permissions | access.TopicPermissions]:
+    async def _existing(self, request: web.Request) -> list[access.Permissions | access.TopicPermissions]:
         """Those of what the path names; there are some. Raises Refusal."""
         require(request, ADMINISTRATORS)
-        self._check(request)
-        rows = self._matching(request)
-        if not rows:
-            raise not_found()
-        return rows
+        await self._check(request)
+        return await existing(self._management, lambda: self._matching(request))
 
     def _matching(self, request: web.Request) -> list[access.Permissions | access.TopicPermissions]:
         """Those of what the path names."""
         named = request.match_info
         return [row for row in self._all() if all(getattr(row, part) == name for part, name in named.items())]
 
-    def _check(self, request: web.Request) -> None:
+    async def _check(self, request: web.Request) -> None:
         """Raise Refusal unless what the path names is there."""
-        named = request.match_info
-        if "vhost" in named and not self._management.has_vhost(named["vhost"]):
-            raise not_found("vhost_not_found")
-        if "user" in named and named["user"] not in self._management.users():
-            raise not_found("user_not_found")
+        named, management = request.match_info, self._management
+        if "vhost" in named:
+            await existing(management, lambda: management.has_vhost(named["vhost"]), "vhost_not_found")
+        if "user" in named:
+            await existing(management, lambda: named["user"] in management.users(), "user_not_found")
 
-    def _named(self, request: web.Request) -> tuple[str, str]:
-        """User and virtual host, for a change. Raises Refusal."""
-        vhost, user = request.match_info["vhost"], request.match_info["user"]
-        if not self._management.has_vhost(vhost) or user not in self._management.users():
-            raise bad_request("vhost_or_user_not_found")
-        return user, vhost
+    def _are_there(self, user: str, vhost: str) -> bool:
+        return self._management.has_vhost(vhost) and user in self._management.users()
 
 
 class AllPermissions(_Rows):
@@ -116,14 +112,14 @@ class AllPermissions(_Rows):
         return self._management.permissions()
 
     async def one(self, request: web.Request) -> web.Response:
-        (row,) = self._existing(request)
+        (row,) = await self._existing(request)
         return web.json_response(row._asdict())
 
     def _read(self, user: str, vhost: str, body: Body) -> Change:
         return read_permissions(user, vhost, body)
 
     def _clearing(self, request: web.Request) -> Change:
-        return ClearPermissions(*self._named(request))
+        return ClearPermissions(*_named(request))
 
 
 class TopicPermissions(_Rows):
@@ -140,10 +136,15 @@ class TopicPermissions(_Rows):
         return self._management.topic_permissions()
 
     async def one(self, request: web.Request) -> web.Response:
-        return web.json_response([row._asdict() for row in self._existing(request)])
+        return web.json_response([row._asdict() for row in await self._existing(request)])
 
     def _read(self, user: str, vhost: str, body: Body) -> Change:
         return read_topic_permissions(user, vhost, body)
 
     def _clearing(self, request: web.Request) -> Change:
-        return ClearTopicPermissions(*self._named(request), request.match_info.get("exchange", ""))
+        return ClearTopicPermissions(*_named(request), request.match_info.get("exchange", ""))
+
+
+def _named(request: web.Request) -> tuple[str, str]:
+    """User and virtual host."""
+    return request.match_info["user"], request.match_info["vhost"]

@@ -7,6 +7,7 @@ Law: what operators set binds those who make policies.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -15,7 +16,16 @@ from qq.http.bodies import put_policy, read_deduplication, read_policy
 from qq.http.documents import DEDUPLICATION, deduplication_document, policy_document
 from qq.http.errors import not_found
 from qq.http.login import ADMINISTRATORS, POLICYMAKER, require
-from qq.http.requests import done, named_vhost, put_answer, read_body, sees, vhost_if_named
+from qq.http.requests import (
+    done,
+    existing,
+    find,
+    named_vhost,
+    put_answer,
+    read_body,
+    sees,
+    vhost_if_named,
+)
 from qq.machine.commands import DeletePolicy, LimitPublishers
 
 if TYPE_CHECKING:
@@ -43,32 +53,28 @@ class Policies:
         ]
 
     async def policies(self, request: web.Request) -> web.Response:
-        vhost, is_seen = vhost_if_named(request, self._management), sees(request, self._management)
+        vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         policies = self._management.policies(vhost, operator=self._operator)
         return web.json_response([policy_document(*each) for each in policies if is_seen(each[0])])
 
     async def policy(self, request: web.Request) -> web.Response:
-        vhost = named_vhost(request, self._management)
-        policy = self._find(vhost, request.match_info["name"])
-        if policy is None:
-            raise not_found()
+        vhost, name = await named_vhost(request, self._management), request.match_info["name"]
+        policy = await existing(self._management, lambda: self._find(vhost, name))
         return web.json_response(policy_document(vhost, policy))
 
     async def put(self, request: web.Request) -> web.Response:
         self._require_author(request)
-        vhost, name = named_vhost(request, self._management), request.match_info["name"]
+        vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         policy = read_policy(name, await read_body(request), operator=self._operator)
-        is_new = self._find(vhost, name) is None
+        is_new = await find(self._management, lambda: self._find(vhost, name)) is None
         await self._management.change(put_policy(vhost, policy))
         return put_answer(is_new=is_new)
 
     async def delete(self, request: web.Request) -> web.Response:
         self._require_author(request)
-        vhost, name = named_vhost(request, self._management), request.match_info["name"]
-        is_there = self._find(vhost, name) is not None
+        vhost, name = await named_vhost(request, self._management), request.match_info["name"]
+        await existing(self._management, lambda: self._find(vhost, name))
         await self._management.change(DeletePolicy(vhost, name, self._operator))
-        if not is_there:
-            raise not_found()
         return done()
 
     def _find(self, vhost: str, name: str) -> Policy | None:
@@ -84,6 +90,8 @@ class Parameters:
 
     def __init__(self, management: Management) -> None:
         self._management = management
+        self._one_at_a_time = asyncio.Lock()
+        """For changes that keep what is not told."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -102,8 +110,11 @@ class Parameters:
     async def put(self, request: web.Request) -> web.Response:
         require(request, POLICYMAKERS)
         _check_name(request)
-        bounds = read_deduplication(await read_body(request), self._management.deduplication())
-        await self._management.change(LimitPublishers(*bounds))
+        body = await read_body(request)
+        async with self._one_at_a_time:
+            await self._management.catch_up()
+            bounds = read_deduplication(body, self._management.deduplication())
+            await self._management.change(LimitPublishers(*bounds))
         return done()
 
 

@@ -27,6 +27,8 @@ from qq.http.requests import (
     check_permitted,
     declare,
     done,
+    existing,
+    find,
     is_asked,
     named_vhost,
     number,
@@ -72,42 +74,40 @@ class Queues:
         ]
 
     async def queues(self, request: web.Request) -> web.StreamResponse:
-        vhost, is_seen = vhost_if_named(request, self._management), sees(request, self._management)
+        vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         queues = self._management.queues(vhost)
         return await write_list(request, (queue_document(each) for each in queues if is_seen(each.vhost)))
 
     async def queue(self, request: web.Request) -> web.Response:
-        vhost = named_vhost(request, self._management)
-        queue = self._management.queue(vhost, request.match_info["name"])
-        if queue is None:
-            raise not_found()
+        vhost, name = await named_vhost(request, self._management), request.match_info["name"]
+        queue = await existing(self._management, lambda: self._management.queue(vhost, name))
         return web.json_response(queue_document(queue))
 
     async def put(self, request: web.Request) -> web.Response:
-        vhost, name = named_vhost(request, self._management), request.match_info["name"]
+        vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         command = read_queue(name, await read_body(request, optional=True))
-        is_new = self._management.queue(vhost, name) is None
+        is_new = await find(self._management, lambda: self._management.queue(vhost, name)) is None
         await declare(request, self._management, vhost, command)
         return put_answer(is_new=is_new)
 
     async def delete(self, request: web.Request) -> web.Response:
-        vhost, name = self._existing(request)
+        vhost, name = await self._existing(request)
         command = DeleteQueue(0, 0, name, is_asked(request, "if-unused"), is_asked(request, "if-empty"))
         await declare(request, self._management, vhost, command)
         return done()
 
     async def purge(self, request: web.Request) -> web.Response:
-        vhost, name = self._existing(request)
+        vhost, name = await self._existing(request)
         await declare(request, self._management, vhost, PurgeQueue(0, 0, name))
         return done()
 
     async def bindings(self, request: web.Request) -> web.StreamResponse:
-        vhost, name = self._existing(request)
+        vhost, name = await self._existing(request)
         found = self._management.bindings(vhost, destination=("queue", name))
         return await write_list(request, map(binding_document, found))
 
     async def browse(self, request: web.Request) -> web.StreamResponse:
-        vhost, name = self._existing(request)
+        vhost, name = await self._existing(request)
         offset = number(request, "offset", 0, OFFSET_MAX)
         count = number(request, "count", BROWSE_COUNT, BROWSE_COUNT_MAX)
         truncate = number(request, "truncate", BROWSE_BYTES_MAX, BROWSE_BYTES_MAX)
@@ -123,7 +123,7 @@ class Queues:
         return await write_list(request, documents)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        vhost, name = self._existing(request)
+        vhost, name = await self._existing(request)
         count, ack_mode, as_base64, truncate = read_get(await read_body(request))
         await self._check_reader(request, vhost, name)
         messages = await self._management.get(vhost, name, login_of(request).user, count, ack_mode)
@@ -131,7 +131,7 @@ class Queues:
         return await write_list(request, documents)
 
     async def consumers(self, request: web.Request) -> web.StreamResponse:
-        vhost, is_seen = vhost_if_named(request, self._management), sees(request, self._management)
+        vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         consumers = self._management.consumers(vhost)
         return await write_list(
             request, (consumer_document(each) for each in consumers if is_seen(each.queue["vhost"]))
@@ -140,9 +140,8 @@ class Queues:
     async def _check_reader(self, request: web.Request, vhost: str, name: str) -> None:
         await check_permitted(request, self._management, vhost, Get(0, 0, 0, 0, name, False, 0))
 
-    def _existing(self, request: web.Request) -> tuple[str, str]:
+    async def _existing(self, request: web.Request) -> tuple[str, str]:
         """Virtual host and name of a queue that is there. Raises Refusal."""
-        vhost, name = named_vhost(request, self._management), request.match_info["name"]
-        if self._management.queue(vhost, name) is None:
-            raise not_found()
+        vhost, name = await named_vhost(request, self._management), request.match_info["name"]
+        await existing(self._management, lambda: self._management.queue(vhost, name))
         return vhost, name

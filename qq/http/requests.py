@@ -1,9 +1,10 @@
 """What all handlers of the API do with a request: names in its path, numbers in its query, its body, lists as answers.
 
-Lives here: that, and which virtual hosts the one who asks sees. Not here: who that is (login.py), what a body means
-(bodies.py).
+Lives here: that, which virtual hosts the one who asks sees, and how things are looked for. Not here: who asks
+(login.py), what a body means (bodies.py).
 
-Law: a virtual host that somebody may not see is, to them, not there.
+Two laws. A virtual host that somebody may not see is, to them, not there. And nothing is said not to be there before
+this node has caught up with the cluster: it may just have been made through another node.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import asyncio
 import json
 from http import HTTPStatus
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import hdrs, web
 
 from qq.http.bodies import read_object
-from qq.http.errors import bad_request, not_found
+from qq.http.errors import NOT_FOUND, bad_request, not_found
 from qq.http.login import ADMINISTRATORS, login_of
 
 if TYPE_CHECKING:
@@ -26,11 +27,33 @@ if TYPE_CHECKING:
     from qq.http.view import Declaration, Management
     from qq.machine.commands import Get
 
+T = TypeVar("T")
+
 DOCUMENTS_PER_SLICE = 50
 """Some milliseconds of encoding, then other tasks run."""
 DIGITS_MAX = 19
 
 _JSON = {hdrs.CONTENT_TYPE: "application/json; charset=utf-8"}
+
+
+# --- what is there
+
+
+async def find(management: Management, look: Callable[[], T]) -> T:
+    """What `look` finds; if that is nothing, what it finds when this node has caught up. Raises Unavailable."""
+    found = look()
+    if not found:
+        await management.catch_up()
+        found = look()
+    return found
+
+
+async def existing(management: Management, look: Callable[[], T | None], reason: str = NOT_FOUND) -> T:
+    """What `find` finds. Raises Refusal if that is nothing."""
+    found = await find(management, look)
+    if not found:
+        raise not_found(reason)
+    return found
 
 
 # --- who sees what
@@ -47,21 +70,24 @@ def sees(
     return mine.__contains__
 
 
-def named_vhost(
+async def named_vhost(
     request: web.Request, management: Management, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> str:
     """The virtual host that the path names. Raises Refusal."""
     vhost = request.match_info["vhost"]
-    if not management.has_vhost(vhost) or not sees(request, management, all_seeing)(vhost):
-        raise not_found("vhost_not_found")
+
+    def is_seen() -> bool:
+        return management.has_vhost(vhost) and sees(request, management, all_seeing)(vhost)
+
+    await existing(management, is_seen, "vhost_not_found")
     return vhost
 
 
-def vhost_if_named(
+async def vhost_if_named(
     request: web.Request, management: Management, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> str | None:
     """The virtual host that the path names; None if it names none. Raises Refusal."""
-    return named_vhost(request, management, all_seeing) if "vhost" in request.match_info else None
+    return await named_vhost(request, management, all_seeing) if "vhost" in request.match_info else None
 
 
 # --- what is asked

@@ -15,10 +15,11 @@ from aiohttp import hdrs, web
 
 from qq.http.bodies import read_binding, read_exchange
 from qq.http.documents import binding_document, exchange_document
-from qq.http.errors import not_found
 from qq.http.requests import (
     declare,
     done,
+    existing,
+    find,
     is_asked,
     named_vhost,
     put_answer,
@@ -57,34 +58,32 @@ class Exchanges:
         ]
 
     async def exchanges(self, request: web.Request) -> web.StreamResponse:
-        vhost, is_seen = vhost_if_named(request, self._management), sees(request, self._management)
+        vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         exchanges = self._management.exchanges(vhost)
         return await write_list(
             request, (exchange_document(each) for each in exchanges if is_seen(each.vhost))
         )
 
     async def exchange(self, request: web.Request) -> web.Response:
-        return web.json_response(exchange_document(self._existing(request)))
+        return web.json_response(exchange_document(await self._existing(request)))
 
     async def put(self, request: web.Request) -> web.Response:
-        vhost, name = named_vhost(request, self._management), _name(request, "name")
+        vhost, name = await named_vhost(request, self._management), _name(request, "name")
         command = read_exchange(name, await read_body(request, optional=True))
-        is_new = self._find(vhost, name) is None
+        is_new = await find(self._management, lambda: self._find(vhost, name)) is None
         await declare(request, self._management, vhost, command)
         return put_answer(is_new=is_new)
 
     async def delete(self, request: web.Request) -> web.Response:
-        exchange = self._existing(request)
+        exchange = await self._existing(request)
         command = DeleteExchange(0, exchange.name, is_asked(request, "if-unused"))
         await declare(request, self._management, exchange.vhost, command)
         return done()
 
-    def _existing(self, request: web.Request) -> ExchangeStatus:
+    async def _existing(self, request: web.Request) -> ExchangeStatus:
         """The exchange that the path names. Raises Refusal."""
-        exchange = self._find(named_vhost(request, self._management), _name(request, "name"))
-        if exchange is None:
-            raise not_found()
-        return exchange
+        vhost, name = await named_vhost(request, self._management), _name(request, "name")
+        return await existing(self._management, lambda: self._find(vhost, name))
 
     def _find(self, vhost: str, name: str) -> ExchangeStatus | None:
         return next(self._management.exchanges(vhost, name), None)
@@ -127,12 +126,12 @@ class Bindings:
         source: str | None = None,
         destination: tuple[str, str] | None = None,
     ) -> web.StreamResponse:
-        vhost, is_seen = vhost_if_named(request, self._management), sees(request, self._management)
+        vhost, is_seen = await vhost_if_named(request, self._management), sees(request, self._management)
         bindings = self._management.bindings(vhost, source, destination)
         return await write_list(request, (binding_document(each) for each in bindings if is_seen(each.vhost)))
 
     async def post(self, request: web.Request) -> web.Response:
-        vhost, (source, (kind, name)) = named_vhost(request, self._management), _ends(request)
+        vhost, (source, (kind, name)) = await named_vhost(request, self._management), _ends(request)
         command = read_binding(source, name, kind, await read_body(request, optional=True))
         await declare(request, self._management, vhost, command)
         wanted = command.routing_key, command.arguments
@@ -143,23 +142,25 @@ class Bindings:
         raise Unavailable("the binding is not there: it was removed again")
 
     async def binding(self, request: web.Request) -> web.Response:
-        return web.json_response(binding_document(self._existing(request)))
+        return web.json_response(binding_document(await self._existing(request)))
 
     async def delete(self, request: web.Request) -> web.Response:
-        binding = self._existing(request)
+        binding = await self._existing(request)
         ends = binding.destination, binding.source, binding.routing_key, dict(binding.arguments)
         is_queue = binding.destination_type == "queue"
         command = UnbindQueue(0, 0, *ends) if is_queue else UnbindExchange(0, *ends)
         await declare(request, self._management, binding.vhost, command)
         return done()
 
-    def _existing(self, request: web.Request) -> BindingStatus:
+    async def _existing(self, request: web.Request) -> BindingStatus:
         """The binding that the path names. Raises Refusal."""
-        vhost, key = named_vhost(request, self._management), request.match_info["key"]
-        for binding in self._management.bindings(vhost, *_ends(request)):
-            if binding.properties_key == key:
-                return binding
-        raise not_found()
+        vhost, key = await named_vhost(request, self._management), request.match_info["key"]
+
+        def look() -> BindingStatus | None:
+            bindings = self._management.bindings(vhost, *_ends(request))
+            return next((each for each in bindings if each.properties_key == key), None)
+
+        return await existing(self._management, look)
 
 
 def _name(request: web.Request, part: str) -> str:

@@ -15,10 +15,10 @@ from aiohttp import web
 
 from qq.http.bodies import USER_LIMITS, check_limit, field, limits, read_limit, read_user
 from qq.http.documents import user_document, whoami_document
-from qq.http.errors import bad_request, not_found, unauthorized
+from qq.http.errors import bad_request, unauthorized
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
-from qq.http.requests import done, put_answer, read_body
-from qq.machine.commands import DeleteUser, SetUserLimits
+from qq.http.requests import done, existing, find, put_answer, read_body
+from qq.machine.commands import ChangeUserLimits, DeleteUser, SetUserLimits
 
 if TYPE_CHECKING:
     from qq.http.view import Management
@@ -69,7 +69,8 @@ class Users:
 
     async def user(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        user = self._management.users()[self._existing(request)]
+        name = await self._existing(request)
+        user = self._management.users()[name]
         return web.json_response(user_document(user, self._limits_of(user.name)))
 
     async def put(self, request: web.Request) -> web.Response:
@@ -79,13 +80,13 @@ class Users:
         changes: list[Change] = [read_user(name, body, self._management.hash)]
         if body.get("limits") is not None:
             changes.append(SetUserLimits(name, limits(body["limits"], USER_LIMITS)))
-        is_new = name not in self._management.users()
+        is_new = not await find(self._management, lambda: name in self._management.users())
         await self._management.change(*changes)
         return put_answer(is_new=is_new)
 
     async def delete(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        await self._management.change(DeleteUser(self._existing(request)))
+        await self._management.change(DeleteUser(await self._existing(request)))
         return done()
 
     async def bulk_delete(self, request: web.Request) -> web.Response:
@@ -109,31 +110,29 @@ class Users:
         login = login_of(request)
         if not login.has_one_of(MONITORS) and login.user != request.match_info["user"]:
             raise unauthorized("User not authorised to access object")
-        user = self._existing(request)
+        user = await self._existing(request)
         value = self._limits_of(user)
         return web.json_response([{"user": user, "value": value}] if value else [])
 
     async def put_limit(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        user, name = self._existing(request), request.match_info["name"]
+        user, name = await self._existing(request), request.match_info["name"]
         check_limit(name, USER_LIMITS)
-        limits = {**self._limits_of(user), name: read_limit(await read_body(request))}
-        await self._management.change(SetUserLimits(user, limits))
+        limit = read_limit(await read_body(request))
+        await self._management.change(ChangeUserLimits(user, {name: limit}))
         return done()
 
     async def delete_limit(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        user, name = self._existing(request), request.match_info["name"]
-        limits = {each: limit for each, limit in self._limits_of(user).items() if each != name}
-        await self._management.change(SetUserLimits(user, limits))
+        user, name = await self._existing(request), request.match_info["name"]
+        await self._management.change(ChangeUserLimits(user, {name: None}))
         return done()
 
     def _limits_of(self, user: str) -> dict[str, int]:
         return dict(self._management.user_limits().get(user, {}))
 
-    def _existing(self, request: web.Request) -> str:
+    async def _existing(self, request: web.Request) -> str:
         """The user that the path names. Raises Refusal."""
         user = request.match_info["user"]
-        if user not in self._management.users():
-            raise not_found("user_not_found")
+        await existing(self._management, lambda: user in self._management.users(), "user_not_found")
         return user

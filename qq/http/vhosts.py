@@ -8,16 +8,17 @@ Law: only administrators change anything; who creates a virtual host may use it,
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from qq.http.bodies import VHOST_LIMITS, check_limit, read_limit, read_vhost
 from qq.http.documents import vhost_document
-from qq.http.errors import bad_request, not_found
+from qq.http.errors import bad_request
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
-from qq.http.requests import done, named_vhost, put_answer, read_body, sees, vhost_if_named
-from qq.machine.commands import DeleteVhost, PutVhost, SetPermissions, SetVhostLimits
+from qq.http.requests import done, existing, named_vhost, put_answer, read_body, sees, vhost_if_named
+from qq.machine.commands import ChangeVhostLimits, DeleteVhost, PutVhost, SetPermissions
 
 if TYPE_CHECKING:
     from qq.http.view import Management, VhostStatus
@@ -32,6 +33,8 @@ class Vhosts:
 
     def __init__(self, management: Management) -> None:
         self._management = management
+        self._one_at_a_time = asyncio.Lock()
+        """For changes that keep what is not told."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -52,24 +55,26 @@ class Vhosts:
         )
 
     async def vhost(self, request: web.Request) -> web.Response:
-        return web.json_response(vhost_document(self._existing(request)))
+        return web.json_response(vhost_document(await self._existing(request)))
 
     async def put(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        name = request.match_info["vhost"]
-        current = self._find(name)
-        current_type = "" if current is None else current.default_queue_type
-        command = read_vhost(name, await read_body(request, optional=True), current_type)
-        await self._management.change(*creation(self._management, command, login_of(request).user))
+        name, body = request.match_info["vhost"], await read_body(request, optional=True)
+        async with self._one_at_a_time:
+            await self._management.catch_up()
+            current = self._find(name)
+            command = read_vhost(name, body, "" if current is None else current.default_queue_type)
+            await self._management.change(*creation(self._management, command, login_of(request).user))
         return put_answer(is_new=current is None)
 
     async def delete(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        await self._management.change(DeleteVhost(self._existing(request).name))
+        vhost = await self._existing(request)
+        await self._management.change(DeleteVhost(vhost.name))
         return done()
 
     async def limits(self, request: web.Request) -> web.Response:
-        vhost = vhost_if_named(request, self._management, MONITORS)
+        vhost = await vhost_if_named(request, self._management, MONITORS)
         is_seen = sees(request, self._management, MONITORS)
         return web.json_response(
             [
@@ -81,32 +86,29 @@ class Vhosts:
 
     async def put_limit(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        vhost, name = self._existing(request), request.match_info["name"]
+        vhost, name = await self._existing(request), request.match_info["name"]
         check_limit(name, VHOST_LIMITS)
-        limits = {**vhost.limits, name: read_limit(await read_body(request))}
-        await self._management.change(SetVhostLimits(vhost.name, limits))
+        limit = read_limit(await read_body(request))
+        await self._management.change(ChangeVhostLimits(vhost.name, {name: limit}))
         return done()
 
     async def delete_limit(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
-        vhost, name = self._existing(request), request.match_info["name"]
-        limits = {each: limit for each, limit in vhost.limits.items() if each != name}
-        await self._management.change(SetVhostLimits(vhost.name, limits))
+        vhost, name = await self._existing(request), request.match_info["name"]
+        await self._management.change(ChangeVhostLimits(vhost.name, {name: None}))
         return done()
 
-    def _existing(self, request: web.Request) -> VhostStatus:
+    async def _existing(self, request: web.Request) -> VhostStatus:
         """The virtual host that the path names. Raises Refusal."""
-        vhost = self._find(named_vhost(request, self._management, MONITORS))
-        if vhost is None:
-            raise not_found("vhost_not_found")
-        return vhost
+        name = await named_vhost(request, self._management, MONITORS)
+        return await existing(self._management, lambda: self._find(name), "vhost_not_found")
 
     def _find(self, name: str) -> VhostStatus | None:
         return next((each for each in self._management.vhosts() if each.name == name), None)
 
 
 def creation(management: Management, command: PutVhost, user: str) -> list[Change]:
-    """What makes a virtual host, or describes it anew. Raises Refusal."""
+    """What makes a virtual host, or describes it anew, once this node has caught up. Raises Refusal."""
     if not command.name:
         raise bad_request("a virtual host has to have a name")
     if management.has_vhost(command.name) or user not in management.users():

@@ -323,6 +323,10 @@ class Management(Protocol):
 
     def deduplication(self) -> Deduplication: ...
 
+    async def catch_up(self) -> None:
+        """Return when this node has applied all that the cluster has committed by now. Raises Unavailable."""
+        ...
+
     # Changes
 
     def hash(self, password: str) -> tuple[bytes, bytes]:

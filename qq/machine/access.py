@@ -1,7 +1,7 @@
 """Who may do what: users, what they are permitted in which virtual host, how much they may have open.
 
 Lives here: the facts. Not here: what a permission means for a method (the node asks before it submits a command),
-passwords (broker/broker.py), who is connected (catalog.py).
+passwords (broker/login.py), who is connected (catalog.py).
 
 Law: `revision` goes up with whatever could alter an answer, so that others may remember answers.
 """
@@ -10,17 +10,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from qq.machine.commands import PutHashedUser
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from qq.machine.commands import Table
+    from qq.machine.commands import PutUser, Table
+
+SHA256 = "sha256"
+HASH_BYTES = {SHA256: 32, "sha512": 64, "md5": 16}
+"""The algorithms that passwords may be hashed with, as hashlib calls them, and how long what they make is."""
 
 
 class User(NamedTuple):
     name: str
     salt: bytes
     hash: bytes
+    """Of salt and password; empty if there is no password."""
     tags: list[str]
+    hashing: str
+    """How the hash was made: one of HASH_BYTES."""
 
 
 class Permissions(NamedTuple):
@@ -41,6 +50,11 @@ class TopicPermissions(NamedTuple):
     exchange: str
     write: str
     read: str
+
+
+def user_of(command: PutUser | PutHashedUser) -> User:
+    hashing = command.hashing if isinstance(command, PutHashedUser) else SHA256
+    return User(command.name, command.salt, command.hash, command.tags, hashing)
 
 
 class Access:

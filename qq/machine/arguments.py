@@ -30,6 +30,13 @@ EXPIRY_MAX_MS = 315_360_000_000
 """Ten years: RabbitMQ's bound of what may be waited for."""
 
 
+def check_exchange_argument(thing: str, key: str, arguments: Table) -> None:
+    """Raise Refused for an argument that names an exchange and is no string; RabbitMQ looks at those first."""
+    value = arguments.get(key, "")
+    if not isinstance(value, str):
+        raise precondition_failed(f"invalid type '{type_name(value)}' for arg '{key}' in {thing}")
+
+
 def queue_kind(queue: str, arguments: Table) -> str:
     """Classic or quorum; raises Refused for any other type. `queue` is what the text calls it, here and below."""
     if "x-queue-type" not in arguments:
@@ -199,7 +206,7 @@ _retry_type = _one_of(("disabled", "all", "failed", "returned"), "invalid_delaye
 _QUEUE_ARGUMENTS: dict[str, Check] = {
     "x-expires": _expiry,
     "x-message-ttl": _time_to_live,
-    "x-dead-letter-exchange": _text,
+    "x-dead-letter-exchange": _anything,  # looked at before: `check_exchange_argument`
     "x-dead-letter-routing-key": _dead_letter_key,
     "x-dead-letter-strategy": _strategy,
     "x-max-length": _not_negative,

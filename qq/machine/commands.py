@@ -343,13 +343,31 @@ class SetVhostLimits(NamedTuple):
     limits: Table
 
 
+class ChangeVhostLimits(NamedTuple):
+    """Set some limits of a virtual host, and lift those that are None; the others stay."""
+
+    vhost: str
+    limits: Table
+
+
 class PutUser(NamedTuple):
-    """Create or replace a user; the hash is made outside."""
+    """Create or replace a user; the hash is made outside, with SHA-256."""
 
     name: str
     salt: bytes
     hash: bytes
     tags: list[str]
+
+
+class PutHashedUser(NamedTuple):
+    """Create or replace a user whose password was hashed elsewhere, with another algorithm."""
+
+    name: str
+    salt: bytes
+    hash: bytes
+    tags: list[str]
+    hashing: str
+    """One of access.HASH_BYTES."""
 
 
 class DeleteUser(NamedTuple):
@@ -360,6 +378,13 @@ class DeleteUser(NamedTuple):
 
 class SetUserLimits(NamedTuple):
     """Replace the limits of a user: max-connections, max-channels. Negative ones are none."""
+
+    user: str
+    limits: Table
+
+
+class ChangeUserLimits(NamedTuple):
+    """Set some limits of a user, and lift those that are None; the others stay."""
 
     user: str
     limits: Table
@@ -444,9 +469,12 @@ Change = (
     | PutVhost
     | DeleteVhost
     | SetVhostLimits
+    | ChangeVhostLimits
     | PutUser
+    | PutHashedUser
     | DeleteUser
     | SetUserLimits
+    | ChangeUserLimits
     | SetPermissions
     | ClearPermissions
     | SetTopicPermissions
@@ -521,6 +549,9 @@ OPCODES: dict[type[Command], int] = {
     SetTopicPermissions: 47,
     ClearTopicPermissions: 48,
     ReplyTo: 49,
+    PutHashedUser: 50,
+    ChangeVhostLimits: 51,
+    ChangeUserLimits: 52,
 }
 """Retired: 6, 8, 10, 24, 31, 32."""
 

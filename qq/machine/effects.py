@@ -135,6 +135,8 @@ class Returned(NamedTuple):
     frames_channel: int
     code: int
     text: str
+    delay_ms: int = 0
+    """What they asked for; their stored header says it as if they had been delayed."""
 
 
 class DirectReply(NamedTuple):

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.machine.access import Permissions, TopicPermissions, User
+from qq.machine.access import Permissions, TopicPermissions, user_of
 from qq.machine.policies import policy_of
 from qq.machine.vhost import deleted
 
 if TYPE_CHECKING:
     from qq.machine.commands import (
+        ChangeUserLimits,
+        ChangeVhostLimits,
         ClearPermissions,
         ClearTopicPermissions,
         DeletePolicy,
         DeleteUser,
         DeleteVhost,
         LimitPublishers,
+        PutHashedUser,
         PutPolicy,
         PutUser,
         PutVhost,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
         SetTopicPermissions,
         SetUserLimits,
         SetVhostLimits,
+        Table,
     )
     from qq.machine.core import Core
     from qq.machine.vhost import VirtualHost
@@ -63,10 +67,15 @@ class Operating:
         if vhost is not None:
             vhost.set_limits(command.limits)
 
+    def change_vhost_limits(self, command: ChangeVhostLimits) -> None:
+        vhost = self._core.catalog.vhosts.get(command.vhost)
+        if vhost is not None:
+            vhost.set_limits(_changed(vhost.limits, command.limits))
+
     # Users
 
-    def put_user(self, command: PutUser) -> None:
-        self._core.catalog.access.put_user(User(*command))
+    def put_user(self, command: PutUser | PutHashedUser) -> None:
+        self._core.catalog.access.put_user(user_of(command))
 
     def delete_user(self, command: DeleteUser) -> None:
         core, name = self._core, command.name
@@ -81,6 +90,12 @@ class Operating:
         access = self._core.catalog.access
         if command.user in access.users:
             access.set_limits(command.user, command.limits)
+
+    def change_user_limits(self, command: ChangeUserLimits) -> None:
+        access = self._core.catalog.access
+        if command.user in access.users:
+            limits = access.limits.get(command.user, {})
+            access.set_limits(command.user, _changed(limits, command.limits))
 
     # Permissions
 
@@ -128,3 +143,8 @@ class Operating:
 
     def limit_publishers(self, command: LimitPublishers) -> None:
         self._core.catalog.limit_publishers(command.count, command.age_ms)
+
+
+def _changed(limits: Table, changes: Table) -> Table:
+    """Limits as they are with these; a frozen state refers to the old ones."""
+    return {name: limit for name, limit in (limits | changes).items() if limit is not None}

@@ -337,7 +337,8 @@ class Publishing:
     ) -> None:
         """Send messages to those whom these keys name as requesters; give mandatory ones back that nobody gets.
 
-        RabbitMQ: a requester who is gone counts as one. A delay does not hold up a reply.
+        A requester who is gone counts as one, as in RabbitMQ since 4.2; before, each mandatory reply came back. A delay
+        does not hold up a reply.
         """
         core = self._core
         is_reply = False
@@ -354,7 +355,8 @@ class Publishing:
         """Give mandatory messages back that no queue gets."""
         core = self._core
         place = (core.index, slot, count, command.exchange, command.routing_key, command.frames_channel)
-        core.effects.append(Returned(core.origin, command.session, *place, NO_ROUTE, "NO_ROUTE"))
+        delay_ms = command.delay_ms if isinstance(command, Publish) else 0
+        core.effects.append(Returned(core.origin, command.session, *place, NO_ROUTE, "NO_ROUTE", delay_ms))
 
     def _add(self, queue: Queue, command: Publish, slot: int, sizes: Sequence[int]) -> None:
         """Add messages to one queue, now or after their delay."""

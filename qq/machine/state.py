@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from qq.machine.vhost import Exchange
     from qq.routing.routers import Binding
 
-VERSION = 5
+VERSION = 6
 """Of the state and of what commands do to it. Bump it with every change of either: replicas must not disagree."""
 
 Answer = Reply | Failed

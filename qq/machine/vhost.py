@@ -29,7 +29,6 @@ from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.settings import settings_of
 from qq.routing.exchanges import DEFAULT_EXCHANGE, RoutingTable, check_exchange
 from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBinding, InvalidExchange
-from qq.routing.values import type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -205,14 +204,12 @@ class VirtualHost:
         if name in self.queues:
             return self._equivalent_queue(command, self.queues[name], owner, arguments)
         thing = the_queue(name, self.name)
-        kind = args.queue_kind(thing, arguments)
-        if command.server_named:
-            if kind == args.QUORUM:
-                raise precondition_failed(
-                    f"Cannot declare a server-named queue for type {args.MODULES[kind]}"
-                )
-        elif name.startswith(RESERVED):
+        if name.startswith(RESERVED) and not command.server_named:
             raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+        args.check_exchange_argument(thing, "x-dead-letter-exchange", arguments)
+        kind = args.queue_kind(thing, arguments)
+        if command.server_named and kind == args.QUORUM:
+            raise precondition_failed(f"Cannot declare a server-named queue for type {args.MODULES[kind]}")
         args.check_queue_arguments(thing, kind, arguments)
         self._check_room_for_queue(name)
         if kind == args.QUORUM:
@@ -402,12 +399,7 @@ class VirtualHost:
     def _make_exchange(self, command: DeclareExchange, name: str) -> None:
         if name.startswith(RESERVED):
             raise access_refused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        alternate = command.arguments.get("alternate-exchange", "")
-        if not isinstance(alternate, str):
-            kind = type_name(alternate)
-            raise precondition_failed(
-                f"invalid type '{kind}' for arg 'alternate-exchange' in {the_exchange(name, self.name)}"
-            )
+        args.check_exchange_argument(the_exchange(name, self.name), "alternate-exchange", command.arguments)
         _, _, kind, _, durable, auto_delete, internal, table = command
         self.restore_exchange(Exchange(name, kind, durable, auto_delete, internal, table))
 

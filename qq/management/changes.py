@@ -15,7 +15,7 @@ from qq.broker.access import Access, AccessRefused
 from qq.broker.login import SALT_BYTES, hash_password
 from qq.http.view import Refused, Unavailable
 from qq.machine import commands as c
-from qq.machine.access import Permissions, TopicPermissions, User
+from qq.machine.access import Permissions, TopicPermissions, user_of
 from qq.machine.policies import policy_of
 from qq.management.permitted import check
 from qq.management.sessions import Session, until_applied
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from qq.broker.broker import Broker
     from qq.http.view import AckMode, Message
     from qq.machine.catalog import Catalog
-    from qq.machine.commands import Change, Declaration
+    from qq.machine.commands import Change, Declaration, Table
 
 DECLARATIONS_PER_BATCH = 100
 """Some milliseconds of every node's time."""
@@ -42,13 +42,16 @@ class Changes:
         salt = secrets.token_bytes(SALT_BYTES)
         return salt, hash_password(salt, password.encode())
 
+    async def catch_up(self) -> None:
+        await until_applied(self._broker, [], lambda: None)
+
     async def check_permitted(self, user: str, command: Declaration | c.Get, vhost: str) -> None:
         """Raise Refused, or Unavailable: it is forbidden only if it still is when this node has caught up."""
         access = Access(self._broker.machine, user, vhost)
         try:
             check(access, command)
         except AccessRefused:
-            await until_applied(self._broker, [], lambda: None)
+            await self.catch_up()
             access.certain = True
             try:
                 check(access, command)
@@ -94,12 +97,16 @@ def is_made(catalog: Catalog, change: Change) -> bool:
             return name not in vhosts
         case c.SetVhostLimits(name, limits):
             return name in vhosts and vhosts[name].limits == limits
-        case c.PutUser(name):
-            return access.users.get(name) == User(*change)
+        case c.ChangeVhostLimits(name, limits):
+            return name in vhosts and _are_among(limits, vhosts[name].limits)
+        case c.PutUser(name) | c.PutHashedUser(name):
+            return access.users.get(name) == user_of(change)
         case c.DeleteUser(name):
             return name not in access.users
         case c.SetUserLimits(user, limits):
             return user in access.users and access.limits.get(user, {}) == limits
+        case c.ChangeUserLimits(user, limits):
+            return user in access.users and _are_among(limits, access.limits.get(user, {}))
         case c.SetPermissions(user, vhost):
             return access.permissions(user, vhost) == Permissions(*change)
         case c.ClearPermissions(user, vhost):
@@ -118,6 +125,11 @@ def is_made(catalog: Catalog, change: Change) -> bool:
         case c.CloseConnection(node, number):
             row = catalog.connections.get((node, number))
             return row is None or bool(row.closing)
+
+
+def _are_among(changed: Table, limits: Table) -> bool:
+    """Whether these are the limits that were set; None is to have been lifted."""
+    return all(limits.get(name) == limit for name, limit in changed.items())
 
 
 def _is_policy_made(catalog: Catalog, change: c.PutPolicy | c.DeletePolicy) -> bool:

@@ -65,7 +65,11 @@ async def until_applied(broker: Broker, commands: Sequence[Command], look: Calla
         async with asyncio.timeout(CHANGE_TIMEOUT_S):
             return await applied
     except TimeoutError:
-        raise Unavailable("no majority of the nodes has taken the change; it may still be made") from None
+        raise Unavailable(
+            "no majority of the nodes has taken the change; it may still be made"
+            if commands
+            else "no majority of the nodes answers; nothing was changed"
+        ) from None
 
 
 class _Connection:

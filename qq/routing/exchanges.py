@@ -37,6 +37,8 @@ EXCHANGE_TYPES: dict[str, type[Router]] = {
     "headers": Headers,
     "topic": Topic,
     "x-consistent-hash": ConsistentHash,
+    # In RabbitMQ one of the queues on the publisher's node. Here every queue is on every node.
+    "x-local-random": Random,
     "x-modulus-hash": ModulusHash,
     "x-random": Random,
 }

@@ -84,10 +84,18 @@ class TestHandshake:
             "product",
             "version",
         }
-        assert all(value is True for value in start.server_properties["capabilities"].values())
-        assert {"publisher_confirms", "basic.nack", "connection.blocked"} <= set(
-            start.server_properties["capabilities"]
-        )
+        assert start.server_properties["capabilities"] == {
+            "authentication_failure_close": True,
+            "basic.nack": True,
+            "connection.blocked": True,
+            "consumer_cancel_notify": True,
+            "consumer_priorities": True,
+            "direct_reply_to": True,
+            "exchange_exchange_bindings": True,
+            "live_prefetch": True,
+            "per_consumer_qos": True,
+            "publisher_confirms": True,
+        }
         (tune,) = client.send(start_ok({"consumer_cancel_notify": True, "basic.nack": False}))
         assert dict(tune) == {"channel_max": 2047, "frame_max": 131072, "heartbeat": 60}
         assert client.send(tune_ok(100, 16384, 5)) == []
@@ -119,8 +127,16 @@ class TestHandshake:
             assert answers == ["Connection.Start", "Connection.Tune", "Connection.OpenOk", "Channel.OpenOk"]
             assert client.take()[-1].messages == [message(1, large, part=131_064)]
 
+    @pytest.mark.parametrize("size", [1, 8, 100])
+    def test_a_client_of_0_9_is_served_as_one_of_0_9_1(self, size: int) -> None:
+        client = Client()
+        stream = b"AMQP\x01\x01\x00\x09" + start_ok()
+        answers = [answer for piece in pieces(stream, [size]) for answer in client.send(piece)]
+        assert names(answers) == ["Connection.Start", "Connection.Tune"]
+        assert (answers[0].version_major, answers[0].version_minor) == (0, 9)
+
     @pytest.mark.parametrize(
-        "data", [b"GET / HTTP/1.1", b"AMQP\x00\x01\x00\x00", b"AMQP\x01\x01\x00\x09", b"\x16\x03\x01"]
+        "data", [b"GET / HTTP/1.1", b"AMQP\x00\x01\x00\x00", b"AMQP\x01\x01\x09\x01", b"\x16\x03\x01"]
     )
     def test_another_protocol_is_answered_with_our_header(self, data: bytes) -> None:
         server = ServerConnection(Settings())
@@ -190,8 +206,8 @@ class TestHandshake:
         ("tuning", "text"),
         [
             (
-                (2047, 4096),
-                "NOT_ALLOWED - negotiated frame_max = 4096 is lower than the minimum allowed value (8192)",
+                (2047, 4095),
+                "NOT_ALLOWED - negotiated frame_max = 4095 is lower than the minimum allowed value (4096)",
             ),
             (
                 (2047, 200_000),
@@ -266,9 +282,22 @@ class TestHandshake:
         error = (505, "UNEXPECTED_FRAME - unexpected frame on channel 1 in connection state starting", 0, 0)
         assert close_of(client.send(publish())) == error
 
-    def test_the_frame_limit_before_tuning_is_8192(self) -> None:
-        client = Client()
+    def test_frames_of_4096_octets_may_be_agreed_on(self) -> None:
+        client = Client(Settings(frame_max=4096))
+        (_, tune) = client.send(PROTOCOL_HEADER, start_ok())
+        assert tune.frame_max == 4096
+        assert names(client.send(tune_ok(frame_max=4096), open_vhost())) == ["Connection.OpenOk"]
+        assert client.server.frame_max == 4096
+        # RabbitMQ does not count the envelope.
+        assert close_of(client.send(raw(1, 0, bytes(4097))))[0] == 501
+
+    @pytest.mark.parametrize("offered", [4096, 131_072])
+    def test_the_frame_limit_before_tuning_is_8192(self, offered: int) -> None:
+        client = Client(Settings(frame_max=offered))
         client.send(PROTOCOL_HEADER)
+        assert names(client.send(method(0, Connection.StartOk({"k": "v" * 8000}, "PLAIN", "\0u\0p")))) == [
+            "Connection.Tune"
+        ]
         assert close_of(client.send(raw(1, 0, bytes(8193))))[0] == 501
         assert client.server.broken
 

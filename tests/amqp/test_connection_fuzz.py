@@ -40,7 +40,7 @@ from qq.amqp.connection import (
     Settings,
     VhostRequested,
 )
-from qq.amqp.framing import FRAME_MAX_MIN, UNFINISHED_BYTES_MIN, ChannelFault, Fault
+from qq.amqp.framing import FRAME_MAX_UNTUNED, UNFINISHED_BYTES_MIN, ChannelFault, Fault
 from qq.errors import ChannelError, ConnectionFault, Reply
 
 LIMITS = Settings(channel_max=4, frame_max=16_384, message_bytes_max=1000)
@@ -354,8 +354,8 @@ def test_messages_that_are_never_finished_are_bounded() -> None:
 
 def test_a_frame_that_never_ends_is_held_up_to_its_limit() -> None:
     shell = Shell(lambda: True)
-    shell.receive(PROTOCOL_HEADER + struct.pack(">BHI", 1, 0, FRAME_MAX_MIN) + bytes(FRAME_MAX_MIN))
-    assert FRAME_MAX_MIN < shell.server.held_bytes <= FRAME_MAX_MIN + 8
+    shell.receive(PROTOCOL_HEADER + struct.pack(">BHI", 1, 0, FRAME_MAX_UNTUNED) + bytes(FRAME_MAX_UNTUNED))
+    assert FRAME_MAX_UNTUNED < shell.server.held_bytes <= FRAME_MAX_UNTUNED + 8
     shell.receive(b"\0")
     assert shell.server.held_bytes == 0
     assert isinstance(shell.events[-1], Fault)

@@ -17,7 +17,7 @@ from amqp_wire import (
 )
 
 from qq.amqp.framing import (
-    FRAME_MAX_MIN,
+    FRAME_MAX_UNTUNED,
     Acks,
     ChannelFault,
     Fault,
@@ -172,9 +172,9 @@ def test_the_frame_limit_can_be_raised_and_may_be_exceeded_by_an_envelope() -> N
 
 
 def test_frames_a_little_too_large_are_read_as_others_are() -> None:
-    stream = method(1, Basic.Publish()) + message(1, bytes(20_000), part=FRAME_MAX_MIN)
+    stream = method(1, Basic.Publish()) + message(1, bytes(20_000), part=FRAME_MAX_UNTUNED)
     assert [event.messages for event in FrameReader().feed(stream)] == [
-        [message(1, bytes(20_000), part=FRAME_MAX_MIN)]
+        [message(1, bytes(20_000), part=FRAME_MAX_UNTUNED)]
     ]
 
 
@@ -192,7 +192,7 @@ def test_stepwise_reading_gives_one_event_at_a_time() -> None:
 PUBLISH = method(1, Basic.Publish())
 FAULTS = {
     "frame too large, known from its header alone": (
-        struct.pack(">BHI", 3, 1, FRAME_MAX_MIN + 1),
+        struct.pack(">BHI", 3, 1, FRAME_MAX_UNTUNED + 1),
         (501, "FRAME_ERROR - type 3, all octets = <<>>: {frame_too_large,8193,8184}", 0, 0),
     ),
     "unknown frame type, known from its header alone": (

@@ -54,6 +54,7 @@ def group(
 def nothing_remembered() -> None:
     properties._known.clear()
     properties._known_publishers.clear()
+    properties._known_delayed.clear()
 
 
 # --- single properties and headers
@@ -162,6 +163,7 @@ def test_a_key_that_is_not_utf_8_is_refused() -> None:
         (b"i\xff\xff\xff\xff", 2**32 - 1),
         (long_string("5000"), 5000),
         (long_string("+5"), 5),
+        (b"x\0\0\0\x0250", 50),
         (b"d" + struct.pack(">d", 1500.7), 1500),
         (b"f" + struct.pack(">f", 2.0), 2),
     ],
@@ -174,7 +176,7 @@ def test_a_delay_is_a_number_in_any_form_that_clients_send(value: bytes, delay_m
     "value",
     [long(0), long(-5), b"b\xff", long_string("0"), long_string("-7"), b"d" + struct.pack(">d", -0.5)],
 )
-def test_a_negative_delay_is_none(value: bytes) -> None:
+def test_a_delay_of_nothing_or_less_is_none(value: bytes) -> None:
     assert attributes(with_header("x-delay", value)) is None
 
 
@@ -192,16 +194,14 @@ def test_a_negative_delay_is_none(value: bytes) -> None:
         b"d" + struct.pack(">d", float("inf")),
         b"D\0\0\0\0\1",
         b"T" + bytes(8),
+        long(DURATION_MAX_MS + 1),
     ],
 )
-def test_other_delays_are_refused(value: bytes) -> None:
-    with refusal("invalid header 'x-delay': not a number of milliseconds"):
-        attributes(with_header("x-delay", value))
-
-
-def test_a_delay_of_more_than_ten_years_is_refused() -> None:
-    with refusal("invalid header 'x-delay': {value_too_large,315360000001}"):
-        attributes(with_header("x-delay", long(DURATION_MAX_MS + 1)))
+def test_what_is_no_delay_is_ignored(value: bytes) -> None:
+    message = with_header("x-delay", value)
+    assert list(group([message])) == [(None, [message])]
+    [(found, [shown])] = group([stored_message([("x-delay", value)], priority=1)])
+    assert (found, shown) == (Attributes(priority=1), stored_message([("x-delay", value)], priority=1))
 
 
 @pytest.mark.parametrize("sequence", [1, 2, 2**63 - 1])
@@ -309,15 +309,15 @@ def simply_read(one: bytes) -> Attributes | None:
     delay = table.get("x-delay", 0)
     if isinstance(delay, str) and delay.isdecimal():
         delay = int(delay)
-    if isinstance(delay, bool) or not isinstance(delay, int | float):
-        return None
+    if isinstance(delay, bool) or not isinstance(delay, int | float) or delay > DURATION_MAX_MS:
+        delay = 0
     publisher, sequence = table.get("x-publisher-id", ""), table.get("x-publish-seq", 0)
     if ("x-publisher-id" in table or "x-publish-seq" in table) and not (
         isinstance(publisher, str) and publisher and type(sequence) is int and sequence > 0
     ):
         return None
     ttl = decoded.expiration or "0" if decoded.expiration is not None else str(NO_TTL)
-    if not ttl.isdecimal() or delay > DURATION_MAX_MS:
+    if not ttl.isdecimal():
         return None
     priority = NO_PRIORITY if decoded.priority is None else decoded.priority
     return Attributes(tuple(keys), priority, int(ttl), max(0, int(delay)), publisher, sequence)
@@ -341,8 +341,11 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(VALID_PROPERTIES_MAX + 10):
         assert attributes(stored_message(priority=1, correlation_id=b"%d" % number)) == Attributes(priority=1)
         assert attributes(sequenced("p", 1, correlation_id=b"%d" % number)) is not None
+        delayed = stored_message([("x-delay", long(1))], correlation_id=b"%d" % number)
+        assert len(list(group([delayed]))) == 1
     assert len(properties._known) <= VALID_PROPERTIES_MAX
     assert len(properties._known_publishers) <= VALID_PROPERTIES_MAX
+    assert 0 < len(properties._known_delayed) <= VALID_PROPERTIES_MAX
     long_ones = stored_message([("a", long_string("x" * 600))], priority=1)
     assert attributes(long_ones) == Attributes(priority=1)
     assert len(long_ones[19:]) > max(map(len, properties._known))
@@ -390,6 +393,31 @@ def test_bcc_is_not_stored() -> None:
     assert alike == [stored_message([other, cc])] * 2
     hidden = stored_message([("CC", array(long_string("\x03BCC")))])
     assert list(group([hidden])) == [(Attributes(more_keys=("\x03BCC",)), [hidden])]
+
+
+def test_of_what_is_delayed_the_header_is_stored_with_the_other_sign() -> None:
+    other, bcc = ("x-other", b"V"), ("BCC", array(long_string("b")))
+    for value in (long(5), b"I\0\0\0\5", b"B\5", long_string("5"), b"d" + struct.pack(">d", 5.5)):
+        sent = stored_message([("x-delay", value), other, ("x-delay", long(9)), bcc], priority=1)
+        [(found, alike)] = group([sent, sent])
+        assert found == Attributes(("b",), 1, delay_ms=5)
+        assert alike == [stored_message([other, ("x-delay", long(-5))], priority=1)] * 2
+        assert attributes(alike[0]) == Attributes(priority=1)
+    longest = stored_message([("x-delay", b"i" + b"\xff" * 4)])
+    [(_, alike)] = group([longest])
+    assert alike == [stored_message([("x-delay", long(1 - 2**32))])]
+
+
+def test_a_delay_may_be_longer_than_this_exchange_knows() -> None:
+    short, too_long = stored_message([("x-delay", long(7))]), stored_message([("x-delay", long(8))])
+    high = stored_message([("x-delay", long(8))], priority=9)
+    messages = [too_long, stored_message(), short, high]
+    flags = reduce(or_, map(stored.flags, messages))
+    assert list(properties.group(messages, flags, delay_max_ms=7)) == [
+        (None, [too_long, stored_message()]),
+        (Attributes(delay_ms=7), [stored_message([("x-delay", long(-7))])]),
+        (Attributes(priority=9), [high]),
+    ]
 
 
 def test_a_stored_message_still_tells_what_a_dead_letter_keeps() -> None:
@@ -478,6 +506,8 @@ def test_groups_are_maximal_and_complete(some: list[bytes], user: str | None, na
             before.properties.reply_to = name.decode()
         if "BCC" in (before.properties.headers or {}):
             del before.properties.headers["BCC"]
+        if delay_ms := (simply_read(one) or Attributes()).delay_ms:
+            before.properties.headers["x-delay"] = -delay_ms
         assert after.properties == before.properties
     at = 0
     for found, alike in groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import time
@@ -26,6 +27,7 @@ from qq.broker.login import (
     _source_of,
     hash_password,
 )
+from qq.machine.access import HASH_BYTES, SHA256, User
 from qq.metrics import Counters
 
 Connection = commands.Connection
@@ -69,16 +71,16 @@ class Clock:
 class World:
     def __init__(self) -> None:
         self.clock: Any = Clock()
-        self.users: dict[str, SimpleNamespace] = {}
+        self.users: dict[str, User] = {}
         self.counters = Counters()
         machine: Any = SimpleNamespace(users=self.users)
         self.logins = Logins(machine, self.clock, self.clock, ["guest"], self.counters)
         self.answers: list[tuple[str, bool, float]] = []
         self.add("anna", "right")
 
-    def add(self, user: str, password: str | None) -> None:
-        hashed = hash_password(SALT, password.encode()) if password is not None else b""
-        self.users[user] = SimpleNamespace(salt=SALT, hash=hashed)
+    def add(self, user: str, password: str | None, hashing: str = SHA256) -> None:
+        hashed = hash_password(SALT, password.encode(), hashing) if password is not None else b""
+        self.users[user] = User(user, SALT, hashed, [], hashing)
 
     def attempt(self, user: str = "anna", password: str | None = "wrong", host: str = HERE) -> Any:
         secret = password.encode() if password is not None else None
@@ -131,6 +133,16 @@ def test_a_user_without_a_password_has_none_that_is_right(world: World) -> None:
     world.add("CN=anna", None)
     for password in ("", "right"):
         assert not world.logins._admits(Login("CN=anna", password.encode(), HERE))
+
+
+@pytest.mark.parametrize("hashing", HASH_BYTES)
+def test_a_password_is_compared_as_it_was_hashed(world: World, hashing: str) -> None:
+    world.add("anna", "right", hashing)
+    assert world.users["anna"].hash == hashlib.new(hashing, SALT + b"right").digest()
+    assert world.logins._admits(Login("anna", b"right", HERE))
+    assert not world.logins._admits(Login("anna", b"wrong", HERE))
+    world.add("anna", None, hashing)
+    assert not world.logins._admits(Login("anna", b"", HERE))
 
 
 @pytest.mark.parametrize("password", ["right", None])

@@ -37,9 +37,9 @@ def test_a_larger_message_closes_the_channel(raw: RawClient, queue: str) -> None
     raw.open_channel(1)
 
 
-@pytest.mark.parametrize("size", [0, 1, 8184, 8185, 100_000, 1024 * 1024])
+@pytest.mark.parametrize("size", [0, 1, 4088, 4089, 8184, 8185, 100_000, 1024 * 1024])
 @pytest.mark.parametrize(
-    ("publisher_max", "consumer_max"), [(131_072, 8192), (8192, 131_072), (8192, 10_000)]
+    ("publisher_max", "consumer_max"), [(131_072, 4096), (4096, 131_072), (8192, 10_000)]
 )
 def test_a_message_is_cut_anew_for_another_channel_and_frame_size(
     node: ClusterNode, queue: str, size: int, publisher_max: int, consumer_max: int

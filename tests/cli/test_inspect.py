@@ -23,7 +23,7 @@ from cluster.segment import FILE_HEADER_BYTES, Segment
 from cluster.state import GroupState
 from qq.cli import main
 from qq.machine.codec import encode_batch, keep
-from qq.machine.commands import Command, DeclareQueue, Enqueue, PutUser, SessionDown
+from qq.machine.commands import Command, DeclareQueue, Enqueue, PutHashedUser, PutUser, SessionDown
 from qq.machine.machine import QueueMachine
 from qq.machine.state import VERSION
 
@@ -44,6 +44,7 @@ def batch_of(commands: list[Command], messages: list[bytes]) -> bytes:
 SETTING_UP = batch_of(
     [
         PutUser("guest", b"the salt", b"the hash", ["administrator"]),
+        PutHashedUser("ann", b"the salt", b"the hash", [], "md5"),
         DeclareQueue(1, 1, QUEUE, False, True, False, False, False, {"x-queue-type": "quorum"}),
     ],
     [],
@@ -291,6 +292,7 @@ def test_the_dump_shows_commands_and_neither_messages_nor_passwords(
         f"3  term 1  2026-01-02T03:04:05.678Z  {len(ENTRIES[2])} bytes",
         f"  batch 0 of n1 7.2, {len(SETTING_UP)} bytes",
         "    PutUser name='guest', tags=['administrator']",
+        "    PutHashedUser name='ann', tags=[], hashing='md5'",
         (
             "    DeclareQueue session=1, connection=1, name='tasks\\x1b[2J', passive=False, durable=True, "
             "exclusive=False, auto_delete=False, server_named=False, arguments={'x-queue-type': 'quorum'}"

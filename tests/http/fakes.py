@@ -69,6 +69,8 @@ class _Group:
         self.machine = machine
         self.journal = self
         self.entries: dict[int, bytes] = {}
+        self.unheard: list[Command] = []
+        """What the cluster has committed and this node does not know yet: it comes before what is submitted now."""
         self._sequence = 0
 
     def disk_failed(self, error: Exception) -> None:
@@ -81,6 +83,8 @@ class _Group:
 
     def _apply(self, sequence: int, payload: Any) -> None:
         index = sequence + 1
+        unheard, self.unheard = self.unheard, []
+        self.machine.apply_batch("n2", index, 0, 0, b"".join(encode_batch(unheard, [])))
         entry = self.entries[index] = make_entry(0, [make_batch("n1", 1, sequence, payload)])
         [batch] = batches_of(entry)
         command_bytes = memoryview(entry)[batch.start : batch.end]
@@ -133,6 +137,10 @@ class MachineManagement(Management):
         batch = b"".join(encode_batch(commands, []))
         self.machine.apply_batch(node, 1, 0, 0, batch)
 
+    def make_elsewhere(self, *commands: Command) -> None:
+        """Have a command of another node committed; this node has not heard of it."""
+        cast("Any", self._broker.group).unheard += commands
+
     def publish(self, payload: Any) -> None:
         """Have a batch with messages applied, and kept."""
         index = max(self.entries, default=1) + 1000
@@ -140,6 +148,11 @@ class MachineManagement(Management):
         [batch] = batches_of(entry)
         self.machine.apply_batch("n2", index, 0, 0, memoryview(entry)[batch.start : batch.end])
         self.machine.end_entry(0)
+
+    async def catch_up(self) -> None:
+        if not self.has_majority:
+            raise Unavailable("no majority")
+        await super().catch_up()
 
     async def change(self, *changes: Change) -> None:
         if not self.has_majority:

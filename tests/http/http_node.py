@@ -16,8 +16,12 @@ from qq.http.app import build_app
 from qq.machine.commands import PutUser, SetPermissions
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from multidict import CIMultiDictProxy
 
+Client = TestClient[Any, Any]
+T = TypeVar("T")
 M = TypeVar("M", bound=MachineManagement)
 
 
@@ -39,6 +43,11 @@ class Answer(NamedTuple):
         return json.loads(self.text)
 
 
+async def answer(client: Client, path: str, method: str = "GET", **options: Any) -> Answer:
+    async with client.request(method, URL(path, encoded=True), **options) as response:
+        return Answer(response.status, response.headers, await response.text())
+
+
 class Node(Generic[M]):
     def __init__(self, management: M) -> None:
         self.view = FakeView()
@@ -46,15 +55,20 @@ class Node(Generic[M]):
         self.registry = CollectorRegistry()
 
     def ask(self, path: str, method: str = "GET", **options: Any) -> Answer:
-        async def ask() -> Answer:
-            app = build_app(self.view, self.management, self.registry)
-            async with (
-                TestClient(TestServer(app)) as client,
-                client.request(method, URL(path, encoded=True), **options) as response,
-            ):
-                return Answer(response.status, response.headers, await response.text())
+        async def ask(client: Client) -> Answer:
+            return await answer(client, path, method, **options)
 
-        return asyncio.run(ask())
+        return self.tell(ask)
+
+    def tell(self, story: Callable[[Client], Awaitable[T]]) -> T:
+        """Have something asked in a way of its own, by `answer`."""
+
+        async def tell() -> T:
+            app = build_app(self.view, self.management, self.registry)
+            async with TestClient(TestServer(app)) as client:
+                return await story(client)
+
+        return asyncio.run(tell())
 
     def api(self, path: str, method: str = "GET", *, user: str = "guest", **options: Any) -> Answer:
         """Ask below /api, logged in."""

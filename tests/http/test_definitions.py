@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
 import logging
@@ -22,6 +23,7 @@ from qq.machine.commands import (
     DeclareExchange,
     DeclareQueue,
     LimitPublishers,
+    PutHashedUser,
     PutPolicy,
     PutUser,
     PutVhost,
@@ -49,7 +51,23 @@ RABBITMQ: dict[str, Any] = {
             "hashing_algorithm": "rabbit_password_hashing_sha256",
             "tags": ["management"],
             "limits": {"max-channels": 7},
-        }
+        },
+        # Of clusters that have another password_hashing_module, or once had.
+        {
+            "name": "bob",
+            "password_hash": "c2FsdPag9wkKIC5LCZbCc/EFFTlYm3n4cZgXJZNxqVzUrXGfZvnfclvoe/oEeRUwp3tDktmG"
+            "THu7xqqYqziRkVmy3xo=",
+            "hashing_algorithm": "rabbit_password_hashing_sha512",
+            "tags": [],
+            "limits": {},
+        },
+        {
+            "name": "cid",
+            "password_hash": "c2FsdNx76ggKI4dTMW+A9Ya+WjY=",
+            "hashing_algorithm": "rabbit_password_hashing_md5",
+            "tags": [],
+            "limits": {},
+        },
     ],
     "vhosts": [
         {
@@ -174,6 +192,11 @@ def test_what_rabbitmq_has_written_is_taken_over(node: Machine, caplog: pytest.L
     catalog = node.management.machine.catalog
     ann = catalog.access.users["ann"]
     assert (ann.tags, catalog.access.limits["ann"]) == (["management"], {"max-channels": 7})
+    users = {name: (row.hash, row.hashing) for name, row in catalog.access.users.items()}
+    assert users["bob"] == (hashlib.sha512(b"salttest12").digest(), "sha512")
+    assert users["cid"] == (hashlib.md5(b"salttest12").digest(), "md5")
+    written = [row for row in export(node)["users"] if row["name"] != "guest"]
+    assert written == RABBITMQ["users"]
     vhost = catalog.vhosts["v"]
     assert (vhost.tags, vhost.limits) == (["t"], {"max-queues": 1})
     assert list(vhost.queues) == ["q", "c"]
@@ -200,6 +223,7 @@ def fill(node: Machine) -> None:
     node.management.make(
         PutUser("ann", b"salt", b"h" * 32, ["management"]),
         PutUser("nobody", b"", b"", []),
+        PutHashedUser("old", b"salt", b"h" * 16, [], "md5"),
         PutVhost("v", "a description", ["t"], "quorum"),
         SetPermissions("ann", "v", "a", "b", "c"),
         SetPermissions("guest", "v", ".*", ".*", ".*"),
@@ -243,7 +267,7 @@ def test_what_is_written_has_what_rabbitmq_looks_for(node: Machine) -> None:
     assert names(written["exchanges"]) == ["x"]
     assert [row["destination"] for row in written["bindings"]] == ["q", "x"]
     assert [row["component"] for row in written["parameters"]] == ["vhost-limits", "operator_policy"]
-    assert names(written["users"]) == ["ann", "guest", "nobody"]
+    assert names(written["users"]) == ["ann", "guest", "nobody", "old"]
     assert written["vhosts"][1] == {
         "name": "v",
         "limits": {"max-queues": 9},

@@ -254,16 +254,24 @@ def test_the_bounds_of_deduplication_hold(real_node: ClusterNode, channel: Any, 
 def test_a_change_without_a_majority_is_503_and_may_be_made_later() -> None:
     with LocalCluster(nodes=3) as cluster:
         node, *others = cluster.nodes
+        policy = {"pattern": "x", "definition": {"max-length": 3}}
+        assert ask(node, "policies/%2F/p", "PUT", policy).status == 201
         for other in others:
             other.kill()
-        policy = {"pattern": "x", "definition": {"max-length": 3}}
+        policy["definition"] = {"max-length": 4}
         answer = ask(node, "policies/%2F/p", "PUT", policy, timeout_s=30)
         assert (answer.status, answer.json["error"]) == (503, "service_unavailable")
+        assert "it may still be made" in answer.json["reason"]
+        # Nobody knows whether there is such a one; so it is not made, either.
+        answer = ask(node, "policies/%2F/q", "PUT", policy, timeout_s=30)
+        assert (answer.status, "nothing was changed" in answer.json["reason"]) == (503, True)
         assert node.queues() == []
         for other in others:
             other.start()
         cluster.wait_caught_up()
-        eventually(lambda: all(ask(each, "policies/%2F/p").status == 200 for each in cluster.nodes))
+        for each in cluster.nodes:
+            eventually(lambda: ask(each, "policies/%2F/p").json["definition"] == {"max-length": 4})  # noqa: B023
+            assert ask(each, "policies/%2F/q").status == 404
 
 
 # --- virtual hosts and users

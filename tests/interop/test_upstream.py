@@ -23,6 +23,7 @@ from upstream import (
     run_maven,
     run_mocha,
     run_pytest,
+    unaccounted,
 )
 
 from qq import testing
@@ -50,6 +51,8 @@ class Suite:
     """A part is not blamed for known failures that it does not contain."""
     certificates: str = ""
     """Where the tests look for certificates, if the package has none."""
+    files: Sequence[str] = ()
+    """Glob patterns: all files of its tests that are for a broker."""
 
 
 SHORT = [
@@ -59,8 +62,15 @@ SHORT = [
         ["-o", "python_classes=test_*"],
         25,
         certificates="t/certs",
+        files=["t/integration/test_*.py"],
     ),
-    Suite("kombu", ["t/integration/test_py_amqp.py"], ["-o", "python_classes=test_*"], 50),
+    Suite(
+        "kombu",
+        ["t/integration/test_py_amqp.py"],
+        ["-o", "python_classes=test_*"],
+        50,
+        files=["t/integration/test_*.py"],
+    ),
     Suite(
         "aio-pika",
         ["tests/test_amqp.py", "tests/test_rpc.py", "tests/test_master.py"],
@@ -81,9 +91,18 @@ LONG = [
     Suite("aiormq", ["tests"], IN_ASYNCIO, 500),
     Suite(
         "celery",
-        ["t/integration/test_inspect.py", "t/integration/test_tasks.py"],
+        [
+            "t/integration/test_beat.py",
+            "t/integration/test_canvas.py",
+            "t/integration/test_inspect.py",
+            "t/integration/test_loader.py",
+            "t/integration/test_serialization.py",
+            "t/integration/test_tasks.py",
+            "t/integration/test_worker.py",
+        ],
         ["-p", "celery.contrib.pytest", "-o", "python_classes=test_*"],
-        60,
+        230,
+        files=["t/integration/test_*.py", "t/smoke/tests/**/test_*.py"],
     ),
 ]
 PIKA = Suite(
@@ -95,8 +114,9 @@ PIKA = Suite(
         "tests/acceptance/thread_safe_connection_test.py",
         "tests/acceptance/thread_safe_bounded_queue_test.py",
     ],
-    ["-k", "not gevent and not tornado"],
+    [],
     290,
+    files=["tests/acceptance/*_test*.py"],
 )
 PIKA_SOURCE = os.environ.get("PIKA_SOURCE", "")
 JAVA_CLIENT_SOURCE = os.environ.get("JAVA_CLIENT_SOURCE", "")
@@ -131,6 +151,8 @@ def run_unpacked(
         source = shutil.copytree(source, scratch.directory / "source")
         shutil.copytree(scratch.certificates, source / suite.certificates)
     known = known_failures(suite.name)
+    missing = unaccounted(source, suite.files, suite.tests, known)
+    assert not missing, "\n".join(missing)
     left_out = [f"--deselect-glob={test}" for entry in known if not entry.run for test in entry.tests]
     port = cluster.followers()[0].amqp_port
     outcome = run_pytest(
@@ -167,6 +189,19 @@ def test_what_is_not_as_the_table_says_is_told() -> None:
     assert outcome.judge([Known(["c", "d*", "e"], "coming")]) == [
         "e: no test has this name; take it off the list"
     ]
+
+
+def test_a_file_of_tests_that_is_neither_run_nor_on_the_list_is_told(tmp_path: Path) -> None:
+    for name in ("test_run.py", "test_out.py", "deeper/test_in.py", "deeper/test_new.py", "helper.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    known = [
+        Known(["test_out.*", "deeper.test_in.*"], "no broker", run=False),
+        Known(["test_run.*"], "wrong"),
+    ]
+    told = unaccounted(tmp_path, ["**/test_*.py"], ["test_run.py"], known)
+    assert told == ["deeper/test_new.py is neither run nor on the list"]
+    assert not unaccounted(tmp_path, ["**/test_*.py"], ["test_run.py", "deeper"], known)
 
 
 def test_of_a_suite_that_is_cut_off_it_is_told_what_has_failed(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from qq.machine.arguments import (
     QUORUM,
     check_consumer_arguments,
     check_equivalent_queue_arguments,
+    check_exchange_argument,
     check_queue_arguments,
     queue_kind,
 )
@@ -48,7 +49,6 @@ def complaint(check: Any, *arguments: Any) -> str | None:
         ("x-max-length-bytes", [], '"expected integer, got array"'),
         ("x-overflow", "drop-tail", "invalid_overflow"),
         ("x-overflow", 1, "{unacceptable_type,signedint}"),
-        ("x-dead-letter-exchange", 2**40, "{unacceptable_type,long}"),
         ("x-dead-letter-routing-key", "k", "routing_key_but_no_dlx_defined"),
         ("x-dead-letter-routing-key", b"\xff", "{unacceptable_type,binary}"),
         ("x-dead-letter-routing-key", "é" * 128, "routing_key_too_long"),
@@ -64,6 +64,14 @@ def complaint(check: Any, *arguments: Any) -> str | None:
 @pytest.mark.parametrize("kind", [CLASSIC, QUORUM])
 def test_a_wrong_value_is_refused_for_every_kind(kind: str, key: str, value: Any, wrong: str) -> None:
     assert complaint(check_queue_arguments, kind, {key: value}) == f"invalid arg '{key}' {HERE}: {wrong}"
+
+
+def test_an_exchange_that_is_no_string_is_refused_in_words_of_its_own() -> None:
+    key = "x-dead-letter-exchange"
+    wrong = f"invalid type 'long' for arg '{key}' in queue 'q' in vhost '/'"
+    assert complaint(check_exchange_argument, key, {key: 2**40}) == wrong
+    assert complaint(check_exchange_argument, key, {key: ""}) is None
+    assert complaint(check_exchange_argument, key, {}) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from machine_driver import Driver, batch, declare, publish, reloaded
 
 from qq.machine import commands as c
 from qq.machine import effects as e
-from qq.machine.access import Permissions, TopicPermissions
+from qq.machine.access import Permissions, TopicPermissions, User
 from qq.machine.core import no_content
 from qq.machine.machine import QueueMachine
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 USER = c.PutUser("ann", b"salt", b"hash", ["management"])
+HASHED = c.PutHashedUser("ann", b"salt", b"hash", [], "md5")
 PERMIT = c.SetPermissions("ann", "/", "c", "w", "r")
 TOPIC = c.SetTopicPermissions("ann", "/", "amq.topic", "w", "r")
 
@@ -41,6 +42,29 @@ def test_a_virtual_host_is_described_anew_and_stays_what_it_is() -> None:
     vhost = reloaded(driver.machine).vhosts["/"]
     assert (vhost.description, vhost.tags, vhost.default_queue_type) == ("mine", ["a", "b"], "quorum")
     assert list(vhost.queues) == ["q"]
+
+
+def test_a_user_is_told_with_the_algorithm_of_the_hash() -> None:
+    driver = Driver()
+    for command, hashing in ((USER, "sha256"), (HASHED, "md5"), (USER, "sha256")):
+        driver.apply(command)
+        assert reloaded(driver.machine).users == {"ann": User(*command[:4], hashing)}
+
+
+def test_limits_are_changed_one_by_one() -> None:
+    driver = Driver()
+    driver.apply(USER, c.SetUserLimits("ann", {"a": 1, "b": 2}), c.SetVhostLimits("/", {"a": 1, "b": 2}))
+    before, dump = driver.machine.freeze(), driver.machine.dump()
+    for changes, limits in (
+        ({"b": -3, "c": 4}, {"a": 1, "b": -3, "c": 4}),
+        ({"a": None, "d": None}, {"b": -3, "c": 4}),
+        ({"b": None, "c": None}, {}),
+        ({"a": 5}, {"a": 5}),
+    ):
+        driver.apply(c.ChangeUserLimits("ann", changes), c.ChangeVhostLimits("/", changes))
+        machine = reloaded(driver.machine)
+        assert machine.catalog.access.limits.get("ann", {}) == machine.vhosts["/"].limits == limits
+    assert before.dump() == dump
 
 
 def test_permissions_are_set_replaced_and_cleared() -> None:
@@ -85,6 +109,8 @@ def test_permissions_go_with_the_user_and_with_the_virtual_host(gone: c.Command)
         c.ClearTopicPermissions("bob", "v", ""),
         c.SetUserLimits("bob", {"max-channels": 1}),
         c.SetVhostLimits("v", {"max-queues": 1}),
+        c.ChangeUserLimits("bob", {"max-channels": 1}),
+        c.ChangeVhostLimits("v", {"max-queues": 1}),
         c.DeleteVhost("v"),
         c.DeleteUser("bob"),
         c.CloseConnection("n1", 1, "none"),
@@ -107,6 +133,7 @@ def test_what_is_asked_of_something_that_is_not_there_changes_nothing(command: c
     "change",
     [
         USER,
+        HASHED,
         c.DeleteUser("ann"),
         PERMIT,
         c.ClearPermissions("ann", "/"),

@@ -30,6 +30,7 @@ from qq.machine.commands import (
     Enqueue,
     OpenChannel,
     Publish,
+    PutHashedUser,
     PutPolicy,
     PutUser,
     PutVhost,
@@ -198,6 +199,7 @@ NAMED: dict[type[Command], list[str]] = {
     PutVhost: VHOSTS,
     DeleteVhost: VHOSTS,
     PutUser: USERS,
+    PutHashedUser: USERS,
     DeleteUser: USERS,
     ReplyTo: [*REPLY_NAMES, "q"],
 }

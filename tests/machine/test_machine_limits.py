@@ -135,7 +135,7 @@ def test_users_are_put_replaced_and_deleted() -> None:
     driver.apply(PutUser("u", b"s", b"1", ["administrator"]), PutUser("v", b"s", b"2", []))
     driver.apply(PutUser("u", b"t", b"3", []), DeleteUser("v"), DeleteUser("v"))
     machine = reloaded(driver.machine)
-    assert [tuple(user) for user in machine.users.values()] == [("u", b"t", b"3", [])]
+    assert [tuple(user) for user in machine.users.values()] == [("u", b"t", b"3", [], "sha256")]
 
 
 def test_the_predeclared_exchanges_are_there() -> None:

@@ -215,6 +215,16 @@ def test_the_content_is_asked_for_only_if_the_message_gets_to_an_exchange_that_l
         routing.route("d", "other")
 
 
+@pytest.mark.parametrize("kind", ["x-random", "x-local-random"])
+def test_a_random_exchange_picks_one_queue_for_each_message(kind: str) -> None:
+    routing = table()
+    routing.add_exchange("r", kind, {})
+    for name in ("q1", "q2"):
+        routing.bind(Binding("r", queue(name), "", b""), {})
+    found = [routing.route("r", "k", content=Content({}, {}, number)) for number in range(50)]
+    assert set(found) == {("q1",), ("q2",)}
+
+
 def test_exchanges_that_look_at_the_content_end_a_circle_too() -> None:
     routing = table(Binding("f", exchange("h"), "", b""))
     routing.add_exchange("h", "headers", {})
