@@ -157,7 +157,7 @@ def _table(judged: Mapping[str, _Documents | None]) -> Iterator[str]:
 
 def _cells(meta: dict[str, Any], verdict: dict[str, Any]) -> list[str]:
     faults = MIX if len(meta["nemesis"]) == len(NAMES) else ", ".join(meta["nemesis"])
-    run = [str(meta["nodes"]), faults, f"{meta['seconds']:g} s", str(meta["seed"])]
+    run = [str(meta["nodes"]), faults, f"{meta['seconds']:g}s", str(meta["seed"])]
     if verdict["error"] is not None:
         return [*run, verdict["error"]]
     broken = {promise["name"]: promise["violations"] for promise in verdict["promises"]}

@@ -39,6 +39,13 @@ ROW_COLUMNS = tuple(name for name in FIELD_TYPES if name != "time_ns")
 """Of the history, as they are shown, behind the time; what the check has added comes after them."""
 UNITS = {"ms": "ms", "s": "s"}
 """By the end of a figure's name."""
+_COSTS = ("out everywhere, s", "out at a node, s", "recovery, s")
+"""Of a fault: columns outage, node_outage and recovery of the check's table."""
+_COSTS_TEXT = (
+    "Out: the longest time, since the fault began, in which nobody could publish through any node, or through some "
+    "node, which may have been dead or cut off. Recovery: how long publishers of some node still waited after the "
+    "fault had been made good; a node that was wiped or damaged has everything again by then."
+)
 _ID = re.compile(r'"id": ?"([^"]*)"')
 
 
@@ -264,12 +271,20 @@ def _faults(run: _Run) -> _Html:
             row["node"],
             round(row["start"], 1),
             round(row["end"] - row["start"], 1),
+            _outcome(row["outcome"]),
+            row["outage"],
+            row["node_outage"],
             row["recovery"],
             row["detail"],
         )
         for row in sorted(run.tables.faults, key=lambda row: row["start"])
     ]
-    return _table(("fault", "nodes", "began, s", "lasted, s", "recovery, s", "detail"), rows)
+    head = ("fault", "nodes", "began, s", "lasted, s", "outcome", *_COSTS, "detail")
+    return _Html(f'<p class="dim">{escape(_COSTS_TEXT)}</p>{_table(head, rows)}')
+
+
+def _outcome(outcome: str) -> _Html:
+    return _Html(_text(outcome) if outcome == "ok" else f'<b class="bad">{_text(outcome)}</b>')
 
 
 # Offending operations

@@ -17,6 +17,7 @@ from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING
 
+from chaos.live import nemesis
 from chaos.live.run import Options, run
 from chaos.workloads import catalog
 from chaos.workloads.world import Endpoint
@@ -41,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     try:
         options = _options(arguments, f"python -m chaos run {shlex.join(without_password(argv))}")
+        print(f"seed {options.seed}", flush=True)
         outcome = asyncio.run(run(options))
     except OperatingError as error:
         print(f"chaos run: {error}", file=sys.stderr)
@@ -84,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--nodes", type=int, choices=(3, 5), default=3)
     parser.add_argument("--for", dest="duration", default="60s", help="how long to hurt it: 60s, 5m, 1h")
-    parser.add_argument("--nemesis", default="all", help="names of faults or groups of them; none")
+    parser.add_argument("--nemesis", help="names of faults or groups of them (default: all); none")
     parser.add_argument("--workloads", default=catalog.ALL, help="names of workloads")
     parser.add_argument("--seed", type=int, help="of the faults and of what is published; else a random one")
     parser.add_argument("--rate", type=float, default=300.0, help="messages a second (default: %(default)g)")
@@ -105,11 +107,10 @@ def _options(arguments: argparse.Namespace, command: str) -> Options:
     if seed is None:
         seed = SystemRandom().getrandbits(32)
         command = f"{command} --seed {seed}"
-    faults = () if arguments.nemesis == NONE else tuple(arguments.nemesis.split(","))
     return Options(
         nodes=arguments.nodes,
         seconds=parse_duration(arguments.duration),
-        nemesis=faults,
+        nemesis=_faults(arguments),
         workloads=tuple(arguments.workloads.split(",")),
         seed=seed,
         rate=arguments.rate,
@@ -119,6 +120,17 @@ def _options(arguments: argparse.Namespace, command: str) -> Options:
         password=arguments.password,
         command=command,
     )
+
+
+def _faults(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The faults that are asked for. Raises OptionError if they are for a cluster that is not ours."""
+    names = arguments.nemesis
+    if names == NONE or (names is None and arguments.endpoints is not None):
+        return ()
+    faults = nemesis.chosen((nemesis.ALL if names is None else names).split(","))
+    if arguments.endpoints is not None:
+        raise OptionError(f"--nemesis {names} and --endpoints: a cluster that is there is loaded, not hurt")
+    return faults
 
 
 def parse_duration(text: str) -> float:

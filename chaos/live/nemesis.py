@@ -45,6 +45,10 @@ REPAIR_PATIENCE_S = 60.0
 NOTICE_PATIENCE_S = 30.0
 """How long a node may take to find a flipped bit before it is taken back."""
 HEAL_PATIENCE_S = 90.0
+CLIENTS_CUT = 0.4
+"""How many of the partitions that cut some nodes off cut them off from their clients, too."""
+NODES, CLIENTS = "nodes", "clients"
+"""Whom a node has connections with."""
 
 NO_FAULTS = Faults()
 
@@ -146,16 +150,17 @@ async def rolling_restart(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def partition_majority(cluster: LiveCluster, chance: Random) -> Harm:
-    """Cut a minority off."""
+    """Cut a minority off from the majority."""
     few = chance.sample(cluster.names, (len(cluster.names) - 1) // 2)
-    many = [name for name in cluster.names if name not in few]
+    many = [name for name in cluster.names if name not in few] + _clients_too(chance)
     return _cut(cluster, few, _both_ways((one, other) for one in few for other in many))
 
 
-async def partition_leader(cluster: LiveCluster, _chance: Random) -> Harm:
+async def partition_leader(cluster: LiveCluster, chance: Random) -> Harm:
     """Cut the leader off from everybody."""
     leader = await cluster.leader(_ELECTION_PATIENCE_S)
-    return _cut(cluster, [leader], _both_ways((leader, name) for name in cluster.names if name != leader))
+    others = [name for name in cluster.names if name != leader] + _clients_too(chance)
+    return _cut(cluster, [leader], _both_ways((leader, other) for other in others))
 
 
 async def partition_ring(cluster: LiveCluster, chance: Random) -> Harm:
@@ -181,10 +186,15 @@ async def partition_bridge(cluster: LiveCluster, chance: Random) -> Harm:
 async def partition_one_way(cluster: LiveCluster, chance: Random) -> Harm:
     """A node is not heard, or does not hear, by some others or by all."""
     victim, *others = chance.sample(cluster.names, len(cluster.names))
-    others = others[: chance.randint(1, len(others))]
+    others = others[: chance.randint(1, len(others))] + _clients_too(chance)
     if chance.random() < 0.5:
         return _cut(cluster, [victim], [(victim, other) for other in others])
     return _cut(cluster, [victim], [(other, victim) for other in others])
+
+
+def _clients_too(chance: Random) -> list[str]:
+    """Clients, in some of the cases."""
+    return [CLIENTS] if chance.random() < CLIENTS_CUT else []
 
 
 def _both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -194,8 +204,15 @@ def _both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 def _cut(cluster: LiveCluster, names: Sequence[str], ways: Sequence[tuple[str, str]]) -> Harm:
     """Drop what is said this way. Connections stay open meanwhile, and break when it passes again."""
     detail = {"cut": [f"{source}>{target}" for source, target in ways]}
-    links = [cluster.link(source, target) for source, target in ways]
+    links = [_link(cluster, source, target) for source, target in ways]
     return _hurt(cluster, names, detail, links, "timeout", timeout=0)
+
+
+def _link(cluster: LiveCluster, source: str, target: str) -> Link:
+    """What a node says to another one or to its clients, or they to it."""
+    if target == CLIENTS:
+        return cluster.clients_of(source)[1]
+    return cluster.clients_of(target)[0] if source == CLIENTS else cluster.link(source, target)
 
 
 # Bad connections
@@ -223,14 +240,16 @@ async def slicer(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 def _slow(cluster: LiveCluster, chance: Random, kind: str, **attributes: int) -> Harm:
-    """Hurt all links between nodes, or those of one of them."""
+    """Hurt the links of all nodes or of one of them: with other nodes, with clients, or both."""
     names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
-    links = [
-        cluster.link(source, target)
-        for source, target in permutations(cluster.names, 2)
-        if source in names or target in names
-    ]
-    return _hurt(cluster, names, {kind: attributes}, links, kind, **attributes)
+    whom = chance.choice(([NODES], [CLIENTS], [NODES, CLIENTS]))
+    links: list[Link] = []
+    if NODES in whom:
+        pairs = permutations(cluster.names, 2)
+        links += [cluster.link(*pair) for pair in pairs if not set(pair).isdisjoint(names)]
+    if CLIENTS in whom:
+        links += [link for name in names for link in cluster.clients_of(name)]
+    return _hurt(cluster, names, {kind: attributes, "with": whom}, links, kind, **attributes)
 
 
 def _hurt(
@@ -468,8 +487,9 @@ _DISK = (disk_full, slow_fsync, power_loss, bit_flip, wipe)
 _FAULTS = {fault.__name__: fault for fault in (*_PROCESS, *_NETWORK, *_DISK)}
 
 NAMES = tuple(_FAULTS)
+ALL = "all"
 GROUPS = {
-    "all": NAMES,
+    ALL: NAMES,
     "network": tuple(fault.__name__ for fault in _NETWORK),
     "process": tuple(fault.__name__ for fault in _PROCESS),
     "disk": tuple(fault.__name__ for fault in _DISK),

@@ -14,17 +14,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import platform
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from chaos.history import Clock, Recorder
-from chaos.live import nemesis
+from chaos.live import nemesis, versions
 from chaos.live.cluster import LiveCluster, LiveClusterError
 from chaos.workloads import catalog
 from chaos.workloads.aio_clients import AioConsumer, LostError, asking, connect
@@ -50,6 +48,10 @@ STOP_PATIENCE_S = 60.0
 CLOSING_PATIENCE_S = 10.0
 QUIET_S = 10.0
 """A drained queue has been empty for so long. What a dead client held comes back when its heartbeats are missed."""
+QUIET_ELSEWHERE_S = 75.0
+"""The same of a cluster that was there. Who hurts it may take a node's address away with it (as `docker kill` does):
+then nobody hears that the node is dead, and what its clients held comes back after 60 s. It is not among the messages
+that a queue says it has."""
 DRAIN_PATIENCE_S = 120.0
 """How long a queue may say that it has messages, and deliver none."""
 LIMITS = {"segment_bytes": 1_000_000}
@@ -79,7 +81,8 @@ class Options:
     user: str = "guest"
     password: str = "guest"  # noqa: S105 -- every broker's first
     peace_s: float = PEACE_S
-    quiet_s: float = QUIET_S
+    quiet_s: float | None = None
+    """For so long a queue is empty before it counts as drained; None: as long as is needed."""
     command: str = ""
 
 
@@ -97,12 +100,13 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
     With `hurt_by`, that is awaited in place of a nemesis, for as long as it takes.
     """
     workloads = catalog.chosen(options.workloads)
-    faults = nemesis.chosen(options.nemesis) if not options.endpoints else ()
+    faults = nemesis.chosen(options.nemesis)
     clock = Clock()
     directory = options.out or ROOT / f"{time.strftime('%Y%m%d-%H%M%S')}-{options.seed}"
     if (directory / "history").exists():
         raise RunError(f"{directory} has a run already")
-    await _reach_all(options)
+    told = await _reach_all(options)
+    made_with = versions.of_cluster(told) if options.endpoints else versions.of_own_cluster()
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     before = asyncio.all_tasks()
     with (
@@ -116,7 +120,16 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
                 cluster = await cleanup.enter_async_context(
                     LiveCluster(directory, options.nodes, limits=LIMITS)
                 )
-            course = _Course(options, directory, workloads, faults, recorder, cluster, hurt_by)
+            course = _Course(
+                options,
+                directory,
+                workloads,
+                () if options.endpoints else faults,
+                recorder,
+                cluster,
+                hurt_by,
+                made_with | versions.of_harness(),
+            )
             await course.carry_out()
         # The clients' libraries are still closing connections to nodes that were dead or frozen.
         if closing := asyncio.all_tasks() - before:
@@ -124,17 +137,19 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
     return Outcome(directory, course.problems)
 
 
-async def _reach_all(options: Options) -> None:
-    """Try each endpoint. Raises RunError that names those that cannot be reached."""
-    complaints = []
+async def _reach_all(options: Options) -> list[str]:
+    """Try each endpoint; what they say they are. Raises RunError that names those that cannot be reached."""
+    told, complaints = [], []
     for endpoint in options.endpoints:
         try:
-            async with _channel(endpoint, options):
-                pass
+            async with _channel(endpoint, options) as channel:
+                connection = (await channel.get_underlay_channel()).connection
+                told.append(versions.introduction(connection.server_properties))
         except LostError as error:
             complaints.append(f"{endpoint.node} at {endpoint.host}:{endpoint.port}: {error}")
     if complaints:
         raise RunError("unreachable: " + "; ".join(complaints))
+    return told
 
 
 @asynccontextmanager
@@ -183,8 +198,12 @@ class _Course:
         recorder: Recorder,
         cluster: LiveCluster | None,
         hurt_by: Callable[[], Awaitable[None]] | None = None,
+        made_with: dict[str, str] | None = None,
     ) -> None:
         self._options = options
+        usual_s = QUIET_ELSEWHERE_S if options.endpoints else QUIET_S
+        self._quiet_s = usual_s if options.quiet_s is None else options.quiet_s
+        self._made_with = made_with or {}
         self._hurt_by = hurt_by
         self._directory = directory
         self._workloads = workloads
@@ -362,10 +381,10 @@ class _Course:
         self._start(consumers)
         began_s = time.monotonic()
         while True:
-            await self._work_for(min(WATCH_S, self._options.quiet_s))
+            await self._work_for(min(WATCH_S, self._quiet_s))
             now_s = time.monotonic()
             silent_s = now_s - max([began_s, *(consumer.delivered_s for consumer in consumers)])
-            if silent_s < self._options.quiet_s:
+            if silent_s < self._quiet_s:
                 continue
             left = await self._left_in(drained)
             consumed = {consumer.queue for consumer in consumers if consumer.is_consuming}
@@ -403,6 +422,8 @@ class _Course:
                         await channel.queue_delete(name)
 
     def _write_meta(self) -> None:
+        # So that the history is as long as this says: a client that still waits in its thread is not heard any more.
+        self._recorder.close()
         options = self._options
         meta: dict[str, Any] = {
             "format": FORMAT,
@@ -414,12 +435,10 @@ class _Course:
             "started_ns": self._started_ns,
             "heal_ns": self._heal_ns,
             "ended_ns": self._recorder.clock.now_ns(),
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in ("qq", "aio-pika", "pika")},
-            },
+            "versions": self._made_with,
             "command": options.command,
             "problems": self.problems,
+            "rows": self._recorder.counts.total(),
             "queues": {
                 name: plan.described(workload, drained=name in self._drained)
                 for name, (workload, plan) in self._plans.items()

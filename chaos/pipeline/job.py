@@ -5,8 +5,8 @@ Reads meta.json and history/ of a run directory, decides whether a promise was b
 Lives here: files, the order of the jobs, the verdict. Not here: what a promise means (transforms/), Spark itself
 (session.py).
 
-Law: what cannot be judged is not valid. A line that is no row, a run that recorded nothing and a Spark that fails are
-errors of the verdict, each a line.
+Law: what cannot be judged is not valid. A line that is no row, rows that are missing, a run that recorded nothing and a
+Spark that fails are errors of the verdict, each a line. Nor is a run that went otherwise than planned.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from chaos.history import SUFFIX
-from chaos.pipeline.schemas import BROKEN, FILE, HISTORY, QUEUES, REACH
+from chaos.pipeline.schemas import BLOCK, BROKEN, FILE, HISTORY, PLACE, QUEUES, REACH
 from chaos.pipeline.session import FAILURES, LOCAL, QUICK, SparkError, arrow, brief, collect, session
 from chaos.pipeline.transforms import timeline
 from chaos.pipeline.transforms.arrival import lost, owed, phantom
 from chaos.pipeline.transforms.duplicates import duplicates
 from chaos.pipeline.transforms.limits import dead_letter, delivery_limit, limited
-from chaos.pipeline.transforms.messages import fates, messages, traceable
+from chaos.pipeline.transforms.messages import asked, fates, messages, traceable
 from chaos.pipeline.transforms.order import comparable, order
-from chaos.pipeline.transforms.priority import both_waiting, priority_ratio
-from chaos.pipeline.transforms.rows import checked, parsed, tally, with_ends_of_transactions
+from chaos.pipeline.transforms.priority import both_waiting, enough, priority_ratio
+from chaos.pipeline.transforms.removal import removed, resurrected
+from chaos.pipeline.transforms.rows import checked, falling, parsed, tally, with_ends_of_transactions
 from chaos.pipeline.transforms.single_active import single_active, single_active_deliveries
-from chaos.pipeline.transforms.transactions import transactions, tx_atomic
+from chaos.pipeline.transforms.transactions import parts, transactions, tx_atomic
 from qq.errors import OperatingError
 
 FORMAT = 1
@@ -57,9 +58,10 @@ SHOWN = 100
 PROMISES = {
     "lost": "every message that was confirmed arrives, if its queue was emptied and nobody removed it",
     "phantom": "only what was published arrives",
+    "resurrected": "what was purged or deleted does not come back",
     "unmarked_duplicate": "what arrives again is marked redelivered",
     "dedup_duplicate": "what is published with a publisher id arrives once, however often it is published",
-    "order": "a consumer sees the messages of a publisher in the order in which they were published",
+    "order": "the messages of a publisher are delivered in the order in which they were published",
     "delivery_limit": "no message comes back more often than its queue allows",
     "priority_ratio": "while both wait, two messages of high priority are delivered for each normal one",
     "single_active": "a queue with a single active consumer serves one consumer at a time",
@@ -99,6 +101,8 @@ class Verdict:
     operations: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     promises: Sequence[Promise] = ()
     figures: Mapping[str, float] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    """What in the run went otherwise than planned."""
     format: int = FORMAT
 
 
@@ -109,6 +113,9 @@ class Run:
     started_ns: int
     ended_ns: int
     queues: Mapping[str, Mapping[str, Any]]
+    problems: Sequence[str] = ()
+    rows: int | None = None
+    """As many were recorded; None if that was not said yet when it was."""
 
     def described(self) -> list[tuple[Any, ...]]:
         """The queues in the columns of `QUEUES`."""
@@ -177,7 +184,9 @@ def read_run(directory: Path) -> Run:
     file = directory / "meta.json"
     try:
         meta = json.loads(file.read_text(encoding="utf-8"))
-        return Run(meta["started_ns"], meta["ended_ns"], meta["queues"])
+        return Run(
+            meta["started_ns"], meta["ended_ns"], meta["queues"], meta.get("problems", ()), meta.get("rows")
+        )
     except OSError as error:
         raise CheckError(f"{file}: {error.strerror}") from None
     except ValueError as error:
@@ -219,13 +228,15 @@ def _shown(line: str) -> str:
 
 
 def read_rows(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Columns of `HISTORY`, `FILE` and `BROKEN`."""
-    place = F.col("_metadata.file_path").alias(FILE)
+    """Columns of `HISTORY`, `FILE`, `BLOCK`, `PLACE` and `BROKEN`."""
+    file = F.col("_metadata.file_path").alias(FILE)
+    block = F.col("_metadata.file_block_start").alias(BLOCK)
+    place = F.monotonically_increasing_id().alias(PLACE)
     read: list[DataFrame] = []
     if lines := [str(file) for file in files if file.suffix == SUFFIX]:
-        read.append(parsed(spark.read.text(lines, lineSep="\n").select(place, "value")))
+        read.append(parsed(spark.read.text(lines, lineSep="\n").select(file, block, place, "value")))
     if tables := [str(file) for file in files if file.suffix == ".parquet"]:
-        read.append(checked(spark.read.schema(HISTORY).parquet(*tables).select(place, *HISTORY.names)))
+        read.append(checked(spark.read.schema(HISTORY).parquet(*tables).select(file, *HISTORY.names)))
     return reduce(DataFrame.unionByName, read)
 
 
@@ -243,26 +254,33 @@ class _Check:
     def verdict(self, files: Sequence[Path], started_s: float) -> Verdict:
         everything = self._kept("rows", read_rows(self._spark, files))
         _refuse_broken(everything)
-        rows = everything.drop(FILE, BROKEN)
+        _refuse_falling(everything)
+        rows = everything.drop(FILE, BLOCK, PLACE, BROKEN)
         counts = self._kept("counts", tally(rows, self._run.started_ns))
         operations, total = _operations(counts)
         if not operations.get("publish", {}).get("ok") and not operations.get("deliver", {}).get("ok"):
             raise CheckError(
                 f"{self._directory}: recorded nothing: no confirmed publish and no delivery in {total} rows"
             )
+        if self._run.rows not in {None, total}:
+            raise CheckError(f"{self._directory}: {total} rows, but {self._run.rows} were recorded")
         about = self._kept("messages", messages(with_ends_of_transactions(rows)))
         promises = self._promises(self._evidence(about, rows, operations), rows)
-        tables = self._tables(about, rows, counts)
-        outages = timeline.unavailable(timeline.everywhere(rows), self._run.started_ns, self._run.ended_ns)
+        outages = self._kept(
+            "outages",
+            timeline.unavailable(timeline.everywhere(rows), self._run.started_ns, self._run.ended_ns),
+        )
+        tables = self._tables(about, rows, counts, outages)
         _write(self._directory / "tables", tables)
         return Verdict(
-            valid=all(promise.holds for promise in promises),
+            valid=all(promise.holds for promise in promises) and not self._run.problems,
             error=None,
             rows=total,
             seconds=time.monotonic() - started_s,
             operations=operations,
             promises=promises,
             figures=_figures(about, tables, arrow(outages), promises),
+            problems=self._run.problems,
         )
 
     def _kept(self, name: str, frame: DataFrame) -> DataFrame:
@@ -275,8 +293,9 @@ class _Check:
     ) -> dict[str, Evidence]:
         """For each promise of which there may be anything to look at."""
         queues, reach, run = self._queues, self._reach, self._run
-        due = traceable(about, self._kept("fates", fates(rows, queues, reach)))
+        due = self._kept("due", traceable(about, self._kept("fates", fates(rows, queues, reach))))
         delivered = about.filter("deliveries > 0")
+        who = self._kept("asked", asked(rows))
         again = self._kept("duplicates", duplicates(about, rows))
         evidence = {
             "lost": Evidence(owed(due), lost(about, due, reach)),
@@ -284,10 +303,16 @@ class _Check:
             "unmarked_duplicate": Evidence(
                 delivered.filter("not coalesce(dedup, false)"), again.filter("promise = 'unmarked_duplicate'")
             ),
-            "order": Evidence(comparable(about), order(about)),
+            "order": Evidence(comparable(about), order(about, who)),
         }
+        if operations.keys() & {"purge", "delete"}:
+            gone = self._kept("removed", removed(about, rows))
+            evidence["resurrected"] = Evidence(gone, resurrected(gone, rows, who))
         if operations.keys() & {"tx_commit", "tx_rollback"}:
-            evidence["tx_atomic"] = Evidence(transactions(rows), tx_atomic(about, due, rows, reach))
+            published = self._kept("parts", parts(about, due, rows, reach))
+            evidence["tx_atomic"] = Evidence(
+                transactions(rows), tx_atomic(published, about, due, rows, reach)
+            )
         if run.any_queue("dedup"):
             evidence["dedup_duplicate"] = Evidence(
                 delivered.filter("dedup"), again.filter("promise = 'dedup_duplicate'")
@@ -296,7 +321,7 @@ class _Check:
             evidence["delivery_limit"] = Evidence(limited(rows, queues), delivery_limit(about, rows, queues))
         if run.any_queue("priorities"):
             waiting = both_waiting(about, queues)
-            evidence["priority_ratio"] = Evidence(waiting, priority_ratio(waiting))
+            evidence["priority_ratio"] = Evidence(enough(waiting), priority_ratio(waiting))
         if run.any_queue("single_active"):
             deliveries = single_active_deliveries(about, rows, queues)
             evidence["single_active"] = Evidence(deliveries, single_active(deliveries))
@@ -329,14 +354,14 @@ class _Check:
             for name, text in PROMISES.items()
         ]
 
-    def _tables(self, about: DataFrame, rows: DataFrame, counts: DataFrame) -> Tables:
+    def _tables(self, about: DataFrame, rows: DataFrame, counts: DataFrame, outages: DataFrame) -> Tables:
         started_ns, ended_ns = self._run.started_ns, self._run.ended_ns
         windows = self._kept("unavailable", timeline.unavailable(rows, started_ns, ended_ns))
         frames = {
             "throughput": timeline.throughput(counts),
             "latency": timeline.latency(timeline.latencies(about, self._queues, started_ns)),
             "unavailable": windows.orderBy("start", "node"),
-            "faults": timeline.faults(rows, windows, started_ns, ended_ns),
+            "faults": timeline.faults(rows, windows, outages, started_ns, ended_ns),
         }
         return {name: arrow(frame) for name, frame in frames.items()}
 
@@ -353,8 +378,32 @@ def _operations(counts: DataFrame) -> tuple[dict[str, dict[str, int]], int]:
 
 def _refuse_broken(rows: DataFrame) -> None:
     for place, line in collect(rows.filter(F.col(BROKEN).isNotNull()).select(FILE, BROKEN).limit(1)):
-        file = Path(unquote(urlsplit(place).path))
+        file = _path(place)
         raise CheckError(f"{file}:{_number(file, line)}: no row of a history: {_shown(line)}")
+
+
+def _refuse_falling(rows: DataFrame) -> None:
+    for (place,) in collect(falling(rows).select(FILE).limit(1)):
+        file = _path(place)
+        number, line = _first_that_falls(file)
+        raise CheckError(f"{file}:{number}: time_ns does not rise: {_shown(line)}")
+
+
+def _path(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path))
+
+
+def _first_that_falls(file: Path) -> tuple[int, str]:
+    last_ns = 0
+    with file.open(encoding="utf-8", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            time_ns = json.loads(line)["time_ns"]
+            if time_ns <= last_ns:
+                return number, line
+            last_ns = time_ns
+    raise CheckError(f"{file}: has changed while it was read")
 
 
 def _number(file: Path, line: str) -> int | str:
@@ -431,10 +480,21 @@ def describe(verdict: Verdict) -> str:
         return f"INVALID: {verdict.error}"
     lines = [f"{'promise':<20} {'checked':>10} {'violations':>10}"]
     lines += [
-        f"{promise.name:<20} {promise.checked:>10} {promise.violations:>10}"
-        + ("" if promise.holds else f"   BROKEN: {promise.text}; first: {promise.examples[0]}")
+        f"{promise.name:<20} {promise.checked:>10} {promise.violations:>10}" + _remark(promise)
         for promise in verdict.promises
     ]
+    return "\n".join([*lines, f"{_outcome(verdict)} ({verdict.rows} rows in {verdict.seconds:.1f} s)"])
+
+
+def _remark(promise: Promise) -> str:
+    if not promise.holds:
+        return f"   BROKEN: {promise.text}; first: {promise.examples[0]}"
+    return "" if promise.checked else "   nothing to check"
+
+
+def _outcome(verdict: Verdict) -> str:
     broken = [promise.name for promise in verdict.promises if not promise.holds]
-    outcome = f"INVALID: broken: {', '.join(broken)}" if broken else "VALID: every promise was kept"
-    return "\n".join([*lines, f"{outcome} ({verdict.rows} rows in {verdict.seconds:.1f} s)"])
+    wrong = [f"broken: {', '.join(broken)}"] if broken else []
+    if verdict.problems:
+        wrong.append(f"problems of the run: {'; '.join(verdict.problems)}")
+    return f"INVALID: {'; '.join(wrong)}" if wrong else "VALID: every promise was kept"

@@ -30,7 +30,9 @@ HISTORY = StructType(
 BROKEN = "broken"
 """Column beside those of `HISTORY`: the text of a line that is no row, else null."""
 FILE = "file"
-"""Column beside those of `HISTORY`: where the row was read, if it is broken."""
+"""Column beside those of `HISTORY`: where the row was read."""
+BLOCK, PLACE = "block", "place"
+"""Columns beside those of `HISTORY`, of rows in lines: a task reads a block of a file and numbers its lines upwards."""
 
 QUEUES = StructType(
     [

@@ -9,10 +9,10 @@ import logging
 import os
 import sys
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -38,7 +38,9 @@ QUICK = {
     "spark.sql.adaptive.enabled": "false",
 }
 """Settings for a job that is short anyway."""
-FAILURES = (PySparkException, Py4JError)
+GONE = (Py4JNetworkError, ConnectionError, EOFError)
+"""What PySpark raises if there is no Java any more."""
+FAILURES = (PySparkException, Py4JError, *GONE)
 """Whatever PySpark raises if a job fails, or the process that runs it."""
 
 
@@ -60,12 +62,15 @@ def session(master: str, log: Path, settings: dict[str, str] | None = None) -> I
     try:
         yield started
     finally:
-        started.stop()
+        # A Java that has died cannot be asked to stop, and why the block failed is worth more.
+        with suppress(Py4JError, OSError):
+            started.stop()
 
 
-# PySpark logs each error that it raises, with the whole trace, to standard error.
+# PySpark and Py4J log each error that they raise, with the whole trace, to standard error: Py4J as the root logger.
 for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
     logging.getLogger(name).disabled = True
+logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
 
 
 def _start(master: str, log: Path, settings: dict[str, str]) -> SparkSession:
@@ -115,6 +120,8 @@ def _errors_to(log: Path) -> Generator[None]:
 
 def brief(error: BaseException) -> str:
     """The first line of what Spark raised, without the trace of its calls."""
+    if isinstance(error, GONE):
+        return "its Java process is gone"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

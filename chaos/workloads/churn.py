@@ -63,12 +63,12 @@ class Churner(PikaClient):
         for _ in range(PUBLISHED):
             self.publish(channel, queue, next(self._messages[queue]), EXCHANGE)
         for _ in range(GOT):
-            method, properties, body = channel.basic_get(queue)
-            if method is None:
+            got = self.get(channel, queue)
+            if got is None:
                 break
-            fields = self.delivered(queue, method, properties, body)
+            tag, fields = got
             with asking(self.process.invoke("ack", **self.where, queue=queue, id=fields["id"])):
-                channel.basic_ack(method.delivery_tag)
+                channel.basic_ack(tag)
         with asking(self.process.invoke("delete", **self.where, queue=queue)):
             channel.queue_delete(queue)
 

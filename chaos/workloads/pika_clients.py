@@ -161,6 +161,20 @@ class PikaClient(Client):
         except pika.exceptions.NackError:
             call.unknown("basic.nack")
 
+    def get(self, channel: BlockingChannel, queue: str) -> tuple[int, Fields] | None:
+        """Ask for a message: its delivery tag and what the history says of it; None if there is none.
+
+        What comes is a row of its own, as of a message that nobody asked for.
+        """
+        call = self.process.invoke("get", **self.where, queue=queue)
+        with asking(call):
+            method, properties, body = channel.basic_get(queue)
+            if method is None:
+                call.ok(detail="empty")
+        return (
+            None if method is None else (method.delivery_tag, self.delivered(queue, method, properties, body))
+        )
+
     def delivered(
         self,
         queue: str,

@@ -53,7 +53,9 @@ class Transactions(PikaClient):
         try:
             for queue in QUEUES:
                 parts.append(self._publish(channel, queue, tx))
-                self._get(channel, queue, held)
+                if (got := self.get(channel, queue)) is not None:
+                    tag, fields = got
+                    held[tag] = (queue, fields["id"])
             for tag, (queue, message_id) in held.items():
                 parts.append(self.process.invoke("ack", **self.where, queue=queue, id=message_id, tx=tx))
                 channel.basic_ack(tag)
@@ -76,12 +78,6 @@ class Transactions(PikaClient):
         call = self.process.invoke("publish", **self.where, queue=queue, tx=tx, **message.fields())
         channel.basic_publish("", queue, message.body, properties_of(message))
         return call
-
-    def _get(self, channel: BlockingChannel, queue: str, held: dict[int, tuple[str, str]]) -> None:
-        method, properties, body = channel.basic_get(queue)
-        if method is not None:
-            fields = self.delivered(queue, method, properties, body)
-            held[method.delivery_tag] = (queue, fields["id"])
 
     def _commit(self, channel: BlockingChannel, tx: str, parts: list[Call]) -> None:
         call = self.process.invoke("tx_commit", **self.where, tx=tx)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chaos import campaign
+from chaos.live.command import parse_duration
 from chaos.live.nemesis import NAMES
 from chaos.pipeline.job import PROMISES
 
@@ -122,7 +123,8 @@ def test_a_row_says_what_was_done_and_what_was_broken(
     wipe, mix = last_rows(capsys)
     seed = str(7 + NAMES.index("wipe"))
     counts = ["9", "1,244", "1,190", "2", "3", "5", "order: 5, 1 problems", "0.3 s, 1.3 s", "3 / 1,061 ms"]
-    assert wipe == ["5", "wipe", "300 s", seed, *counts]
+    assert wipe == ["5", "wipe", "300s", seed, *counts]
+    assert parse_duration(wipe[2]) == 300
     assert mix[:2] == ["5", "all"]
 
 

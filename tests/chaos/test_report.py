@@ -21,13 +21,14 @@ STARTED_NS = 1_790_000_000 * 10**9
 SECONDS = 60
 NODES = ("n1", "n2", "n3")
 EVIL = '<script>alert("1")</script>'
+FAULT = ("fault", "node", "start", "end", "outcome", "detail", "outage", "node_outage", "recovery")
 FAULTS = (
-    ("kill_leader", "n1", 5.0, 5.1, "", 1.4),
-    ("partition_ring", "n1,n2,n3", 12.0, 17.0, "each node loses one neighbour", 0.6),
-    ("slow_fsync", "n2", 15.0, 21.0, '{"delay_ms": 200}', 0.3),
-    ("kill_leader", "n2", 27.0, 27.1, "", 1.7),
-    ("clock_jump", "n3", 33.0, 33.2, '{"seconds": -300}', 0.1),
-    ("disk_full", "n1", 38.0, 45.0, EVIL, None),
+    ("kill_leader", "n1", 5.0, 5.1, "ok", "", 0.3, 1.5, 1.4),
+    ("partition_ring", "n1,n2,n3", 12.0, 17.0, "ok", "each node loses one neighbour", 0.0, 0.6, 0.6),
+    ("slow_fsync", "n2", 15.0, 21.0, "ok", '{"delay_ms": 200}', 0.0, 0.3, 0.3),
+    ("kill_leader", "n2", 27.0, 27.1, "ok", "", 0.25, 1.7, 1.7),
+    ("clock_jump", "n3", 33.0, 33.2, "ok", '{"seconds": -300}', 0.0, 0.0, 0.1),
+    ("disk_full", "n1", 38.0, 45.0, "fail", EVIL, 0.0, 6.5, 0.0),
 )
 PROMISES = (
     ("lost", "A confirmed message was delivered or is still in its queue."),
@@ -37,7 +38,13 @@ PROMISES = (
     ("order", "Of one publisher, a queue's messages come in order."),
     ("tx_atomic", "Of a transaction, all or nothing happens."),
 )
-VERSIONS = {"qq": "0.1.0", "python": "3.11.2", "pika": "1.3.2", "toxiproxy": "2.12.0"}
+VERSIONS = {
+    "qq": "0.1.0",
+    "commit": "0123456789ab",
+    "toxiproxy": "2.12.0",
+    "python": "3.11.2",
+    "pika": "1.3.2",
+}
 
 Rows = list[dict[str, Any]]
 
@@ -162,10 +169,7 @@ def write_tables(directory: Path) -> None:
         for fault, node, start, *_ in FAULTS
         if fault == "kill_leader"
     ]
-    faults = [
-        dict(zip(("fault", "node", "start", "end", "detail", "recovery"), fault, strict=True))
-        for fault in FAULTS
-    ]
+    faults = [dict(zip(FAULT, fault, strict=True)) for fault in FAULTS]
     for name, rows in (
         ("throughput", throughput),
         ("latency", latency),
@@ -228,7 +232,7 @@ def test_the_verdict_names_the_broken_promises(broken: Page) -> None:
 def test_the_run_can_be_repeated_from_the_page(broken: Page) -> None:
     assert "seed 1234567 · 3 nodes · 60 s · 171,204 rows of history" in broken.text
     assert "python -m chaos run --nodes 3 --for 60s --nemesis all --seed 1234567" in broken.text
-    assert "qq 0.1.0, python 3.11.2, pika 1.3.2, toxiproxy 2.12.0" in broken.text
+    assert "qq 0.1.0, commit 0123456789ab, toxiproxy 2.12.0, python 3.11.2, pika 1.3.2" in broken.text
 
 
 def test_every_promise_has_a_line(broken: Page) -> None:
@@ -277,10 +281,11 @@ def test_a_history_may_be_of_parquet_files(tmp_path: Path) -> None:
     assert "5.900 pub-1 41 invoke publish" in page(tmp_path).section("Message pub-1:40")
 
 
-def test_faults_are_listed_with_their_recovery(broken: Page) -> None:
+def test_faults_are_listed_with_how_they_ended_and_what_they_cost(broken: Page) -> None:
     faults = broken.section("recovery, s")
-    assert re.search(r"kill_leader n1 5 0\.1 1\.4", faults)
-    assert re.search(r"disk_full n1 38 7 - ", faults)
+    assert re.search(r"kill_leader n1 5 0\.1 ok 0\.3 1\.5 1\.4", faults)
+    assert re.search(r"disk_full n1 38 7 fail 0 6\.5 0 <script>", faults)
+    assert broken.html.count('<b class="bad">fail</b>') == 1
 
 
 def test_what_was_recorded_is_never_markup(broken: Page) -> None:

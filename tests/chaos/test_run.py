@@ -11,11 +11,21 @@ import pytest
 
 from chaos import history, report
 from chaos.live import run as run_module
-from chaos.live.command import OptionError, main, parse_duration, parse_endpoints, without_password
+from chaos.live.command import (
+    OptionError,
+    _options,
+    _parser,
+    main,
+    parse_duration,
+    parse_endpoints,
+    without_password,
+)
+from chaos.live.nemesis import GROUPS, NAMES
 from chaos.live.run import Options, Outcome
 from chaos.pipeline import job
 from chaos.workloads.catalog import WORKLOADS, chosen
 from chaos.workloads.world import Client, Endpoint, Pace, Rotation, World, arrived, body_of
+from cluster.group import GroupConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +87,16 @@ def test_what_is_no_endpoint_is_refused(text: str) -> None:
     ("arguments", "complaint"),
     [
         (["--workloads", "confirm,juggle"], "unknown workload 'juggle'; there are confirm, priority,"),
-        (["--nemesis", "frogs"], "frogs"),
+        (["--nemesis", "frogs"], "unknown nemesis 'frogs'"),
+        (["--nemesis", "frogs", "--endpoints", "127.0.0.1:1"], "unknown nemesis 'frogs'"),
+        (
+            ["--nemesis", "pause", "--endpoints", "127.0.0.1:1"],
+            "--nemesis pause and --endpoints: a cluster that",
+        ),
+        (
+            ["--nemesis", "all", "--endpoints", "127.0.0.1:1"],
+            "--nemesis all and --endpoints: a cluster that is",
+        ),
         (["--for", "soon"], "'soon' is no duration"),
         (["--rate", "0"], "no messages"),
         (["--rate", "nan"], "no messages"),
@@ -92,6 +111,22 @@ def test_a_bad_option_is_told_in_one_line(
     assert line.startswith("chaos run: ")
     assert complaint in line
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "faults"),
+    [
+        ([], NAMES),
+        (["--nemesis", "none"], ()),
+        (["--nemesis", "pause,disk"], ("pause", *GROUPS["disk"])),
+        (["--endpoints", "127.0.0.1:1"], ()),
+        (["--endpoints", "127.0.0.1:1", "--nemesis", "none"], ()),
+    ],
+)
+def test_our_own_cluster_is_hurt_by_everything_unless_told_otherwise_and_no_other_one_is(
+    arguments: list[str], faults: tuple[str, ...]
+) -> None:
+    assert _options(_parser().parse_args(arguments), "").nemesis == faults
 
 
 def test_every_endpoint_that_cannot_be_reached_is_named_in_one_line(
@@ -139,7 +174,33 @@ def test_a_run_passes_if_it_went_as_planned_and_every_promise_was_kept(
     assert all(f"PROBLEM: {problem}" in printed for problem in problems)
 
 
+def test_a_seed_that_chance_has_chosen_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Options] = []
+
+    async def run(options: Options) -> Outcome:
+        given.append(options)
+        return Outcome(tmp_path, [])
+
+    monkeypatch.setattr("chaos.live.command.run", run)
+    for _ in range(2):
+        assert main(["--no-check"]) == 0
+        assert capsys.readouterr().out.startswith(f"seed {given[-1].seed}\n")
+        assert given[-1].command == f"python -m chaos run --no-check --seed {given[-1].seed}"
+    assert given[0].seed != given[1].seed
+
+
 # The course
+
+
+def test_where_somebody_else_hurts_nodes_the_drain_waits_until_a_silent_node_is_given_up(
+    course: run_module._Course, tmp_path: Path, recorder: history.Recorder
+) -> None:
+    given_up_s = GroupConfig("n1", ["n1"], "c").silent_origin_grace_s
+    assert run_module.QUIET_S < given_up_s + 5 < course._quiet_s < run_module.DRAIN_PATIENCE_S
+    options = Options(endpoints=(HERE,), out=tmp_path, quiet_s=0.5)
+    assert run_module._Course(options, tmp_path, (), (), recorder, None)._quiet_s == 0.5
 
 
 class Stuck(Client):
@@ -182,6 +243,16 @@ def test_a_queue_that_does_not_drain_is_a_problem_and_nothing_in_it_is_called_lo
     [problem] = course.problems
     assert problem.startswith("these queues do not drain: ")
     assert all(plan.name in problem for _, plan in course._plans.values() if plan.drained)
+
+
+def test_the_run_says_how_many_rows_it_recorded_and_none_comes_after_that(
+    course: run_module._Course, recorder: history.Recorder, tmp_path: Path
+) -> None:
+    late = recorder.process("tx-1").invoke("publish", queue="tx-a", id="tx-1-a:1")
+    course._write_meta()
+    late.unknown("the answer came when nobody waited any more")
+    assert json.loads((tmp_path / "meta.json").read_text())["rows"] == 1
+    assert len(history.read(tmp_path / "history")) == 1
 
 
 def test_a_client_that_breaks_breaks_off_the_run(

@@ -166,6 +166,18 @@ def test_transactions_are_committed_and_rolled_back(peaceful: Recorded) -> None:
     assert published & ids(rows, "deliver", "ok") == set()
 
 
+@pytest.mark.parametrize("workload", ["churn", "tx"])
+def test_who_asks_for_a_message_is_recorded_and_what_came_is_a_delivery(
+    peaceful: Recorded, workload: str
+) -> None:
+    rows = peaceful.of(workload)
+    for process in {row["process"] for row in rows if row["op"] == "get"}:
+        asked = [row for row in rows if row["process"] == process]
+        gots = [row for row in asked if row["op"] == "get" and row["type"] == "ok" and "detail" not in row]
+        came = [row for row in asked if row["op"] == "deliver"]
+        assert [row["queue"] for row in gots] == [row["queue"] for row in came] != []
+
+
 def test_the_backlog_is_consumed_in_the_drain_alone(peaceful: Recorded) -> None:
     assert {row["process"] for row in peaceful.deliveries("backlog")} == {"drain-backlog"}
 
@@ -214,6 +226,13 @@ def test_only_deduplicated_messages_are_published_again(killed: Recorded) -> Non
     assert ids(rows, "publish", "invoke") == ids(rows, "publish", "ok") == ids(rows, "deliver", "ok")
     first = [row["id"] for row in rows if row["op"] == "deliver" and not row["redelivered"]]
     assert len(first) == len(set(first))
+
+
+def test_the_versions_of_a_cluster_that_is_not_ours_are_what_it_says_of_itself(peaceful: Recorded) -> None:
+    versions = peaceful.meta["versions"]
+    assert re.fullmatch(r"RabbitMQ [\d.]+ \(the authors of qq\)", versions["cluster"])
+    assert not {"qq", "commit", "toxiproxy"} & versions.keys()
+    assert peaceful.meta["nemesis"] == []
 
 
 def test_a_cluster_that_is_not_ours_is_left_without_our_queues(

@@ -112,6 +112,13 @@ def test_images_are_stages_or_pinned() -> None:
             assert service["image"].rpartition(":")[2].removeprefix("v")[0].isdigit(), name
 
 
+def test_no_two_images_that_are_built_have_one_tag() -> None:
+    built = {name: service for name, service in SERVICES.items() if "build" in service}
+    tags = [service.get("image", f"{COMPOSE['name']}-{name}") for name, service in built.items()]
+    assert built.keys() > set(NODES)
+    assert len(set(tags)) == len(tags)
+
+
 def test_proxies_stand_before_each_node() -> None:
     listening = {int(proxy["listen"].removeprefix("0.0.0.0:")) for proxy in PROXIES}
     assert {proxy["name"] for proxy in PROXIES} == set(NODES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from deployment import DEPLOY
+from deployment import DEPLOY, ROOT
 
 from qq.config import load
 from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
@@ -57,9 +58,48 @@ def test_a_node_is_given_the_time_that_it_needs_to_stop() -> None:
 
 
 def test_a_node_may_do_little() -> None:
-    assert UNIT["DynamicUser"] == UNIT["NoNewPrivileges"] == ["yes"]
+    assert UNIT["User"] == UNIT["Group"] == ["qq"]
+    assert UNIT["NoNewPrivileges"] == ["yes"]
     assert UNIT["ProtectSystem"] == ["strict"]
     assert UNIT["CapabilityBoundingSet"] == [""]
+
+
+# What its first lines say is to be done
+
+
+STEPS = re.findall(r"^#   ([\w/.-]+ \S.*)", FILE.read_text(), re.MULTILINE)
+
+
+def steps(program: str) -> list[list[str]]:
+    """The arguments of each call of a program, whatever directory it is in."""
+    words = [shlex.split(command) for step in STEPS for command in step.split(" && ")]
+    return [arguments for name, *arguments in words if Path(name).name == program]
+
+
+def test_the_program_of_the_unit_is_installed_with_what_it_needs_pinned_with_hashes() -> None:
+    (*_, environment), *_ = steps("python3")
+    program, *_ = UNIT["ExecStart"][0].split()
+    assert Path(program).parents[1] == Path(environment)
+    assert f"{environment}/bin/pip" in FILE.read_text()
+    requirements, ours = steps("pip")
+    assert requirements[:-1] == ["install", "--require-hashes", "-r"]
+    assert (ROOT / requirements[-1]).exists()
+    assert ours == ["install", "--no-deps", "."]
+
+
+def test_the_user_of_the_unit_is_created_and_may_read_what_the_node_reads_itself() -> None:
+    ((*options, user),) = steps("useradd")
+    assert [user] == UNIT["User"]
+    assert "--user-group" in options
+    ((owner, key),) = steps("chown")
+    assert owner == f"root:{UNIT['Group'][0]}"
+    assert steps("chmod") == [["0640", key]]
+
+
+def test_the_files_of_the_unit_are_put_where_it_looks_for_them() -> None:
+    put = {target: ROOT / source for *_, source, target in steps("install")}
+    assert put == {"/etc/qq/node.toml": CONFIG, f"/etc/systemd/system/{FILE.name}": FILE}
+    assert UNIT["ExecStart"][0].endswith(" --config /etc/qq/node.toml")
 
 
 @pytest.fixture

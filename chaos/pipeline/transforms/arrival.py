@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def owed(traceable: DataFrame) -> DataFrame:
-    """Those of `messages.traceable` that were confirmed."""
-    return traceable.filter("oks > 0")
+    """Those of `messages.traceable` that were confirmed, or came as dead letters."""
+    return traceable.filter("is_owed")
 
 
 def lost(messages: DataFrame, traceable: DataFrame, reach: DataFrame) -> DataFrame:
@@ -30,7 +30,9 @@ def lost(messages: DataFrame, traceable: DataFrame, reach: DataFrame) -> DataFra
         # The time of a confirm in a transaction is that of the commit, which is another row.
         .withColumn("shown_ns", F.when(F.col("in_tx"), F.col("invoked_ns")).otherwise(F.col("confirmed_ns")))
     )
-    return violation("lost", missing, "publish", "shown_ns")
+    return violation("lost", missing.filter("invokes > 0"), "publish", "shown_ns").unionByName(
+        violation("lost", missing.filter("invokes = 0"), "deliver", "last_delivered_ns")
+    )
 
 
 def phantom(messages: DataFrame, reach: DataFrame) -> DataFrame:

@@ -42,20 +42,24 @@ def delivery_limit(messages: DataFrame, rows: DataFrame, queues: DataFrame) -> D
 
 
 def dead_letter(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame) -> DataFrame:
-    """A dead letter that arrived more than once, or not at all.
+    """A dead letter that arrived more than once, or not at all, or without its death.
 
     A message that was seen and never settled has died, if its queue was emptied: it was rejected, or it came back too
-    often. One that a consumer acknowledged is left out: nobody knows whether the acknowledgement arrived.
+    often. One that a consumer acknowledged is left out: nobody knows whether the acknowledgement arrived. That holds
+    for each queue on its way.
     """
     missing = (
-        traceable.filter((F.col("oks") > 0) & F.col("has_target") & F.col("must_be_settled"))
+        traceable.filter("is_owed and has_target and must_be_settled")
         .filter(
             (F.col("deliveries") > 0) & (F.col("acks") == 0) & ((F.col("rejects") > 0) | F.col("is_limited"))
         )
         .join(arrived_elsewhere(messages, reach), ["queue", "id"], "left_anti")
     )
-    return violation("dead_letter", missing, "deliver", "last_delivered_ns").unionByName(
-        violation("dead_letter", _arrived_twice(messages, rows), "deliver", "last_ns")
+    return (
+        violation("dead_letter", missing, "deliver", "last_delivered_ns")
+        .unionByName(violation("dead_letter", _arrived_twice(messages, rows), "deliver", "last_ns"))
+        .unionByName(violation("dead_letter", _rejected_by_nobody(messages, rows), "deliver", "first_ns"))
+        .distinct()
     )
 
 
@@ -75,3 +79,19 @@ def _arrived_twice(messages: DataFrame, rows: DataFrame) -> DataFrame:
     )
     published = messages.filter("invokes > 0").select("id", copies().alias("copies"))
     return repeated.join(published, "id").filter("arrivals > copies")
+
+
+def _rejected_by_nobody(messages: DataFrame, rows: DataFrame) -> DataFrame:
+    """Columns queue, id, first_ns: it is said to have been rejected in a queue where no consumer rejected it."""
+    deaths = (
+        rows.filter((F.col("op") == "deliver") & (F.size("deaths") > 0))
+        .select("queue", "id", "time_ns", F.explode("deaths").alias("death"))
+        .filter("death.reason = 'rejected'")
+        .select("queue", "id", "time_ns", F.col("death.queue").alias("died_in"))
+    )
+    rejected = messages.filter("rejects > 0").select(F.col("queue").alias("died_in"), "id")
+    return (
+        deaths.join(rejected, ["died_in", "id"], "left_anti")
+        .groupBy("queue", "id")
+        .agg(F.min("time_ns").alias("first_ns"))
+    )

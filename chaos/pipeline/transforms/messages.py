@@ -128,9 +128,17 @@ def fates(rows: DataFrame, queues: DataFrame, reach: DataFrame) -> DataFrame:
 
 
 def traceable(messages: DataFrame, fates: DataFrame) -> DataFrame:
-    """Messages that, if they were in their queue, must have been seen by the end of the run."""
+    """Messages that, if they were in their queue, must have been seen by the end of the run.
+
+    They were published there, or came as dead letters: of those, `invoked_ns` is when they were published elsewhere.
+    Further column: `is_owed`, whether it is certain that they were there.
+    """
+    published = messages.filter(F.col("invokes") > 0)
+    dead = messages.filter((F.col("invokes") == 0) & (F.col("dead_arrivals") > 0))
+    origins = published.select("id", "invoked_ns")
     return (
-        messages.filter(F.col("invokes") > 0)
+        published.unionByName(dead.drop("invoked_ns").join(origins, "id"))
+        .withColumn("is_owed", (F.col("oks") > 0) | (F.col("dead_arrivals") > 0))
         .join(F.broadcast(fates), "queue")
         .filter(F.col("vanished_ns").isNull() | (F.col("invoked_ns") > F.col("vanished_ns")))
         .drop("vanished_ns")
@@ -151,7 +159,9 @@ def _answering(rows: DataFrame) -> DataFrame:
 
 def arrived_elsewhere(messages: DataFrame, reach: DataFrame) -> DataFrame:
     """Columns queue, id: messages of a queue that were delivered where its dead letters go."""
-    away = messages.filter((F.col("invokes") == 0) & (F.col("deliveries") > 0))
+    is_stranger = (F.col("invokes") == 0) & (F.col("deliveries") > 0)
+    # What goes round in a circle also comes back to where it was published.
+    away = messages.filter(is_stranger | (F.col("dead_arrivals") > 0))
     return (
         away.select(F.col("queue").alias("target"), "id")
         .join(F.broadcast(reach.filter("queue <> target")), "target")
@@ -165,6 +175,30 @@ def connected(rows: DataFrame) -> DataFrame:
         rows.filter((F.col("op") == "connect") & (F.col("type") == "invoke"))
         .groupBy("connection")
         .agg(F.min("time_ns").alias("connected_ns"))
+    )
+
+
+def asked(rows: DataFrame) -> DataFrame:
+    """Columns consumer (as in `messages`), asked_ns: when it was asked for. Nothing was sent to it before.
+
+    That is when its connection was, or its tag for the first time; null if the history does not say.
+    """
+    is_consume = (F.col("op") == "consume") & (F.col("type") == "invoke")
+    consumed_ns, delivered_ns = F.col("consumed_ns"), F.col("delivered_ns")
+    return (
+        rows.filter((F.col("op") == "deliver") | is_consume)
+        .groupBy(*CONSUMER)
+        .agg(
+            F.min(F.when(is_consume, F.col("time_ns"))).alias("consumed_ns"),
+            F.min(F.when(~is_consume, F.col("time_ns"))).alias("delivered_ns"),
+        )
+        # Who gets something before was there before: that was another request.
+        .withColumn("consumed_ns", F.when(consumed_ns < delivered_ns, consumed_ns))
+        .join(connected(rows), "connection", "left")
+        .select(
+            F.xxhash64(*CONSUMER).alias("consumer"),
+            F.greatest("connected_ns", "consumed_ns").alias("asked_ns"),
+        )
     )
 
 

@@ -1,9 +1,10 @@
-"""In which order a consumer saw messages.
+"""In which order messages were sent to consumers.
 
 Lives here: the promise order. Not here: which of two priorities comes first (priority.py).
 
-Law: only first deliveries of messages that were published once and confirmed are compared, and only within a consumer.
-What comes back is served first, what was published again may come late, and nobody knows the order across consumers.
+Law: only first deliveries of messages that were published once and confirmed are compared: what comes back is served
+first, what was published again may come late. And only within a consumer, or if one consumer was asked for after the
+other had seen its message: else nobody knows which of the two was sent first.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ def comparable(messages: DataFrame) -> DataFrame:
     return messages.filter(is_plain() & (F.col("unmarked") == 1))
 
 
-def order(messages: DataFrame) -> DataFrame:
-    """Seen after a message of the same publisher and priority that must be behind it.
+def order(messages: DataFrame, asked: DataFrame) -> DataFrame:
+    """Sent after a message of the same publisher and priority that must be behind it."""
+    late = _late_at_a_consumer(messages).unionByName(_late_at_another(messages, asked))
+    return violation("order", late, "deliver", "unmarked_ns").distinct()
+
+
+def _late_at_a_consumer(messages: DataFrame) -> DataFrame:
+    """Columns queue, id, unmarked_ns: a consumer had seen before what must be behind it.
 
     A message is behind another if it was published later on the same channel, or after the other was confirmed.
     """
@@ -33,7 +40,27 @@ def order(messages: DataFrame) -> DataFrame:
         _before("invoked_ns", *stream) > F.col("confirmed_ns")
     )
     late = comparable(messages).withColumn("overtaken", overtaken).filter("overtaken")
-    return violation("order", late, "deliver", "unmarked_ns")
+    return late.select("queue", "id", "unmarked_ns")
+
+
+def _late_at_another(messages: DataFrame, asked: DataFrame) -> DataFrame:
+    """The same: before the consumer that got it was asked for, some consumer had seen what was published after it.
+
+    Each message has two places in time: where it was seen, and where its consumer was asked for.
+    """
+    stream = ("queue", "publisher", "priority")
+    place = F.col("place_ns")
+    sent = comparable(messages).join(asked, "consumer").withColumn("place_ns", F.col("asked_ns"))
+    seen = comparable(messages).select(*stream, F.col("unmarked_ns").alias("place_ns"), "invoked_ns")
+    before = Window.partitionBy(*stream).orderBy(place).rowsBetween(Window.unboundedPreceding, -1)
+    return (
+        seen.unionByName(
+            sent.select(*stream, "place_ns", "id", "unmarked_ns", "confirmed_ns"), allowMissingColumns=True
+        )
+        .withColumn("seen_ns", F.max("invoked_ns").over(before))
+        .filter("seen_ns > confirmed_ns")
+        .select("queue", "id", "unmarked_ns")
+    )
 
 
 def _before(column: str, *partition: str) -> Column:

@@ -59,6 +59,12 @@ def _least(column: str, condition: Column) -> Column:
     return F.min(F.when(condition, F.col(column)))
 
 
+def enough(both_waiting: DataFrame) -> DataFrame:
+    """Those of queues that something is said of."""
+    looked_at = both_waiting.groupBy("queue").count().filter(F.col("count") >= LOOKED_AT_MIN)
+    return both_waiting.join(F.broadcast(looked_at), "queue", "left_semi")
+
+
 def priority_ratio(both_waiting: DataFrame) -> DataFrame:
     """Queues whose share is out of bounds; the row to show is the last one that was looked at."""
     strict = F.when(F.col("older_normal_waits"), F.col("is_high").cast("double"))

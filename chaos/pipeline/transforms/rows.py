@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (its usual name)
 from pyspark.sql.types import StringType, StructType
 
 from chaos.history import OPERATIONS, REQUIRED, TYPES
-from chaos.pipeline.schemas import BROKEN, FILE, HISTORY
+from chaos.pipeline.schemas import BLOCK, BROKEN, FILE, HISTORY, PLACE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -21,27 +22,61 @@ IN_TRANSACTIONS = ("publish", "ack", "nack", "reject")
 
 
 def parsed(lines: DataFrame) -> DataFrame:
-    """Rows of JSON Lines (columns `value`, `file`), with those that are none marked as `BROKEN`."""
+    """Rows of JSON Lines (columns `value`, `file`, `block`, `place`), with those that are none marked as `BROKEN`."""
     schema = StructType([*HISTORY.fields]).add(BROKEN, StringType())
-    json = F.from_json("value", schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN})
-    rows = lines.filter(F.trim("value") != "").select(FILE, "value", json.alias("row"))
-    return _marked(rows.select("row.*", FILE, "value"), F.col("value"))
+    text = F.col("value")
+    json = F.from_json(text, schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN})
+    rows = lines.filter(F.trim(text) != "").select(FILE, BLOCK, PLACE, "value", json.alias("row"))
+    return _marked(
+        rows.select("row.*", FILE, BLOCK, PLACE, "value"), text, _is_one_object() & _has_known_keys()
+    )
+
+
+def _is_one_object() -> Column:
+    """What is behind the first object of a line is not looked at when it is parsed; in a list, it would be."""
+    return F.json_array_length(F.concat(F.lit("["), "value", F.lit(",0]"))) == 2
+
+
+def _has_known_keys() -> Column:
+    known = F.array(*(F.lit(name) for name in HISTORY.names))
+    return F.size(F.array_except(F.json_object_keys("value"), known)) == 0
 
 
 def checked(rows: DataFrame) -> DataFrame:
     """The same of rows that were read from Parquet (columns of `HISTORY`, `file`)."""
-    return _marked(rows.withColumn(BROKEN, F.lit(None)), F.to_json(F.struct(*HISTORY.names)))
+    nothing = F.lit(None)
+    return _marked(
+        rows.withColumns({BROKEN: nothing, BLOCK: nothing.cast("long"), PLACE: nothing.cast("long")}),
+        F.to_json(F.struct(*HISTORY.names)),
+        F.lit(True),
+    )
 
 
-def _marked(rows: DataFrame, text: Column) -> DataFrame:
+def _marked(rows: DataFrame, text: Column, is_whole: Column) -> DataFrame:
     """`text` is what to show of a row that is broken."""
-    sound = F.col(BROKEN).isNull() & F.col("type").isin(*TYPES) & F.col("op").isin(*OPERATIONS)
+    sound = is_whole & F.col(BROKEN).isNull() & F.col("type").isin(*TYPES) & F.col("op").isin(*OPERATIONS)
     for name in REQUIRED:
         sound &= F.col(name).isNotNull()
+    sound &= F.coalesce(F.forall("deaths", _is_whole_death), F.lit(True))
     sound = F.coalesce(sound, F.lit(False))
-    return rows.select(
-        *HISTORY.names, F.when(~sound, F.col(FILE)).alias(FILE), F.when(~sound, text).alias(BROKEN)
+    return rows.select(*HISTORY.names, FILE, BLOCK, PLACE, F.when(~sound, text).alias(BROKEN))
+
+
+def _is_whole_death(death: Column) -> Column:
+    return death["queue"].isNotNull() & death["reason"].isNotNull() & death["count"].isNotNull()
+
+
+def falling(rows: DataFrame) -> DataFrame:
+    """Columns file, time_ns: of rows in lines that are not later than the one before, or block of lines before."""
+    lines = rows.filter(F.col(PLACE).isNotNull())
+    before = F.lag("time_ns").over(Window.partitionBy(FILE, BLOCK).orderBy(PLACE))
+    in_blocks = lines.withColumn("before_ns", before).filter("time_ns <= before_ns")
+    blocks = lines.groupBy(FILE, BLOCK).agg(
+        F.min("time_ns").alias("time_ns"), F.max("time_ns").alias("last_ns")
     )
+    last = F.lag("last_ns").over(Window.partitionBy(FILE).orderBy(BLOCK))
+    between = blocks.withColumn("before_ns", last).filter("time_ns <= before_ns")
+    return in_blocks.select(FILE, "time_ns").unionByName(between.select(FILE, "time_ns"))
 
 
 def tally(rows: DataFrame, started_ns: int) -> DataFrame:
@@ -93,17 +128,25 @@ def _time_of(type_: str) -> Column:
     return F.max(F.when(F.col("type") == type_, F.col("time_ns")))
 
 
+def removals(rows: DataFrame) -> DataFrame:
+    """Purges and deletes that did not fail: queue, op, connection, channel, invoked_ns, ended_ns (null if unknown)."""
+    return (
+        rows.filter(F.col("op").isin("purge", "delete") & F.col("queue").isNotNull())
+        .groupBy("process", "call", "queue", "op", "connection", "channel")
+        .agg(
+            _time_of("invoke").alias("invoked_ns"),
+            _time_of("ok").alias("ended_ns"),
+            F.max(F.col("type") == "fail").alias("failed"),
+        )
+        .filter(~F.col("failed"))
+        .drop("process", "call", "failed")
+    )
+
+
 def vanished(rows: DataFrame) -> DataFrame:
     """Columns queue, vanished_ns: until when a purge or a delete may have taken what was in it.
 
     One of unknown outcome may come about at any time.
     """
-    ended = F.when(F.col("type") == "ok", F.col("time_ns")).when(F.col("type") == "unknown", FOREVER_NS)
-    return (
-        rows.filter(F.col("op").isin("purge", "delete") & F.col("queue").isNotNull())
-        .groupBy("process", "call", "queue")
-        .agg(F.max(ended).alias("ended_ns"), F.max(F.col("type") == "fail").alias("failed"))
-        .filter(~F.col("failed"))
-        .groupBy("queue")
-        .agg(F.max(F.coalesce("ended_ns", F.lit(FOREVER_NS))).alias("vanished_ns"))
-    )
+    until = F.max(F.coalesce("ended_ns", F.lit(FOREVER_NS)))
+    return removals(rows).groupBy("queue").agg(until.alias("vanished_ns"))

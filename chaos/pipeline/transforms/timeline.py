@@ -21,7 +21,7 @@ UNAVAILABLE_NS = NS // 4
 RETRY_NS = 2 * NS
 """A publisher that has tried in vain and tries again within so long has been waiting meanwhile."""
 ONSET_NS = NS
-"""Nobody can publish because of a fault, if that begins within so long after the fault."""
+"""Publishers wait because of a fault, if that begins within so long after its end."""
 HELD_BACK = "backlog"
 """The workload whose messages wait on purpose: their delivery has no latency to speak of."""
 ACCURACY = 1000
@@ -188,37 +188,57 @@ def _since(column: str, started_ns: int) -> Column:
     return (F.col(column) - F.lit(started_ns)) / F.lit(float(NS))
 
 
-def faults(rows: DataFrame, unavailable: DataFrame, started_ns: int, ended_ns: int) -> DataFrame:
-    """Columns start, end, fault, node, detail, recovery.
+def faults(
+    rows: DataFrame, unavailable: DataFrame, outages: DataFrame, started_ns: int, ended_ns: int
+) -> DataFrame:
+    """Columns start, end, fault, node, outcome, detail, outage, node_outage, recovery: each fault and what it cost.
 
-    `recovery` is how long after the end of the fault (of a kill: after its begin) publishers of some node still waited,
-    in windows that were open then or opened within `ONSET_NS`; 0 if in none.
+    `outage`: the longest time, from its begin on, in which nobody could publish through any node; `node_outage`: the
+    same through some node; `recovery`: how long after its end publishers of some node still waited. What began up to
+    `ONSET_NS` after its end counts, too; 0 if there is nothing. `outages` are windows of the whole cluster.
+
+    `outcome` is how it ended, `unknown` if it did not. `detail` is the last that was said of it: the end of a fault
+    repeats the parameters and adds what came of it.
     """
+    time_ns, type_, detail = F.col("time_ns"), F.col("type"), F.col("detail")
     spans = (
         # One that was left out is only an info.
-        rows.filter((F.col("op") == "fault") & F.col("fault").isNotNull() & (F.col("type") != "info"))
+        rows.filter((F.col("op") == "fault") & F.col("fault").isNotNull() & (type_ != "info"))
         .groupBy("process", "call")
         .agg(
-            F.min("time_ns").alias("from"),
-            F.max(F.when(F.col("type") != "invoke", F.col("time_ns"))).alias("to"),
+            F.min(time_ns).alias("from"),
+            F.max(F.when(type_ != "invoke", time_ns)).alias("to"),
             F.first("fault").alias("fault"),
             F.first("node").alias("node"),
-            F.first("detail", ignorenulls=True).alias("detail"),
+            F.coalesce(F.max(F.when(type_ != "invoke", type_)), F.lit("unknown")).alias("outcome"),
+            F.max_by(detail, F.when(detail.isNotNull(), time_ns)).alias("detail"),
         )
         .withColumn("to", F.coalesce("to", F.lit(ended_ns)))
         .withColumn("start", _since("from", started_ns))
         .withColumn("end", _since("to", started_ns))
-        .withColumn("hurt", F.when(F.col("fault").contains("kill"), F.col("start")).otherwise(F.col("end")))
     )
-    windows = unavailable.select(F.col("start").alias("window_start"), F.col("end").alias("window_end"))
-    in_window = (F.col("window_start") <= F.col("hurt") + ONSET_NS / NS) & (
-        F.col("window_end") > F.col("hurt")
-    )
+    windows = _opened(outages, everywhere=True).unionByName(_opened(unavailable, everywhere=False))
+    start, end, opened, closed = (F.col(name) for name in ("start", "end", "opened", "closed"))
+    is_of_it = (closed > start) & (opened <= end + ONSET_NS / NS)
+    lasted = closed - F.greatest(opened, start)
     return (
-        spans.join(F.broadcast(windows), in_window, "left")
-        .groupBy("process", "call", "start", "end", "fault", "node", "detail", "hurt")
-        .agg(F.max("window_end").alias("recovered"))
-        .withColumn("recovery", F.coalesce(F.col("recovered") - F.col("hurt"), F.lit(0.0)))
-        .select("start", "end", "fault", "node", "detail", "recovery")
+        spans.join(F.broadcast(windows), is_of_it, "left")
+        .groupBy("process", "call", "start", "end", "fault", "node", "outcome", "detail")
+        .agg(
+            _longest(F.col("everywhere"), lasted).alias("outage"),
+            _longest(~F.col("everywhere"), lasted).alias("node_outage"),
+            _longest(~F.col("everywhere") & (closed > end), closed - end).alias("recovery"),
+        )
+        .drop("process", "call")
         .orderBy("start")
     )
+
+
+def _opened(windows: DataFrame, *, everywhere: bool) -> DataFrame:
+    return windows.select(
+        F.col("start").alias("opened"), F.col("end").alias("closed"), F.lit(everywhere).alias("everywhere")
+    )
+
+
+def _longest(condition: Column, seconds: Column) -> Column:
+    return F.coalesce(F.max(F.when(condition, seconds)), F.lit(0.0))

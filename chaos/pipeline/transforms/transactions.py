@@ -23,9 +23,13 @@ def transactions(rows: DataFrame) -> DataFrame:
     return rows.filter(F.col("tx").isNotNull()).select("tx").distinct()
 
 
-def tx_atomic(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame) -> DataFrame:
-    """Of a commit something is missing, of what was not committed something is there; of an unknown outcome both."""
-    parts = _parts(messages, traceable, rows, reach)
+def tx_atomic(
+    parts: DataFrame, messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame
+) -> DataFrame:
+    """Of a commit something is missing, of what was not committed something is there; of an unknown outcome both.
+
+    An acknowledgement has happened if what it was of comes to nobody any more.
+    """
     arrived = parts.filter("seen").select("tx").distinct().withColumn("any_seen", F.lit(True))
     missing = (
         parts.filter("missing and outcome <> 'fail'")
@@ -36,11 +40,14 @@ def tx_atomic(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach:
     return (
         violation("tx_atomic", missing, "publish", "invoked_ns")
         .unionByName(violation("tx_atomic", leaked, "deliver", "delivered_ns"))
-        .unionByName(violation("tx_atomic", _taken_back(messages, rows), "deliver", "time_ns"))
+        .unionByName(violation("tx_atomic", _taken_back(parts, messages, rows), "deliver", "time_ns"))
+        .unionByName(
+            violation("tx_atomic", _taken(parts, messages, traceable, rows, reach), "ack", "time_ns")
+        )
     )
 
 
-def _parts(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame) -> DataFrame:
+def parts(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame) -> DataFrame:
     """What was published in transactions: columns tx, outcome, queue, id, invoked_ns, delivered_ns, seen, missing."""
     published = rows.filter(
         (F.col("op") == "publish") & (F.col("type") == "invoke") & F.col("tx").isNotNull()
@@ -63,11 +70,25 @@ def _parts(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: Da
     )
 
 
-def _taken_back(messages: DataFrame, rows: DataFrame) -> DataFrame:
-    """Columns queue, id, time_ns: delivered on a connection that was asked for after a commit had acknowledged it."""
-    committed = outcomes(rows).filter("outcome = 'ok'").select("tx", "ended_ns")
+def _acknowledgements(rows: DataFrame) -> DataFrame:
+    return rows.filter((F.col("op") == "ack") & (F.col("type") == "invoke")).select(
+        "tx", "queue", "id", "time_ns"
+    )
+
+
+def _taken_back(parts: DataFrame, messages: DataFrame, rows: DataFrame) -> DataFrame:
+    """Columns queue, id, time_ns: delivered on a connection that was asked for after a commit had acknowledged it.
+
+    A commit of unknown outcome has happened when something that was published in it is seen.
+    """
+    seen = (
+        parts.filter("outcome = 'unknown' and delivered_ns is not null")
+        .groupBy("tx")
+        .agg(F.min("delivered_ns").alias("ended_ns"))
+    )
+    committed = outcomes(rows).filter("outcome = 'ok'").select("tx", "ended_ns").unionByName(seen)
     settled = (
-        rows.filter((F.col("op") == "ack") & (F.col("type") == "invoke") & F.col("tx").isNotNull())
+        _acknowledgements(rows)
         .join(committed, "tx")
         .join(messages.filter((F.col("invokes") > 0) & (copies() == 1)), ["queue", "id"], "left_semi")
         .groupBy("queue", "id")
@@ -78,5 +99,36 @@ def _taken_back(messages: DataFrame, rows: DataFrame) -> DataFrame:
         .join(settled, ["queue", "id"])
         .join(connected(rows), "connection")
         .filter("connected_ns > settled_ns")
+        .select("queue", "id", "time_ns")
+    )
+
+
+def _taken(
+    parts: DataFrame, messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame
+) -> DataFrame:
+    """Columns queue, id, time_ns: acknowledged by nothing but a commit that has not happened, and gone.
+
+    A commit of unknown outcome has not happened if something that was published in it is missing, and nothing is seen.
+    """
+    void = (
+        parts.filter("outcome = 'unknown'")
+        .groupBy("tx")
+        .agg(F.max("seen").alias("any_seen"), F.max("missing").alias("any_missing"))
+        .filter("any_missing and not any_seen")
+        .select("tx")
+    )
+    by_void = (
+        _acknowledgements(rows)
+        .join(void, "tx")
+        .groupBy("queue", "id")
+        .agg(F.count("*").alias("void_acks"), F.min("time_ns").alias("time_ns"))
+    )
+    return (
+        traceable.filter("is_owed and must_be_settled and not is_limited and rejects = 0")
+        .filter(copies() <= 1)
+        .join(by_void, ["queue", "id"])
+        # What was acknowledged in a transaction counts once in `messages.messages`, else both its begin and its end do.
+        .filter("acks = void_acks")
+        .join(arrived_elsewhere(messages, reach), ["queue", "id"], "left_anti")
         .select("queue", "id", "time_ns")
     )

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from itertools import permutations
 from random import Random
-from typing import TYPE_CHECKING, cast
+from statistics import median
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from live_clients import Publisher, taken
 
 from chaos.live import nemesis
-from chaos.live.nemesis import GROUPS, NAMES, NemesisError
+from chaos.live.cluster import LiveCluster
+from chaos.live.faulty_node import Faults
+from chaos.live.nemesis import CLIENTS, GROUPS, NAMES, NODES, Harm, NemesisError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
-
-    from chaos.live.cluster import LiveCluster
 
 pytestmark = [pytest.mark.xdist_group("live"), pytest.mark.timeout(120)]
 
@@ -44,9 +51,46 @@ def publisher(runner: asyncio.Runner, cluster: LiveCluster) -> Generator[Publish
     assert publisher.confirmed - found == set()
 
 
+KILLS = ("kill_leader", "kill_follower", "kill_random", "kill_all")
+DEEDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(KILLS, ("kill", "start")),
+    "pause": ("freeze", "thaw"),
+    **dict.fromkeys(("restart", "rolling_restart"), ("stop", "start")),
+    **dict.fromkeys(("clock_jump", "disk_full", "slow_fsync"), ("set_faults",)),
+    "power_loss": ("set_faults", "kill", "lose_power", "start"),
+    "bit_flip": ("kill", "start"),
+    "wipe": ("kill", "wipe", "start"),
+}
+"""What is done to each node that is hurt; faults of the network are toxics."""
+
+
+@pytest.fixture
+def deeds(cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
+    """What is done to which node of the cluster, and on which of its links."""
+    done: set[tuple[str, str]] = set()
+
+    def watch(deed: str, names: Callable[[Any], Sequence[str]]) -> None:
+        do = getattr(cluster, deed)
+
+        def watched(subject: Any, *arguments: Any, **options: Any) -> Any:
+            done.update((deed, name) for name in names(subject))
+            return do(subject, *arguments, **options)
+
+        monkeypatch.setattr(cluster, deed, watched)
+
+    for deed in {deed for deeds in DEEDS.values() for deed in deeds}:
+        watch(deed, lambda name: [name])
+    watch("hurt", lambda links: [link.proxy for link in links])
+    return done
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fault_comes_and_goes(
-    runner: asyncio.Runner, cluster: LiveCluster, publisher: Publisher, name: str
+    runner: asyncio.Runner,
+    cluster: LiveCluster,
+    publisher: Publisher,
+    deeds: set[tuple[str, str]],
+    name: str,
 ) -> None:
     history = History()
 
@@ -60,8 +104,34 @@ def test_a_fault_comes_and_goes(
     assert (first, fault, last) == ("invoke", name, "ok")
     assert set(nodes) <= set(cluster.names)
     assert isinstance(json.loads(detail), dict)
+    if name in GROUPS["network"]:
+        assert {deed for deed, _ in deeds} == {"hurt"}
+    else:
+        assert deeds == {(deed, node) for deed in DEEDS[name] for node in nodes}
     assert cluster.toxiproxy.toxics() == []
     assert cluster.crashes == []
+
+
+def test_five_nodes_bear_a_ring_and_a_bridge(tmp_path: Path) -> None:
+    history = History()
+
+    async def check(cluster: LiveCluster, publisher: Publisher) -> None:
+        for name in ("partition_ring", "partition_bridge"):
+            assert await nemesis.carry_out(name, cluster, Random(name), 1.0, history.record), history.rows
+            await publisher.confirms_more()
+        await cluster.wait_caught_up()
+
+    with asyncio.Runner() as runner:
+        cluster = LiveCluster(tmp_path, 5)
+        runner.run(cluster.__aenter__())
+        try:
+            with Publisher(list(cluster.endpoints.values()), "numbers") as publisher:
+                runner.run(check(cluster, publisher))
+            found = {body.rstrip() for body in taken(cluster.direct["n5"], "numbers")}
+        finally:
+            runner.run(cluster.__aexit__())
+    assert publisher.confirmed - found == set()
+    assert [len(json.loads(detail)["cut"]) for kind, *_, detail in history.rows if kind == "ok"] == [10, 8]
 
 
 def test_heal_makes_everything_good(runner: asyncio.Runner, cluster: LiveCluster) -> None:
@@ -81,10 +151,27 @@ def test_heal_makes_everything_good(runner: asyncio.Runner, cluster: LiveCluster
 class Stub:
     """A cluster on which everything goes well at once."""
 
-    names = ("n1", "n2", "n3")
+    def __init__(self, nodes: int = 3, leading: str = "n2") -> None:
+        self.names = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self.leading = leading
+        self.links: list[tuple[str, str]] = []
+        """Source and target of each that is hurt."""
+        self.killed: list[str] = []
 
-    def link(self, source: str, target: str) -> str:
-        return source + target
+    def link(self, source: str, target: str) -> tuple[str, str]:
+        return source, target
+
+    def clients_of(self, name: str) -> tuple[tuple[str, str], tuple[str, str]]:
+        return (CLIENTS, name), (name, CLIENTS)
+
+    async def hurt(self, links: list[tuple[str, str]], *_: object, **__: object) -> None:
+        self.links += links
+
+    async def leader(self, _patience_s: float) -> str:
+        return self.leading
+
+    async def kill(self, name: str) -> None:
+        self.killed.append(name)
 
     def set_faults(self, name: str, **faults: float) -> None:
         pass
@@ -92,7 +179,209 @@ class Stub:
     async def at_once(self, *_: object, **__: object) -> None:
         pass
 
-    hurt = relieve = wait_started = at_once
+    relieve = wait_started = at_once
+
+
+def begun(stub: Stub, name: str, seed: int) -> Harm:
+    """A fault of this name, under way."""
+
+    async def begin() -> Harm:
+        harm = await nemesis._FAULTS[name](cast("LiveCluster", stub), Random(seed))
+        await harm.begin()
+        return harm
+
+    return asyncio.run(begin())
+
+
+SEEDS = range(60)
+Ways = set[tuple[str, str]]
+
+
+def both_ways(some: Sequence[str], others: Sequence[str]) -> Ways:
+    return {way for one in some for other in others for way in ((one, other), (other, one))}
+
+
+def cut(name: str, nodes: int, leading: str = "n2") -> list[tuple[Sequence[str], Ways, Ways]]:
+    """With each seed: the names that a partition tells, and what it cuts between nodes and between them and clients."""
+    found: list[tuple[Sequence[str], Ways, Ways]] = []
+    for seed in SEEDS:
+        stub = Stub(nodes, leading)
+        harm = begun(stub, name, seed)
+        ways = set(stub.links)
+        assert len(ways) == len(stub.links)
+        assert sorted(harm.detail["cut"]) == sorted(f"{source}>{target}" for source, target in ways)
+        of_clients = {way for way in ways if CLIENTS in way}
+        found.append((harm.nodes, ways - of_clients, of_clients))
+    return found
+
+
+def rest(nodes: int, names: Sequence[str]) -> list[str]:
+    return [name for name in Stub(nodes).names if name not in names]
+
+
+@pytest.mark.parametrize(("nodes", "minority"), [(3, 1), (5, 2)])
+def test_a_minority_is_cut_off_from_the_majority_and_sometimes_from_clients(
+    nodes: int, minority: int
+) -> None:
+    found = cut("partition_majority", nodes)
+    for names, between_nodes, with_clients in found:
+        assert len(names) == minority
+        assert between_nodes == both_ways(names, rest(nodes, names))
+        assert with_clients in (set(), both_ways(names, [CLIENTS]))
+    assert {bool(with_clients) for *_, with_clients in found} == {True, False}
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_the_leader_is_cut_off_from_all_others_and_sometimes_from_clients(nodes: int) -> None:
+    found = cut("partition_leader", nodes, leading="n3")
+    for names, between_nodes, with_clients in found:
+        assert names == ["n3"]
+        assert between_nodes == both_ways(names, rest(nodes, names))
+        assert with_clients in (set(), both_ways(names, [CLIENTS]))
+    assert {bool(with_clients) for *_, with_clients in found} == {True, False}
+
+
+def test_in_a_ring_of_three_what_is_said_passes_in_one_direction_only() -> None:
+    for names, between_nodes, with_clients in cut("partition_ring", 3):
+        first, second, third = names
+        assert between_nodes == {(second, first), (third, second), (first, third)}
+        assert with_clients == set()
+
+
+def test_in_a_ring_of_five_each_node_hears_its_neighbours_and_nobody_else() -> None:
+    for names, between_nodes, with_clients in cut("partition_ring", 5):
+        heard = {pair for place in range(5) for pair in both_ways([names[place - 1]], [names[place]])}
+        assert between_nodes == set(permutations(names, 2)) - heard
+        assert len(heard) == len(between_nodes) == 10
+        assert with_clients == set()
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_a_bridge_is_all_that_connects_two_halves(nodes: int) -> None:
+    for names, between_nodes, with_clients in cut("partition_bridge", nodes):
+        half = nodes // 2
+        assert len(set(names)) == 2 * half == nodes - 1
+        assert between_nodes == both_ways(names[:half], names[half:])
+        assert with_clients == set()
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_one_way_a_node_is_not_heard_or_does_not_hear(nodes: int) -> None:
+    found = cut("partition_one_way", nodes)
+    seen: set[tuple[bool, bool, int]] = set()
+    for (victim,), between_nodes, with_clients in found:
+        is_mute = any(source == victim for source, _ in between_nodes)
+        others = {target if is_mute else source for source, target in between_nodes}
+        assert others <= set(rest(nodes, [victim]))
+        assert between_nodes == {(victim, name) if is_mute else (name, victim) for name in others}
+        assert with_clients in (set(), {(victim, CLIENTS) if is_mute else (CLIENTS, victim)})
+        seen.add((is_mute, bool(with_clients), len(others)))
+    assert {is_mute for is_mute, *_ in seen} == {has_clients for _, has_clients, _ in seen} == {True, False}
+    assert {count for *_, count in seen} == set(range(1, nodes))
+
+
+@pytest.mark.parametrize("name", ["latency", "jitter", "bandwidth", "slicer"])
+def test_bad_connections_are_those_of_a_node_or_of_all_with_nodes_with_clients_or_with_both(
+    name: str,
+) -> None:
+    seen: set[tuple[int, str]] = set()
+    for seed in SEEDS:
+        stub = Stub()
+        harm = begun(stub, name, seed)
+        expected: Ways = set()
+        if NODES in harm.detail["with"]:
+            expected |= {pair for pair in permutations(stub.names, 2) if set(pair) & set(harm.nodes)}
+        if CLIENTS in harm.detail["with"]:
+            expected |= both_ways(harm.nodes, [CLIENTS])
+        assert set(stub.links) == expected != set()
+        seen.add((len(harm.nodes), "+".join(harm.detail["with"])))
+    assert seen == {(count, whom) for count in (1, 3) for whom in (NODES, CLIENTS, f"{NODES}+{CLIENTS}")}
+
+
+@pytest.mark.parametrize("leading", ["n1", "n2", "n3"])
+def test_faults_of_the_leader_strike_the_leader(leading: str) -> None:
+    paused: list[Sequence[str]] = []
+    for seed in SEEDS:
+        stub = Stub(leading=leading)
+        assert begun(stub, "kill_leader", seed).nodes == stub.killed == [leading]
+        (follower,) = begun(stub, "kill_follower", seed).nodes
+        assert follower != leading
+        assert stub.killed == [leading, follower]
+        paused.append(asyncio.run(nemesis.pause(cast("LiveCluster", stub), Random(seed))).nodes)
+    assert paused.count([leading]) > len(paused) / 3  # not by chance
+
+
+# What a node notices of a disk or a clock that is hurt
+
+NODE = """
+    import asyncio, pathlib, sys, time
+    from chaos.live.faulty_node import _World
+
+    async def show():
+        world = _World(pathlib.Path(sys.argv[1]))
+        disk = world.open_disk(pathlib.Path(sys.argv[2]))
+        disk.make_directory("d")
+        file = disk.open("d/f", create=True)
+        runtime = world.make_runtime(asyncio.get_running_loop(), print)
+        while True:
+            file.append([b"x"])
+            began_s = time.monotonic()
+            file.sync()
+            synced_s = time.monotonic() - began_s
+            print(runtime.wall_ms() - time.time_ns() // 10**6, round(synced_s * 1000), flush=True)
+            time.sleep(0.01)
+
+    asyncio.run(show())
+"""
+"""Prints by how much its clock is off and how long a sync takes, in milliseconds."""
+
+
+class OneNode(Stub):
+    """Of a cluster that is a node's world and nothing else."""
+
+    def __init__(self, side: Path) -> None:
+        super().__init__(1)
+        self._side = side
+
+    def set_faults(self, name: str, **faults: float) -> None:
+        replace(Faults.read(self._side), **cast("Any", faults)).write(self._side)
+
+
+def noticed(name: str, tmp_path: Path) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """The parameters of a fault, and what a node has printed, from before it until after it."""
+    side, data = tmp_path / "side", tmp_path / "data"
+    side.mkdir()
+    data.mkdir()
+    history = History()
+    command = [sys.executable, "-c", textwrap.dedent(NODE), str(side), str(data)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        printed = [node.stdout.readline()]
+        stub = cast("LiveCluster", OneNode(side))
+        assert asyncio.run(nemesis.carry_out(name, stub, Random(0), 1.0, history.record))
+        time.sleep(1.0)
+        node.terminate()
+        printed += node.stdout.readlines()
+    lines = [tuple(map(int, line.split())) for line in printed if line.endswith("\n")]
+    return json.loads(history.rows[0][3]), cast("list[tuple[int, int]]", lines)
+
+
+def test_a_clock_that_jumps_is_the_nodes(tmp_path: Path) -> None:
+    parameters, lines = noticed("clock_jump", tmp_path)
+    jump_ms = parameters["clock_offset_ms"]
+    assert abs(jump_ms) >= 1000
+    near = [round(offset_ms / jump_ms) for offset_ms, _ in lines]
+    assert near[0] == near[-1] == 0
+    assert any(abs(offset_ms - jump_ms) <= 5 for offset_ms, _ in lines)
+
+
+def test_a_disk_that_is_slow_is_the_nodes(tmp_path: Path) -> None:
+    parameters, lines = noticed("slow_fsync", tmp_path)
+    delay_ms = parameters["sync_delay_s"] * 1000
+    slow = [synced_ms for _, synced_ms in lines if synced_ms >= delay_ms / 2]
+    assert delay_ms / 2 <= median(slow)
+    assert sum(slow) >= 500  # of the second that it lasts
+    assert lines[0][1] < delay_ms / 2 > lines[-1][1]
 
 
 def carried_out(names: Sequence[str], seed: int, seconds: float) -> History:
@@ -122,12 +411,12 @@ def test_the_same_seed_chooses_the_same_faults(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(nemesis, "GAP_S", (0.0, 0.01))
     monkeypatch.setattr(nemesis, "DURATION_S", (0.01, 0.02))
 
-    def begun(seed: int) -> list[tuple[str, Sequence[str], str]]:
+    def first(seed: int) -> list[tuple[str, Sequence[str], str]]:
         rows = carried_out(("clock_jump", "slow_fsync"), seed, 0.5).rows
         return [(fault, nodes, detail) for kind, fault, nodes, detail in rows if kind == "invoke"][:4]
 
-    assert len(begun(1)) == 4
-    assert begun(1) == begun(1) != begun(2)
+    assert len(first(1)) == 4
+    assert first(1) == first(1) != first(2)
 
 
 def test_groups_mean_their_faults_and_nothing_is_named_twice() -> None:

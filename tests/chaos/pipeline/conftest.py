@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from pipeline_histories import History, Judged
+from pipeline_histories import History, Judged, Story
 from pipeline_stories import told
 from pipeline_timeline import tell_timeline
 from pyspark.sql import SparkSession
@@ -27,3 +28,16 @@ def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Jud
     tell_timeline(history)
     history.write(directory)
     return Judged(directory, check(directory), planted, len(history.rows))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The directory of a small run in which every promise was kept."""
+    history = History()
+    story = Story(history, "story")
+    story.queue()
+    for number in (1, 2, 3):
+        story.publish(number)
+        story.take(number)
+    history.write(tmp_path / "run")
+    return tmp_path / "run"

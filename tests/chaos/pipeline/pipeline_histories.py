@@ -34,6 +34,7 @@ class History:
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.queues: dict[str, dict[str, Any]] = {}
+        self.stories = 0
 
     def write(self, directory: Path) -> None:
         """As a run directory."""
@@ -44,13 +45,15 @@ class History:
             "format": 1,
             "started_ns": STARTED_NS,
             "ended_ns": STARTED_NS + SECONDS * 10**9,
+            "problems": [],
+            "rows": len(self.rows),
             "queues": self.queues,
         }
         (directory / "meta.json").write_text(json.dumps(meta))
 
 
 class Story:
-    """A part of a history. Each row is a millisecond after the one before.
+    """A part of a history. Each row is a millisecond after the one before, and none at the time of another story's.
 
     A client is named by its connection, "con-1#2"; its process is what is before the #. Messages are named by their
     numbers. What adds rows returns the last one.
@@ -62,6 +65,8 @@ class Story:
         self._history = history
         self._calls: Counter[str] = Counter()
         self._channel = 1
+        history.stories += 1
+        self._offset_ns = STARTED_NS + history.stories
 
     def queue(self, suffix: str = "", **settings: Any) -> str:
         """One that is drained, and nothing else, unless `settings` say so."""
@@ -80,7 +85,7 @@ class Story:
             self._calls[process] += 1
             call = self._calls[process]
         row = {
-            "time_ns": STARTED_NS + round(self.now_ms * 1e6),
+            "time_ns": self._offset_ns + round(self.now_ms * 1e6),
             "process": process,
             "call": call,
             "type": type_,
@@ -95,7 +100,7 @@ class Story:
         if outcome is None:
             return invoke
         self.now_ms += 1
-        row = {**invoke, "time_ns": STARTED_NS + round(self.now_ms * 1e6), "type": outcome}
+        row = {**invoke, "time_ns": self._offset_ns + round(self.now_ms * 1e6), "type": outcome}
         self._history.rows.append(row)
         return row
 

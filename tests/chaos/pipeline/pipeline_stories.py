@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 from pipeline_histories import History, Row, Story, died
 
@@ -129,6 +130,44 @@ def order_holds_within_a_consumer_only(story: Story) -> None:
 
 
 @healthy
+def another_consumer_had_asked_before(story: Story) -> None:
+    """What was sent to it first may be seen last."""
+    story.queue()
+    story.connect("con-1#1")
+    story.call("consume", "con-1#1", queue=story.name, consumer="con-1#1.1")
+    story.publish(1)
+    story.publish(2)
+    story.connect("con-2#1")
+    story.take(2, "con-2#1")
+    story.take(1, "con-1#1")
+
+
+@healthy
+def another_consumer_asks_and_gets_what_has_no_place_in_the_order(story: Story) -> None:
+    """Neither what comes again nor what was under way at the same time."""
+    story.queue()
+    story.publish(1)
+    unseen = story.publish(2, None)
+    third = story.publish(3, None, by="pub#2")
+    for invoke in (unseen, third):
+        story.end(invoke, "ok")
+    story.take(3)
+    story.connect("con-2#1")
+    story.take(2, "con-2#1")
+    story.take(1, "con-2#1", redelivered=True, delivery_count=1)
+
+
+@healthy
+def a_priority_overtakes_another_for_another_consumer(story: Story) -> None:
+    story.queue(priorities=True)
+    story.publish(1, priority=0)
+    story.publish(2, priority=9)
+    story.take(2)
+    story.connect("con-2#1")
+    story.take(1, "con-2#1")
+
+
+@healthy
 def a_priority_overtakes_another(story: Story) -> None:
     story.queue(priorities=True)
     story.publish(1, priority=0)
@@ -166,6 +205,67 @@ def purged_and_deleted(story: Story) -> None:
 
 
 @healthy
+def on_its_way_when_it_was_purged(story: Story) -> None:
+    story.queue()
+    story.connect("con#1")
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    story.publish(1)
+    story.call("purge", "con#1", queue=story.name)
+    story.take(1)
+
+
+@healthy
+def in_the_hands_of_a_consumer_when_it_was_purged(story: Story) -> None:
+    story.queue()
+    story.publish(1)
+    story.deliver(1, "con-1#1")
+    story.call("purge", "admin#1", queue=story.name)
+    story.connect("con-2#1")
+    story.take(1, "con-2#1", redelivered=True, delivery_count=1)
+
+
+@healthy
+def purged_in_vain_or_too_early(story: Story) -> None:
+    story.queue()
+    story.publish(1)
+    story.call("purge", "admin#1", "fail", queue=story.name)
+    story.call("delete", "admin#1", "unknown", queue=story.name)
+    early = story.queue("-early")
+    publish = story.publish(1, None, by="other#1", queue=early)
+    purge = story.row("invoke", "purge", "admin#1", queue=early)
+    story.end(publish, "ok")
+    story.end(purge, "ok")
+    story.connect("con#1")
+    story.take(1)
+    story.take(1, by="other", queue=early)
+
+
+@healthy
+def deleted_and_filled_anew(story: Story) -> None:
+    story.queue()
+    story.publish(1)
+    story.call("delete", "admin#1", queue=story.name)
+    story.call("declare", "admin#1", queue=story.name)
+    story.publish(2)
+    story.deliver(2, "admin#1", consumer=None)
+    story.settle(2, to="admin#1")
+
+
+@healthy
+def a_circle_is_deleted_behind_a_dead_letter(story: Story) -> None:
+    """It was in the other queue meanwhile."""
+    work, rest = f"{story.name}-work", f"{story.name}-rest"
+    story.queue("-work", dead_letters_to=rest)
+    story.queue("-rest", dead_letters_to=work)
+    story.publish(1, queue=work)
+    story.deliver(1, queue=work)
+    story.settle(1, "reject", queue=work)
+    story.call("delete", "admin#1", queue=work)
+    story.connect("con#2")
+    story.take(1, "con#2", queue=work, deaths=[died(rest, "expired"), died(work)])
+
+
+@healthy
 def not_emptied(story: Story) -> None:
     story.queue(drained=False)
     story.publish(1)
@@ -188,6 +288,18 @@ def taken_without_acknowledgement(story: Story) -> None:
     story.deliver(1)
 
 
+def _chain(story: Story, **of_second: Any) -> tuple[str, str, str]:
+    """Three queues, each with the dead letters of the one before; all three numbers are rejected in the first one."""
+    last = story.queue("-3")
+    second = story.queue("-2", dead_letters_to=last, **of_second)
+    first = story.queue("-1", dead_letters_to=second)
+    for number in (1, 2, 3):
+        story.publish(number, queue=first)
+        story.deliver(number, queue=first)
+        story.settle(number, "reject", queue=first)
+    return first, second, last
+
+
 @healthy
 def dead_letters_go_on(story: Story) -> None:
     last = story.queue("-3")
@@ -207,6 +319,37 @@ def dead_letters_go_on(story: Story) -> None:
     story.take(2, "con-2#1", queue=second, deaths=[died(first, "delivery_limit")])
     # Expired: nobody saw it before it died.
     story.take(3, "con-2#1", queue=second, deaths=[died(first, "expired")])
+
+
+@healthy
+def dead_letters_are_purged_further_on(story: Story) -> None:
+    first, second, last = _chain(story)
+    for number in (1, 2, 3):
+        story.deliver(number, "con-2#1", queue=second, deaths=[died(first)])
+        story.settle(number, "reject", "con-2#1", queue=second)
+    story.take(1, "con-3#1", queue=last, deaths=[died(second), died(first)])
+    story.deliver(2, "con-3#1", queue=last, deaths=[died(second), died(first)])
+    story.call("purge", "admin#1", queue=last)
+
+
+@healthy
+def dead_letters_stay_where_nobody_empties(story: Story) -> None:
+    target = story.queue("-target", drained=False)
+    story.queue(dead_letters_to=target)
+    story.publish(1)
+    story.deliver(1)
+    story.settle(1, "reject")
+    story.deliver(1, "con-2#1", queue=target, deaths=[died(story.name)])
+
+
+@healthy
+def dead_letters_that_nobody_must_settle(story: Story) -> None:
+    target = story.queue("-target")
+    story.queue(dead_letters_to=target)
+    story.publish(1)
+    story.deliver(1)
+    story.settle(1, "reject")
+    story.deliver(1, "con-2#1", queue=target, deaths=[died(story.name)])
 
 
 @healthy
@@ -269,6 +412,50 @@ def acknowledged_in_transactions(story: Story) -> None:
     story.deliver(1, "con#2", redelivered=True, delivery_count=1)
     story.settle(1, to="con#2", tx=f"{story.name}/tx-2")
     story.call("tx_commit", "con#2", tx=f"{story.name}/tx-2")
+
+
+def _committed_with(story: Story, acknowledged: int, *, publish: int, queue: str | None = None) -> Row:
+    """A transaction whose commit nobody heard of again; gives the row of its acknowledgement."""
+    tx = f"{story.name}/tx"
+    parts = [
+        story.publish(publish, None, tx=tx, queue=queue),
+        story.settle(acknowledged, outcome=None, tx=tx),
+    ]
+    story.call("tx_commit", "con#1", "unknown", tx=tx)
+    for part in parts:
+        story.end(part, "unknown")
+    return parts[1]
+
+
+@healthy
+def acknowledged_in_an_unknown_commit_and_back_in_time(story: Story) -> None:
+    """When the first sign of the commit was seen, the other connection had been there for long."""
+    story.queue()
+    story.publish(1)
+    story.deliver(1)
+    _committed_with(story, 1, publish=2)
+    story.connect("con#2")
+    story.take(2, "con#2")
+    story.take(1, "con#2", redelivered=True, delivery_count=1)
+
+
+@healthy
+def acknowledged_in_a_commit_that_was_lost(story: Story) -> None:
+    story.queue()
+    story.publish(1)
+    story.deliver(1)
+    _committed_with(story, 1, publish=2)
+    story.connect("con#2")
+    story.take(1, "con#2", redelivered=True, delivery_count=1)
+
+
+@healthy
+def acknowledged_in_a_commit_that_leaves_no_trace(story: Story) -> None:
+    story.queue()
+    elsewhere = story.queue("-elsewhere", drained=False)
+    story.publish(1)
+    story.deliver(1)
+    _committed_with(story, 1, publish=2, queue=elsewhere)
 
 
 @healthy
@@ -377,6 +564,38 @@ def dropped_and_not_dead_lettered(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
+def deleted_and_back_for_who_deleted_it(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.publish(1)
+    story.call("delete", "admin#1", queue=story.name)
+    story.call("declare", "admin#1", queue=story.name)
+    return {"resurrected": [story.deliver(1, "admin#1", consumer=None)]}
+
+
+@planted
+def deleted_and_back_on_a_new_connection(story: Story) -> dict[str, list[Row]]:
+    """Whoever held it, it was deleted with its queue."""
+    story.queue()
+    story.publish(1)
+    story.deliver(1, "con-1#1")
+    story.call("delete", "admin#1", queue=story.name)
+    story.publish(2)
+    story.call("delete", "admin#1", "unknown", queue=story.name)
+    story.connect("con-2#1")
+    return {"resurrected": [story.take(1, "con-2#1", redelivered=True, delivery_count=1)]}
+
+
+@planted
+def purged_and_back_for_a_new_consumer(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.connect("con#1")
+    story.publish(1)
+    story.call("purge", "admin#1", queue=story.name)
+    story.call("consume", "con#1", queue=story.name, consumer="con#1.1")
+    return {"resurrected": [story.take(1)]}
+
+
+@planted
 def never_published(story: Story) -> dict[str, list[Row]]:
     story.queue()
     return {"phantom": [story.take(1)]}
@@ -478,6 +697,27 @@ def overtaken_within_a_priority(story: Story) -> dict[str, list[Row]]:
     story.publish(2, priority=7)
     story.take(2)
     return {"order": [story.take(1)]}
+
+
+@planted
+def overtaken_on_a_connection_that_was_asked_for_later(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.publish(1)
+    story.publish(2)
+    story.take(2, "con-1#1")
+    story.connect("con-2#1")
+    return {"order": [story.take(1, "con-2#1")]}
+
+
+@planted
+def overtaken_by_a_consumer_that_asked_earlier(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.connect("con-2#1")
+    story.publish(1)
+    story.publish(2)
+    story.take(2, "con-1#1")
+    story.call("consume", "con-2#1", queue=story.name, consumer="con-2#1.1")
+    return {"order": [story.take(1, "con-2#1")]}
 
 
 @planted
@@ -587,6 +827,25 @@ def acknowledged_in_a_commit_and_back(story: Story) -> dict[str, list[Row]]:
 
 
 @planted
+def acknowledged_in_an_unknown_commit_that_was_seen_and_back(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.publish(1)
+    story.deliver(1)
+    _committed_with(story, 1, publish=2)
+    story.take(2)
+    story.connect("con#2")
+    return {"tx_atomic": [story.take(1, "con#2", redelivered=True, delivery_count=1)]}
+
+
+@planted
+def acknowledged_in_a_commit_that_was_lost_and_gone(story: Story) -> dict[str, list[Row]]:
+    story.queue()
+    story.publish(1)
+    story.deliver(1)
+    return {"tx_atomic": [_committed_with(story, 1, publish=2)]}
+
+
+@planted
 def rejected_and_gone(story: Story) -> dict[str, list[Row]]:
     story.queue("-target")
     story.queue(dead_letters_to=f"{story.name}-target")
@@ -617,3 +876,46 @@ def dead_lettered_twice(story: Story) -> dict[str, list[Row]]:
     story.settle(1, "reject")
     story.take(1, "con-2#1", queue=target, deaths=[died(story.name)])
     return {"dead_letter": [story.take(1, "con-2#1", queue=target, deaths=[died(story.name)])]}
+
+
+@planted
+def rejected_further_on_and_gone(story: Story) -> dict[str, list[Row]]:
+    first, second, last = _chain(story)
+    rows = [story.deliver(number, "con-2#1", queue=second, deaths=[died(first)]) for number in (1, 2, 3)]
+    for number in (1, 2, 3):
+        story.settle(number, "ack" if number == 1 else "reject", "con-2#1", queue=second)
+    story.take(2, "con-3#1", queue=last, deaths=[died(second), died(first)])
+    return {"dead_letter": [rows[2]]}
+
+
+@planted
+def back_too_often_further_on_and_gone(story: Story) -> dict[str, list[Row]]:
+    first, second, _ = _chain(story, delivery_limit=5)
+    for number in (1, 2):
+        story.take(number, "con-2#1", queue=second, deaths=[died(first)])
+    return {"dead_letter": [story.deliver(3, "con-2#1", queue=second, deaths=[died(first)])]}
+
+
+@planted
+def seen_at_the_end_and_never_settled(story: Story) -> dict[str, list[Row]]:
+    first, second, last = _chain(story)
+    rows = []
+    for number in (1, 2, 3):
+        story.deliver(number, "con-2#1", queue=second, deaths=[died(first)])
+        story.settle(number, "reject", "con-2#1", queue=second)
+        rows.append(story.deliver(number, "con-3#1", queue=last, deaths=[died(second), died(first)]))
+    for number in (1, 2):
+        story.settle(number, "ack", "con-3#1", queue=last)
+    return {"lost": [rows[2]]}
+
+
+@planted
+def rejected_by_nobody(story: Story) -> dict[str, list[Row]]:
+    target = story.queue("-target")
+    story.queue(dead_letters_to=target)
+    for number in (1, 2):
+        story.publish(number)
+    story.deliver(1)
+    story.settle(1, "reject")
+    story.take(1, "con-2#1", queue=target, deaths=[died(story.name)])
+    return {"dead_letter": [story.take(2, "con-2#1", queue=target, deaths=[died(story.name)])]}

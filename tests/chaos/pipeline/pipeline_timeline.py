@@ -43,7 +43,7 @@ def _quantiles(story: Story) -> None:
     # One that waits on purpose.
     _at(story, START_S + 0.9)
     story.publish(1, by="other#1", queue="timeline-backlog", node="east")
-    _at(story, START_S + 190)
+    _at(story, START_S + 189)
     story.take(1, by="other", queue="timeline-backlog", node="west")
 
 

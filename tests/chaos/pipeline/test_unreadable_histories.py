@@ -5,35 +5,35 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pipeline_histories import History, Story
+from pipeline_histories import History, Story, died
 from pyspark.sql import SparkSession
 
 from chaos.pipeline import java
-from chaos.pipeline.job import check, main
+from chaos.pipeline.job import SHOWN, check, main
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    history = History()
-    story = Story(history, "story")
-    story.queue()
-    for number in (1, 2, 3):
-        story.publish(number)
-        story.take(number)
-    history.write(tmp_path / "run")
-    return tmp_path / "run"
+ROW = '{"time_ns": 1, "process": "con", "call": 1, "type": "ok", "op": "deliver"}'
 
 
 def lines_of(run: Path) -> tuple[Path, list[str]]:
     file = run / "history" / "clients.jsonl"
     return file, file.read_text().splitlines(keepends=True)
+
+
+def change_meta(run: Path, key: str, value: Any) -> None:
+    """Gives a key of meta.json another value, or takes it away with None."""
+    meta = json.loads((run / "meta.json").read_text()) | {key: value}
+    (run / "meta.json").write_text(
+        json.dumps({key: value for key, value in meta.items() if value is not None})
+    )
 
 
 def reason(run: Path) -> str:
@@ -52,14 +52,68 @@ def reason(run: Path) -> str:
         '{"time_ns": 1, "process": "con", "call": 1, "type": "ok", "op": "steal"}',
         '{"time_ns": 1, "process": "con", "call": "first", "type": "ok", "op": "deliver"}',
         "[]",
+        ROW + ROW,
+        ROW + '{"time_ns": 17',
+        ROW + ",",
+        ROW + "}",
+        ROW + "]",
+        ROW[:-1] + ', "colour": "red"}',
+        ROW[:-1] + ', "deaths": [{"queue": "story", "reason": "rejected"}]}',
     ],
-    ids=["no JSON", "something is missing", "unknown operation", "wrong type", "no object"],
+    ids=[
+        *("no JSON", "something is missing", "unknown operation", "wrong type", "no object", "two rows"),
+        *(
+            "the begin of another",
+            "a comma",
+            "a brace",
+            "a bracket",
+            "unknown key",
+            "a death without a count",
+        ),
+    ],
 )
 def test_a_line_that_is_no_row_is_named(run: Path, spark: SparkSession, line: str) -> None:
     file, lines = lines_of(run)
     file.write_text("".join([*lines[:4], line + "\n", *lines[4:]]))
-    assert reason(run) == f"{file}:5: no row of a history: {line}"
+    shown = line if len(line) <= SHOWN else line[:SHOWN] + "…"
+    assert reason(run) == f"{file}:5: no row of a history: {shown}"
     assert not list(run.glob("check-*"))
+
+
+@pytest.mark.parametrize("block_bytes", ["1g", "300b"], ids=["one block", "a block for each line"])
+@pytest.mark.parametrize("earlier_ns", [0, 5_000_000], ids=["equal", "falling"])
+def test_a_row_that_is_not_later_than_the_one_before_is_named(
+    run: Path, spark: SparkSession, earlier_ns: int, block_bytes: str
+) -> None:
+    file, lines = lines_of(run)
+    before, row = (json.loads(line) for line in lines[6:8])
+    lines[7] = json.dumps(row | {"time_ns": before["time_ns"] - earlier_ns}) + "\n"
+    file.write_text("".join(lines))
+    limits = {f"spark.sql.files.{name}": block_bytes for name in ("maxPartitionBytes", "openCostInBytes")}
+    kept = {name: spark.conf.get(name) for name in limits}
+    try:
+        for name, value in limits.items():
+            spark.conf.set(name, value)
+        assert reason(run).startswith(f"{file}:8: time_ns does not rise: {lines[7][:50]}")
+    finally:
+        for name, value in kept.items():
+            spark.conf.set(name, value)
+
+
+def test_a_history_that_is_cut_between_two_lines_is_noticed(run: Path, spark: SparkSession) -> None:
+    file, lines = lines_of(run)
+    file.write_text("".join(lines[:-1]))
+    assert reason(run) == f"{run}: {len(lines) - 1} rows, but {len(lines)} were recorded"
+
+
+def test_a_run_that_does_not_say_how_much_it_recorded_is_judged_without(
+    run: Path, spark: SparkSession
+) -> None:
+    file, lines = lines_of(run)
+    change_meta(run, "rows", None)
+    assert check(run).valid
+    file.write_text("".join(lines[:-1]))
+    assert check(run).error is None
 
 
 def test_a_history_that_is_cut_in_the_middle_of_its_last_line_is_named(run: Path) -> None:
@@ -94,19 +148,90 @@ def test_a_run_without_its_description_is_a_failure(run: Path) -> None:
     assert reason(run) == f"{meta}: No such file or directory"
 
 
-def test_a_history_may_be_parquet(run: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+def as_parquet(run: Path, **changes: Any) -> Path:
+    """Makes a Parquet file of the history, with another row 5."""
     file, lines = lines_of(run)
     rows = [json.loads(line) for line in lines]
+    rows[4] |= changes
     names = {name for row in rows for name in row}
     file.unlink()
-    pq.write_table(
-        pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows]),
-        run / "history" / "clients.parquet",
-    )
+    table = file.with_suffix(".parquet")
+    pq.write_table(pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows]), table)
+    return table
+
+
+def test_a_history_may_be_parquet(run: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    _, rows = lines_of(run)
+    as_parquet(run)
     assert main([str(run)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[1].split() == ["lost", "3", "0"]
     assert told[-1].startswith(f"VALID: every promise was kept ({len(rows)} rows in ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"op": "steal"},
+        {"type": "maybe"},
+        {"time_ns": None},
+        {"deaths": [died("story"), {"queue": "story", "reason": None, "count": 1}]},
+    ],
+    ids=["unknown operation", "unknown type", "something is missing", "a death without a reason"],
+)
+def test_a_row_of_parquet_that_is_none_is_shown(
+    run: Path, spark: SparkSession, changes: dict[str, Any]
+) -> None:
+    table = as_parquet(run, **changes)
+    place, _, row = reason(run).partition(": no row of a history: ")
+    assert place == f"{table}:?"
+    [(key, value)] = changes.items()
+    shown = json.dumps({key: value}, separators=(",", ":"))[1:-1]
+    assert (shown in row) if key in {"op", "type"} else row.startswith("{")
+
+
+def test_a_run_that_went_wrong_is_not_valid_whatever_it_kept(
+    run: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_meta(run, "problems", ["the cluster does not heal", "fault kill of n1: in vain"])
+    assert main([str(run)]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1].startswith(
+        "INVALID: problems of the run: the cluster does not heal; fault kill of n1: in vain ("
+    )
+    assert not any("VALID: every promise was kept" in line for line in told)
+    document = json.loads((run / "verdict.json").read_text())
+    assert (document["valid"], document["error"], len(document["problems"])) == (False, None, 2)
+    assert all(promise["holds"] for promise in document["promises"])
+
+
+def test_of_what_is_broken_both_is_told_the_promises_and_the_run(
+    run: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, lines = lines_of(run)
+    change_meta(run, "problems", ["the cluster does not heal"])
+    change_meta(run, "rows", None)
+    file.write_text("".join(lines[:-3]))  # the last message is not delivered
+    assert main([str(run)]) == 1
+    assert (
+        "INVALID: broken: lost; problems of the run: the cluster does not heal (" in capsys.readouterr().out
+    )
+
+
+def test_a_ratio_of_few_deliveries_is_not_said_to_be_kept(
+    tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = History()
+    story = Story(history, "story")
+    story.queue(priorities=True)
+    for number in range(1, 100 + 1):
+        story.publish(number, priority=7 if number % 2 else 0)
+    for number in range(1, 100 + 1):
+        story.take(number)
+    history.write(tmp_path / "run")
+    assert main([str(tmp_path / "run")]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("priority_ratio")]
+    assert line.split() == ["priority_ratio", "0", "0", "nothing", "to", "check"]
 
 
 def test_a_failure_is_a_line_and_an_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

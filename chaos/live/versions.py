@@ -1,0 +1,103 @@
+"""What a run was made with: programs, libraries, the commit; the report shows it.
+
+Not here: what each of them is for. What this machine does not have is left out.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaos.live import toxiproxy
+from chaos.pipeline import java
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+PACKAGES = ("aio-pika", "pika", "pyspark")
+_CHECKOUT = Path(__file__).parents[2]
+_PATIENCE_S = 30.0
+_GO_MODULE = re.compile(rb"mod\tgithub\.com/Shopify/toxiproxy/v2\tv?([\w.+-]+)\t")
+
+
+def of_own_cluster() -> dict[str, str]:
+    """The nodes are of the code that runs here."""
+    return _known({"qq": _package("qq"), "commit": commit(), "toxiproxy": _toxiproxy()})
+
+
+def of_cluster(told: Iterable[str]) -> dict[str, str]:
+    """The nodes were there, and `told` is what they say of themselves; ours is the harness."""
+    return _known({"cluster": "; ".join(sorted(set(told))), "harness": commit() or _package("qq")})
+
+
+def of_harness() -> dict[str, str]:
+    packages = {name: _package(name) for name in PACKAGES}
+    return _known({"python": platform.python_version(), **packages, "java": _java()})
+
+
+def introduction(server_properties: Mapping[str, object]) -> str:
+    """Product and version of a node as it says them to its clients, and whose it is: qq calls itself RabbitMQ."""
+    said = (server_properties.get(name, "?") for name in ("product", "version", "copyright"))
+    product, number, owner = (one.decode() if isinstance(one, bytes) else one for one in said)
+    return f"{product} {number} ({owner})"
+
+
+def commit(checkout: Path = _CHECKOUT) -> str | None:
+    """Of a checkout, with `-dirty` behind it if its files were changed."""
+    if not (checkout / ".git").exists():
+        return None
+    described = ("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    return (_said(described) or "").strip() or None
+
+
+def _package(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _toxiproxy() -> str | None:
+    try:
+        server = toxiproxy.find_server()
+    except toxiproxy.ToxiproxyError:
+        return None
+    # One that `go install` has built calls itself `git`; Go has written its version into it.
+    with suppress(OSError):
+        if built := _GO_MODULE.search(server.read_bytes()):
+            return built[1].decode()
+    return (_said((str(server), "-version")) or "").rpartition(" ")[2].strip() or None
+
+
+def _java() -> str | None:
+    try:
+        home = java.find()
+    except java.JavaError:
+        return None
+    found = re.search(r'version "([^"]+)"', _said((str(home / "bin" / "java"), "-version")) or "")
+    return found[1] if found else None
+
+
+def _said(command: Sequence[str]) -> str | None:
+    """What a program prints, wherever it prints it; None if it is not there or fails."""
+    try:
+        told = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout
+
+
+def _known(versions: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: number for name, number in versions.items() if number}

@@ -1,0 +1,52 @@
+"""A Spark that does not start, or dies, is a verdict in a line; each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Each waits for a Spark of its own.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+DYING = """
+import sys
+from chaos.pipeline import job
+
+evidence = job._Check._evidence
+
+def killed(check, *arguments):
+    gateway = check._spark.sparkContext._gateway
+    gateway.proc.kill()
+    gateway.proc.wait()
+    return evidence(check, *arguments)
+
+job._Check._evidence = killed
+sys.exit(job.main(sys.argv[1:]))
+"""
+
+
+def told(*arguments: str | Path) -> str:
+    """What a Python process says that does not succeed, in a line."""
+    ended = subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == ""
+    [line] = ended.stdout.splitlines()
+    return line
+
+
+def test_a_spark_that_cannot_start_is_a_line(run: Path) -> None:
+    line = told("-m", "chaos", "check", run, "--master", "moon")
+    log = run / "logs" / "spark.log"
+    assert line.startswith("INVALID: Spark does not start with master moon: ")
+    assert line.endswith(f" (see {log})")
+    assert log.exists()
+
+
+def test_a_spark_that_dies_is_a_line(run: Path) -> None:
+    assert told("-c", DYING, run).startswith("INVALID: the check failed in Spark: ")
+    assert not list(run.glob("check-*"))

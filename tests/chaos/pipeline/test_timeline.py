@@ -1,0 +1,104 @@
+"""What a fault did and what it cost, of histories that have little else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from chaos.pipeline.schemas import HISTORY
+from chaos.pipeline.session import collect
+from chaos.pipeline.transforms.timeline import faults
+
+# Spark has to be started.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+
+NS = 10**9
+ENDED_S = 100
+Window = tuple[float, float]
+
+
+def said(second: float, call: int, type_: str, detail: dict[str, Any] | None, fault: str) -> dict[str, Any]:
+    text = None if detail is None else json.dumps(detail)
+    row = {"process": "nemesis", "call": call, "type": type_, "op": "fault", "node": "n1", "fault": fault}
+    return row | {"time_ns": int(second * NS), "detail": text}
+
+
+def fault(name: str, begin_s: float, end_s: float, call: int = 1) -> list[dict[str, Any]]:
+    return [said(begin_s, call, "invoke", {}, name), said(end_s, call, "ok", {}, name)]
+
+
+def found(
+    spark: SparkSession,
+    rows: list[dict[str, Any]],
+    everywhere: list[Window] | None = None,
+    **of_nodes: list[Window],
+) -> list[dict[str, Any]]:
+    """The table of these rows, with windows of the whole cluster and of nodes."""
+    spark.conf.set("spark.sql.shuffle.partitions", 2)
+    history = spark.createDataFrame([tuple(map(row.get, HISTORY.names)) for row in rows], HISTORY)
+    columns = "start double, end double, node string"
+    at_nodes = [(*window, node) for node, windows in of_nodes.items() for window in windows]
+    unavailable = spark.createDataFrame(at_nodes, columns)
+    outages = spark.createDataFrame([(*window, "everywhere") for window in everywhere or []], columns)
+    table = faults(history, unavailable, outages, 0, ENDED_S * NS)
+    return [row.asDict() for row in collect(table)]
+
+
+def costs(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(pytest.approx(row[name]) for name in ("outage", "node_outage", "recovery"))
+
+
+def test_a_leader_that_was_killed_costs_an_election_and_its_node_the_time_until_it_serves_again(
+    spark: SparkSession,
+) -> None:
+    (row,) = found(
+        spark, fault("kill_leader", 10, 16), [(10.05, 10.35)], n1=[(10.1, 19.5)], n2=[(10.0, 10.4)]
+    )
+    assert costs(row) == (0.3, 9.4, 3.5)
+
+
+def test_a_disk_that_was_wiped_costs_its_node_all_the_time_until_it_has_everything_again(
+    spark: SparkSession,
+) -> None:
+    (row,) = found(spark, fault("wipe", 10, 40), n1=[(10.2, 40.0)])
+    assert costs(row) == (0.0, 29.8, 0.0)
+
+
+def test_of_several_outages_the_longest_counts_and_only_from_the_begin_of_the_fault(
+    spark: SparkSession,
+) -> None:
+    rolled = fault("rolling_restart", 10, 30)
+    (row,) = found(spark, rolled, [(8.0, 10.5), (20.0, 20.8), (29.0, 29.1)], n1=[(8.0, 11.0), (30.9, 31.5)])
+    assert costs(row) == (0.8, 1.0, 1.5)
+
+
+def test_what_began_long_after_a_fault_or_ended_before_it_is_not_its_doing(spark: SparkSession) -> None:
+    (row,) = found(spark, fault("latency", 10, 15), [(8.0, 9.9), (16.5, 18.0)], n1=[(8.0, 9.9), (16.5, 18.0)])
+    assert costs(row) == (0.0, 0.0, 0.0)
+
+
+def test_the_end_of_a_fault_says_what_came_of_it(spark: SparkSession) -> None:
+    parameters: dict[str, Any] = {"seed": 7}
+    noticed = parameters | {"file": "1.segment", "bit": 12, "noticed": True}
+    failed = parameters | {"error": "n2 did not stop in 30 s"}
+    rows = [
+        said(1, 1, "invoke", parameters, "bit_flip"),
+        said(2, 1, "ok", noticed, "bit_flip"),
+        said(3, 2, "invoke", parameters, "restart"),
+        said(4, 2, "fail", failed, "restart"),
+        said(5, 3, "invoke", parameters, "power_loss"),
+        said(6, 3, "ok", None, "power_loss"),
+        said(7, 4, "invoke", parameters, "pause"),
+        said(8, 5, "info", {"left out": "no node leads"}, "kill_leader"),
+    ]
+    table = found(spark, rows[::-1])
+    assert [(row["fault"], row["outcome"], json.loads(row["detail"])) for row in table] == [
+        ("bit_flip", "ok", noticed),
+        ("restart", "fail", failed),
+        ("power_loss", "ok", parameters),
+        ("pause", "unknown", parameters),
+    ]
+    assert table[-1]["end"] == ENDED_S
