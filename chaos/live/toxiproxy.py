@@ -149,11 +149,17 @@ class Toxiproxy:
 
     def add(self, route: Route, *, enabled: bool = True) -> None:
         """Make a proxy; raises ToxiproxyError, as all that follow."""
-        self._proxies[route.name] = self._call(
-            lambda: self._client.create(
-                f"{HOST}:{route.upstream}", route.name, f"{HOST}:{route.listen}", enabled
+        listen = f"{HOST}:{route.listen}"
+        try:
+            self._proxies[route.name] = self._call(
+                lambda: self._client.create(f"{HOST}:{route.upstream}", route.name, listen, enabled)
             )
-        )
+        except KeyError as error:
+            # The client takes every answer for a proxy, also the server's that it cannot make one.
+            raise ToxiproxyError(
+                f"Toxiproxy on port {self._port} cannot listen on {listen}, "
+                f"for somebody else has taken that by now; see {self._log}"
+            ) from error
 
     def enable(self, name: str) -> None:
         """Let the proxy listen."""

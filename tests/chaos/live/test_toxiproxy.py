@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -153,6 +154,17 @@ def test_what_the_server_refuses_is_an_error(tmp_path: Path) -> None:
                 server.add(route)
             with pytest.raises(ToxiproxyError, match="InvalidToxic"):
                 server.add_toxic("echo", "bad", "no such toxic", "upstream")
+
+    asyncio.run(check())
+
+
+def test_a_port_that_somebody_else_has_taken_is_an_error(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with echo_behind_proxy(tmp_path) as (server, route):
+            with socket.create_server((HOST, 0)) as other:
+                port = other.getsockname()[1]
+                with pytest.raises(ToxiproxyError, match=f"cannot listen on {HOST}:{port}"):
+                    server.add(Route("other", port, route.upstream))
 
     asyncio.run(check())
 
