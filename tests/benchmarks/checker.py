@@ -24,6 +24,8 @@ ROWS_PER_MESSAGE = 5
 """Published, confirmed, delivered, acknowledged (two rows)."""
 MESSAGES_PER_S = 5000
 """Of the run that the history is of."""
+STEP_NS = 10**9 // MESSAGES_PER_S // ROWS_PER_MESSAGE
+"""From row to row: the times of a file rise."""
 NODES = 3
 PUBLISHERS = 12
 MIB = 2**20
@@ -42,6 +44,7 @@ def write_run(directory: Path, rows: int) -> int:
     meta = {
         "format": 1,
         "started_ns": STARTED_NS,
+        "rows": messages * ROWS_PER_MESSAGE,
         "ended_ns": STARTED_NS + (messages // MESSAGES_PER_S + 1) * 10**9,
         "queues": {queue.name: queue.described("confirm", drained=True) for queue in queues},
     }
@@ -66,11 +69,11 @@ def message(number: int) -> str:
     by_publisher, by_consumer = f'"process":"{publisher}","call"', f'"process":"{consumer}","call"'
     return (
         f'{{"time_ns":{begin_ns},{by_publisher}:{sequence},"type":"invoke","op":"publish",{published}'
-        f'{{"time_ns":{begin_ns + 4_000_000},{by_publisher}:{sequence},"type":"ok","op":"publish",{published}'
-        f'{{"time_ns":{begin_ns + 5_000_000},{by_consumer}:{2 * sequence},"type":"ok","op":"deliver",{taken},'
+        f'{{"time_ns":{begin_ns + STEP_NS},{by_publisher}:{sequence},"type":"ok","op":"publish",{published}'
+        f'{{"time_ns":{begin_ns + 2 * STEP_NS},{by_consumer}:{2 * sequence},"type":"ok","op":"deliver",{taken},'
         f'"redelivered":false,"delivery_count":0,{origin}}}\n'
-        f'{{"time_ns":{begin_ns + 5_100_000},{by_consumer}:{2 * sequence + 1},"type":"invoke","op":"ack",{taken}}}\n'
-        f'{{"time_ns":{begin_ns + 5_200_000},{by_consumer}:{2 * sequence + 1},"type":"ok","op":"ack",{taken}}}\n'
+        f'{{"time_ns":{begin_ns + 3 * STEP_NS},{by_consumer}:{2 * sequence + 1},"type":"invoke","op":"ack",{taken}}}\n'
+        f'{{"time_ns":{begin_ns + 4 * STEP_NS},{by_consumer}:{2 * sequence + 1},"type":"ok","op":"ack",{taken}}}\n'
     )
 
 

@@ -1,0 +1,17 @@
+"""The benchmark of the checker judges a history as a run would have written it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from checker import ROWS_PER_MESSAGE, write_run
+
+from chaos.history import read
+
+
+def test_the_history_is_as_the_schema_says(tmp_path: Path) -> None:
+    write_run(tmp_path, 1000)
+    rows = read(tmp_path / "history")
+    assert len(rows) == 1000 == json.loads((tmp_path / "meta.json").read_text())["rows"]
+    assert [row["op"] for row in rows[:ROWS_PER_MESSAGE]] == ["publish", "publish", "deliver", "ack", "ack"]
