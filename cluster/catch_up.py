@@ -50,6 +50,8 @@ PATIENCE_S = 5.0
 GIVEN_S = 60.0
 """The files of a snapshot are kept for so long after the last request."""
 REPEAT_S = 1.0
+_DAMAGE = (errno.EIO, errno.ENOENT)
+"""What the disk says of a file that it should hold and does not."""
 
 Send = Callable[[str, Message], None]
 
@@ -143,11 +145,10 @@ class SnapshotGiver:
     ) -> None:
         if self._given_to(peer, request.snapshot, request.file) is None:
             self._send(peer, Withdrawn(request.snapshot))
+        elif isinstance(error, OSError) and error.errno not in _DAMAGE:
+            # Too many open files, say. It is asked for again.
+            log.warning("cannot give a part of a snapshot to %s: %s", peer, error)
         elif data is None:
-            if isinstance(error, OSError) and error.errno != errno.EIO:
-                # No damage: too many open files, say. It is asked for again.
-                log.warning("cannot give a part of a snapshot to %s: %s", peer, error)
-                return
             self._failed(CorruptJournal(path, request.offset, f"cannot be read: {error}"))
         else:
             self._send(peer, Chunk(request.snapshot, request.file, request.offset, crc32(data), data))

@@ -44,6 +44,7 @@ from cluster.envelope import (
     Vote,
     VoteRequest,
 )
+from cluster.journal import SLICE_ENTRIES
 
 if TYPE_CHECKING:
     from cluster.journal import SegmentedJournal
@@ -56,8 +57,8 @@ APPLY_BUDGET_S = 0.005
 APPEND_BURST_BYTES = 4 * 1024 * 1024
 """A turn sends one lagging peer at most about this much, so that reading old entries does not stall the loop: that
 takes two or three milliseconds if they are large, ..."""
-APPEND_BURST_ENTRY_BYTES = 8192
-"""... and as much if they are small, for each counts as so much more than it has."""
+APPEND_BURST_ENTRY_BYTES = APPEND_BURST_BYTES // SLICE_ENTRIES
+"""... and as much if they are small, for each counts as so much more than it has: a turn sends one slice of them."""
 
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """A follower whose disk takes nothing in holds this much in memory, and lets further entries go by."""

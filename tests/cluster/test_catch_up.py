@@ -367,6 +367,15 @@ def test_a_file_that_cannot_be_read_is_the_givers_damage(transfer: Transfer) -> 
     assert not transfer.installed
 
 
+def test_a_file_that_is_missing_is_the_givers_damage(transfer: Transfer) -> None:
+    transfer.begin()
+    [name] = [segment.name for segment in transfer.here.journal.segments()][3:4]
+    transfer.here.disk.remove(f"{transfer.here.directory.log}/{name}")
+    transfer.world.run()
+    assert isinstance(transfer.failures[0], CorruptJournal)
+    assert not transfer.installed
+
+
 def test_a_file_that_cannot_be_opened_now_is_no_damage(
     transfer: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

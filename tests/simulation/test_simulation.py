@@ -85,6 +85,16 @@ def test_what_is_rare_happens() -> None:
     assert fates["asked to move in vain"] < fates["asked to move"] / 2
 
 
+def leader_and_follower(simulation: Simulation, at_s: float) -> tuple[SimulatedNode, SimulatedNode]:
+    """Start all nodes, and see who leads at this time."""
+    for node in simulation.cluster.nodes:
+        node.start()
+    simulation.world.run_until(at_s)
+    leader = simulation.cluster.leader()
+    assert leader is not None
+    return leader, next(node for node in simulation.cluster.nodes if node is not leader)
+
+
 def test_a_node_that_lost_its_directory_and_whose_clock_was_set_back_comes_back() -> None:
     """Its new incarnation is the time, which is less than that of its earlier life."""
     simulation = Simulation(1, Options(faults={"reset": 1.0}, fault_interval_s=1000.0))
@@ -111,11 +121,7 @@ def test_what_is_submitted_before_an_expulsion_is_heard_belongs_to_the_life_that
     """An entry confirms a batch and expels its node: a client acts between the two (seed 309256)."""
     simulation = Simulation(1, Options(faults={"reset": 1.0}, fault_interval_s=1e9))
     cluster, world, workload = simulation.cluster, simulation.world, simulation.workload
-    for node in cluster.nodes:
-        node.start()
-    world.run_until(5.0)
-    leader = cluster.leader()
-    assert leader is not None
+    leader, _ = leader_and_follower(simulation, 5.0)
     client = workload.clients[leader.name]
     confirmed = workload.confirmed
 
@@ -279,12 +285,7 @@ def test_h8_a_peer_that_does_not_read_is_sent_little_more_than_its_link_takes() 
     options = Options(submit_interval_s=0.02, fault_interval_s=1e9, faults={"reset": 1.0}, network=network)
     simulation = Simulation(5, options)
     world, cluster = simulation.world, simulation.cluster
-    for node in cluster.nodes:
-        node.start()
-    world.run_until(4.0)
-    leader = cluster.leader()
-    assert leader is not None
-    peer = next(node for node in cluster.nodes if node is not leader)
+    leader, peer = leader_and_follower(simulation, 4.0)
     peer.runtime.pause()
     begun = leader.group.journal.last_index
     world.run_until(12.0)
@@ -310,12 +311,7 @@ def test_a_peer_that_is_down_and_needs_a_snapshot_pins_nothing_for_ever() -> Non
     )
     simulation = Simulation(5, options)
     world, cluster = simulation.world, simulation.cluster
-    for node in cluster.nodes:
-        node.start()
-    world.run_until(4.0)
-    leader = cluster.leader()
-    assert leader is not None
-    peer = next(node for node in cluster.nodes if node is not leader)
+    leader, peer = leader_and_follower(simulation, 4.0)
     peer.end(power_loss=False)
     world.run_until(12.0)
     peer.start()
