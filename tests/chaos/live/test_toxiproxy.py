@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,22 +105,31 @@ def test_a_server_that_does_not_come_up_is_an_error(
 @asynccontextmanager
 async def echo_behind_proxy(directory: Path) -> AsyncGenerator[tuple[Toxiproxy, Route]]:
     """A server that says everything twice, and the way to it."""
+    answering: list[asyncio.Future[None]] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(100):
-            writer.write(data + data)
+        done = asyncio.get_running_loop().create_future()
+        answering.append(done)
+        with suppress(ConnectionError):
+            while data := await reader.read(100):
+                writer.write(data + data)
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        done.set_result(None)
 
     ports = free_ports()
     route = Route("echo", next(ports), next(ports))
     server = Toxiproxy(next(ports), directory / "log")
-    await server.start()
-    try:
-        async with await asyncio.start_server(answer, HOST, route.upstream):
+    async with await asyncio.start_server(answer, HOST, route.upstream):
+        await server.start()
+        try:
             server.add(route)
             yield server, route
-    finally:
-        await server.stop()
+        finally:
+            await server.stop()
+            # The proxy is gone, so every connection ends; a loop that ends before it would lose the socket.
+            await asyncio.gather(*answering)
 
 
 def test_a_proxy_passes_drops_and_refuses(tmp_path: Path) -> None:
@@ -142,6 +151,8 @@ def test_a_proxy_passes_drops_and_refuses(tmp_path: Path) -> None:
                 await asyncio.open_connection(HOST, route.listen)
             server.enable("echo")
             reader, writer = await asyncio.open_connection(HOST, route.listen)
+            writer.write(b"three")
+            assert await reader.readexactly(10) == b"threethree"
             writer.close()
 
     asyncio.run(check())
