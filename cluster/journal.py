@@ -286,9 +286,10 @@ class SegmentedJournal(Journal):
         entry = self._cache.get(index)
         return entry[0] if entry else self.read_job((index,))()[0]
 
-    def read_job(self, indexes: Sequence[int]) -> Callable[[], list[bytes]]:
+    def read_job(self, indexes: Sequence[int], bytes_max: int | None = None) -> Callable[[], list[bytes]]:
         """Make a job that reads the payloads in the given order, on any thread, while writing goes on.
 
+        It may leave out those behind the one with which it has `bytes_max`; the first are read in any case.
         The indexes may be below the log. Raises EntryGone if one cannot be held. The job raises CorruptJournal,
         EntryGone for one that is not held, or EntryMoved if files went away since this call: then another job tells.
         """
@@ -303,7 +304,7 @@ class SegmentedJournal(Journal):
                 add_extent(parts, extent)
             else:
                 self._add_span(parts, index)
-        return partial(self._read_parts, parts, self._deletions)
+        return partial(self._read_parts, parts, bytes_max, self._deletions)
 
     def _add_span(self, parts: list[Part], index: int) -> None:
         """Add an entry of a sealed segment; one that follows at once is looked up with the one before it."""
@@ -319,9 +320,9 @@ class SegmentedJournal(Journal):
         segment = self._segment_of(index)
         parts.append(Span(segment, self._unsealed.get(segment), index, index + 1, self._terms.at(index)))
 
-    def _read_parts(self, parts: list[Part], deletions: int) -> list[bytes]:
+    def _read_parts(self, parts: list[Part], bytes_max: int | None, deletions: int) -> list[bytes]:
         try:
-            return Reader(self._disk, self._directory, self._identity, self._indexes).read(parts)
+            return Reader(self._disk, self._directory, self._identity, self._indexes).read(parts, bytes_max)
         except CorruptJournal as error:
             # What was deleted since may have been overwritten or removed under the reader.
             if self._deletions != deletions:

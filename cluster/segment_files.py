@@ -254,23 +254,30 @@ class Reader:
         self._name = ""
         self._opened: Opened | None = None
 
-    def read(self, parts: Sequence[Part]) -> list[bytes]:
-        """Return all payloads in order; raises CorruptJournal, or EntryGone for one that a sparse segment lacks."""
+    def read(self, parts: Sequence[Part], bytes_max: int | None = None) -> list[bytes]:
+        """Return the payloads in order, at least the first: no further part is read if they are of `bytes_max`.
+
+        Raises CorruptJournal, or EntryGone for one that a sparse segment lacks.
+        """
         payloads: list[bytes] = []
+        size = 0
         try:
             for part in self._located(parts):
+                if payloads and bytes_max is not None and size >= bytes_max:
+                    break
+                size += len(part) if isinstance(part, bytes) else part.end - part.start
                 if isinstance(part, Extent):
                     opened = self._open(part.name)
                     payloads.extend(read_extent(opened.file, opened.path, opened.header.seed, part))
-                elif isinstance(part, bytes):
+                else:
                     payloads.append(part)
         finally:
             self._close()
         return payloads
 
-    def _located(self, parts: Sequence[Part]) -> list[Part]:
+    def _located(self, parts: Sequence[Part]) -> list[bytes | Extent]:
         """The same with extents in place of spans."""
-        located: list[Part] = []
+        located: list[bytes | Extent] = []
         for part in parts:
             if isinstance(part, Span):
                 located += part.extents(part.records or self._indexes.get(part.segment))

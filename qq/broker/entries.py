@@ -31,10 +31,12 @@ VIEWS_BYTES_MAX = 32 * 1024 * 1024
 """Entries kept in decoded form. One is about a mebibyte at most, unless it holds a single larger message."""
 READ_AHEAD_MIN = 4
 """Entries read together when one is missing: a consumer of a backlog will want the next ones."""
-READ_AHEAD_MAX = 64
+READ_AHEAD_MAX = 512
 READ_AHEAD_GROWTH = 4
 READ_AHEAD_BYTES = 1024 * 1024
 """Of small entries more are read together, about so much: what a read costs is shared by their messages."""
+READ_BYTES_MAX = 4 * READ_AHEAD_BYTES
+"""No more is read together if the entries turn out to be larger than those before them."""
 
 
 class ReadAhead:
@@ -231,7 +233,7 @@ class Entries:
         """Read entries that are needed, and with them some that `ahead` will need."""
         wanted = [*named, *following]
         try:
-            job = self._group.journal.read_job(wanted)
+            job = self._group.journal.read_job(wanted, READ_BYTES_MAX)
         except EntryGone:
             job = None
 
@@ -245,6 +247,12 @@ class Entries:
             except EntryGone:
                 return _Missing.GONE
 
+        def read_again(needed: Sequence[int], unneeded: Sequence[int]) -> None:
+            if ahead is not None:
+                ahead.stop()
+            for index in (*needed, *self._only_awaited(unneeded)):
+                self._read([index])
+
         def loaded(found: list[bytes] | _Missing | None, error: Exception | None) -> None:
             if found is None:
                 self._on_failure(error or RuntimeError("a read of the log failed without an error"))
@@ -254,13 +262,12 @@ class Entries:
                 self._forget(wanted[0])
             elif isinstance(found, _Missing):
                 # One of them was not where it was looked for: the others are read all the same.
-                if ahead is not None:
-                    ahead.stop()
-                for index in (*named, *self._only_awaited(following)):
-                    self._read([index])
+                read_again(named, following)
             else:
-                for index, payload in zip(wanted, found, strict=True):
+                for index, payload in zip(wanted, found, strict=False):
                     self._arrived(index, _view(payload))
+                if len(found) < len(wanted):
+                    read_again((), wanted[len(found) :])
 
         self._disk.submit_read(read, loaded)
 

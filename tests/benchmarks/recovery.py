@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from bench import load, resident_bytes
 from qq.testing import LocalCluster
 
 QUEUE = "backlog"
+FRESH_QUEUE = "fresh"
 PATIENCE_S = 120.0
 POLL_S = 0.005
 DEAD_S = 2.0
@@ -43,9 +44,10 @@ MORE_MIB_MAX = 100.0
 """Aim: a node holds at most so much more memory with the backlog than without."""
 DRAIN_SHARE_MIN = 0.9
 """Aim: the backlog is drained as fast as a queue that was just filled; so much of that, since runs differ."""
-FRESH_MESSAGES = 200_000
-FRESH_DRAINS = 3
-"""What the drain of the backlog is compared with: a queue that was just filled in the same way, before and after."""
+PAIRS = 12
+PAIR_MESSAGES = 200_000
+"""A machine's speed differs from minute to minute: in so many places of the backlog the drain of a part is compared
+with that of a queue that was just filled in the same way."""
 
 
 class Start(NamedTuple):
@@ -113,11 +115,47 @@ def disk_mib(directory: Path) -> float:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()) / MIB
 
 
-def drain(cluster: LocalCluster, messages: int) -> float:
+def fill(cluster: LocalCluster, queue: str, messages: int, options: list[str]) -> None:
+    """Publish so many messages through all the nodes."""
+    at = [endpoint(url) for url in cluster.urls]
+    publishers = ["-n", str(messages), "-s", "12", "--max-time", str(FILL_S_MAX), *options]
+    checked(load(at, "-q", queue, *publishers, "publish"))
+
+
+def drain(cluster: LocalCluster, queue: str, messages: int) -> float:
     """Consume so many messages through the leader; messages per second."""
     at = [endpoint(cluster.urls[cluster.nodes.index(cluster.leader())])]
-    consumed = checked(load(at, "-q", QUEUE, "-n", str(messages), "--ack", "100", "consume"))
+    consumed = checked(load(at, "-q", queue, "-n", str(messages), "--ack", "100", "consume"))
     return float(consumed["consume_rate"])
+
+
+class Drain(NamedTuple):
+    """Messages per second."""
+
+    fresh: float
+    backlog: float
+    """The same number as of the fresh queue, right before or after that."""
+
+    @property
+    def share(self) -> float:
+        return self.backlog / self.fresh
+
+
+def drain_beside_fresh(cluster: LocalCluster, messages: int, options: list[str]) -> Drain:
+    """Drain the backlog to its last part; the pair of rates with the median share."""
+    stretch = messages // (PAIRS + 1)
+    part = min(PAIR_MESSAGES, stretch)
+    pairs: list[Drain] = []
+    for number in range(PAIRS):
+        fill(cluster, FRESH_QUEUE, part, options)
+        rates: dict[str, float] = {}
+        # Who is second shares the machine with what the nodes do about the first: they take turns.
+        for queue in (FRESH_QUEUE, QUEUE)[:: -1 if number % 2 else 1]:
+            rates[queue] = drain(cluster, queue, part)
+        pairs.append(Drain(rates[FRESH_QUEUE], rates[QUEUE]))
+        if stretch > part:
+            drain(cluster, QUEUE, stretch - part)
+    return sorted(pairs, key=lambda pair: pair.share)[PAIRS // 2]
 
 
 def checked(result: dict[str, Any]) -> dict[str, Any]:
@@ -132,37 +170,23 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
         tempfile.TemporaryDirectory(prefix="qq-bench-") as directory,
         LocalCluster(3, Path(directory)) as cluster,
     ):
-        at = [endpoint(url) for url in cluster.urls]
-        queue = ["-q", QUEUE]
-        checked(load(at[:1], *queue, "declare"))
-
-        def fill(count: int) -> None:
-            limit = ["--max-time", str(FILL_S_MAX)]
-            checked(load(at, *queue, "-n", str(count), "-s", "12", *limit, *options, "publish"))
-
-        def drain_fresh() -> Generator[float]:
-            for _ in range(FRESH_DRAINS):
-                fill(min(messages, FRESH_MESSAGES))
-                yield drain(cluster, min(messages, FRESH_MESSAGES))
-
-        fresh_rates = [*drain_fresh()]
+        for queue in (QUEUE, FRESH_QUEUE):
+            checked(load([endpoint(cluster.urls[0])], "-q", queue, "declare"))
         idle = time_starts(cluster, repeat, empty=True)
         idle_mib = memory_mib(cluster)
-        fill(messages)
+        fill(cluster, QUEUE, messages, options)
         full_mib = memory_mib(cluster)
         used_mib = disk_mib(Path(directory)) / len(cluster.nodes)
         full = time_starts(cluster, repeat, empty=False)
         started_mib = memory_mib(cluster)
-        drain_rate = drain(cluster, messages)
-        fresh_rates += drain_fresh()
+        drained = drain_beside_fresh(cluster, messages, options)
         grown = [after - before for after, before in zip(full_mib, idle_mib, strict=True)]
         restarted = [after - before for after, before in zip(started_mib, idle_mib, strict=True)]
-        fresh_rate = statistics.median(fresh_rates)
         aims = {
             "one node": full.one_node_s - idle.one_node_s <= MORE_S_MAX,
             "all nodes": full.all_nodes_s - idle.all_nodes_s <= MORE_S_MAX,
             "memory": max(*grown, *restarted) <= MORE_MIB_MAX,
-            "drain": drain_rate >= DRAIN_SHARE_MIN * fresh_rate,
+            "drain": drained.share >= DRAIN_SHARE_MIN,
         }
         missed = [aim for aim, is_met in aims.items() if not is_met]
         cells = [
@@ -171,7 +195,7 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
             f"{max(idle_mib):.0f}",
             f"+{max(grown):.0f} / +{max(restarted):.0f}",
             f"{used_mib:.0f}",
-            f"{fresh_rate:,.0f} / {drain_rate:,.0f}",
+            f"{drained.fresh:,.0f} / {drained.backlog:,.0f}",
             ", ".join(missed) or "none",
         ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)

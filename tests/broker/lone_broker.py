@@ -93,7 +93,7 @@ class LoneGroup:
     def payload(self, index: int) -> bytes | None:
         return self.entries.get(index)
 
-    def read_job(self, indexes: Sequence[int]) -> Callable[[], list[bytes]]:
+    def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
         raise EntryGone(f"there is no entry {indexes[0]}")
 
     def submit_read(self, job: Callable[[], Any], done: Callable[[Any, None], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,7 +11,15 @@ import pytest
 from cluster.entry import make_batch, make_compacted, make_entry
 from cluster.segment import CorruptJournal, EntryGone, EntryMoved
 from qq.broker import entries as entries_module
-from qq.broker.entries import READ_AHEAD_MAX, READ_AHEAD_MIN, Entries, Messages, MessagesGone, ReadAhead
+from qq.broker.entries import (
+    READ_AHEAD_MAX,
+    READ_AHEAD_MIN,
+    READ_BYTES_MAX,
+    Entries,
+    Messages,
+    MessagesGone,
+    ReadAhead,
+)
 from qq.machine.codec import encode_batch, keep
 from qq.machine.commands import Enqueue
 from qq.ranges import MESSAGE_BITS, Range
@@ -38,11 +47,13 @@ class FakeJournal:
     def payload(self, index: int) -> bytes | None:
         return self.cached.get(index)
 
-    def read_job(self, indexes: Sequence[int]) -> Callable[[], list[bytes]]:
+    def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
         if any(index not in self.stored for index in indexes):
             raise EntryGone("not here")
         self.asked.extend(indexes)
         payloads, replaced = [self.stored[index] for index in indexes], self._replaced
+        sizes = accumulate(map(len, payloads), initial=0)
+        payloads = [payload for payload, before in zip(payloads, sizes, strict=False) if before < bytes_max]
 
         def job() -> list[bytes]:
             if self.error is not None:
@@ -148,13 +159,10 @@ def test_messages_on_disk_are_read_first(setup: Setup) -> None:
 
 def test_the_smaller_the_entries_are_the_more_are_read_together(setup: Setup) -> None:
     large = make_entry(1, [make_batch("n1", 1, 1, [payload(*[bytes(120_000)] * 4)])])
-    setup.journal.stored = dict.fromkeys(range(100), WHOLE) | dict.fromkeys(range(100, 200), large)
-    for first, together in (
-        (0, READ_AHEAD_MIN),
-        (10, READ_AHEAD_MAX),
-        (100, READ_AHEAD_MAX),
-        (170, READ_AHEAD_MIN),
-    ):
+    setup.journal.stored = dict.fromkeys(range(1000), WHOLE) | dict.fromkeys(range(1000, 2000), large)
+    bounded = READ_BYTES_MAX // len(large) + 1
+    large_ones = [(first, bounded) for first in range(1000, 1080, 10)]
+    for first, together in ((0, READ_AHEAD_MIN), (10, READ_AHEAD_MAX), *large_ones, (1400, READ_AHEAD_MIN)):
         indexes = range(first, first + READ_AHEAD_MAX + 1)
         setup.load(*indexes)
         setup.disk.read()
@@ -162,28 +170,40 @@ def test_the_smaller_the_entries_are_the_more_are_read_together(setup: Setup) ->
         assert setup.loaded.pop() == ""
 
 
+def test_who_waits_for_an_entry_that_was_left_out_of_a_large_read_gets_it_all_the_same(setup: Setup) -> None:
+    large = make_entry(1, [make_batch("n1", 1, 1, [payload(*[bytes(READ_BYTES_MAX // 4)] * 4)])])
+    setup.journal.stored = dict.fromkeys(range(10), WHOLE) | dict.fromkeys(range(10, 100), large)
+    setup.load(*range(10))
+    setup.disk.read()
+    setup.load(10, 11, 12, 13, name="first")
+    setup.load(12, name="third")
+    setup.disk.read()
+    assert setup.loaded == ["", "first", "third"]
+    assert [index for index in range(10, 14) if setup.bodies(index, 0, 1)] == [10, 12]
+
+
 def test_somebody_who_goes_on_is_read_ahead_for_farther_and_farther(setup: Setup) -> None:
-    setup.journal.stored = dict.fromkeys(range(300), WHOLE)
+    setup.journal.stored = dict.fromkeys(range(2000), WHOLE)
     ahead, reads, index = ReadAhead(), [], 10
-    for _ in range(5):
+    for _ in range(7):
         setup.load(index, ahead=ahead)
         setup.disk.read()
         first = index
         while setup.bodies(index, 0, 1):
             index += 1
         reads.append(index - first)
-    assert reads == [1, 4, 16, 64, 64]
-    setup.load(290, 291, 292, ahead=ahead)
+    assert reads == [1, 4, 16, 64, 256, 512, 512]
+    setup.load(1990, 1991, 1992, ahead=ahead)
     setup.disk.read()
-    assert [setup.bodies(index, 0, 1) is None for index in (289, 292, 293)] == [True, False, True]
+    assert [setup.bodies(index, 0, 1) is None for index in (1989, 1992, 1993)] == [True, False, True]
 
 
 def test_who_goes_on_waits_for_his_first_reads_only(setup: Setup) -> None:
     """The next entries are read while those before are used; nothing is read twice, and nothing that is in memory."""
-    setup.journal.stored = dict.fromkeys(range(1000), WHOLE)
-    setup.journal.cached = dict.fromkeys(range(900, 1000), WHOLE)
+    setup.journal.stored = dict.fromkeys(range(4000), WHOLE)
+    setup.journal.cached = dict.fromkeys(range(3000, 4000), WHOLE)
     ahead = ReadAhead()
-    for index in range(10, 1000):
+    for index in range(10, 4000):
         if setup.bodies(index, 0, 1) is None:
             setup.load(index, ahead=ahead)
             setup.disk.read()
@@ -192,8 +212,8 @@ def test_who_goes_on_waits_for_his_first_reads_only(setup: Setup) -> None:
             setup.entries.load_more(ahead)
             setup.disk.read()
     assert len(setup.loaded) == 2
-    assert setup.disk.reads <= 2 * 890 // READ_AHEAD_MAX
-    assert len(setup.journal.asked) == len(set(setup.journal.asked)) == 890
+    assert setup.disk.reads <= 2 * 2990 // READ_AHEAD_MAX
+    assert len(setup.journal.asked) == len(set(setup.journal.asked)) == 2990
 
 
 def test_who_reads_elsewhere_is_not_due(setup: Setup) -> None:

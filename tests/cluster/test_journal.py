@@ -446,6 +446,17 @@ def test_reads_come_in_the_order_asked_for_from_cache_and_disk() -> None:
     assert node.journal.read_job(wanted)() == [payload_of(index, 1) for index in wanted]
 
 
+def test_a_read_job_ends_when_it_has_enough() -> None:
+    node = Node(cache_bytes=1000)
+    node.add(30)
+    node.sync()
+    size = len(payload_of(30, 1))
+    wanted = [30, 29, 3, 30, 30]
+    for bytes_max, count in ((0, 1), (1, 1), (size, 1), (size + 1, 2), (2 * size + 1, 3), (10**9, 5)):
+        found = node.journal.read_job(wanted, bytes_max)()
+        assert found == [payload_of(index, 1) for index in wanted][:count]
+
+
 def test_entries_of_a_segment_that_is_being_sealed_can_be_read() -> None:
     node = Node(cache_bytes=0)
     node.add(4)
