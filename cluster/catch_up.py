@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cluster.housekeeping import Housekeeping
     from cluster.journal import SegmentedJournal
     from cluster.ports import Buffer, Disk, File, Runtime
+    from cluster.term_runs import TermRuns
 
 log = logging.getLogger(__name__)
 
@@ -232,6 +233,8 @@ class Installable(NamedTuple):
 
     checkpoint: Checkpoint
     segments: list[Segment]
+    runs: TermRuns
+    """The terms of the segments' entries."""
 
 
 class _Part(NamedTuple):
@@ -432,7 +435,7 @@ class SnapshotTaker:
             else:
                 read_checkpoint(self._disk, path, identity)
 
-    def _move(self, taking: _Taking) -> Checkpoint | None:
+    def _move(self, taking: _Taking) -> Installable | None:
         """Rename the complete files into the log's directory, where nothing refers to them yet."""
         if taking.lost:
             return None
@@ -443,7 +446,11 @@ class SnapshotTaker:
         for number, name in enumerate([checkpoint_name(checkpoint.index), *taking.names]):
             self._disk.rename(self._path(number), f"{directory.log}/{name}")
         self._disk.sync_directory(directory.log)
-        return checkpoint
+        segments = [
+            Segment.sealed_file(name, row.first, row.end, row.size, sparse=row.sparse)
+            for name, row in zip(taking.names, taking.offer.segments, strict=True)
+        ]
+        return Installable(checkpoint, segments, self._journal.runs_of(segments))
 
     def _path(self, file: int) -> str:
         return f"{self._directory.incoming}/{file:08}"
@@ -480,18 +487,14 @@ class SnapshotTaker:
         taking.names = [self._journal.new_name(row.first, sparse=row.sparse) for row in taking.offer.segments]
         self._disk.submit_background(partial(self._move, taking), partial(self._moved, taking))
 
-    def _moved(self, taking: _Taking, checkpoint: Checkpoint | None, error: Exception | None) -> None:
-        if not self._is_on(taking, error) or checkpoint is None:
+    def _moved(self, taking: _Taking, installable: Installable | None, error: Exception | None) -> None:
+        if not self._is_on(taking, error) or installable is None:
             return
-        if not self.is_of_use(checkpoint.index, checkpoint.term):
+        if not self.is_of_use(installable.checkpoint.index, installable.checkpoint.term):
             self._give_up()
             return
         self._taking = None
-        segments = [
-            Segment.sealed_file(name, row.first, row.end, row.size, sparse=row.sparse)
-            for name, row in zip(taking.names, taking.offer.segments, strict=True)
-        ]
-        self._install(Installable(checkpoint, segments))
+        self._install(installable)
 
 
 def _size(offer: Offer) -> int:

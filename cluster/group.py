@@ -642,7 +642,7 @@ class Group:
         """Take over another node's log and state, and tell the shell what has happened meanwhile."""
         checkpoint = installable.checkpoint
         self._directory.restore(self._state, checkpoint)
-        self.journal.adopt(installable.segments)
+        self.journal.adopt(installable.segments, installable.runs)
         self.engine.installed(checkpoint.index)
         self.housekeeping.begin(checkpoint)
         self.snapshots_installed += 1

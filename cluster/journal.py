@@ -482,15 +482,17 @@ class SegmentedJournal(Journal):
             self._forget(cached)
         self._cache_first = max(self._cache_first, self.first_index)
 
-    def adopt(self, segments: Sequence[Segment]) -> None:
+    def runs_of(self, segments: Sequence[Segment]) -> TermRuns:
+        """The terms of the entries of sealed segments, from their files, on any thread. Raises CorruptJournal."""
+        return TermRuns(run for segment in segments for run in self._indexes.get(segment).runs)
+
+    def adopt(self, segments: Sequence[Segment], runs: TermRuns) -> None:
         """Let the log consist of these sealed segments, which are durable in the directory, and nothing else.
 
         Memory changes at once, the disk at the next sync; `synced_index` is 0 until then. The last one must be dense.
-        Raises CorruptJournal if one cannot be read.
         """
         if not segments or segments[-1].sparse:
             raise JournalMisuseError("a log ends with a dense segment")
-        runs = TermRuns(run for segment in segments for run in self._indexes.get(segment).runs)
         self._sealed = list(segments)
         self._unsealed.clear()
         self._open = None

@@ -210,7 +210,7 @@ class Transfer:
         assert installable.checkpoint == Checkpoint(150, 1, STATE)
         assert [segment.end for segment in installable.segments][-1] == ENTRIES + 1
         journal = self.there.journal
-        journal.adopt(installable.segments)
+        journal.adopt(installable.segments, installable.runs)
         journal.sync_now()
         self.check_log()
         self.there.disk.crash(power_loss=True)
@@ -519,7 +519,7 @@ def test_no_snapshot_begins_before_the_last_one_is_durable(transfer: Transfer) -
     transfer.world.run()
     [installable] = transfer.installed
     journal = transfer.there.journal
-    journal.adopt(installable.segments)
+    journal.adopt(installable.segments, installable.runs)
     transfer.taker.offered("other", transfer.offer()._replace(index=300))
     transfer.world.run()
     assert moving_checkpoint(transfer.there.disk, transfer.there.directory.incoming) == 150

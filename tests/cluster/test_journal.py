@@ -33,6 +33,7 @@ from cluster.segment import (
     UnknownFormat,
     adopt_header,
 )
+from cluster.term_runs import TermRuns
 
 IDENTITY = b"cluster/0"
 KIB = 1024
@@ -115,7 +116,8 @@ class Node:
     def take(self, given: Node) -> None:
         """Adopt the sealed segments of another node."""
         segments = [segment for segment in given.journal.segments() if segment.sealed]
-        self.journal.adopt([self.receive(given, segment) for segment in segments])
+        received = [self.receive(given, segment) for segment in segments]
+        self.journal.adopt(received, self.journal.runs_of(received))
 
     def receive(self, given: Node, segment: Segment) -> Segment:
         name = self.journal.new_name(segment.first, sparse=segment.sparse)
@@ -691,7 +693,7 @@ def test_an_adopted_log_takes_the_place_of_everything() -> None:
     node.sync()
     assert node.open().last_index == 85
     with pytest.raises(JournalMisuseError):
-        node.journal.adopt([])
+        node.journal.adopt([], TermRuns())
 
 
 def test_a_sync_in_flight_does_not_vouch_for_a_log_that_was_adopted_meanwhile() -> None:
@@ -1057,7 +1059,7 @@ def test_an_adopted_log_makes_space_on_a_full_disk() -> None:
         if in_flight:
             node.add(100, term=2)
             node.journal.start_sync(lambda: None)
-        node.journal.adopt(segments)
+        node.journal.adopt(segments, node.journal.runs_of(segments))
         node.agenda.run()
         node.sync()
         assert not node.journal.full

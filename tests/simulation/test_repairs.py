@@ -13,6 +13,7 @@ from chaos.sim.run import Simulation
 from cluster.hardstate import Standing
 from cluster.journal import SegmentedJournal
 from cluster.segment import Segment
+from cluster.term_runs import TermRuns
 
 SMALL_LOGS = Options(
     submit_interval_s=0.05,
@@ -78,8 +79,8 @@ def test_a_repaired_node_is_a_voter_once_its_new_log_is_durable() -> None:
 
 
 def test_it_is_found_if_a_node_relies_on_a_log_that_is_not_durable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def adopt_as_if_synced(journal: SegmentedJournal, segments: Sequence[Segment]) -> None:
-        adopt(journal, segments)
+    def adopt_as_if_synced(journal: SegmentedJournal, segments: Sequence[Segment], runs: TermRuns) -> None:
+        adopt(journal, segments, runs)
         journal.synced_index = journal.last_index
 
     monkeypatch.setattr(SegmentedJournal, "adopt", adopt_as_if_synced)
