@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ROUNDS = 2
+"""What was heard of a member may be from before it rose; not any more when each could have spoken so often since."""
+
 
 class Recovery:
     """The standing of this node, and its way up."""
@@ -47,7 +50,8 @@ class Recovery:
         """What each member has said of itself last, since this start."""
         self._goal = (0, 0)
         """Term and last index that a leader of this term has told."""
-        self._complained = False
+        self._hopeless_for = 0
+        """So many times in a row something was heard of others and no majority seemed left."""
 
     @property
     def standing(self) -> Standing:
@@ -59,7 +63,10 @@ class Recovery:
         self._heard[peer] = status
         if leads:
             self._goal = (status.term, status.last_index)
-        self._complain_if_hopeless()
+        hopeless = self._hopeless()
+        self._hopeless_for = self._hopeless_for + 1 if hopeless else 0
+        if self._hopeless_for == ROUNDS * len(self._peers):
+            log.error("%s", hopeless)
 
     def turn(self, engine: Engine, journal: SegmentedJournal) -> bool:
         """Rise if it is time; True if so."""
@@ -74,7 +81,7 @@ class Recovery:
     def describe(self) -> str | None:
         """Why this node does not take full part, or None if it does."""
         hopeless = self._hopeless()
-        if hopeless is not None:
+        if hopeless is not None and self._hopeless_for >= ROUNDS * len(self._peers):
             return hopeless
         match self.standing:
             case Standing.BLANK:
@@ -128,9 +135,3 @@ class Recovery:
             f"(the others hold entries up to {last}): stop the nodes, put back a data directory of one of them "
             "(a damaged log is kept in it as damaged-*), and start again"
         )
-
-    def _complain_if_hopeless(self) -> None:
-        hopeless = self._hopeless()
-        if hopeless is not None and not self._complained:
-            log.error("%s", hopeless)
-        self._complained = hopeless is not None

@@ -279,7 +279,7 @@ class Checks:
     # Damage
 
     def damaged(self, node: SimulatedNode) -> None:
-        """What a disk has promised to keep is not there any more; of one node at a time, see `may_be_damaged`.
+        """What a disk has promised to keep is not there any more; of a minority at a time, see `may_be_damaged`.
 
         One that is up may not notice.
         """
@@ -294,9 +294,14 @@ class Checks:
         self.replays_to[node.name] = max(index, self.replays_to.get(node.name, 0))
 
     def may_be_damaged(self, node: SimulatedNode) -> bool:
-        """Whether all other nodes have what they promised, so that no promise hangs on this node alone."""
-        others = [other for other in self._cluster.nodes if other is not node]
-        return all(other.standing is Standing.VOTER and not self._is_damaged(other) for other in others)
+        """Whether a majority of others has what it promised, so that no promise hangs on the damaged ones alone."""
+        nodes = self._cluster.nodes
+        whole = [
+            other
+            for other in nodes
+            if other is not node and other.standing is Standing.VOTER and not self._is_damaged(other)
+        ]
+        return 2 * len(whole) > len(nodes)
 
     def may_find_damage(self, node: SimulatedNode) -> bool:
         return node.name in self._damage
@@ -330,7 +335,7 @@ class Checks:
             self.repairs += seen.standing is Standing.LEARNER and standing is Standing.VOTER
             seen.standing = standing
             self._forget_campaigns(node)
-        if standing is Standing.VOTER and not self._is_damaged(node):
+        if not self._is_damaged(node):
             # Of a log that is adopted it says 0 until that is durable: until then it has the old one.
             self._vouched[node.name] = group.journal.synced_index or self._vouched.get(node.name, 0)
         leads = engine.is_leader

@@ -71,6 +71,7 @@ from qq.machine.effects import (
     Reply,
 )
 from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, History
+from qq.machine.queue import DUE_MAX
 from qq.machine.settings import UNLIMITED
 from qq.ranges import MESSAGE_BITS, Range
 
@@ -297,11 +298,7 @@ class QueueOracle:
         return [self._queues[name] for name in names if name in self._queues]
 
     def _end_entry(self, model: QueueModel, queue: Queue) -> None:
-        now_ms = self._now_ms
-        while model.expiries and model.expiries[0][0] <= now_ms:
-            message = heappop(model.expiries)[2]
-            if self._take(model, message):
-                self._die(model, message, EXPIRED)
+        self._expire(model, queue)
         backlog = queue.backlog
         if backlog.count + backlog.delayed != model.count:
             self._drop_over_limit(model, queue)
@@ -316,6 +313,33 @@ class QueueOracle:
         if queue.unacked != model.held:
             self._fail(f"consumers hold {queue.unacked} messages of {model.name}, not {model.held}")
         model.begin_entry()
+
+    def _expire(self, model: QueueModel, queue: Queue) -> None:
+        """Of very many the machine leaves some for the next entry."""
+        due: dict[Message, None] = {}
+        while model.expiries and model.expiries[0][0] <= self._now_ms:
+            message = heappop(model.expiries)[2]
+            if message in model.ready.get(message.name, ()):
+                due[message] = None
+        left: list[Message] = []
+        if len(due) > DUE_MAX:
+            there = Counter(names_of(queue, waiting_ranges(queue)))
+            there.subtract(message.name for message in ready_messages(model))
+            there.update(message.name for message in due)
+            for message in reversed(due):
+                if there[message.name] > 0:
+                    there[message.name] -= 1
+                    left.append(message)
+            if left and len(due) - len(left) < DUE_MAX:
+                self._fail(
+                    f"{len(left)} messages of {model.name} do not expire: {[m.name for m in left[:5]]}"
+                )
+        for message in left:
+            del due[message]
+            self._let_expire(model, message)
+        for message in due:
+            self._take(model, message)
+            self._die(model, message, EXPIRED)
 
     def _drop_over_limit(self, model: QueueModel, queue: Queue) -> None:
         """What is not there any more, and did not expire, was over the limit."""

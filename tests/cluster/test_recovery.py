@@ -12,7 +12,7 @@ import pytest
 from chaos.sim.disk import SimulatedDisk
 from cluster.envelope import Status
 from cluster.hardstate import HardState, HardStateFile, Standing
-from cluster.recovery import Recovery
+from cluster.recovery import ROUNDS, Recovery
 
 IDENTITY = b"cluster/n1/0"
 
@@ -138,14 +138,33 @@ def test_only_the_leader_of_the_own_term_counts(term: int) -> None:
 def test_a_majority_without_a_log_is_said(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(HardState(5, None, Standing.LEARNER), StandIn(term=5))
     with caplog.at_level(logging.ERROR):
-        node.hears("n2", standing=Standing.VOTER, last_index=70)
+        for _ in range(2 * ROUNDS + 1):
+            node.hears("n2", standing=Standing.VOTER, last_index=70)
         assert not caplog.records
-        node.hears("n3", standing=Standing.LEARNER)
-        node.hears("n3", standing=Standing.LEARNER)
+        for _ in range(2 * ROUNDS + 1):
+            node.hears("n3", standing=Standing.LEARNER)
     [record] = caplog.records
     assert "the logs of n1, n3 are damaged or lost" in record.getMessage()
     assert "entries up to 70" in record.getMessage()
     assert node.recovery.describe() == record.getMessage()
+
+
+def test_it_is_not_said_because_of_what_was_heard_before_a_new_cluster_began(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """That the others have risen is heard in any order: seed 400464 of five nodes."""
+    node = Node(None, StandIn(), peers=("n2", "n3", "n4"))
+    with caplog.at_level(logging.ERROR):
+        node.hears("n2", standing=Standing.BLANK)
+        node.hears("n3", standing=Standing.BLANK)
+        node.hears("n4", standing=Standing.VOTER, last_index=28)
+        assert (
+            node.recovery.describe()
+            == "this node's log was damaged or lost; it is being repaired from the others"
+        )
+        for peer in ("n2", "n3"):
+            node.hears(peer, standing=Standing.VOTER, last_index=28)
+    assert not caplog.records
 
 
 def test_a_new_cluster_is_not_taken_for_a_lost_one(caplog: pytest.LogCaptureFixture) -> None:

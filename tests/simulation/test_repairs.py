@@ -1,18 +1,20 @@
-"""A node that lost its log relies on a new one only when that is on its disk."""
+"""What befalls logs, step by step, and how the other nodes make good for it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from chaos.sim.checks import ViolationError
-from chaos.sim.cluster import Options
+from chaos.sim.cluster import LOG, Options, SimulatedNode
 from chaos.sim.run import Simulation
 from cluster.hardstate import Standing
 from cluster.journal import SegmentedJournal
-from cluster.segment import Segment
+from cluster.segment import CorruptJournal, Segment
 from cluster.term_runs import TermRuns
 
 SMALL_LOGS = Options(
@@ -89,3 +91,65 @@ def test_it_is_found_if_a_node_relies_on_a_log_that_is_not_durable(monkeypatch: 
     assert story.repaired.standing is Standing.VOTER
     with pytest.raises(ViolationError, match=f"is a voter without entry {story.last_index}"):
         story.lose_power()
+
+
+def find_damage(node: SimulatedNode) -> None:
+    """A segment that is in use cannot be read any more."""
+    journal = node.group.journal
+    path = f"{LOG}/{next(segment.name for segment in journal.segments() if segment.sealed)}"
+    node.disk.flip_bit(path, node.disk.files()[path] * 4)
+    node.runtime.enter(partial(node.group.disk_failed, CorruptJournal(path, 0, "wrong checksum")))
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_two_of_five_logs_are_repaired_at_the_same_time(power_loss: bool) -> None:
+    simulation = Simulation(1, replace(SMALL_LOGS, nodes=5))
+    world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
+    for node in cluster.nodes:
+        node.start()
+    world.run_until(8.0)
+    leader, follower, *whole = sorted(cluster.nodes, key=lambda node: node is not cluster.leader())
+    assert checks.may_be_damaged(follower)
+    follower.end(power_loss=power_loss)
+    follower.disk.lose_everything()
+    checks.damaged(follower)
+    assert checks.may_be_damaged(leader)
+    checks.damaged(leader)
+    find_damage(leader)
+    assert not any(map(checks.may_be_damaged, whole))
+    confirms = checks.confirms
+    follower.start()
+    world.run_until(60.0, stop=lambda: checks.repairs == 2)
+    assert checks.repairs == 2, cluster.describe()
+    assert checks.confirms > confirms
+    simulation.workload.stop()
+    world.run_until(world.now_s + 10.0, stop=lambda: cluster.settled() and not leader.disk.damaged_files())
+    assert cluster.settled(), cluster.describe()
+    assert not leader.disk.damaged_files()
+    checks.check_agreement()
+
+
+def test_a_node_with_a_damaged_log_stays_as_long_as_the_others_need_it() -> None:
+    simulation = Simulation(1, SMALL_LOGS)
+    world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
+    for node in cluster.nodes:
+        node.start()
+    world.run_until(8.0)
+    damaged, absent = [node for node in cluster.nodes if node is not cluster.leader()]
+    absent.end(power_loss=False)
+    world.run_until(10.0)
+    life, confirms = damaged.life, checks.confirms
+    checks.damaged(damaged)
+    find_damage(damaged)
+    world.run_until(16.0)
+    assert (damaged.up, damaged.life) == (True, life)
+    assert not damaged.group.engine.may_lead
+    assert checks.confirms > confirms + 20
+    absent.start()
+    world.run_until(60.0, stop=lambda: checks.repairs == 1)
+    assert damaged.life > life
+    assert damaged.standing is Standing.VOTER
+    simulation.workload.stop()
+    world.run_until(world.now_s + 10.0, stop=cluster.settled)
+    assert cluster.settled(), cluster.describe()
+    checks.check_agreement()
