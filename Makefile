@@ -6,7 +6,8 @@
 #   make sim SEEDS=100000                the simulation, for the night
 #   make fuzz SECONDS=30000              damaged clients against a real node, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
-#   make bench ARGS="--only drain" CONNECTIONS="--idle 1000" RECOVERY="--messages 1000000 --singles 0" CHECKER="--rows 1000000"
+#   make bench ARGS="--only drain" CONNECTIONS="--idle 1000" RECOVERY="--messages 1000000 --singles 0"
+#              UPKEEP="--seconds 14400 --backlog 0" CHECKER="--rows 1000000"
 
 PYTHON ?= python3
 TESTS ?= tests
@@ -15,6 +16,7 @@ SECONDS ?= 60
 ARGS ?=
 CONNECTIONS ?=
 RECOVERY ?=
+UPKEEP ?=
 CHECKER ?=
 
 VENV := .venv
@@ -71,6 +73,7 @@ bench: venv java
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS) || missed=1; \
 	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS) || missed=1; \
 	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY) || missed=1; \
+	$(BIN)/python tests/benchmarks/upkeep.py $(UPKEEP) || missed=1; \
 	$(BIN)/python tests/benchmarks/checker.py $(CHECKER) || missed=1; \
 	exit $$missed
 

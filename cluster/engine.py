@@ -54,9 +54,9 @@ PINNED_VERSION = "0.3.17"
 APPLY_BUDGET_S = 0.005
 """A turn applies entries for at most this long, so that a replay after a start does not silence the node."""
 
-APPEND_BURST_BYTES = 4 * 1024 * 1024
+APPEND_BURST_BYTES = 1024 * 1024
 """A turn sends one lagging peer at most about this much, so that reading old entries does not stall the loop: that
-takes two or three milliseconds if they are large, ..."""
+takes a millisecond or two if they are large, and a client's message waits for several turns, ..."""
 APPEND_BURST_ENTRY_BYTES = APPEND_BURST_BYTES // SLICE_ENTRIES
 """... and as much if they are small, for each counts as so much more than it has: a turn sends one slice of them."""
 

@@ -15,6 +15,7 @@ publish, so by default it is a tenth of that.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -27,7 +28,7 @@ import pika
 import pika.exceptions
 from bench import load, resident_bytes
 
-from qq.testing import LocalCluster
+from qq.testing import ClusterNode, LocalCluster
 
 QUEUE = "backlog"
 FRESH_QUEUE = "fresh"
@@ -44,6 +45,10 @@ MORE_MIB_MAX = 100.0
 """Aim: a node holds at most so much more memory with the backlog than without."""
 DRAIN_SHARE_MIN = 0.9
 """Aim: the backlog is drained as fast as a queue that was just filled; so much of that, since runs differ."""
+STALL_MS_MAX = 10.0
+"""Aim: to write a checkpoint with the backlog in it keeps nobody waiting for longer, unless the machine does anyway."""
+AROUND_CHECKPOINT_S = 3.0
+QUESTIONS = 200
 PAIRS = 12
 PAIR_MESSAGES = 200_000
 """A machine's speed differs from minute to minute: in so many places of the backlog the drain of a part is compared
@@ -118,7 +123,7 @@ def disk_mib(directory: Path) -> float:
 def fill(cluster: LocalCluster, queue: str, messages: int, options: list[str]) -> None:
     """Publish so many messages through all the nodes."""
     at = [endpoint(url) for url in cluster.urls]
-    publishers = ["-n", str(messages), "-s", "12", "--max-time", str(FILL_S_MAX), *options]
+    publishers = ["-n", str(messages), "--max-time", str(FILL_S_MAX), *options]
     checked(load(at, "-q", queue, *publishers, "publish"))
 
 
@@ -127,6 +132,50 @@ def drain(cluster: LocalCluster, queue: str, messages: int) -> float:
     at = [endpoint(cluster.urls[cluster.nodes.index(cluster.leader())])]
     consumed = checked(load(at, "-q", queue, "-n", str(messages), "--ack", "100", "consume"))
     return float(consumed["consume_rate"])
+
+
+class Stall(NamedTuple):
+    """The longest that a client waited for an answer that needs no log, milliseconds."""
+
+    at_rest_ms: float
+    at_checkpoint_ms: float
+
+
+def checkpoints(node: ClusterNode) -> dict[str, float]:
+    """When each was written."""
+    found = (node.log.parent / "data").rglob("*.checkpoint")
+    return {file.name: file.stat().st_mtime for file in found}
+
+
+def watch_a_checkpoint(cluster: LocalCluster) -> Stall:
+    """Ask a node all the time, from before its next checkpoint is begun until it has been there for a while."""
+    node = cluster.followers()[0]
+    known = checkpoints(node)
+    asked: list[tuple[float, float]] = []
+    parameters = pika.URLParameters(node.url)
+    parameters.heartbeat = 0
+    connection = pika.BlockingConnection(parameters)
+    channel = connection.channel()
+    written_s = math.inf
+    begun = time.monotonic()
+    while time.time() < written_s + AROUND_CHECKPOINT_S:
+        if time.monotonic() - begun > PATIENCE_S:
+            sys.exit(f"no checkpoint in {PATIENCE_S:.0f} s")
+        # Something must happen for which one is due, and who looks for files every time asks less often.
+        channel.basic_publish("", QUEUE, b"x" * 12)
+        for _ in range(QUESTIONS):
+            time.sleep(POLL_S / 5)
+            before_s, before = time.time(), time.perf_counter()
+            channel.flow(active=True)
+            asked.append((before_s, (time.perf_counter() - before) * 1000))
+        written_s = max(
+            (time_s for name, time_s in checkpoints(node).items() if name not in known), default=math.inf
+        )
+    connection.close()
+    near = [wait_ms for time_s, wait_ms in asked if abs(time_s - written_s) < AROUND_CHECKPOINT_S]
+    rest = [wait_ms for time_s, wait_ms in asked if abs(time_s - written_s) >= AROUND_CHECKPOINT_S]
+    # As many as there are near it: among more there would be longer ones.
+    return Stall(max(rest[-len(near) :]), max(near))
 
 
 class Drain(NamedTuple):
@@ -176,6 +225,7 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
         idle_mib = memory_mib(cluster)
         fill(cluster, QUEUE, messages, options)
         full_mib = memory_mib(cluster)
+        stall = watch_a_checkpoint(cluster)
         used_mib = disk_mib(Path(directory)) / len(cluster.nodes)
         full = time_starts(cluster, repeat, empty=False)
         started_mib = memory_mib(cluster)
@@ -186,6 +236,7 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
             "one node": full.one_node_s - idle.one_node_s <= MORE_S_MAX,
             "all nodes": full.all_nodes_s - idle.all_nodes_s <= MORE_S_MAX,
             "memory": max(*grown, *restarted) <= MORE_MIB_MAX,
+            "checkpoint": stall.at_checkpoint_ms <= max(STALL_MS_MAX, stall.at_rest_ms),
             "drain": drained.share >= DRAIN_SHARE_MIN,
         }
         missed = [aim for aim, is_met in aims.items() if not is_met]
@@ -195,6 +246,7 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
             f"{max(idle_mib):.0f}",
             f"+{max(grown):.0f} / +{max(restarted):.0f}",
             f"{used_mib:.0f}",
+            f"{stall.at_rest_ms:.1f} / {stall.at_checkpoint_ms:.1f}",
             f"{drained.fresh:,.0f} / {drained.backlog:,.0f}",
             ", ".join(missed) or "none",
         ]
@@ -212,12 +264,13 @@ def main() -> None:
     options = parser.parse_args()
     print(
         "| backlog | one node: empty / full s | all nodes: empty / full s | idle MiB | more when filled / after a "
-        "start | disk MiB a node | drain: fresh / backlog msg/s | aims missed |"
+        "start | disk MiB a node | longest answer ms: at rest / near a checkpoint | drain: fresh / backlog msg/s | "
+        "aims missed |"
     )
-    print("|---" * 8 + "|")
+    print("|---" * 9 + "|")
     rows = [
-        (f"{options.messages:,} x 12 B", options.messages, ["-P", "4", "-w", "4000"]),
-        (f"{options.singles:,} x 12 B, one by one", options.singles, ["-P", "256", "-w", "1"]),
+        (f"{options.messages:,} x 12 B", options.messages, ["-s", "12", "-P", "4", "-w", "4000"]),
+        (f"{options.singles:,} x 12 B, one by one", options.singles, ["-s", "12", "-P", "256", "-w", "1"]),
     ]
     are_met = [run(*row, options.repeat) for row in rows if row[1]]
     sys.exit(not all(are_met))
