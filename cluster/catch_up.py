@@ -121,7 +121,7 @@ class SnapshotGiver:
             idle_s = now_s - given.used_s
             if idle_s > GIVEN_S or (engine.is_leader and peer not in engine.needs_snapshot):
                 self._take_back(peer)
-                engine.needs_snapshot.pop(peer, None)  # a peer that still does will say so again
+                engine.ask_again(peer)
             elif idle_s > REPEAT_S:
                 self._send(peer, given.offer)
 

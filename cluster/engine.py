@@ -228,7 +228,9 @@ class Engine(SyncObj):
         self.may_lead = True
         """A node whose disk is full could commit nothing."""
         self.needs_snapshot: dict[str, int] = {}
-        """Peers whose log ends before this leader's begins, and the entry that each needs next."""
+        """Peers whose log ends, or differs, before this leader's begins, and the entry that each needs next."""
+        self._useless_logs: dict[str, tuple[int, int]] = {}
+        """Index and term of the last entry of those peers' logs: a log that ends so has been tried."""
         self.behind = False
         """Committed entries are waiting: call `turn` again soon."""
         self._timing = timing
@@ -368,7 +370,7 @@ class Engine(SyncObj):
         self._matched = (0, 0)
         self._last_acknowledged = None
         if self.leader is not None and self.leader != self._name:
-            refusal = Appended(self.term, self.journal.last_index + 1, success=False, reset=True)
+            refusal = self._appended(self.journal.last_index + 1, success=False, reset=True)
             self._emit(self.leader, refusal, barrier=self._acknowledgement_barrier())
 
     def propose(self, payload: bytes) -> int:
@@ -469,8 +471,8 @@ class Engine(SyncObj):
         elif kind == "next_node_idx":
             if message["success"]:
                 self._matched = (self.term, message["next_node_idx"] - 1)
-            acknowledgement = Appended(
-                self.term, message["next_node_idx"], message["success"], message["reset"]
+            acknowledgement = self._appended(
+                message["next_node_idx"], success=message["success"], reset=message["reset"]
             )
             self._acknowledge(node.id, acknowledgement)
         elif kind == "request_vote":
@@ -505,6 +507,11 @@ class Engine(SyncObj):
 
     def _emit(self, peer: str, message: Message, barrier: int = 0) -> None:
         self.outbox.append(Outgoing(barrier, peer, message))
+
+    def _appended(self, next_index: int, *, success: bool, reset: bool) -> Appended:
+        return Appended(
+            self.term, next_index, success, reset, self.journal.last_index, self.journal.last_term
+        )
 
     def _acknowledge(self, leader: str, acknowledgement: Appended) -> None:
         """Answer an append. A mere notice of the commit index has no news to answer with, unless it has been quiet."""
@@ -602,18 +609,22 @@ class Engine(SyncObj):
             next_indexes[node] = max(next_indexes[node], message.next_index)
             self._count_acknowledgement(peer)
         elif message.reset:
-            self._probe(node, message.next_index)
+            self._probe(node, message)
         self._SyncObj__lastResponseTime[node] = self._runtime.monotonic()
 
-    def _probe(self, node: Node, next_index: int) -> None:
+    def _probe(self, node: Node, refusal: Appended) -> None:
         """The logs do not match where `node` was sent to: go back, and send one append at a time until one matches.
 
         Whatever was on its way behind the append that was refused is refused as well. If each refusal had everything
         sent again, refusals and appends would multiply without end.
         """
+        next_index, log_end = refusal.next_index, (refusal.last_index, refusal.last_term)
         if next_index <= self.journal.first_index:
             self.needs_snapshot[node.id] = next_index
+            self._useless_logs[node.id] = log_end
         elif node.id in self.needs_snapshot:
+            if self._useless_logs[node.id] == log_end:
+                return  # it reaches into this log, with entries that differ: that has been found out already
             del self.needs_snapshot[node.id]  # it has installed one
             self._probed_index.pop(node.id, None)
         if next_index < self._probed_index.get(node.id, sys.maxsize):
@@ -623,6 +634,11 @@ class Engine(SyncObj):
                 end if node.id in self.needs_snapshot else min(next_index, end)
             )
             self._append_due = True
+
+    def ask_again(self, peer: str) -> None:
+        """The peer has not taken the snapshot that it was offered: let it say again what it needs."""
+        self.needs_snapshot.pop(peer, None)
+        self._probed_index.pop(peer, None)
 
     def _is_current_acknowledgement(self, message: Appended) -> bool:
         """H4: an acknowledgement of an earlier reign says nothing about this one's log."""

@@ -39,12 +39,17 @@ class Append(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """Answer to `Append` of `term`. success: the log matches up to `next_index` - 1. reset: send from `next_index`."""
+    """Answer to `Append` of `term`. success: the log matches up to `next_index` - 1. reset: send from `next_index`.
+
+    The last entry tells, by log matching, which log it is that answers (Raft paper, 5.3).
+    """
 
     term: int
     next_index: int
     success: bool
     reset: bool
+    last_index: int
+    last_term: int
 
 
 class VoteRequest(NamedTuple):

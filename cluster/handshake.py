@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cluster.ports import Buffer
 
 MAGIC = b"qqPL"
-VERSION = 1
+VERSION = 2
 NAME_BYTES_MAX = 64
 NONCE_BYTES = 32
 

@@ -123,6 +123,9 @@ class Engine:
     def __init__(self) -> None:
         self.needs_snapshot = {"taker": 2}
 
+    def ask_again(self, peer: str) -> None:
+        self.needs_snapshot.pop(peer, None)
+
 
 class Transfer:
     """A giver with a log of 200 entries and a checkpoint at 150, and a taker with an empty log."""

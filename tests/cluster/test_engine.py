@@ -175,6 +175,14 @@ def log_of(*terms: int) -> list[tuple[bytes, int, int]]:
 # Ours
 
 
+def appended(term: int, next_index: int) -> Appended:
+    return Appended(term, next_index, True, False, last_index=next_index - 1, last_term=term)
+
+
+def refused(term: int, next_index: int, log_end: tuple[int, int] = (1, 0)) -> Appended:
+    return Appended(term, next_index, False, True, *log_end)
+
+
 class OurNode:
     """An engine on a simulated disk, on its own."""
 
@@ -276,7 +284,7 @@ def test_h1_an_acknowledgement_waits_for_the_sync() -> None:
     node = OurNode(0)
     node.append(1, [9])
     acknowledgements = [out for out in node.engine.outbox if isinstance(out.message, Appended)]
-    assert acknowledgements[-1].message == Appended(9, 3, success=True, reset=False)
+    assert acknowledgements[-1].message == Appended(9, 3, True, False, last_index=2, last_term=9)
     assert acknowledgements[-1].barrier > node.journal.synced
     node.journal.sync_now()
     assert acknowledgements[-1].barrier <= node.journal.synced
@@ -286,7 +294,7 @@ def test_h1_a_leader_commits_nothing_that_it_has_not_synced_itself() -> None:
     node = OurNode(0)
     node.lead()
     for peer in PEERS:
-        node.engine.receive(peer, Appended(node.engine.term, 3, success=True, reset=False))
+        node.engine.receive(peer, appended(node.engine.term, 3))
     node.turn()
     assert node.engine.commit_index == 1
     node.journal.sync_now()
@@ -372,10 +380,10 @@ def test_h4_an_acknowledgement_of_another_term_does_not_count() -> None:
     node = OurNode(0, 1, 1)
     node.lead()
     node.journal.sync_now()
-    node.engine.receive("c", Appended(1, 5, success=True, reset=False))
+    node.engine.receive("c", appended(1, 5))
     node.turn()
     assert node.engine.commit_index == 1
-    node.engine.receive("c", Appended(node.engine.term, 5, success=True, reset=False))
+    node.engine.receive("c", appended(node.engine.term, 5))
     node.turn()
     assert node.engine.commit_index == 4
 
@@ -457,7 +465,7 @@ def test_h7_stock_copies_the_rest_of_the_log_for_every_append(stock_clock: Clock
 def test_h7_what_is_sent_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     node = OurNode(0, *[1] * 1000, slice_bytes=600)
     node.lead()
-    node.engine.receive("b", Appended(node.engine.term, 2, success=False, reset=True))
+    node.engine.receive("b", refused(node.engine.term, 2))
     node.turn()
     read = 0
     read_entries = SegmentedJournal.entries
@@ -469,7 +477,7 @@ def test_h7_what_is_sent_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(SegmentedJournal, "entries", counting)
     node.engine.outbox.clear()
-    node.engine.receive("b", Appended(node.engine.term, 4, success=True, reset=False))
+    node.engine.receive("b", appended(node.engine.term, 4))
     node.turn()
     while node.engine.behind:
         node.turn()
@@ -481,9 +489,9 @@ def test_a_follower_that_lacks_many_small_entries_is_sent_some_in_each_turn() ->
     """To read them takes the loop's time, and others wait."""
     node = OurNode(0, *[1] * 2500)
     node.lead()
-    node.engine.receive("b", Appended(node.engine.term, 2, success=False, reset=True))
+    node.engine.receive("b", refused(node.engine.term, 2))
     node.turn()
-    node.engine.receive("b", Appended(node.engine.term, 4, success=True, reset=False))
+    node.engine.receive("b", appended(node.engine.term, 4))
     sent: list[int] = []
     for _ in range(6):
         node.engine.outbox.clear()
@@ -516,7 +524,7 @@ def test_h8_a_congested_peer_gets_nothing_until_it_drains() -> None:
     node.lead()
     for peer in PEERS:
         end = node.journal.last_index + 1
-        node.engine.receive(peer, Appended(node.engine.term, end, success=True, reset=False))
+        node.engine.receive(peer, appended(node.engine.term, end))
     node.turn()
     node.engine.hold_back("b")
     node.engine.outbox.clear()
@@ -700,13 +708,55 @@ def test_refused_appends_do_not_multiply() -> None:
     node.lead()
     node.engine.outbox.clear()
     for _ in range(50):
-        node.engine.receive("b", Appended(node.engine.term, 2, success=False, reset=True))
+        node.engine.receive("b", refused(node.engine.term, 2))
         node.turn()
     assert len(node.sent(Append)) <= 2 * len(PEERS)
-    node.engine.receive("b", Appended(node.engine.term, 4, success=True, reset=False))
+    node.engine.receive("b", appended(node.engine.term, 4))
     node.turn()
     sent = node.appends_to("b")
     assert sent[-1].prev_index + len(sent[-1].entries) == node.journal.last_index
+
+
+def leader_of_half_a_log() -> OurNode:
+    node = OurNode(0, *[1] * 100, segment_entries=10)
+    node.lead()
+    node.journal.sync_now()
+    node.journal.replace([segment for segment in node.journal.segments() if segment.sealed][:5], None)
+    assert 20 < node.journal.first_index < 60
+    node.engine.outbox.clear()
+    return node
+
+
+def test_a_log_that_differs_from_before_the_leaders_begins_is_tried_once() -> None:
+    """It reaches into the leader's, and each refusal once seemed to say that it had installed a snapshot (504408)."""
+    node = leader_of_half_a_log()
+    first, term = node.journal.first_index, node.engine.term
+    for next_index in range(61, first - 1, -1):
+        node.engine.receive("b", refused(term, next_index, (60, 0)))
+        node.turn()
+    for _ in range(20):
+        assert node.engine.needs_snapshot == {"b": first}
+        node.engine.outbox.clear()
+        node.engine.receive("b", refused(term, 61, (60, 0)))
+        node.turn()
+        assert not node.sent(Append)
+    # What it has installed ends where its own log did.
+    node.engine.receive("b", refused(term, 61, (60, 1)))
+    node.turn()
+    assert not node.engine.needs_snapshot
+    assert node.appends_to("b")[0].prev_index == 60
+
+
+def test_who_has_not_taken_a_snapshot_is_asked_again() -> None:
+    node = leader_of_half_a_log()
+    first, term = node.journal.first_index, node.engine.term
+    for _ in range(3):
+        for next_index in range(61, first - 1, -1):
+            node.engine.receive("b", refused(term, next_index, (60, 0)))
+            node.turn()
+        assert node.engine.needs_snapshot == {"b": first}
+        node.engine.ask_again("b")
+        assert not node.engine.needs_snapshot
 
 
 # Elections and transfer
@@ -716,7 +766,7 @@ def test_leadership_goes_to_the_peer_that_is_asked() -> None:
     node = OurNode(0)
     node.lead()
     assert not node.engine.transfer_leadership()
-    node.engine.receive("c", Appended(node.engine.term, 3, success=True, reset=False))
+    node.engine.receive("c", appended(node.engine.term, 3))
     assert node.engine.transfer_leadership()
     assert Outgoing(0, "c", TimeoutNow(node.engine.term)) in node.engine.outbox
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from cluster.handshake import (
     MAGIC,
     MESSAGE_BYTES_MAX,
+    VERSION,
     AcceptorHandshake,
     DiallerHandshake,
     GarbageError,
@@ -232,15 +233,16 @@ def test_a_dialler_refuses_an_answer_from_another_node() -> None:
 def test_another_version_is_told_so_in_a_form_that_every_version_reads() -> None:
     one = dialler()
     hello = one.opening()
-    newer = hello[:4] + b"\x02\x00" + hello[6:] + b"more of whatever version 2 has"
+    next_version = (VERSION + 1).to_bytes(2, "little")
+    newer = hello[:4] + next_version + hello[6:] + b"more of whatever that version has"
     error = error_of(acceptor(), newer)
     assert isinstance(error, VersionMismatchError)
-    assert str(error) == "the peer speaks version 2 of the protocol, this node 1"
-    reply_of_newer = error.reply[:4] + b"\x02\x00" + error.reply[6:]
+    assert str(error) == f"the peer speaks version {VERSION + 1} of the protocol, this node {VERSION}"
+    reply_of_newer = error.reply[:4] + next_version + error.reply[6:]
     told = error_of(one, reply_of_newer)
     assert isinstance(told, RejectedError)
     assert told.cause is VersionMismatchError
-    assert "(2, this node 1)" in str(told)
+    assert f"({VERSION + 1}, this node {VERSION})" in str(told)
 
 
 def test_garbage_is_noticed_at_its_first_byte_and_not_answered() -> None:
