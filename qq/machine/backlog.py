@@ -373,6 +373,11 @@ class FrozenBacklog(NamedTuple):
     returns: FrozenShelf
     delayed: FrozenShelf
 
+    @property
+    def chunks(self) -> int:
+        """How many parts the runs were packed in."""
+        return sum(len(runs.chunks) for _, _, runs, _ in self.lanes)
+
     def dump(self) -> list[Any]:
         """What `Backlog.load` wants. Equal backlogs give equal dumps where zlib is the same."""
         lanes = [

@@ -165,7 +165,10 @@ class Frozen(NamedTuple):
             write(bindings, _binding_row)
             write(publishers)
         packer.pack(self.queues_declared)
-        write(self.queues, _queue_row)
+        packer.pack_array_header(len(self.queues))
+        for row in self.queues:
+            levels = _LEVELS_TO_A_CHUNK if row.backlog.chunks > _CHUNKS_AT_ONCE else 0
+            _pack_by_parts(packer, _queue_row(row), levels)
         packer.pack_array_header(len(self.queues))
         for row in self.queues:
             write(row.dying)
@@ -245,6 +248,9 @@ class Dump(NamedTuple):
 
 
 _SECTIONS = 1 + len(Dump._fields)
+_LEVELS_TO_A_CHUNK = 6
+"""Lists around each chunk of runs: chunks, runs, lane, lanes, backlog, queue."""
+_CHUNKS_AT_ONCE = 64
 
 
 def read_dump(data: bytes) -> Dump:
@@ -284,6 +290,16 @@ def _answer_row(answer: Answer | None) -> tuple[Any, ...] | None:
 def _session_row(row: SessionRow) -> tuple[Any, ...]:
     *known, answer = row
     return *known, _answer_row(answer)
+
+
+def _pack_by_parts(packer: Any, value: Any, levels: int) -> None:
+    """Pack what `packer.pack` would, with a call for each part: nothing else happens in the node while one lasts."""
+    if levels and type(value) in (list, tuple):
+        packer.pack_array_header(len(value))
+        for part in value:
+            _pack_by_parts(packer, part, levels - 1)
+    else:
+        packer.pack(value)
 
 
 def _queue_row(row: FrozenQueue) -> tuple[Any, ...]:

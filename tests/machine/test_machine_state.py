@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import pytest
 from machine_driver import Driver, consume, declare, publish, reloaded
 
@@ -38,6 +39,7 @@ from qq.machine.effects import (
     Result,
 )
 from qq.machine.requesters import REPLY_PREFIX
+from qq.machine.runs import _WORDS
 from qq.ranges import Range
 
 if TYPE_CHECKING:
@@ -178,6 +180,29 @@ def test_a_frozen_state_stays_as_it_was() -> None:
     driver.apply(Settle(1, 0, 0), publish(3), messages=[b"x"] * 3)
     driver.apply(Cancel(1, 1), SessionDown(1), DeleteQueue(2, 1, "q", False, False))
     assert frozen.dump() == dump
+
+
+def test_a_large_backlog_is_packed_in_small_parts_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qq.machine.runs._CHUNK_WORDS", 2 * _WORDS)
+    driver = Driver()
+    driver.apply(declare("q"))
+    for _ in range(200):
+        driver.apply(publish(1))
+    frozen = driver.machine.freeze()
+    sizes: list[int] = []
+
+    class Recorded(msgpack.Packer):
+        def pack(self, value: Any) -> None:
+            before = len(self.getbuffer())
+            super().pack(value)
+            sizes.append(len(self.getbuffer()) - before)
+
+    monkeypatch.setattr("qq.machine.codec.msgpack.Packer", Recorded)
+    in_parts = frozen.dump()
+    largest_part = max(sizes)
+    monkeypatch.setattr("qq.machine.state._CHUNKS_AT_ONCE", 1000)
+    assert frozen.dump() == in_parts
+    assert max(sizes) > 50 * largest_part
 
 
 def test_a_consumer_of_direct_replies_is_known_and_what_it_missed_is_lost() -> None:
