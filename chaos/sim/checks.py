@@ -429,16 +429,17 @@ class Checks:
         """What a leader takes for acknowledged is on the follower's disk, and is what the leader has.
 
         A follower that is in an earlier term has acknowledged nothing; one in a later term may have another log by now;
-        one that has lost its log is not relied on before it is a voter again.
+        one that has lost its log is not relied on before it is a voter again; nor is it known what it vouches for, as
+        long as damaged files are left, while it adopts another log.
         """
         engine, journal = leader.group.engine, leader.group.journal
         for node in self._cluster.nodes:
             index = engine.acknowledged_index(node.name)
             if not index or not (node.up and node.has_started) or node.group.engine.term > engine.term:
                 continue
-            if node.name in self._damage and node.standing is not Standing.VOTER:
-                continue
             there = node.group.journal
+            if node.name in self._damage and (node.standing is not Standing.VOTER or not there.synced_index):
+                continue
             synced_index = there.synced_index or self._vouched.get(node.name, 0)
             if node.group.engine.term < engine.term or synced_index < index:
                 self.fail(f"{leader.name} believes that {node.name} has synced entry {index}")
