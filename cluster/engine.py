@@ -625,8 +625,7 @@ class Engine(SyncObj):
         elif node.id in self.needs_snapshot:
             if self._useless_logs[node.id] == log_end:
                 return  # it reaches into this log, with entries that differ: that has been found out already
-            del self.needs_snapshot[node.id]  # it has installed one
-            self._probed_index.pop(node.id, None)
+            self.ask_again(node.id)  # it has installed one
         if next_index < self._probed_index.get(node.id, sys.maxsize):
             self._probed_index[node.id] = next_index
             end = self.journal.last_index + 1
@@ -636,9 +635,9 @@ class Engine(SyncObj):
             self._append_due = True
 
     def ask_again(self, peer: str) -> None:
-        """The peer has not taken the snapshot that it was offered: let it say again what it needs."""
-        self.needs_snapshot.pop(peer, None)
-        self._probed_index.pop(peer, None)
+        """Let a peer that needs a snapshot say again what it needs: its log has changed, or it has not taken one."""
+        if self.needs_snapshot.pop(peer, None) is not None:
+            self._probed_index.pop(peer, None)
 
     def _is_current_acknowledgement(self, message: Appended) -> bool:
         """H4: an acknowledgement of an earlier reign says nothing about this one's log."""

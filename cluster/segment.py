@@ -278,7 +278,7 @@ def scan_records(data: bytes, path: str, name: str, header: FileHeader) -> Scan:
     runs: list[Run] = []
     view = memoryview(data)
     offset, lowest, last_term = FILE_HEADER_BYTES, header.first, -1
-    while (record := _record_at(view, offset, header.seed)) is not None:
+    while (record := _record_at(data, offset, header.seed)) is not None:
         found, term, end, payload_crc = record
         if end > len(data) or crc32(view[offset + RECORD_HEADER_BYTES : end]) != payload_crc:
             break
@@ -314,28 +314,31 @@ def _is_cut_short(data: bytes, start: int, seed: int) -> bool:
     """Whether the file ends before the record that begins there does."""
     if len(data) - start < RECORD_HEADER_BYTES:
         return data[start : start + 4] == _RECORD_MAGIC_BYTES[: len(data) - start]
-    record = _record_at(memoryview(data), start, seed)
+    record = _record_at(data, start, seed)
     return record is not None and record[2] > len(data)
 
 
-def _record_at(view: memoryview, offset: int, seed: int) -> tuple[int, int, int, int] | None:
-    """Index, term, end and payload checksum if there is a valid record header here."""
-    if len(view) - offset < RECORD_HEADER_BYTES:
+def _record_at(data: bytes, offset: int, seed: int) -> tuple[int, int, int, int] | None:
+    """Index, term, end and payload checksum if there is a valid record header here.
+
+    Called for each record of a backlog that is read. Of so few bytes a copy is cheaper than a view.
+    """
+    start = offset + RECORD_HEADER_BYTES
+    if start > len(data):
         return None
-    magic, length, payload_crc, index, term, _, crc = _RECORD_HEADER.unpack_from(view, offset)
-    if magic != _RECORD_MAGIC or crc != crc32(view[offset : offset + _RECORD_START.size], seed):
+    magic, length, payload_crc, index, term, _, crc = _RECORD_HEADER.unpack_from(data, offset)
+    if magic != _RECORD_MAGIC or crc != crc32(data[offset : offset + _RECORD_START.size], seed):
         return None
-    return index, term, offset + RECORD_HEADER_BYTES + length, payload_crc
+    return index, term, start + length, payload_crc
 
 
 def _durable_claim(data: bytes, start: int, seed: int) -> int:
     """Highest offset that any valid record header at or after `start` knows to be durable."""
     claim = 0
-    view = memoryview(data)
     offset = data.find(_RECORD_MAGIC_BYTES, start)
     while offset >= 0:
-        if _record_at(view, offset, seed) is not None:
-            claim = max(claim, _RECORD_HEADER.unpack_from(view, offset)[5])
+        if _record_at(data, offset, seed) is not None:
+            claim = max(claim, _RECORD_HEADER.unpack_from(data, offset)[5])
         offset = data.find(_RECORD_MAGIC_BYTES, offset + 1)
     return claim
 
@@ -356,31 +359,17 @@ def read_at(file: File, path: str, offset: int, length: int) -> bytes:
 def read_extent(file: File, path: str, seed: int, extent: Extent) -> list[bytes]:
     """Payloads of consecutive records, each verified; raises CorruptJournal."""
     data = read_at(file, path, extent.start, extent.end - extent.start)
-    term, end = extent.term, len(data)
     payloads: list[bytes] = []
     offset = 0
-    # As `_record_at` does it, but without its calls and copies: a backlog of small entries is read through here, and
-    # while this thread holds the interpreter the node does nothing else.
     for index in range(extent.first, extent.after):
-        start = offset + RECORD_HEADER_BYTES
-        if start > end:
+        record = _record_at(data, offset, seed)
+        if record is None or record[:2] != (index, extent.term) or record[2] > len(data):
             raise CorruptJournal(path, extent.start + offset, f"entry {index} is not there")
-        magic, length, payload_crc, found, found_term, _, header_crc = _RECORD_HEADER.unpack_from(
-            data, offset
-        )
-        checked = data[offset : offset + _RECORD_START.size]
-        if (
-            magic != _RECORD_MAGIC
-            or header_crc != crc32(checked, seed)
-            or (found, found_term) != (index, term)
-            or start + length > end
-        ):
-            raise CorruptJournal(path, extent.start + offset, f"entry {index} is not there")
-        payload = data[start : start + length]
-        if crc32(payload) != payload_crc:
+        payload = data[offset + RECORD_HEADER_BYTES : record[2]]
+        if crc32(payload) != record[3]:
             raise CorruptJournal(path, extent.start + offset, f"wrong checksum of entry {index}")
         payloads.append(payload)
-        offset = start + length
-    if offset != end:
+        offset = record[2]
+    if offset != len(data):
         raise CorruptJournal(path, extent.start + offset, f"entry {extent.after - 1} ends too early")
     return payloads

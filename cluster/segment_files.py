@@ -254,7 +254,7 @@ class Reader:
         self._name = ""
         self._opened: Opened | None = None
 
-    def read(self, parts: Sequence[Part], bytes_max: int | None = None) -> list[bytes]:
+    def read(self, parts: Sequence[Part], bytes_max: int | None) -> list[bytes]:
         """Return the payloads in order, at least the first: no further part is read if they are of `bytes_max`.
 
         Raises CorruptJournal, or EntryGone for one that a sparse segment lacks.

@@ -79,7 +79,7 @@ class _TaggedJournal:
         entry = self._journal.payload(index)
         return None if entry is None else _without_tags(entry)
 
-    def read_job(self, indexes: Sequence[int], bytes_max: int | None = None) -> Callable[[], list[bytes]]:
+    def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
         job = self._journal.read_job(indexes, bytes_max)
         return lambda: [_without_tags(entry) for entry in job()]
 

@@ -321,7 +321,7 @@ class QueueOracle:
             message = heappop(model.expiries)[2]
             if message in model.ready.get(message.name, ()):
                 due[message] = None
-        left: list[Message] = []
+        left: dict[Message, None] = {}
         if len(due) > DUE_MAX:
             there = Counter(names_of(queue, waiting_ranges(queue)))
             there.subtract(message.name for message in ready_messages(model))
@@ -329,17 +329,17 @@ class QueueOracle:
             for message in reversed(due):
                 if there[message.name] > 0:
                     there[message.name] -= 1
-                    left.append(message)
+                    left[message] = None
             if left and len(due) - len(left) < DUE_MAX:
                 self._fail(
-                    f"{len(left)} messages of {model.name} do not expire: {[m.name for m in left[:5]]}"
+                    f"{len(left)} messages of {model.name} do not expire: {[m.name for m in left][:5]}"
                 )
-        for message in left:
-            del due[message]
-            self._let_expire(model, message)
         for message in due:
-            self._take(model, message)
-            self._die(model, message, EXPIRED)
+            if message in left:
+                self._let_expire(model, message)
+            else:
+                self._forget_ready(model, message)
+                self._die(model, message, EXPIRED)
 
     def _drop_over_limit(self, model: QueueModel, queue: Queue) -> None:
         """What is not there any more, and did not expire, was over the limit."""

@@ -1,4 +1,4 @@
-"""What many connections cost, and how fast queues are declared: the third part of `make bench`.
+"""What many connections cost, and how fast queues are declared: a part of `make bench`.
 
 1. Idle connections to one node: how fast they are accepted, up to connection.open-ok, and the node's memory for each.
 2. Connections that publish slowly on ten channels each, with confirms: how long the node takes to answer something that

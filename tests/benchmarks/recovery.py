@@ -1,8 +1,9 @@
-"""How fast nodes come back with a large backlog, and what it costs them: the last part of `make bench`.
+"""How fast nodes come back with a large backlog, and what it costs them: a part of `make bench`.
 
 Fills one queue with 12-byte messages through ordinary clients, kills nodes with SIGKILL and times how long after their
 start a client has the first message: on one node while the others go on, and on a cluster of which all nodes were
-killed. The same with an empty cluster is what a start costs anyway. Prints a Markdown table, with the aims that were
+killed. The same with an empty cluster is what a start costs anyway. Also how long clients wait while a checkpoint is
+written, and how fast the backlog is drained. Prints a Markdown table, with the aims that were
 missed in each row, and ends with status 1 if any was.
 
     python tests/benchmarks/recovery.py [--messages 10000000] [--singles 1000000] [--repeat 3]
@@ -16,11 +17,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +34,7 @@ from qq.testing import ClusterNode, LocalCluster
 
 QUEUE = "backlog"
 FRESH_QUEUE = "fresh"
+CHECKPOINTS = "*.checkpoint"
 PATIENCE_S = 120.0
 POLL_S = 0.005
 DEAD_S = 2.0
@@ -49,6 +52,7 @@ STALL_MS_MAX = 10.0
 """Aim: to write a checkpoint with the backlog in it keeps nobody waiting for longer, unless the machine does anyway."""
 AROUND_CHECKPOINT_S = 3.0
 QUESTIONS = 200
+"""Asked from one look for a checkpoint to the next."""
 PAIRS = 12
 PAIR_MESSAGES = 200_000
 """A machine's speed differs from minute to minute: in so many places of the backlog the drain of a part is compared
@@ -116,8 +120,29 @@ def memory_mib(cluster: LocalCluster) -> list[float]:
     return [resident_bytes(node.pid) / MIB for node in cluster.nodes]
 
 
-def disk_mib(directory: Path) -> float:
-    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()) / MIB
+def data_files(node: ClusterNode, pattern: str = "*") -> dict[str, os.stat_result]:
+    """The files in a node's data directory, and what they are; some go while one looks."""
+    found: dict[str, os.stat_result] = {}
+    for file in data_directory(node).rglob(pattern):
+        with suppress(FileNotFoundError):
+            if file.is_file():
+                found[str(file)] = file.stat()
+    return found
+
+
+def data_directory(node: ClusterNode) -> Path:
+    return node.log.parent / "data"
+
+
+def disk_mib(node: ClusterNode) -> float:
+    return sum(file.st_size for file in data_files(node).values()) / MIB
+
+
+def connect(node: ClusterNode) -> pika.BlockingConnection:
+    """A connection that may be left alone."""
+    parameters = pika.URLParameters(node.url)
+    parameters.heartbeat = 0
+    return pika.BlockingConnection(parameters)
 
 
 def fill(cluster: LocalCluster, queue: str, messages: int, options: list[str]) -> None:
@@ -141,20 +166,12 @@ class Stall(NamedTuple):
     at_checkpoint_ms: float
 
 
-def checkpoints(node: ClusterNode) -> dict[str, float]:
-    """When each was written."""
-    found = (node.log.parent / "data").rglob("*.checkpoint")
-    return {file.name: file.stat().st_mtime for file in found}
-
-
 def watch_a_checkpoint(cluster: LocalCluster) -> Stall:
     """Ask a node all the time, from before its next checkpoint is begun until it has been there for a while."""
     node = cluster.followers()[0]
-    known = checkpoints(node)
+    known = data_files(node, CHECKPOINTS)
     asked: list[tuple[float, float]] = []
-    parameters = pika.URLParameters(node.url)
-    parameters.heartbeat = 0
-    connection = pika.BlockingConnection(parameters)
+    connection = connect(node)
     channel = connection.channel()
     written_s = math.inf
     begun = time.monotonic()
@@ -168,9 +185,8 @@ def watch_a_checkpoint(cluster: LocalCluster) -> Stall:
             before_s, before = time.time(), time.perf_counter()
             channel.flow(active=True)
             asked.append((before_s, (time.perf_counter() - before) * 1000))
-        written_s = max(
-            (time_s for name, time_s in checkpoints(node).items() if name not in known), default=math.inf
-        )
+        new = [file.st_mtime for name, file in data_files(node, CHECKPOINTS).items() if name not in known]
+        written_s = max(new, default=math.inf)
     connection.close()
     near = [wait_ms for time_s, wait_ms in asked if abs(time_s - written_s) < AROUND_CHECKPOINT_S]
     rest = [wait_ms for time_s, wait_ms in asked if abs(time_s - written_s) >= AROUND_CHECKPOINT_S]
@@ -213,12 +229,16 @@ def checked(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def report(aims: dict[str, bool], *cells: str) -> bool:
+    """Print a row that ends with the aims that are missed. Whether there are none."""
+    missed = [aim for aim, is_met in aims.items() if not is_met]
+    print(f"| {' | '.join(cells)} | {', '.join(missed) or 'none'} |", flush=True)
+    return not missed
+
+
 def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
     """Fill, start again, drain; print one row. Whether every aim was met."""
-    with (
-        tempfile.TemporaryDirectory(prefix="qq-bench-") as directory,
-        LocalCluster(3, Path(directory)) as cluster,
-    ):
+    with LocalCluster(3) as cluster:
         for queue in (QUEUE, FRESH_QUEUE):
             checked(load([endpoint(cluster.urls[0])], "-q", queue, "declare"))
         idle = time_starts(cluster, repeat, empty=True)
@@ -226,7 +246,7 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
         fill(cluster, QUEUE, messages, options)
         full_mib = memory_mib(cluster)
         stall = watch_a_checkpoint(cluster)
-        used_mib = disk_mib(Path(directory)) / len(cluster.nodes)
+        used_mib = statistics.mean(map(disk_mib, cluster.nodes))
         full = time_starts(cluster, repeat, empty=False)
         started_mib = memory_mib(cluster)
         drained = drain_beside_fresh(cluster, messages, options)
@@ -239,8 +259,9 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
             "checkpoint": stall.at_checkpoint_ms <= max(STALL_MS_MAX, stall.at_rest_ms),
             "drain": drained.share >= DRAIN_SHARE_MIN,
         }
-        missed = [aim for aim, is_met in aims.items() if not is_met]
-        cells = [
+        return report(
+            aims,
+            name,
             f"{idle.one_node_s:.2f} / {full.one_node_s:.2f}",
             f"{idle.all_nodes_s:.2f} / {full.all_nodes_s:.2f}",
             f"{max(idle_mib):.0f}",
@@ -248,10 +269,7 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
             f"{used_mib:.0f}",
             f"{stall.at_rest_ms:.1f} / {stall.at_checkpoint_ms:.1f}",
             f"{drained.fresh:,.0f} / {drained.backlog:,.0f}",
-            ", ".join(missed) or "none",
-        ]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
-        return not missed
+        )
 
 
 def main() -> None:

@@ -21,19 +21,30 @@ import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
 
-import pika
 from bench import load, resident_bytes
-from recovery import DEAD_S, MIB, checked, endpoint, fill
+from recovery import (
+    CHECKPOINTS,
+    DEAD_S,
+    MIB,
+    checked,
+    connect,
+    data_directory,
+    data_files,
+    disk_mib,
+    endpoint,
+    fill,
+    report,
+)
 
 from cluster.housekeeping import HousekeepingSettings
 from qq.testing import ClusterError, ClusterNode, LocalCluster
 
 MESSAGE_BYTES = 1024
-CHURN = ["--queues", "4", "-P", "4", "-C", "4", "-s", str(MESSAGE_BYTES)]
+QUEUES = ["-q", "churn", "--queues", "4"]
+CHURN = ["-P", "4", "-C", "4", "-s", str(MESSAGE_BYTES)]
 FRAMES_BYTES = 128
 """A stored message is its content frames, and has a share in the headers of its record."""
 PARTS = 8
@@ -52,32 +63,9 @@ MORE_P99_MS_MAX = 100.0
 """Aims: other clients wait at most so much longer for a confirm, on a machine whose disk and cores all nodes share."""
 
 
-def data_directory(node: ClusterNode) -> Path:
-    return node.log.parent / "data"
-
-
-def disk_bytes(node: ClusterNode) -> int:
-    """Length of all files in the node's data directory; some go while one looks."""
-    total = 0
-    for file in data_directory(node).rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except FileNotFoundError:
-            continue
-    return total
-
-
-def checkpoint_bytes(node: ClusterNode) -> int:
-    """Of the largest checkpoint."""
-    sizes = [file.stat().st_size for file in data_directory(node).rglob("*.checkpoint")]
-    return max(sizes, default=0)
-
-
 @contextmanager
 def unacknowledged_message(cluster: LocalCluster) -> Generator[None]:
-    parameters = pika.URLParameters(cluster.urls[0])
-    parameters.heartbeat = 0
-    connection = pika.BlockingConnection(parameters)
+    connection = connect(cluster.nodes[0])
     channel = connection.channel()
     channel.queue_declare("stuck", durable=True, arguments={"x-queue-type": "quorum"})
     channel.confirm_delivery()
@@ -93,28 +81,23 @@ def measure_disk(seconds: float, rate: int) -> bool:
     """Print the row of the first part. Whether every aim was met."""
     with LocalCluster(3) as cluster, ThreadPoolExecutor(1) as executor, unacknowledged_message(cluster):
         at = [endpoint(url) for url in cluster.urls]
-        queues = ["-q", "churn", *CHURN[:2]]
-        checked(load(at, *queues, "declare"))
-        limit = [
-            "-t",
-            str(seconds),
-            "--max-time",
-            str(seconds + 60),
-            *(["--rate", str(rate)] if rate else []),
-        ]
-        churn = executor.submit(load, at, "-q", "churn", *CHURN, *limit, "both")
+        checked(load(at, *QUEUES, "declare"))
+        timed = ["-t", str(seconds), "--max-time", str(seconds + 60)]
+        paced = ["--rate", str(rate)] if rate else []
+        churn = executor.submit(load, at, *QUEUES, *CHURN, *timed, *paced, "both")
         begun = time.monotonic()
-        most = [0] * PARTS
+        most_mib = [0.0] * PARTS
         messages_max = 0
         while not churn.done():
             part = int((time.monotonic() - begun) / seconds * PARTS)
             if part < PARTS:
-                most[part] = max(most[part], *map(disk_bytes, cluster.nodes))
+                most_mib[part] = max(most_mib[part], *map(disk_mib, cluster.nodes))
             messages_max = max(messages_max, sum(queue["messages"] for queue in cluster.nodes[0].queues()))
             time.sleep(0.2)
         result = checked(churn.result())
         settings = HousekeepingSettings()
-        checkpoint = max(map(checkpoint_bytes, cluster.nodes))
+        written = [file.st_size for node in cluster.nodes for file in data_files(node, CHECKPOINTS).values()]
+        checkpoint = max(written, default=0)
         live = messages_max * (MESSAGE_BYTES + FRAMES_BYTES)
         between = max(settings.checkpoint_bytes, checkpoint)
         bound = (
@@ -124,32 +107,25 @@ def measure_disk(seconds: float, rate: int) -> bool:
             + 4 * settings.segment_bytes
             + 3 * checkpoint
         )
-        half = PARTS // 2
-        missed = [
-            aim
-            for aim, is_met in {
-                "bound": max(most) <= bound,
-                "flat": max(most[half:]) <= FLAT_SHARE_MAX * max(most[:half]) + 2.25 * live,
-                "load": not (result["lost"] or result["duplicates"] or result["misordered"]),
-            }.items()
-            if not is_met
-        ]
+        before, after = max(most_mib[: PARTS // 2]), max(most_mib[PARTS // 2 :])
         published = result["confirmed"]
-        cells = [
-            f"{published:,} x {MESSAGE_BYTES} B in {seconds:,.0f} s",
-            f"{published * MESSAGE_BYTES / MIB:,.0f}",
-            " ".join(f"{part / MIB:.0f}" for part in most),
-            f"{live / MIB:.0f}",
-            f"{bound / MIB:.0f}",
-            ", ".join(missed) or "none",
-        ]
         print(
             "| published and consumed | MiB | disk MiB a node, most in each eighth of the time | MiB in queues | bound "
-            "| missed |"
+            "| aims missed |"
         )
-        print("|---" * len(cells) + "|")
-        print(f"| {' | '.join(cells)} |\n", flush=True)
-        return not missed
+        print("|---" * 6 + "|")
+        return report(
+            {
+                "bound": max(most_mib) <= bound / MIB,
+                "flat": after <= FLAT_SHARE_MAX * before + 2.25 * live / MIB,
+                "load": not (result["lost"] or result["duplicates"] or result["misordered"]),
+            },
+            f"{published:,} x {MESSAGE_BYTES} B in {seconds:,.0f} s",
+            f"{published * MESSAGE_BYTES / MIB:,.0f}",
+            " ".join(f"{part:.0f}" for part in most_mib),
+            f"{live / MIB:.0f}",
+            f"{bound / MIB:.0f}",
+        )
 
 
 class Waits(NamedTuple):
@@ -214,8 +190,7 @@ def measure_catch_up(messages: int, *, by_snapshot: bool) -> bool:
             checked(load(at[:1], "-q", queue, "declare"))
         fill(cluster, "backlog", messages, ["-P", "4", "-w", "2000", "-s", str(MESSAGE_BYTES)])
         if by_snapshot:
-            churned = ["-n", str(CHURNED), *CHURN[2:]]
-            checked(load(at, "-q", "probe", *churned, "both"))
+            checked(load(at, "-q", "probe", "-n", str(CHURNED), *CHURN, "both"))
         leader = cluster.leader()
         emptied, other = cluster.followers()
         emptied.kill()
@@ -232,33 +207,26 @@ def measure_catch_up(messages: int, *, by_snapshot: bool) -> bool:
         seconds = time.monotonic() - begun
         more_mib = watch.mib() - before_mib
         meanwhile = together(probes)
-        missed = [
-            aim
-            for aim, is_met in {
+        return report(
+            {
                 "leader's memory": more_mib <= LEADER_MIB_MAX,
                 "others' p50": meanwhile.p50 - at_rest.p50 <= MORE_P50_MS_MAX,
                 "others' p99": meanwhile.p99 - at_rest.p99 <= MORE_P99_MS_MAX,
-            }.items()
-            if not is_met
-        ]
-        cells = [
+            },
             f"{messages:,} x {MESSAGE_BYTES} B, {'snapshot' if by_snapshot else 'entries'}",
-            f"{disk_bytes(emptied) / MIB:.0f}",
+            f"{disk_mib(emptied):.0f}",
             f"{seconds:.1f}",
             f"{before_mib:.0f} +{more_mib:.0f}",
-            f"{at_rest}",
-            f"{meanwhile}",
-            ", ".join(missed) or "none",
-        ]
-        print(f"| {' | '.join(cells)} |", flush=True)
-        return not missed
+            str(at_rest),
+            str(meanwhile),
+        )
 
 
 def catch_ups(messages: int) -> Generator[bool]:
     """Print the table of the second part. Which rows met every aim."""
     print(
-        "| backlog, and how it is sent | MiB on its disk | s until it is a voter | leader's MiB | confirms of others, "
-        "ms: p50 / p99 / max | the same meanwhile | missed |"
+        "\n| backlog, and how it is sent | MiB on its disk | s until it is a voter | leader's MiB | confirms of "
+        "others, ms: p50 / p99 / max | the same meanwhile | aims missed |"
     )
     print("|---" * 7 + "|")
     for by_snapshot in (False, True):

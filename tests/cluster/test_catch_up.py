@@ -361,19 +361,13 @@ def test_a_file_that_only_arrived_damaged_is_nobodys_damage(transfer: Transfer) 
     transfer.check_installed()
 
 
-def test_a_file_that_cannot_be_read_is_the_givers_damage(transfer: Transfer) -> None:
+@pytest.mark.parametrize("hurt", [SimulatedDisk.fail_reads, SimulatedDisk.remove])
+def test_a_file_that_cannot_be_read_or_is_missing_is_the_givers_damage(
+    transfer: Transfer, hurt: Callable[[SimulatedDisk, str], None]
+) -> None:
     transfer.begin()
     [name] = [segment.name for segment in transfer.here.journal.segments()][3:4]
-    transfer.here.disk.fail_reads(f"{transfer.here.directory.log}/{name}")
-    transfer.world.run()
-    assert isinstance(transfer.failures[0], CorruptJournal)
-    assert not transfer.installed
-
-
-def test_a_file_that_is_missing_is_the_givers_damage(transfer: Transfer) -> None:
-    transfer.begin()
-    [name] = [segment.name for segment in transfer.here.journal.segments()][3:4]
-    transfer.here.disk.remove(f"{transfer.here.directory.log}/{name}")
+    hurt(transfer.here.disk, f"{transfer.here.directory.log}/{name}")
     transfer.world.run()
     assert isinstance(transfer.failures[0], CorruptJournal)
     assert not transfer.installed

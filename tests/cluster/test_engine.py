@@ -757,6 +757,10 @@ def test_who_has_not_taken_a_snapshot_is_asked_again() -> None:
         assert node.engine.needs_snapshot == {"b": first}
         node.engine.ask_again("b")
         assert not node.engine.needs_snapshot
+        node.engine.outbox.clear()
+        node.engine.receive("b", refused(term, 61, (60, 0)))
+        node.turn()
+        assert node.appends_to("b")[0].prev_index == 60
 
 
 # Elections and transfer

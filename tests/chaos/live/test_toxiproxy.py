@@ -105,18 +105,16 @@ def test_a_server_that_does_not_come_up_is_an_error(
 @asynccontextmanager
 async def echo_behind_proxy(directory: Path) -> AsyncGenerator[tuple[Toxiproxy, Route]]:
     """A server that says everything twice, and the way to it."""
-    answering: list[asyncio.Future[None]] = []
+    answering: list[asyncio.Task[None]] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        done = asyncio.get_running_loop().create_future()
-        answering.append(done)
+        answering.append(asyncio.current_task())
         with suppress(ConnectionError):
             while data := await reader.read(100):
                 writer.write(data + data)
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
-        done.set_result(None)
 
     ports = free_ports()
     route = Route("echo", next(ports), next(ports))
