@@ -312,7 +312,8 @@ class Checks:
             return False
         runs = node.up and node.has_started and node.runtime.alive
         whole = runs and node.life > damage.life and node.standing is Standing.VOTER and not node.group.damage
-        if whole and not node.disk.damaged_files():
+        # What it vouches for is not known before the log that it adopts is durable, when the damaged one is gone.
+        if whole and node.group.journal.synced_index and not node.disk.damaged_files():
             del self._damage[node.name]
             return False
         return True
@@ -429,8 +430,8 @@ class Checks:
         """What a leader takes for acknowledged is on the follower's disk, and is what the leader has.
 
         A follower that is in an earlier term has acknowledged nothing; one in a later term may have another log by now;
-        one that has lost its log is not relied on before it is a voter again; nor is it known what it vouches for, as
-        long as damaged files are left, while it adopts another log.
+        one that has lost its log is not relied on before it is a voter again; nor is it known what one with a damaged
+        log vouches for while it adopts another.
         """
         engine, journal = leader.group.engine, leader.group.journal
         for node in self._cluster.nodes:

@@ -93,11 +93,17 @@ def test_it_is_found_if_a_node_relies_on_a_log_that_is_not_durable(monkeypatch: 
         story.lose_power()
 
 
-def find_damage(node: SimulatedNode) -> None:
-    """A segment that is in use cannot be read any more."""
+def damage(node: SimulatedNode) -> str:
+    """Flip a bit of a sealed segment. The file."""
     journal = node.group.journal
     path = f"{LOG}/{next(segment.name for segment in journal.segments() if segment.sealed)}"
     node.disk.flip_bit(path, node.disk.files()[path] * 4)
+    return path
+
+
+def find_damage(node: SimulatedNode) -> None:
+    """A segment that is in use cannot be read any more."""
+    path = damage(node)
     node.runtime.enter(partial(node.group.disk_failed, CorruptJournal(path, 0, "wrong checksum")))
 
 
@@ -153,3 +159,29 @@ def test_a_node_with_a_damaged_log_stays_as_long_as_the_others_need_it() -> None
     world.run_until(world.now_s + 10.0, stop=cluster.settled)
     assert cluster.settled(), cluster.describe()
     checks.check_agreement()
+
+
+def test_what_a_damaged_node_vouches_for_is_not_known_until_its_new_log_is_durable() -> None:
+    """The damaged file went before the new log was known to be durable, and the check expected too much (700477)."""
+    simulation = Simulation(1, SMALL_LOGS)
+    world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
+    for node in cluster.nodes:
+        node.start()
+    world.run_until(8.0)
+    leader, follower, _ = sorted(cluster.nodes, key=lambda node: node is not cluster.leader())
+    follower.end(power_loss=False)
+    path = damage(follower)
+    checks.damaged(follower)
+    world.run_until(30.0)
+    follower.start()
+    world.run_until(60.0, stop=lambda: follower.group.snapshots_installed > 0)
+    assert follower.standing is Standing.VOTER
+    assert leader.group.engine.acknowledged_index(follower.name)
+    follower.disk.full = True
+    follower.disk.remove(path)
+    world.run_until(70.0)
+    assert not follower.group.journal.synced_index
+    assert not checks.may_be_damaged(leader)
+    follower.disk.full = False
+    world.run_until(75.0)
+    assert checks.may_be_damaged(leader)
