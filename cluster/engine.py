@@ -450,13 +450,15 @@ class Engine(SyncObj):
         """Send each peer what it lacks, at most `APPEND_BURST_BYTES` of it in one turn."""
         self._append_due = False
         self._sent_bytes.clear()
-        SyncObj._SyncObj__sendAppendEntries(self)  # pyright: ignore[reportAttributeAccessIssue]
-        for peer, sent_bytes in self._sent_bytes.items():
-            if peer in self._probed_index:
-                self._SyncObj__connectedNodes.add(self._nodes[peer])
-            elif sent_bytes > APPEND_BURST_BYTES:
-                self._SyncObj__connectedNodes.add(self._nodes[peer])
-                self._append_due = self.behind = True
+        try:
+            SyncObj._SyncObj__sendAppendEntries(self)  # pyright: ignore[reportAttributeAccessIssue]
+        finally:  # also if what another peer lacks is damaged on the disk
+            for peer, sent_bytes in self._sent_bytes.items():
+                if peer in self._probed_index:
+                    self._SyncObj__connectedNodes.add(self._nodes[peer])
+                elif sent_bytes > APPEND_BURST_BYTES:
+                    self._SyncObj__connectedNodes.add(self._nodes[peer])
+                    self._append_due = self.behind = True
 
     def stock_sends(self, node: Node, message: dict[str, Any]) -> None:
         """Translate what pysyncobj wants to send."""

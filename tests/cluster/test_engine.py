@@ -40,6 +40,7 @@ from cluster.envelope import (
 from cluster.group import Group, GroupConfig
 from cluster.hardstate import HardStateFile
 from cluster.journal import SLICE_ENTRIES, SegmentedJournal
+from cluster.segment import CorruptJournal, Record
 
 PEERS = ("b", "c")
 NO_OP = b"\x01"
@@ -761,6 +762,32 @@ def test_who_has_not_taken_a_snapshot_is_asked_again() -> None:
         node.engine.receive("b", refused(term, 61, (60, 0)))
         node.turn()
         assert node.appends_to("b")[0].prev_index == 60
+
+
+@pytest.mark.parametrize(("lacks_much", "lacks_little"), [("b", "c"), ("c", "b")])
+def test_a_damaged_entry_that_one_peer_lacks_ends_nothing_for_the_others(
+    lacks_much: str, lacks_little: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had just been probed, when that was found, once never heard of this leader again (710575)."""
+    node = OurNode(0, *[1] * 100)
+    node.lead()
+    entries = SegmentedJournal.entries
+
+    def damaged_at_30(journal: SegmentedJournal, start: int, stop: int) -> list[Record]:
+        if start <= 30 < stop:
+            raise CorruptJournal("log", 0, "wrong checksum")
+        return entries(journal, start, stop)
+
+    with monkeypatch.context() as damage:
+        damage.setattr(SegmentedJournal, "entries", damaged_at_30)
+        node.engine.receive(lacks_much, refused(node.engine.term, 25))
+        node.engine.receive(lacks_little, refused(node.engine.term, 90))
+        with pytest.raises(CorruptJournal):
+            node.turn()
+    node.engine.outbox.clear()
+    node.wait(1.0)
+    assert node.appends_to(lacks_much)
+    assert node.appends_to(lacks_little)
 
 
 # Elections and transfer
