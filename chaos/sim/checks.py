@@ -206,8 +206,8 @@ class Checks:
         self.batches: dict[tuple[int, int], bytes] = {}
         """What was submitted, by index of the entry and ordinal of the batch in it."""
         self.replays_to: dict[str, int] = {}
-        """Index of a node's checkpoint that was damaged: until it has come so far again, its state may refer to
-        messages that were dead, and removed, before."""
+        """Index of a node's checkpoint that was damaged: until it has come so far again, its state, and what it gives
+        to others, may refer to messages that were dead, and removed, before."""
         self.elections = 0
         self.entry_bytes_max = 0
         """Size of the largest committed entry."""
@@ -346,6 +346,8 @@ class Checks:
         if group.snapshots_installed > seen.installs:
             self.installs += 1
             seen.installs = group.snapshots_installed
+            # Whose it was is not known: perhaps one whose newest checkpoint was damaged, which has to replay some more.
+            self.replays_to[node.name] = max(self.replays_to.values(), default=0)
         if engine.applied_index > group.journal.last_index:
             self.fail(f"{node.name} has deleted entry {engine.applied_index}, which it had applied")
         commit_index = engine.commit_index

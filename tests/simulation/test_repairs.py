@@ -37,15 +37,21 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+def running(options: Options = SMALL_LOGS) -> Simulation:
+    """A cluster that has been serving for a while."""
+    simulation = Simulation(1, options)
+    for node in simulation.cluster.nodes:
+        node.start()
+    simulation.world.run_until(8.0)
+    return simulation
+
+
 class Repair:
     """A quiet cluster, one node of which has lost everything and has just installed a snapshot; its disk is full."""
 
     def __init__(self) -> None:
-        simulation = Simulation(1, SMALL_LOGS)
+        simulation = running()
         self.world, self.checks, cluster = simulation.world, simulation.checks, simulation.cluster
-        for node in cluster.nodes:
-            node.start()
-        self.world.run_until(8.0)
         simulation.workload.stop()
         self.world.run_until(12.0)
         assert cluster.settled()
@@ -109,11 +115,8 @@ def find_damage(node: SimulatedNode) -> None:
 
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_two_of_five_logs_are_repaired_at_the_same_time(power_loss: bool) -> None:
-    simulation = Simulation(1, replace(SMALL_LOGS, nodes=5))
+    simulation = running(replace(SMALL_LOGS, nodes=5))
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
-    for node in cluster.nodes:
-        node.start()
-    world.run_until(8.0)
     leader, follower, *whole = sorted(cluster.nodes, key=lambda node: node is not cluster.leader())
     assert checks.may_be_damaged(follower)
     follower.end(power_loss=power_loss)
@@ -136,11 +139,8 @@ def test_two_of_five_logs_are_repaired_at_the_same_time(power_loss: bool) -> Non
 
 
 def test_a_node_with_a_damaged_log_stays_as_long_as_the_others_need_it() -> None:
-    simulation = Simulation(1, SMALL_LOGS)
+    simulation = running()
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
-    for node in cluster.nodes:
-        node.start()
-    world.run_until(8.0)
     damaged, absent = [node for node in cluster.nodes if node is not cluster.leader()]
     absent.end(power_loss=False)
     world.run_until(10.0)
@@ -163,11 +163,8 @@ def test_a_node_with_a_damaged_log_stays_as_long_as_the_others_need_it() -> None
 
 def test_what_a_damaged_node_vouches_for_is_not_known_until_its_new_log_is_durable() -> None:
     """The damaged file went before the new log was known to be durable, and the check expected too much (700477)."""
-    simulation = Simulation(1, SMALL_LOGS)
+    simulation = running()
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
-    for node in cluster.nodes:
-        node.start()
-    world.run_until(8.0)
     leader, follower, _ = sorted(cluster.nodes, key=lambda node: node is not cluster.leader())
     follower.end(power_loss=False)
     path = damage(follower)
@@ -185,3 +182,18 @@ def test_what_a_damaged_node_vouches_for_is_not_known_until_its_new_log_is_durab
     follower.disk.full = False
     world.run_until(75.0)
     assert checks.may_be_damaged(leader)
+
+
+def test_who_installs_anothers_state_may_lack_what_that_one_lacks() -> None:
+    """Messages that had died by the checkpoint that was damaged; the check expected them there (813049)."""
+    simulation = running()
+    world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
+    giver, emptied, _ = sorted(cluster.nodes, key=lambda node: node is not cluster.leader())
+    damaged_index = giver.group.journal.last_index + 1000
+    checks.checkpoint_damaged(giver, damaged_index)
+    emptied.end(power_loss=False)
+    emptied.disk.lose_everything()
+    checks.damaged(emptied)
+    emptied.start()
+    world.run_until(40.0, stop=lambda: checks.installs == 1)
+    assert checks.replays_to[emptied.name] == damaged_index
