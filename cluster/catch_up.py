@@ -125,10 +125,10 @@ class SnapshotGiver:
             elif idle_s > REPEAT_S:
                 self._send(peer, given.offer)
 
-    def needed_from(self, peer: str) -> int | None:
-        """The first entry that `peer` will need once it has installed what it is given; None if that is nothing."""
+    def offer_to(self, peer: str) -> Offer | None:
+        """What the peer is being given. Once it has that, it will need the entries behind the last segment."""
         given = self._given.get(peer)
-        return given.offer.segments[-1].end if given is not None else None
+        return given.offer if given is not None else None
 
     def fetch(self, peer: str, request: Fetch) -> None:
         """Answer with the chunk, once it is read."""
@@ -310,7 +310,7 @@ class SnapshotTaker:
         if self._journal.synced_index == 0:
             return  # what was installed last is not durable yet, and a start would need its directory
         self._give_up()
-        log.info("takes a snapshot of index %d from %s: %d bytes", offer.index, peer, _size(offer))
+        log.info("takes a snapshot of index %d from %s: %d bytes", offer.index, peer, offer.size)
         self._taking = taking = _Taking(peer, offer, _parts(offer), now_s)
         taking.storing = WINDOW  # nothing is asked for until the directory is there
         self._disk.submit_background(self._make_room, partial(self._begun, taking))
@@ -477,7 +477,7 @@ class SnapshotTaker:
             log.error("the snapshot from %s is damaged: %s", taking.peer, error)
             self._send(taking.peer, Spoilt(taking.offer.snapshot, file))
         elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            log.error("no space for a snapshot of %d bytes", _size(taking.offer))
+            log.error("no space for a snapshot of %d bytes", taking.offer.size)
         else:
             self._runtime.fail(error)
         self._give_up()
@@ -495,10 +495,6 @@ class SnapshotTaker:
             return
         self._taking = None
         self._install(installable)
-
-
-def _size(offer: Offer) -> int:
-    return offer.checkpoint_size + sum(file.size for file in offer.segments)
 
 
 def _parts(offer: Offer) -> Iterator[_Part]:

@@ -152,6 +152,11 @@ class Offer(NamedTuple):
     checkpoint_size: int
     segments: Sequence[SnapshotFile]
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return self.checkpoint_size + sum(file.size for file in self.segments)
+
 
 class Fetch(NamedTuple):
     """Give me `length` bytes of a file of a snapshot."""

@@ -73,7 +73,11 @@ IN_FLIGHT_MAX = 2
 STATUS_INTERVAL_S = 1.0
 RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
 FED_RETAINED_MAX = 8
-"""A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`."""
+"""A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`.
+
+One that is sent a snapshot keeps what follows on that, up to the snapshot's own size: else it would need another one by
+the time that it has it, unless the log grows faster than a snapshot is sent.
+"""
 HANDOVER_S = 1.0
 """A leader that hands over proposes nothing for so long at most; a handover takes two or three syncs."""
 
@@ -578,10 +582,16 @@ class Group:
         if not self.engine.is_leader:
             return needed
         for peer in filter(self._links.connected, self.config.peers):
-            index = self._giver.needed_from(peer) or self.engine.acknowledged_index(peer)
+            bytes_max = FED_RETAINED_MAX * self.config.retained_bytes
+            offer = self._giver.offer_to(peer)
+            if offer is None:
+                index = self.engine.acknowledged_index(peer)
+            else:
+                index = offer.segments[-1].end
+                bytes_max = max(bytes_max, offer.size)
             if index < self.journal.first_index:
                 continue  # unknown, or it needs a snapshot anyway
-            if self.journal.bytes_from(index) <= FED_RETAINED_MAX * self.config.retained_bytes:
+            if self.journal.bytes_from(index) <= bytes_max:
                 needed = index if needed is None else min(needed, index)
         return needed
 

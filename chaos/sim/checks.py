@@ -225,6 +225,8 @@ class Checks:
         self._damage: dict[str, Damage] = {}
         self._vouched: dict[str, int] = {}
         """Up to where a voter has said that its log is on its disk."""
+        self._log_ends: dict[str, int] = {}
+        """Where a node's log ended when it was last not adopting another."""
         self._forgotten_terms: dict[str, int] = {}
         self._terms: dict[str, int] = {}
         self._votes: dict[tuple[str, int], str] = {}
@@ -336,9 +338,12 @@ class Checks:
             self.repairs += seen.standing is Standing.LEARNER and standing is Standing.VOTER
             seen.standing = standing
             self._forget_campaigns(node)
+        # Of a log that is adopted it says 0 until that is durable: until then it has the old one.
+        synced_index = group.journal.synced_index
+        if synced_index:
+            self._log_ends[node.name] = group.journal.last_index
         if not self._is_damaged(node):
-            # Of a log that is adopted it says 0 until that is durable: until then it has the old one.
-            self._vouched[node.name] = group.journal.synced_index or self._vouched.get(node.name, 0)
+            self._vouched[node.name] = synced_index or self._vouched.get(node.name, 0)
         leads = engine.is_leader
         # Whoever begins a campaign begins a term.
         if leads or is_new_term:
@@ -432,18 +437,18 @@ class Checks:
         """What a leader takes for acknowledged is on the follower's disk, and is what the leader has.
 
         A follower that is in an earlier term has acknowledged nothing; one in a later term may have another log by now;
-        one that has lost its log is not relied on before it is a voter again; nor is it known what one with a damaged
-        log vouches for while it adopts another.
+        one that has lost its log is not relied on before it is a voter again. One that adopts another log vouches for
+        what its old one has on the disk, at most for all of that: a sync may have been under way.
         """
         engine, journal = leader.group.engine, leader.group.journal
         for node in self._cluster.nodes:
             index = engine.acknowledged_index(node.name)
             if not index or not (node.up and node.has_started) or node.group.engine.term > engine.term:
                 continue
-            there = node.group.journal
-            if node.name in self._damage and (node.standing is not Standing.VOTER or not there.synced_index):
+            if node.name in self._damage and node.standing is not Standing.VOTER:
                 continue
-            synced_index = there.synced_index or self._vouched.get(node.name, 0)
+            there = node.group.journal
+            synced_index = there.synced_index or self._log_ends.get(node.name, 0)
             if node.group.engine.term < engine.term or synced_index < index:
                 self.fail(f"{leader.name} believes that {node.name} has synced entry {index}")
             if index < max(there.first_index, journal.first_index):

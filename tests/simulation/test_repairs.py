@@ -197,3 +197,17 @@ def test_who_installs_anothers_state_may_lack_what_that_one_lacks() -> None:
     emptied.start()
     world.run_until(40.0, stop=lambda: checks.installs == 1)
     assert checks.replays_to[emptied.name] == damaged_index
+
+
+def test_a_log_is_kept_for_a_node_that_is_sent_a_snapshot_slowly() -> None:
+    """It went on meanwhile, and the node needed the next snapshot by the time that it had one (829080)."""
+    simulation = running(replace(SMALL_LOGS, retained_bytes=0, disk_slowness=50.0))
+    world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
+    emptied = next(node for node in cluster.nodes if node is not cluster.leader())
+    emptied.end(power_loss=False)
+    emptied.disk.lose_everything()
+    checks.damaged(emptied)
+    world.run_until(20.0)
+    emptied.start()
+    world.run_until(60.0, stop=lambda: checks.repairs == 1)
+    assert (checks.repairs, checks.installs) == (1, 1)
