@@ -46,6 +46,18 @@ def running(options: Options = SMALL_LOGS) -> Simulation:
     return simulation
 
 
+def leader_first(simulation: Simulation) -> list[SimulatedNode]:
+    leader = simulation.cluster.leader()
+    return sorted(simulation.cluster.nodes, key=lambda node: node is not leader)
+
+
+def lose_directory(simulation: Simulation, node: SimulatedNode, *, power_loss: bool = False) -> None:
+    """End the node's process, and empty its disk."""
+    node.end(power_loss=power_loss)
+    node.disk.lose_everything()
+    simulation.checks.damaged(node)
+
+
 class Repair:
     """A quiet cluster, one node of which has lost everything and has just installed a snapshot; its disk is full."""
 
@@ -55,10 +67,8 @@ class Repair:
         simulation.workload.stop()
         self.world.run_until(12.0)
         assert cluster.settled()
-        self.repaired = next(node for node in cluster.nodes if node is not cluster.leader())
-        self.repaired.end(power_loss=False)
-        self.repaired.disk.lose_everything()
-        self.checks.damaged(self.repaired)
+        _, self.repaired, _ = leader_first(simulation)
+        lose_directory(simulation, self.repaired)
         self.repaired.start()
         self.world.run_until(40.0, stop=lambda: self.repaired.group.snapshots_installed > 0)
         self.repaired.disk.full = True
@@ -117,11 +127,9 @@ def find_damage(node: SimulatedNode) -> None:
 def test_two_of_five_logs_are_repaired_at_the_same_time(power_loss: bool) -> None:
     simulation = running(replace(SMALL_LOGS, nodes=5))
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
-    leader, follower, *whole = sorted(cluster.nodes, key=lambda node: node is not cluster.leader())
+    leader, follower, *whole = leader_first(simulation)
     assert checks.may_be_damaged(follower)
-    follower.end(power_loss=power_loss)
-    follower.disk.lose_everything()
-    checks.damaged(follower)
+    lose_directory(simulation, follower, power_loss=power_loss)
     assert checks.may_be_damaged(leader)
     checks.damaged(leader)
     find_damage(leader)
@@ -141,7 +149,7 @@ def test_two_of_five_logs_are_repaired_at_the_same_time(power_loss: bool) -> Non
 def test_a_node_with_a_damaged_log_stays_as_long_as_the_others_need_it() -> None:
     simulation = running()
     world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
-    damaged, absent = [node for node in cluster.nodes if node is not cluster.leader()]
+    _, damaged, absent = leader_first(simulation)
     absent.end(power_loss=False)
     world.run_until(10.0)
     life, confirms = damaged.life, checks.confirms
@@ -164,8 +172,8 @@ def test_a_node_with_a_damaged_log_stays_as_long_as_the_others_need_it() -> None
 def test_what_a_damaged_node_vouches_for_is_not_known_until_its_new_log_is_durable() -> None:
     """The damaged file went before the new log was known to be durable, and the check expected too much (700477)."""
     simulation = running()
-    world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
-    leader, follower, _ = sorted(cluster.nodes, key=lambda node: node is not cluster.leader())
+    world, checks = simulation.world, simulation.checks
+    leader, follower, _ = leader_first(simulation)
     follower.end(power_loss=False)
     path = damage(follower)
     checks.damaged(follower)
@@ -187,13 +195,11 @@ def test_what_a_damaged_node_vouches_for_is_not_known_until_its_new_log_is_durab
 def test_who_installs_anothers_state_may_lack_what_that_one_lacks() -> None:
     """Messages that had died by the checkpoint that was damaged; the check expected them there (813049)."""
     simulation = running()
-    world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
-    giver, emptied, _ = sorted(cluster.nodes, key=lambda node: node is not cluster.leader())
+    world, checks = simulation.world, simulation.checks
+    giver, emptied, _ = leader_first(simulation)
     damaged_index = giver.group.journal.last_index + 1000
     checks.checkpoint_damaged(giver, damaged_index)
-    emptied.end(power_loss=False)
-    emptied.disk.lose_everything()
-    checks.damaged(emptied)
+    lose_directory(simulation, emptied)
     emptied.start()
     world.run_until(40.0, stop=lambda: checks.installs == 1)
     assert checks.replays_to[emptied.name] == damaged_index
@@ -202,11 +208,9 @@ def test_who_installs_anothers_state_may_lack_what_that_one_lacks() -> None:
 def test_a_log_is_kept_for_a_node_that_is_sent_a_snapshot_slowly() -> None:
     """It went on meanwhile, and the node needed the next snapshot by the time that it had one (829080)."""
     simulation = running(replace(SMALL_LOGS, retained_bytes=0, disk_slowness=50.0))
-    world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
-    emptied = next(node for node in cluster.nodes if node is not cluster.leader())
-    emptied.end(power_loss=False)
-    emptied.disk.lose_everything()
-    checks.damaged(emptied)
+    world, checks = simulation.world, simulation.checks
+    _, emptied, _ = leader_first(simulation)
+    lose_directory(simulation, emptied)
     world.run_until(20.0)
     emptied.start()
     world.run_until(60.0, stop=lambda: checks.repairs == 1)
