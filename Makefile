@@ -4,7 +4,7 @@
 #   make test TESTS=tests/http           a part of the tests
 #   make interop                         the clients' own tests that take minutes; PIKA_SOURCE=DIR, JAVA_CLIENT_SOURCE=DIR: theirs, too
 #   make sim SEEDS=100000                the simulation, for the night
-#   make fuzz SECONDS=30000              damaged clients against a real node, for the night
+#   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
 #   make bench ARGS="--only drain" CONNECTIONS="--idle 1000" RECOVERY="--messages 1000000 --singles 0"
 #              UPKEEP="--seconds 14400 --backlog 0" CHECKER="--rows 1000000"
@@ -71,6 +71,7 @@ lint: venv
 bench: venv java
 	missed=0; \
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS) || missed=1; \
+	$(BIN)/python tests/benchmarks/dearest.py || missed=1; \
 	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS) || missed=1; \
 	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY) || missed=1; \
 	$(BIN)/python tests/benchmarks/upkeep.py $(UPKEEP) || missed=1; \
@@ -82,6 +83,7 @@ sim: venv
 
 fuzz: venv
 	$(BIN)/python -m chaos.fuzz --seconds $(SECONDS) $(ARGS)
+	$(BIN)/python -m chaos.fuzz --legal --seconds $(SECONDS) $(ARGS)
 
 chaos: java toxiproxy
 	$(BIN)/python -m chaos run $(ARGS)

@@ -1,6 +1,9 @@
 """Accepting connections in a task that may be cancelled.
 
-Lives here: the wait for a connection. Not here: what an error means, and how many are taken (the callers).
+Lives here: the address to listen on, the wait for a connection. Not here: how many there may be (strangers.py), and
+what becomes of one (the callers).
+
+Law: no error of accepting ends it; without files it goes on when there are some again.
 """
 
 from __future__ import annotations
@@ -8,7 +11,60 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cluster.complaints import Complaints
+    from cluster.strangers import Place
+
+PAUSE_S = 0.2
+"""After an accept that failed: the process, or the system, has no files left."""
+
+
+async def listen_on(host: str, port: int, backlog: int) -> list[socket.socket]:
+    """The listening sockets of all addresses that the host's name stands for; raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    listeners: list[socket.socket] = []
+    try:
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            listener = socket.create_server(address, family=family, backlog=backlog)
+            listeners.append(listener)
+            listener.setblocking(False)
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+async def accept_all(
+    listener: socket.socket, take: Callable[[socket.socket, Any], None], complaints: Complaints, what: str
+) -> NoReturn:
+    """Have `take` called with each connection (`what`, for the log) and its address, until cancelled."""
+    while True:
+        try:
+            sock, address = await accept(listener)
+        except OSError as error:  # out of files, or the stranger has left the queue already
+            complaints.about("accept", f"cannot accept a {what} connection: {error}")
+            await asyncio.sleep(PAUSE_S)
+        else:
+            take(sock, address)
+
+
+def begin(task: asyncio.Task[None], sock: socket.socket, place: Place) -> None:
+    """Let the stranger at `place` be pushed out while `task` makes something of its socket."""
+    place.push_out = task.cancel
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # perhaps before it had begun
+            place.leave()
+            sock.close()
+
+    task.add_done_callback(ended)
 
 
 async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
@@ -17,20 +73,26 @@ async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
     A loop's own `sock_accept` loses the socket if it is cancelled when it has it already. Here a wait that is
     cancelled has accepted nothing. And it always is a wait: a flood of strangers does not hold up the loop.
     """
-    loop = asyncio.get_running_loop()
     while True:
-        come: asyncio.Future[None] = loop.create_future()
-
-        def notice(come: asyncio.Future[None] = come) -> None:
-            loop.remove_reader(listener)
-            come.set_result(None)
-
-        loop.add_reader(listener, notice)
-        try:
-            await come
-        finally:
-            loop.remove_reader(listener)
+        await readable(listener)
         with suppress(BlockingIOError):  # it has left again
             sock, address = listener.accept()
             sock.setblocking(False)
             return sock, address
+
+
+async def readable(sock: socket.socket) -> None:
+    """Wait until something can be read, or accepted."""
+    loop = asyncio.get_running_loop()
+    come: asyncio.Future[None] = loop.create_future()
+
+    def notice() -> None:
+        loop.remove_reader(sock)
+        if not come.done():  # whoever waits may have been cancelled in this very pass of the loop
+            come.set_result(None)
+
+    loop.add_reader(sock, notice)
+    try:
+        await come
+    finally:
+        loop.remove_reader(sock)

@@ -320,6 +320,11 @@ class SnapshotTaker:
         if self._taking is not None and self._taking.peer == peer:
             self._ask_again(self._taking)
 
+    def part_received(self, peer: str) -> None:
+        """The link from `peer` is at work: what was asked for comes behind what is arriving."""
+        if self._taking is not None and self._taking.peer == peer:
+            self._taking.moved_s = self._runtime.monotonic()
+
     def remove_installed(self) -> None:
         """The snapshot is the log now, durably; its directory may be the next one's already."""
         if self._taking is None:

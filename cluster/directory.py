@@ -1,6 +1,7 @@
 """The directory of one group on one node: what is in it, and how a node starts from it.
 
     identity                whose it is (identity.py)
+    start-0, -1             its incarnation, whether writes may be lost (identity.py)
     hardstate-0, -1         term, vote, standing (hardstate.py)
     log/                    segments, manifest, checkpoints
     incoming/               a snapshot on its way (catch_up.py)
@@ -17,14 +18,14 @@ the node comes back as a learner. What an operator must put right (another node'
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.checkpoints import Checkpoint, load_newest, remove_checkpoints
 from cluster.hardstate import HardState, HardStateFile, Standing
-from cluster.identity import Claim, Owner, claim_directory, forget_writes_lost, note_writes_lost
+from cluster.identity import Claim, Identity, Owner, claim_directory, forget_writes_lost, note_writes_lost
 from cluster.journal import SegmentedJournal
 from cluster.manifest import MANIFEST_NAME
 from cluster.segment import CorruptJournal, UnknownFormat
@@ -57,9 +58,10 @@ class GroupDirectory:
         disk.make_directory(path)
         self.hard_state = HardStateFile(disk, path, self.identity)
 
-    def claim(self, wall_ms: int, machine_version: int) -> Claim:
-        """Begin a new incarnation. Raises `ForeignDirectory`, `OtherVersion`."""
-        return claim_directory(self._disk, self.path, self._owner, wall_ms, machine_version)
+    def claim(self, wall_ms: int, machine_version: int, members: Sequence[str]) -> Claim:
+        """Begin a new incarnation. Raises `ForeignDirectory`, `OtherVersion`, `OtherMembers`."""
+        identity = Identity(self._owner, machine_version, tuple(sorted(members)))
+        return claim_directory(self._disk, self.path, identity, wall_ms)
 
     # Starting
 
@@ -80,7 +82,7 @@ class GroupDirectory:
             log.error("%s: this node is repaired from the others", damage)  # noqa: TRY400 - no bug, no traceback
             self._set_aside(claim, hard)
             journal, checkpoint = open_log(self.hard_state.state)
-        forget_writes_lost(self._disk, self.path)
+        forget_writes_lost(self._disk, self.path, self._owner)
         if hard is not None and hard.term < journal.last_term:
             # Raft stores a term before its first entry, so the file was lost or is an old one.
             log.error("%s: term %d is below the log's, so it is not believed", self.path, hard.term)
@@ -162,7 +164,7 @@ class GroupDirectory:
 
     def note_writes_lost(self) -> None:
         """Let the next start know that what was not synced may be lost; best effort."""
-        note_writes_lost(self._disk, self.path)
+        note_writes_lost(self._disk, self.path, self._owner)
 
     # Cleaning
 

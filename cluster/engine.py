@@ -9,10 +9,12 @@ H2  a repeated or overlapping append never deletes entries that match (`_without
 H3  the commit index never goes beyond what the message vouches for (`_vouched_commit`).
 H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.
 H5  a start from a checkpoint sets the applied index and leaves the journal alone (`applied_index`).
-H6, H7  entries never take the pickle path, slices are lazy and bounded (`cluster/journal_views.py`).
+H6, H7  entries never take the pickle path, views of the log are lazy (`cluster/journal_views.py`), and what one append
+        carries is bounded, with one entry at least (`_SyncObj__getEntries`).
 H9  a pre-vote round precedes every election; a leader without a majority steps down soon.
 H10 an exception in apply stops the node.
 H11 nothing is ever unpickled: `pysyncobj.syncobj.pickle` is replaced.
+H12 a committed entry is never deleted: a leader whose log has another one there stops this node (`_check_log_of`).
 
 Law: no file outside this one names an attribute of SyncObj that starts with an underscore.
 """
@@ -35,6 +37,7 @@ from pysyncobj.transport import Transport
 from cluster.envelope import (
     Append,
     Appended,
+    Hearing,
     HigherTerm,
     LogEntry,
     Message,
@@ -47,21 +50,22 @@ from cluster.envelope import (
 from cluster.journal import SLICE_ENTRIES
 
 if TYPE_CHECKING:
+    from logging import LogRecord
+
     from cluster.journal import SegmentedJournal
+    from cluster.journal_views import Entry
     from cluster.ports import Runtime
 
 PINNED_VERSION = "0.3.17"
 APPLY_BUDGET_S = 0.005
 """A turn applies entries for at most this long, so that a replay after a start does not silence the node."""
 
-APPEND_BURST_BYTES = 1024 * 1024
-"""A turn sends one lagging peer at most about this much, so that reading old entries does not stall the loop: that
-takes a millisecond or two if they are large, and a client's message waits for several turns, ..."""
-APPEND_BURST_ENTRY_BYTES = APPEND_BURST_BYTES // SLICE_ENTRIES
-"""... and as much if they are small, for each counts as so much more than it has: a turn sends one slice of them."""
-
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """A follower whose disk takes nothing in holds this much in memory, and lets further entries go by."""
+
+
+class ForeignLog(Exception):
+    """A leader's log contradicts what is committed here: there have been two majorities, or one has lost its logs."""
 
 
 class Role(IntEnum):
@@ -156,6 +160,12 @@ def _instrument() -> None:
     stock.pickle = _NoPickle()
     stock.createJournal = _given_journal
     stock.PIPE_NOTIFIER_ENABLED = False
+    stock.logger.addFilter(_is_no_false_alarm)
+
+
+def _is_no_false_alarm(record: LogRecord) -> bool:
+    """Whether it is not what pysyncobj says of deletions: those that it warns of do not happen (H2, H12)."""
+    return not record.msg.startswith("truncating already-applied")
 
 
 _instrument()
@@ -210,6 +220,7 @@ class Engine(SyncObj):
     _SyncObj__transferInProgress: bool
     _SyncObj__setCurrentTerm: Callable[[int, str | None], None]
     _SyncObj__setState: Callable[[int], None]
+    _SyncObj__generateRaftTimeout: Callable[[], float]
 
     def __init__(
         self,
@@ -240,6 +251,7 @@ class Engine(SyncObj):
         self._acknowledged: dict[str, int] = {}
         self._last_acknowledged: tuple[str, Appended] | None = None
         self._last_acknowledged_s = 0.0
+        self._told_hearing_s = 0.0
         self._append_due = False
         self._heard_leader_s = -1.0e9
         self._name = name
@@ -331,6 +343,15 @@ class Engine(SyncObj):
             self._SyncObj__raftNextIndex[node] = known + 1 if known else self.journal.last_index + 1
             self._append_due = True
 
+    def part_received(self, peer: str) -> None:
+        """A part of a message has arrived. A large one takes a while, and whoever sends it is there."""
+        self._enter()
+        if self.is_leader:
+            self._SyncObj__lastResponseTime[self._nodes[peer]] = self._runtime.monotonic()
+        elif self.leader == peer:
+            self._hear_leader()
+            self._tell_hearing(peer)
+
     def peer_lost(self, peer: str) -> None:
         """The epoch is over. If it was the leader's, campaign at once: a broken connection beats any timeout."""
         self._enter()
@@ -338,6 +359,13 @@ class Engine(SyncObj):
         if self.leader == peer:
             self._heard_leader_s = -1.0e9
             self._campaign_soon()
+
+    def _hear_leader(self) -> None:
+        """Put an election off, as an append of the leader does."""
+        self._heard_leader_s = self._runtime.monotonic()
+        self._campaign_granted = False
+        if not self._SyncObj__transferInProgress:
+            self._SyncObj__raftElectionDeadline = self._heard_leader_s + self._SyncObj__generateRaftTimeout()
 
     def _campaign_soon(self) -> None:
         jitter_s = self._timing.campaign_jitter_s * self._runtime.random.random()
@@ -421,6 +449,9 @@ class Engine(SyncObj):
                 self._receive_append(node, message)
             case Appended():
                 self._receive_appended(node, message)
+            case Hearing():
+                if self.is_leader and message.term == self.term:
+                    self._SyncObj__lastResponseTime[node] = self._runtime.monotonic()
             case PreVoteRequest():
                 self._receive_pre_vote_request(node, message)
             case PreVote():
@@ -447,7 +478,13 @@ class Engine(SyncObj):
     # Sending
 
     def _send_appends(self) -> None:
-        """Send each peer what it lacks, at most `APPEND_BURST_BYTES` of it in one turn."""
+        """Send each peer what it lacks, at most about a slice of it in one turn (`SegmentedJournal.slice_end`).
+
+        So reading old entries does not stall the loop: that takes a millisecond or two if they are large, and a
+        client's message waits for several turns; and as much if they are small, since each counts as its share of a
+        full slice.
+        Nor does more come on top of a link that has become congested.
+        """
         self._append_due = False
         self._sent_bytes.clear()
         try:
@@ -456,7 +493,7 @@ class Engine(SyncObj):
             for peer, sent_bytes in self._sent_bytes.items():
                 if peer in self._probed_index:
                     self._SyncObj__connectedNodes.add(self._nodes[peer])
-                elif sent_bytes > APPEND_BURST_BYTES:
+                elif sent_bytes > self.journal.slice_bytes:
                     self._SyncObj__connectedNodes.add(self._nodes[peer])
                     self._append_due = self.behind = True
 
@@ -490,11 +527,27 @@ class Engine(SyncObj):
         entries = [LogEntry(entry[0], entry[1], entry[2]) for entry in message["entries"]]
         self._emit_append(node.id, message, entries)
         sent_bytes = self._sent_bytes.get(node.id, 0) + sum(len(entry.payload) for entry in entries)
-        sent_bytes += APPEND_BURST_ENTRY_BYTES * len(entries)
+        sent_bytes += self.journal.slice_bytes * len(entries) // SLICE_ENTRIES
         self._sent_bytes[node.id] = sent_bytes
-        if sent_bytes > APPEND_BURST_BYTES or node.id in self._probed_index:
+        if sent_bytes > self.journal.slice_bytes or node.id in self._probed_index:
             # pysyncobj goes on sending as long as there are entries and the node counts as connected.
             self._SyncObj__connectedNodes.discard(node)
+
+    def _SyncObj__getEntries(  # noqa: N802
+        self,
+        fromIDx: int,  # noqa: N803
+        count: int | None = None,
+        maxSizeBytes: int | None = None,  # noqa: N803
+    ) -> Sequence[Entry]:
+        """H7: of all that follows, what one append carries, if that is asked for.
+
+        Only who sends gives a bound. Who looks whether anything follows an entry is not told less than there is: for
+        pysyncobj a slice of one entry means that no conflicting tail needs to be deleted.
+        """
+        if maxSizeBytes is None:
+            return SyncObj._SyncObj__getEntries(self, fromIDx, count)  # pyright: ignore[reportAttributeAccessIssue]
+        journal = self.journal
+        return journal.entries(fromIDx, journal.slice_end(fromIDx, journal.last_index + 1))
 
     def _ask_for_end(self, node: Node) -> None:
         """The log begins after what `node` was to get next, so appends cannot reach back to it.
@@ -523,6 +576,18 @@ class Engine(SyncObj):
             self._last_acknowledged = (leader, acknowledgement)
             self._last_acknowledged_s = now_s
             self._emit(leader, acknowledgement, barrier=self._acknowledgement_barrier())
+            if self.journal.synced < self.journal.written:
+                self._tell_hearing(leader)
+
+    def _tell_hearing(self, leader: str) -> None:
+        """Let the leader know that it is followed, now and then while nothing can be acknowledged.
+
+        Else it would step down while a majority takes a large entry in, or writes it.
+        """
+        now_s = self._runtime.monotonic()
+        if now_s - self._told_hearing_s > self._timing.heartbeat_s / 2:
+            self._told_hearing_s = now_s
+            self._emit(leader, Hearing(self.term))
 
     def _acknowledgement_barrier(self) -> int:
         """H1: an acknowledgement vouches for all that the journal was told so far."""
@@ -554,6 +619,7 @@ class Engine(SyncObj):
 
     def _SyncObj__onMessageReceived(self, node: Node, message: dict[str, Any]) -> None:  # noqa: N802
         if message["type"] == "append_entries" and message["term"] >= self.term:
+            self._check_log_of(node, message)
             message = self._vouched_commit(message)
             message = self._without_known_prefix(message)
             self.journal.keep_tail = "prevLogIdx" in message and not message["entries"]
@@ -561,6 +627,43 @@ class Engine(SyncObj):
             SyncObj._SyncObj__onMessageReceived(self, node, message)  # pyright: ignore[reportAttributeAccessIssue]
         finally:
             self.journal.keep_tail = False
+
+    def _check_log_of(self, node: Node, message: dict[str, Any]) -> None:
+        """H12: raise before anything is changed if the leader has another entry where one is committed here.
+
+        pysyncobj would delete it, also if it has been applied.
+        """
+        journal, commit_index = self.journal, self.commit_index
+        if "prevLogIdx" not in message or message["prevLogIdx"] >= commit_index:
+            return  # as nearly always
+        previous = (b"", message["prevLogIdx"], message["prevLogTerm"])
+        for _, index, term in (previous, *message["entries"]):
+            if index > commit_index:
+                return
+            if index >= journal.first_index and journal.term_at(index) != term:
+                raise self._foreign_log(node.id, message["term"], self._another(index, term))
+
+    def check_end_of(self, leader: str, term: int, last_index: int) -> None:
+        """H12: the same for a leader whose log ends before what is committed here. Raises ForeignLog."""
+        if term >= self.term and last_index < self.commit_index:
+            raise self._foreign_log(leader, term, f"ends with entry {last_index}")
+
+    def check_snapshot(self, giver: str, index: int, term: int) -> None:
+        """H12: the same for an entry that a snapshot stands for, whether it is offered or has come."""
+        journal = self.journal
+        if journal.first_index <= index <= self.commit_index and journal.term_at(index) != term:
+            raise self._foreign_log(giver, self.term, self._another(index, term))
+
+    def _another(self, index: int, term: int) -> str:
+        return f"has an entry {index} of term {term}, which is of term {self.journal.term_at(index)} here"
+
+    def _foreign_log(self, leader: str, term: int, what: str) -> ForeignLog:
+        return ForeignLog(
+            f"the log of node {leader!r}, leader of term {term}, {what}; but all up to entry {self.commit_index} is "
+            f"committed here and up to {self.applied_index} applied, so members have lost their logs or were given old "
+            "ones (nothing is deleted here): stop all nodes and put back the right data directories, or give this node "
+            "an empty one, and what only it holds is lost"
+        )
 
     def _vouched_commit(self, message: dict[str, Any]) -> dict[str, Any]:
         """H2, H3: commit no further than the last entry that this very message shows to match."""

@@ -1,9 +1,9 @@
-"""What a log entry holds: the leader's time and the batches that nodes submitted.
+"""What a log entry holds: the cluster's time (clock.py) and the batches that nodes submitted.
 
 Lives here: the format, and nothing else; sans-IO.
 
     entry  = type u8 (0: pysyncobj's REGULAR) | version u8 | time_ms u64 | count u16 | batch...
-    batch  = kind u8 | name length u8 | incarnation u64 | sequence u64 | payload length u32 | name | payload
+    batch  = kind u8 | weight u8 | name length u8 | incarnation u64 | sequence u64 | payload length u32 | name | payload
 
 A batch travels unchanged from the node that submits it, over the forward to the leader, into the entry and onto every
 disk. Below the log, where entries are never applied again, an entry is *compacted* to what the machine still needs:
@@ -27,14 +27,22 @@ COMPACTED = 0xC0
 VERSION = 1
 BATCHES_MAX = 255
 """Batches in an entry: the ordinal of a batch fits in one byte of a message reference."""
+ENTRY_BYTES_MAX = 256 * 1024 * 1024
+"""No entry is larger, on any node, whatever its configuration lets in. Links, their queues, the journal and its files
+carry one of this size, so no limit on the way of an entry depends on what a node was told."""
+
+WEIGHT_MAX = 255
 
 KIND_SUBMITTED = 0
 KIND_EXPEL = 1
 
 _ENTRY = struct.Struct("<BBQH")
-_BATCH = struct.Struct("<BBQQI")
+_BATCH = struct.Struct("<BBBQQI")
 _COMPACTED = struct.Struct("<BBH")
 _PART = struct.Struct("<BI")
+
+BATCH_BYTES_MAX = ENTRY_BYTES_MAX - 64 * 1024
+"""Of the payload of one batch. An entry with one batch has this and little more: two heads and a name."""
 
 
 class Batch(NamedTuple):
@@ -42,6 +50,8 @@ class Batch(NamedTuple):
 
     sequence: int
     size: int
+    weight: int
+    """How much of what an entry may cost it is expected to take; who submits it says so."""
     buffers: Sequence[Buffer]
 
 
@@ -49,6 +59,7 @@ class BatchView(NamedTuple):
     """A batch inside an entry or a forward; `start` and `end` delimit its payload."""
 
     kind: int
+    weight: int
     origin: str
     incarnation: int
     sequence: int
@@ -61,12 +72,17 @@ class MalformedEntry(ValueError):
 
 
 def make_batch(
-    origin: str, incarnation: int, sequence: int, payload: Sequence[Buffer], kind: int = KIND_SUBMITTED
+    origin: str,
+    incarnation: int,
+    sequence: int,
+    payload: Sequence[Buffer],
+    kind: int = KIND_SUBMITTED,
+    weight: int = 0,
 ) -> Batch:
     name = origin.encode()
     length = sum(map(len, payload))
-    head = _BATCH.pack(kind, len(name), incarnation, sequence, length) + name
-    return Batch(sequence, len(head) + length, [head, *payload])
+    head = _BATCH.pack(kind, weight, len(name), incarnation, sequence, length) + name
+    return Batch(sequence, len(head) + length, weight, [head, *payload])
 
 
 def make_entry(time_ms: int, batches: Sequence[Batch]) -> bytes:
@@ -104,7 +120,7 @@ def read_batches(data: bytes, position: int) -> Iterator[BatchView]:
     end = len(data)
     while position < end:
         try:
-            kind, name_length, incarnation, sequence, length = _BATCH.unpack_from(data, position)
+            kind, weight, name_length, incarnation, sequence, length = _BATCH.unpack_from(data, position)
             name = data[position + _BATCH.size : position + _BATCH.size + name_length].decode()
         except (struct.error, UnicodeDecodeError) as error:
             raise MalformedEntry("batch header cut short or garbled") from error
@@ -112,13 +128,14 @@ def read_batches(data: bytes, position: int) -> Iterator[BatchView]:
         position = start + length
         if position > end:
             raise MalformedEntry("batch payload cut short")
-        yield BatchView(kind, name, incarnation, sequence, start, position)
+        yield BatchView(kind, weight, name, incarnation, sequence, start, position)
 
 
 def batch_at(data: bytes, view: BatchView) -> Batch:
     """The batch in its wire form again, out of the bytes that `view` was read from."""
-    whole = data[view.start - _BATCH.size - len(view.origin.encode()) : view.end]
-    return Batch(view.sequence, len(whole), [whole])
+    # A view, since who proposes a large batch copies it once more in any case.
+    whole = memoryview(data)[view.start - _BATCH.size - len(view.origin.encode()) : view.end]
+    return Batch(view.sequence, len(whole), view.weight, [whole])
 
 
 def make_compacted(parts: Mapping[int, bytes]) -> bytes:

@@ -6,6 +6,8 @@ receipt and never on sending; the others are msgpack arrays of the fields.
     append = 1 | term u64 | commit u64 | prev index u64 | prev term u64 | count u32 | table | payload...
     table  = (term u64, length u32)...
     chunk  = 11 | snapshot u64 | file u32 | offset u64 | crc32 u32 | data
+
+Law: a frame that a node makes has at most `FRAME_BYTES_MAX`, so every link takes it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from cluster.entry import ENTRY_BYTES_MAX
 from cluster.ports import Buffer, pack
+
+FRAME_BYTES_MAX = ENTRY_BYTES_MAX + 64 * 1024
+"""The largest: an append or a forward with one entry, or with many that are together much smaller, and its head."""
 
 
 class LogEntry(NamedTuple):
@@ -50,6 +56,15 @@ class Appended(NamedTuple):
     reset: bool
     last_index: int
     last_term: int
+
+
+class Hearing(NamedTuple):
+    """A follower's sign of life to the leader of `term`: an `Appended` that vouches for something has to wait.
+
+    For the rest of a large message, or for the disk.
+    """
+
+    term: int
 
 
 class VoteRequest(NamedTuple):
@@ -128,6 +143,12 @@ class Status(NamedTuple):
     disk_free_bytes: int
     alarm: int
     """What it is low on: an `Alarm`."""
+    time_ms: int
+    """The cluster's time, as it knows it."""
+    wall_ms: int
+    """What its wall clock says, ..."""
+    steady_ms: int
+    """... and what that says as far as it counts (clock.py)."""
 
 
 class SnapshotFile(NamedTuple):
@@ -193,6 +214,7 @@ class Spoilt(NamedTuple):
 Message = (
     Append
     | Appended
+    | Hearing
     | VoteRequest
     | Vote
     | PreVoteRequest
@@ -229,6 +251,7 @@ _SMALL: dict[int, type[Any]] = {
     13: Fetch,
     14: Withdrawn,
     15: Spoilt,
+    16: Hearing,
 }
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
 _APPEND = struct.Struct("<BQQQQI")

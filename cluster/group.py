@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
-from cluster.checkpoints import Checkpoint
+from cluster.checkpoints import Checkpoint, remove_checkpoints
+from cluster.clock import PATIENCE_S, ClusterClock, bounded
 from cluster.directory import GroupDirectory
-from cluster.engine import Engine, Role, Timing
+from cluster.engine import Engine, ForeignLog, Role, Timing
 from cluster.entry import (
     KIND_EXPEL,
     BatchView,
@@ -53,6 +54,7 @@ from cluster.housekeeping import Housekeeping, HousekeepingSettings
 from cluster.identity import Owner
 from cluster.journal import SegmentedJournal
 from cluster.machine import Machine
+from cluster.manifest import log_start
 from cluster.origins import Admission
 from cluster.ports import Buffer, Disk, Links, Runtime, Timer
 from cluster.recovery import Recovery
@@ -95,6 +97,8 @@ class GroupConfig:
     """A node whose process is known to be gone is expelled after this long: its consumers' messages return."""
     silent_origin_grace_s: float = 60.0
     """A node that merely does not answer may be paused or cut off: it keeps what its clients hold for this long."""
+    clock_patience_s: float = PATIENCE_S
+    """Where a wall clock jumps to counts when it has stayed there for so long."""
     segment_bytes: int = 64 * 1024 * 1024
     segment_entries: int = 65_536
     cache_bytes: int = 32 * 1024 * 1024
@@ -110,6 +114,8 @@ class GroupConfig:
     """With less free space than this, publishers have to wait."""
     entry_bytes_max: int = 1024 * 1024
     """An entry gathers batches up to about this size; a larger batch travels alone."""
+    entry_weight_max: int = 15
+    """Likewise, up to this weight, which is in milliseconds of applying: others wait until an entry is applied."""
     forward_bytes_max: int = 1024 * 1024
     """So does one message with submissions to the leader."""
     append_bytes_max: int = 1024 * 1024
@@ -170,6 +176,8 @@ class NodeStatus(NamedTuple):
     disk_bytes: int | None
     disk_free_bytes: int | None
     alarm: bool | None
+    clock_offset_ms: int | None
+    """By how much its wall clock is ahead of the cluster's time."""
 
 
 class Group:
@@ -201,6 +209,8 @@ class Group:
         self._events = events
         self._engine_type = engine
         self._owner = Owner(config.cluster, config.name, config.group_id)
+        self._members = [config.name, *config.peers]
+        self._is_open = False
         self._running = False
         self._turn_asked = False
         self._reign = Reign(None, 0)
@@ -221,14 +231,33 @@ class Group:
         self._heard_s: dict[str, float] = {}
         self._dead_since_s: dict[str, float] = {}
 
-    def start(self) -> None:
-        """Come up from what is on the disk and take part. Raises the errors of the journal and of the identity."""
+    def open(self) -> None:
+        """Read what is on the disk, which may take seconds: on any thread, before anything else is asked for.
+
+        Raises the errors of the journal and of the identity.
+        """
         config = self.config
         self._directory = GroupDirectory(self._disk, f"groups/{config.group_id}", self._owner)
-        claim = self._directory.claim(self._runtime.wall_ms(), self.machine.version)
+        claim = self._directory.claim(self._wall_ms(), self.machine.version, self._members)
         self._incarnation = claim.incarnation
-        self.journal, checkpoint = self._directory.start(
+        self.journal, self._checkpoint = self._directory.start(
             claim, self._state, self._open_journal, repairable=bool(config.peers)
+        )
+        self._is_open = True
+
+    def start(self) -> None:
+        """Come up from what is on the disk, which is read now unless it was, and take part. Raises as `open` does."""
+        if not self._is_open:
+            self.open()
+        config, checkpoint = self.config, self._checkpoint
+        self._checkpoint = None  # it may be large
+        self._clock = ClusterClock(
+            config.name,
+            len(config.peers) + 1,
+            self._state.time_ms,
+            self._wall_ms(),
+            self._runtime.monotonic(),
+            config.clock_patience_s,
         )
         self.engine = self._engine_type(
             config.name,
@@ -345,6 +374,11 @@ class Group:
         self._running = False
         self._runtime.fail(error)
 
+    def _stop_for_foreign_log(self, error: ForeignLog) -> None:
+        """Stop. The next start will know what was applied, and refuse the same leader for the same reason."""
+        self.housekeeping.checkpoint_now(*self._applied())
+        self._stop_for(error)
+
     def stop(self) -> None:
         """Take no further part. What was submitted and not applied has an unknown outcome."""
         if self._running:
@@ -353,12 +387,14 @@ class Group:
 
     # Submitting
 
-    def submit(self, payload: Sequence[Buffer]) -> int:
+    def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:
         """Have a batch applied exactly once on every node, after all earlier ones of this node. Returns its sequence.
 
-        It is repeated to every new leader until a `Confirmed` effect reports it, or `Expelled` gives it up.
+        `weight` says what it is expected to cost every node (`GroupConfig.entry_weight_max`).
+        It is repeated to every new leader until a `Confirmed` effect reports it, or `Expelled` gives it up. Raises
+        ValueError for more than `BATCH_BYTES_MAX`, which no entry could hold.
         """
-        sequence = self._submissions.add(payload)
+        sequence = self._submissions.add(payload, weight)
         self._wake()
         return sequence
 
@@ -408,12 +444,13 @@ class Group:
         else:
             state = "candidate" if status is not None and status.state == Role.CANDIDATE else "follower"
         if status is None:
-            return NodeStatus(name, state, *[None] * 10)
+            return NodeStatus(name, state, *[None] * 11)
         standing = Standing(status.standing).name.lower()
-        return NodeStatus(name, state, *status[1:5], standing, *status[6:10], bool(status.alarm))
+        offset_ms = status.wall_ms - status.time_ms
+        return NodeStatus(name, state, *status[1:5], standing, *status[6:10], bool(status.alarm), offset_ms)
 
     def _own_status(self) -> Status:
-        engine, journal = self.engine, self.journal
+        engine, journal, now_s = self.engine, self.journal, self._runtime.monotonic()
         return Status(
             engine.role,
             engine.term,
@@ -426,7 +463,17 @@ class Group:
             journal.disk_bytes,
             self._space.free_bytes,
             self._own_alarms,
+            self._clock.time_ms(now_s),
+            self._wall_ms(),
+            self._clock.steady_ms(now_s),
         )
+
+    def time_ms(self) -> int:
+        """The cluster's time, as this node knows it. It never goes back and never stands still."""
+        return self._clock.time_ms(self._runtime.monotonic())
+
+    def _wall_ms(self) -> int:
+        return bounded(self._runtime.wall_ms())
 
     def describe_standing(self) -> str | None:
         """Why this node does not take full part, or None if it does."""
@@ -452,6 +499,7 @@ class Group:
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
         self._drop_waiting(peer)
+        self._clock.forget(peer)
         self.engine.peer_lost(peer)
         if dead:
             self._dead_since_s.setdefault(peer, self._runtime.monotonic())
@@ -468,6 +516,16 @@ class Group:
             self.engine.peer_resumed(peer)
             self._wake()
 
+    def part_received(self, peer: str) -> None:
+        if not self._running:
+            return
+        self._heard_s[peer] = self._runtime.monotonic()
+        self._taker.part_received(peer)
+        if self.recovery.standing is not Standing.BLANK:
+            self.engine.part_received(peer)
+            if self.engine.outbox:
+                self._wake()
+
     def frame_received(self, peer: str, frame: bytes) -> None:
         if not self._running:
             return
@@ -477,13 +535,25 @@ class Group:
         except MalformedFrame:
             log.exception("peer %s sent a malformed frame; ignored", peer)
             return
+        try:
+            self._receive(peer, message)
+        except ForeignLog as error:
+            self._stop_for_foreign_log(error)
+        self._wake()
+
+    def _receive(self, peer: str, message: Message) -> None:
         match message:
             case Forward():
                 self._receive_forward(peer, message)
             case Status():
+                leads = message.state == Role.LEADER
+                if leads:
+                    self.engine.check_end_of(peer, message.term, message.last_index)
                 self._peer_status[peer] = message
-                self.recovery.heard(peer, message, leads=message.state == Role.LEADER)
+                self._clock.hear(peer, message.steady_ms, self._heard_s[peer])
+                self.recovery.heard(peer, message, leads=leads)
             case Offer():
+                self.engine.check_snapshot(peer, message.index, message.term)
                 self._taker.offered(peer, message)
             case Fetch():
                 self._giver.fetch(peer, message)
@@ -498,7 +568,6 @@ class Group:
                 self._start_sync()
             case _:
                 pass  # whatever it promised now, it may have promised something else before
-        self._wake()
 
     # The turn
 
@@ -527,6 +596,10 @@ class Group:
             self.disk_failed(damage)
 
     def _take_turn(self) -> None:
+        # What the last turn left must not come on top of what this one makes: only a link that has been written to
+        # says that it is congested.
+        if self.engine.outbox:
+            self._send()
         # A lone member counts itself as the majority, so it must not tick while its tail is not on disk.
         alone_and_unsynced = not self.config.peers and self.journal.synced < self.journal.written
         if not alone_and_unsynced:
@@ -651,7 +724,16 @@ class Group:
     def _install(self, installable: Installable) -> None:
         """Take over another node's log and state, and tell the shell what has happened meanwhile."""
         checkpoint = installable.checkpoint
+        try:
+            self._check_log_of(installable)
+        except ForeignLog as error:
+            remove_checkpoints(
+                self._disk, self._directory.log, [checkpoint.index]
+            )  # a start would believe it
+            self._stop_for_foreign_log(error)
+            return
         self._directory.restore(self._state, checkpoint)
+        self._clock.follow(self._state.time_ms, self._runtime.monotonic())
         self.journal.adopt(installable.segments, installable.runs)
         self.engine.installed(checkpoint.index)
         self.housekeeping.begin(checkpoint)
@@ -660,6 +742,14 @@ class Group:
         log.info("installed a snapshot of index %d", checkpoint.index)
         self._resume(checkpoint.index)
         self._wake()
+
+    def _check_log_of(self, installable: Installable) -> None:
+        """Raise ForeignLog if it is not of the log that is committed here."""
+        checkpoint, segments, runs = installable
+        giver, commit_index = self.leader or "unknown", self.engine.commit_index
+        self.engine.check_snapshot(giver, checkpoint.index, checkpoint.term)
+        if log_start(segments, segments[-1].end) <= commit_index < segments[-1].end:
+            self.engine.check_snapshot(giver, commit_index, runs.at(commit_index))
 
     def _resume(self, index: int) -> None:
         origin = self._state.origins.get(self.config.name)
@@ -696,6 +786,7 @@ class Group:
 
     def _tell_status(self) -> None:
         if self._running:
+            self._clock.look(self._wall_ms(), self._runtime.monotonic())
             self._tell_peers(self._own_status())
             self._giver.tick(self.engine)
             self._taker.tick()
@@ -743,13 +834,9 @@ class Group:
             self._handover_asked = self._handover_asked or self.engine.transfer_leadership(self._not_voting())
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
-            batches = self._proposals.next_entry(self.config.entry_bytes_max)
-            self.engine.propose(make_entry(self._time_ms(), batches))
+            batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)
+            self.engine.propose(make_entry(self.time_ms(), batches))
         self._tick_if_due()
-
-    def _time_ms(self) -> int:
-        """The leader's clock, or the time of the state if that is ahead: another's clock may have been."""
-        return max(self._runtime.wall_ms(), self._state.time_ms)
 
     def _tick_if_due(self) -> None:
         """Propose a tick entry if the machine has something to do by now, and have a turn when it will have.
@@ -761,11 +848,11 @@ class Group:
         due_ms = self.machine.due_ms()
         if due_ms is None:
             return
-        time_ms = self._time_ms()
+        time_ms = self.time_ms()
         if due_ms <= time_ms:
             self.engine.propose(make_entry(time_ms, []))
         else:
-            self._wake_in((due_ms - self._runtime.wall_ms()) / 1000)
+            self._wake_in(self._clock.wait_s(due_ms, self._runtime.monotonic()))
 
     def _wake_in(self, delay_s: float) -> None:
         """Have a turn then, if there would be none before: each beat brings one, and so does an earlier timer."""
@@ -802,6 +889,7 @@ class Group:
         begun_s = self._runtime.monotonic()
         try:
             effects = self._apply_entry(index, payload)
+            self._clock.follow(self._state.time_ms, begun_s)
         except BaseException as error:
             # H10: whatever this is, every further entry would build on a state that differs from the other nodes'.
             self._running = False
@@ -864,7 +952,8 @@ class Group:
         known = self._state.origins.get(self.config.name)
         # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
         least = known.incarnation + self._runtime.random.randint(1, INCARNATION_LEAP) if known else 0
-        claim = self._directory.claim(max(self._runtime.wall_ms(), least), self.machine.version)
+        wall_ms = max(self._wall_ms(), least)
+        claim = self._directory.claim(wall_ms, self.machine.version, self._members)
         self._incarnation = claim.incarnation
         self._submissions.begin(self._incarnation)
         self.submit([])

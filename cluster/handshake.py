@@ -1,20 +1,24 @@
-"""Mutual authentication of two peers from a shared cluster secret.
+"""Mutual authentication of two peers from a shared cluster secret, and what they must have in common.
 
-Lives here: the five fixed-layout messages, who sends which when, and what is wrong with those of a stranger.
-Sans-IO: bytes in, bytes out. Not here: sockets, time limits, the frames that follow (links.py), encryption.
+Lives here: the five fixed-layout messages, who sends which when, what is wrong with those of a stranger, and whether
+two members may count each other. Sans-IO: bytes in, bytes out. Not here: sockets, time limits, the frames that follow
+(links.py), encryption.
 
     dialler                                                   acceptor
     HELLO      cluster, own name, expected peer, nonce   -->
                                                          <--  CHALLENGE  cluster, own name, nonce
-    PROOF      HMAC of the dialler                       -->
-                                                         <--  WELCOME    HMAC of the acceptor
+    PROOF      terms and HMAC of the dialler             -->
+                                                         <--  WELCOME    terms and HMAC of the acceptor
 
 Instead of its next message either side may send REJECT with a reason, so that both logs name the mistake.
 
-A proof is HMAC-SHA256 over the sender's role and every byte of HELLO and CHALLENGE: both nonces, both names,
+A proof is HMAC-SHA256 over the sender's role, its terms and every byte that was sent before: both nonces, both names,
 the cluster and the version. So it fits no other connection (fresh nonces), no other pair, not the other role.
-The dialler proves itself first: whoever merely reaches the port gets nothing to try passwords against.
-REJECT is not authenticated: it may end the attempt and put a text in the log, nothing else.
+The dialler proves itself first: whoever merely reaches the port gets nothing to try passwords against, and does not
+hear the terms. REJECT is not authenticated: it may end the attempt and put a text in the log, nothing else.
+
+Terms that differ are no matter of authentication: each side then knows the other's, says so and ends the attempt. The
+acceptor sends its WELCOME before it does.
 
 Law: nothing but these messages is parsed before the proof, no more than one message is ever kept, and every
 nonce is given by the caller, used once.
@@ -24,18 +28,20 @@ from __future__ import annotations
 
 import hmac
 from enum import IntEnum
+from hashlib import sha256
 from struct import Struct
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from cluster.ports import Buffer
 
 MAGIC = b"qqPL"
-VERSION = 2
+VERSION = 3
 NAME_BYTES_MAX = 64
 NONCE_BYTES = 32
+PROCESS_BYTES = 16
 
 _DIALLER = b"qq peer link: proof of the dialler"
 _ACCEPTOR = b"qq peer link: proof of the acceptor"
@@ -45,7 +51,8 @@ _ACCEPTOR = b"qq peer link: proof of the acceptor"
 _HEADER = Struct("<4sHB")
 _HELLO = Struct("<4sHB64s64s64s32s")
 _CHALLENGE = Struct("<4sHB64s64s32s")
-_PROOF = Struct("<4sHB32s")
+_TERMS = Struct(f"<32sHI{PROCESS_BYTES}s")
+_PROOF = Struct(f"<4sHB{_TERMS.size}s32s")
 _REJECT = Struct("<4sHBB")
 
 MESSAGE_BYTES_MAX = _HELLO.size
@@ -73,9 +80,9 @@ class HandshakeError(Exception):
 
     reason: ClassVar[int] = 0
 
-    @property
-    def reply(self) -> bytes:
-        return _REJECT.pack(MAGIC, VERSION, _Kind.REJECT, self.reason)
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.reply = _REJECT.pack(MAGIC, VERSION, _Kind.REJECT, self.reason) if self.reason else b""
 
 
 class WrongClusterError(HandshakeError):
@@ -95,11 +102,7 @@ class VersionMismatchError(HandshakeError):
 
 
 class GarbageError(HandshakeError):
-    """Not our protocol at all."""
-
-    @property
-    def reply(self) -> bytes:
-        return b""
+    """Not our protocol at all; not answered."""
 
 
 class RejectedError(HandshakeError):
@@ -109,9 +112,27 @@ class RejectedError(HandshakeError):
         super().__init__(text)
         self.cause = cause
 
-    @property
-    def reply(self) -> bytes:
-        return b""
+
+class DisagreementError(HandshakeError):
+    """It is the member of this cluster that it says, and must not be counted as one as things are."""
+
+
+class OtherMembersError(DisagreementError):
+    """By its own list of members it belongs to another majority."""
+
+    reason: ClassVar[int] = 5
+
+
+class OtherStateVersionError(DisagreementError):
+    """It would make something else of the log."""
+
+    reason: ClassVar[int] = 6
+
+
+class SecondProcessError(DisagreementError):
+    """Another process of that name is connected."""
+
+    reason: ClassVar[int] = 7
 
 
 _REJECTIONS: dict[int, tuple[type[HandshakeError], str]] = {
@@ -119,7 +140,49 @@ _REJECTIONS: dict[int, tuple[type[HandshakeError], str]] = {
     WrongSecretError.reason: (WrongSecretError, "its cluster secret differs"),
     UnknownNodeError.reason: (UnknownNodeError, "the node names do not fit its configuration"),
     VersionMismatchError.reason: (VersionMismatchError, "it speaks another version of the peer protocol"),
+    OtherMembersError.reason: (OtherMembersError, "it has another list of members"),
+    OtherStateVersionError.reason: (OtherStateVersionError, "it runs another version of the state"),
+    SecondProcessError.reason: (
+        SecondProcessError,
+        "another process with this node's name is connected to it; stop one of the two",
+    ),
 }
+
+
+class Terms(NamedTuple):
+    """What a node tells of itself when it proves who it is."""
+
+    members_digest: bytes
+    members_count: int
+    state_version: int
+    process: bytes
+    """Another one for each process: two of them must not be counted under one name."""
+
+    @classmethod
+    def of(cls, members: Iterable[str], state_version: int, process: bytes) -> Self:
+        """`members` are the names of all nodes of the cluster; their order does not matter."""
+        names = sorted(members)
+        digest = sha256(b"".join(map(_name_field, names))).digest()
+        return cls(digest, len(names), state_version, process)
+
+
+def disagreement(own: Terms, peer: str, theirs: Terms) -> DisagreementError | None:
+    """Why two members must not hear each other, or None.
+
+    Votes and acknowledgements are counted against a list of members, so one that has another list would make a second
+    majority. One of another state version would acknowledge entries of which it makes something else.
+    """
+    if (theirs.members_digest, theirs.members_count) != (own.members_digest, own.members_count):
+        return OtherMembersError(
+            f"node {peer!r} has another list of members ({theirs.members_count} names) than this node "
+            f"({own.members_count}): put the same list into the configuration of all nodes"
+        )
+    if theirs.state_version != own.state_version:
+        return OtherStateVersionError(
+            f"node {peer!r} runs version {theirs.state_version} of the state, this node {own.state_version}: "
+            "start the same program version on all nodes"
+        )
+    return None
 
 
 class Identity(NamedTuple):
@@ -128,6 +191,7 @@ class Identity(NamedTuple):
     cluster: str
     node: str
     secret: bytes
+    terms: Terms
 
 
 class Handshake:
@@ -143,7 +207,10 @@ class Handshake:
         """The name of the other side; to be believed once `authenticated`."""
         self.rest = b""
         """What followed the last message: the first frames."""
+        self.process = b""
+        """Which process of this name the other side is."""
         self._secret = identity.secret
+        self._terms = identity.terms
         self._cluster = _name_field(identity.cluster)
         self._node = _name_field(identity.node)
         self._nonce = nonce
@@ -201,14 +268,25 @@ class Handshake:
                 f"the peer belongs to cluster {_shown(cluster)}, this node to {_shown(self._cluster)}"
             )
 
-    def _proof(self, role: bytes) -> bytes:
-        return hmac.digest(self._secret, role + self._transcript, "sha256")
+    def _prove_self(self, kind: _Kind, role: bytes) -> bytes:
+        """The terms of this node, and that they are its."""
+        terms = _TERMS.pack(*self._terms)
+        message = _PROOF.pack(MAGIC, VERSION, kind, terms, self._hmac(role, terms))
+        self._transcript += message
+        return message
 
-    def _check_proof(self, message: bytes, role: bytes) -> None:
-        proof: bytes = _PROOF.unpack(message)[3]
-        if not hmac.compare_digest(proof, self._proof(role)):
+    def _hmac(self, role: bytes, terms: bytes) -> bytes:
+        return hmac.digest(self._secret, role + self._transcript + terms, "sha256")
+
+    def _check_proof(self, message: bytes, role: bytes) -> Terms:
+        """Return the terms of the other side, which are its own if this does not raise."""
+        _, _, _, terms, proof = _PROOF.unpack(message)
+        if not hmac.compare_digest(proof, self._hmac(role, terms)):
             raise WrongSecretError(f"node {self.peer!r} does not know the secret of this cluster")
-        self.authenticated = True
+        self._transcript += message
+        theirs = Terms(*_TERMS.unpack(terms))
+        self.process = theirs.process
+        return theirs
 
 
 class DiallerHandshake(Handshake):
@@ -229,7 +307,10 @@ class DiallerHandshake(Handshake):
     def _answer(self, message: bytes) -> bytes:
         if self._awaited is _Kind.CHALLENGE:
             return self._prove(message)
-        self._check_proof(message, _ACCEPTOR)
+        error = disagreement(self._terms, self.peer, self._check_proof(message, _ACCEPTOR))
+        if error is not None:
+            raise error
+        self.authenticated = True
         return b""
 
     def _prove(self, challenge: bytes) -> bytes:
@@ -239,21 +320,41 @@ class DiallerHandshake(Handshake):
             raise UnknownNodeError(f"node {_shown(node)} answers where {self.peer!r} is expected")
         self._transcript += challenge
         self._awaited = _Kind.WELCOME
-        return _PROOF.pack(MAGIC, VERSION, _Kind.PROOF, self._proof(_DIALLER))
+        return self._prove_self(_Kind.PROOF, _DIALLER)
 
 
 class AcceptorHandshake(Handshake):
-    """The side that listens; only `callers` may dial it."""
+    """The side that listens; only `callers` may dial it, one process of each name at a time.
 
-    def __init__(self, identity: Identity, callers: Collection[str], nonce: bytes) -> None:
+    `is_second` is told a name and a process, and says whether another process of that name is there already.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        callers: Collection[str],
+        nonce: bytes,
+        is_second: Callable[[str, bytes], bool],
+    ) -> None:
         super().__init__(identity, nonce, _Kind.HELLO)
         self._callers = {_name_field(name): name for name in callers}
+        self._is_second = is_second
 
     def _answer(self, message: bytes) -> bytes:
         if self._awaited is _Kind.HELLO:
             return self._challenge(message)
-        self._check_proof(message, _DIALLER)
-        return _PROOF.pack(MAGIC, VERSION, _Kind.WELCOME, self._proof(_ACCEPTOR))
+        theirs = self._check_proof(message, _DIALLER)
+        welcome = self._prove_self(_Kind.WELCOME, _ACCEPTOR)
+        error = disagreement(self._terms, self.peer, theirs)
+        if error is not None:
+            error.reply = welcome
+            raise error
+        if self._is_second(self.peer, theirs.process):
+            raise SecondProcessError(
+                f"another process calls itself node {self.peer!r}, which is connected; stop one of the two"
+            )
+        self.authenticated = True
+        return welcome
 
     def _challenge(self, hello: bytes) -> bytes:
         _, _, _, cluster, node, expected, _ = _HELLO.unpack(hello)

@@ -1,35 +1,43 @@
 """Whose data directory this is, how often it was started, and whether the disk may have lost unsynced writes since.
 
-A directory belongs to one node of one cluster. Its incarnation grows with every start: the cluster tells by it that
-what an earlier process of the same name held is gone. And it belongs to one version of the machine: another would not
-make the same of the entries that are in the log.
+A directory belongs to one node of one cluster with one list of members, and to one version of the machine: another
+would not make the same of the entries that are in the log. All that is written once, when the directory is new, and
+never changes. Its incarnation grows with every start: the cluster tells by it that what an earlier process of the same
+name held is gone.
 
-Lives here: the files `identity` and `writes-lost`. Not here: what lost writes mean for the log (segment.py).
+Lives here: the files `identity` (twofold.py) and `start-0`, `start-1` (register.py). Not here: what lost writes mean
+for the log (segment.py), what members have to agree on when they meet (handshake.py).
 
-Law: that writes may have been lost is on the disk until the log was opened with that knowledge.
+    body of the register = incarnation u64 | writes may be lost u8 | length u16 | session of the disk
+
+Law: that writes may have been lost is on the disk until the log was opened with that knowledge; and a claim of a
+directory that was claimed before needs no space.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from struct import Struct
 from typing import NamedTuple
 
 import msgpack
 
 from cluster.ports import Disk, pack
+from cluster.register import Register
 from cluster.segment import CorruptJournal, JournalError, UnknownFormat, path_in
-from cluster.twofold import pack_twice, read_copies, read_twice
+from cluster.twofold import pack_twice, read_copies, read_twice, unless_there_is_no_space
 
 FILE = "identity"
-WRITES_LOST = "writes-lost"
-FORMAT_VERSION = 3
+START_FILES = ("start-0", "start-1")
+FORMAT_VERSION = 4
 
-_WITHOUT_MACHINE_VERSION = 2
-"""The format before this one."""
+_OTHER_FORMATS = (2, 3)
+"""Those before this one: of other versions of the machine, too."""
 _MAGIC = b"RIDY"
-_LOST = b"1"
-_NOTHING_LOST = b"0"
+_START_FORMAT = 1
+_START_MAGIC = b"RSTA"
+_START = Struct("<QBH")
 _ANYBODY = b""  # the owner is in the body: an error shall name the one that was found
 
 
@@ -41,12 +49,23 @@ class OtherVersion(JournalError):
     """The directory was written by another version of the machine."""
 
     def __init__(self, directory: str, found: int | None, wanted: int) -> None:
-        which = "an older version, which did not note its number," if found is None else f"version {found}"
+        which = "an older version" if found is None else f"version {found}"
         self.what = (
             f"the log was written by {which} of the state, and this program has version {wanted}; start the program "
             "version that wrote it, or begin anew with an empty directory on every node"
         )
         super().__init__(f"{directory}: {self.what}")
+
+
+class OtherMembers(JournalError):
+    """The directory belongs to a cluster with another list of members."""
+
+    def __init__(self, directory: str, found: Sequence[str], wanted: Sequence[str]) -> None:
+        super().__init__(
+            f"{directory}: the directory belongs to the cluster of {', '.join(found)}, and the configuration lists "
+            f"{', '.join(wanted)}; put the list back: the members of a cluster cannot be changed but by beginning anew "
+            "with an empty directory on every node"
+        )
 
 
 class Owner(NamedTuple):
@@ -63,10 +82,19 @@ class Identity(NamedTuple):
     """What the file says."""
 
     owner: Owner
+    machine_version: int
+    members: tuple[str, ...]
+    """The names of all nodes of the cluster, ascending. Their addresses may change."""
+
+
+class Start(NamedTuple):
+    """What the register says."""
+
     incarnation: int
+    writes_lost: bool
+    """What was written and not synced before `incarnation` began may be lost, or since, because a sync has failed."""
     session: str
     """Of the disk at the last claim."""
-    machine_version: int
 
 
 class Claim(NamedTuple):
@@ -75,49 +103,82 @@ class Claim(NamedTuple):
     """What was written and not synced before may be lost: the machine was started anew, or a sync failed."""
 
 
-def claim_directory(disk: Disk, directory: str, owner: Owner, wall_ms: int, machine_version: int) -> Claim:
-    """Claim the directory for `owner` and count a new incarnation, durably.
+def claim_directory(disk: Disk, directory: str, identity: Identity, wall_ms: int) -> Claim:
+    """Claim the directory for `identity` and count a new incarnation, durably.
 
-    Raises ForeignDirectory, OtherVersion, UnknownFormat or OSError. The incarnation is not less than the time, so that
-    a node which lost its directory still comes back as a later one.
+    Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or OSError. The incarnation is not less than the
+    time, so that a node which lost its directory still comes back as a later one.
     """
-    path = path_in(directory, FILE)
-    names = disk.list_directory(directory)
+    is_new = FILE not in disk.list_directory(directory)
+    if not is_new:
+        _check(disk, directory, identity)
+    register, last = _last_start(disk, directory, identity.owner)
     session = disk.session()
-    previous, known_session = _read(disk, directory, owner, machine_version) if FILE in names else (0, None)
-    writes_lost = is_loss_noted(disk, directory, names) or session != known_session
-    if writes_lost:
-        # First, because the next start finds the new session and would know nothing of the loss.
-        _note(disk, directory, _LOST)
-    incarnation = max(previous + 1, wall_ms)
-    body = pack([*owner, incarnation, session, machine_version])
-    disk.replace_file(path, pack_twice(_MAGIC, FORMAT_VERSION, _ANYBODY, body))
-    return Claim(incarnation, writes_lost)
+    # With one store, because the next start finds the new session and would know nothing of a loss.
+    writes_lost = last is None or last.writes_lost or last.session != session
+    start = Start(max(last.incarnation + 1 if last else 1, wall_ms), writes_lost, session)
+    register.store(_packed(start))
+    if is_new:
+        # Last, so that a directory with an identity has all that its next claim overwrites.
+        _store(disk, directory, identity)
+    elif None in load_copies(disk, directory):
+        with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
+            _store(disk, directory, identity)
+    return Claim(start.incarnation, writes_lost)
 
 
-def is_loss_noted(disk: Disk, directory: str, names: Sequence[str]) -> bool:
-    """Whether a loss is noted, or nothing is; `names` are those in the directory."""
-    return WRITES_LOST not in names or disk.read_file(path_in(directory, WRITES_LOST)) != _NOTHING_LOST
+def _store(disk: Disk, directory: str, identity: Identity) -> None:
+    body = pack([*identity.owner, identity.machine_version, identity.members])
+    disk.replace_file(path_in(directory, FILE), pack_twice(_MAGIC, FORMAT_VERSION, _ANYBODY, body))
 
 
-def note_writes_lost(disk: Disk, directory: str) -> None:
+def note_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
     """Let the next claim report lost writes, because a sync has failed. As well as can be done on such a disk."""
     with suppress(OSError):
-        _note(disk, directory, _LOST)
+        _note(disk, directory, owner, writes_lost=True)
 
 
-def forget_writes_lost(disk: Disk, directory: str) -> None:
+def forget_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
     """The log was opened, and made durable as it was found: no earlier loss matters any more. Raises OSError."""
-    _note(disk, directory, _NOTHING_LOST)
+    _note(disk, directory, owner, writes_lost=False)
 
 
-def _note(disk: Disk, directory: str, what: bytes) -> None:
-    """Overwrite the file, which needs no space, or create it."""
-    path = path_in(directory, WRITES_LOST)
-    try:
-        disk.overwrite_file(path, what)
-    except (FileNotFoundError, ValueError):
-        disk.replace_file(path, what)
+def _note(disk: Disk, directory: str, owner: Owner, *, writes_lost: bool) -> None:
+    register, last = _last_start(disk, directory, owner)
+    if last is not None:  # else the next claim takes all for lost
+        register.store(_packed(last._replace(writes_lost=writes_lost)))
+
+
+def load_start(disk: Disk, directory: str, owner: Owner) -> tuple[Start | None, list[str]]:
+    """What the last claim has noted, None if that is lost, and which of `START_FILES` do not say it.
+
+    Nothing is written. Raises UnknownFormat, ForeignJournal, or OSError.
+    """
+    copies = _register(disk, directory, owner).load_copies()
+    latest = max((copy for copy in copies if copy is not None), default=None)
+    bad = [name for name, copy in zip(START_FILES, copies, strict=True) if copy is None or copy != latest]
+    return None if latest is None else _unpacked(latest.body), bad
+
+
+def _last_start(disk: Disk, directory: str, owner: Owner) -> tuple[Register, Start | None]:
+    register = _register(disk, directory, owner)
+    body = register.load()
+    return register, None if body is None else _unpacked(body)
+
+
+def _register(disk: Disk, directory: str, owner: Owner) -> Register:
+    what = "the count of starts and what was noted at the last one"
+    return Register(disk, directory, START_FILES, _START_MAGIC, _START_FORMAT, owner.key(), what)
+
+
+def _packed(start: Start) -> bytes:
+    session = start.session.encode()
+    return _START.pack(start.incarnation, start.writes_lost, len(session)) + session
+
+
+def _unpacked(body: bytes) -> Start:
+    incarnation, writes_lost, length = _START.unpack_from(body)
+    return Start(incarnation, bool(writes_lost), body[_START.size : _START.size + length].decode())
 
 
 def load_copies(disk: Disk, directory: str) -> list[Identity | None]:
@@ -127,12 +188,12 @@ def load_copies(disk: Disk, directory: str) -> list[Identity | None]:
 
 
 def _unpack(body: bytes) -> Identity:
-    cluster, node, group_id, incarnation, session, machine_version = msgpack.unpackb(body)
-    return Identity(Owner(cluster, node, group_id), incarnation, session, machine_version)
+    cluster, node, group_id, machine_version, members = msgpack.unpackb(body)
+    return Identity(Owner(cluster, node, group_id), machine_version, tuple(members))
 
 
-def _read(disk: Disk, directory: str, owner: Owner, machine_version: int) -> tuple[int, str]:
-    """Incarnation and disk session of the last claim."""
+def _check(disk: Disk, directory: str, wanted: Identity) -> None:
+    """Raise the error that tells why the directory is not this node's."""
     path = path_in(directory, FILE)
     try:
         found = _unpack(read_twice(disk, path, _MAGIC, FORMAT_VERSION, _ANYBODY))
@@ -141,15 +202,16 @@ def _read(disk: Disk, directory: str, owner: Owner, machine_version: int) -> tup
             f"{path} is damaged; if the directory is this node's, delete that file"
         ) from error
     except UnknownFormat as error:
-        if error.version == _WITHOUT_MACHINE_VERSION:
-            raise OtherVersion(directory, None, machine_version) from error
+        if error.version in _OTHER_FORMATS:
+            raise OtherVersion(directory, None, wanted.machine_version) from error
         raise
-    if found.owner != owner:
+    if found.owner != wanted.owner:
         whose = f"node {found.owner.node!r} of cluster {found.owner.cluster!r}"
         raise ForeignDirectory(
-            f"{path}: the directory belongs to {whose}, not to node {owner.node!r} of {owner.cluster!r}; "
-            "check the data directory setting"
+            f"{path}: the directory belongs to {whose}, not to node {wanted.owner.node!r} of "
+            f"{wanted.owner.cluster!r}; check the data directory setting"
         )
-    if found.machine_version != machine_version:
-        raise OtherVersion(directory, found.machine_version, machine_version)
-    return found.incarnation, found.session
+    if found.machine_version != wanted.machine_version:
+        raise OtherVersion(directory, found.machine_version, wanted.machine_version)
+    if found.members != wanted.members:
+        raise OtherMembers(directory, found.members, wanted.members)

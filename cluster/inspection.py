@@ -20,7 +20,7 @@ from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING, moving_checkpoint
 from cluster.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.hardstate import HardState, HardStateFile, Standing, Stored
 from cluster.identity import FILE as IDENTITY_NAME
-from cluster.identity import WRITES_LOST, Identity, OtherVersion, is_loss_noted
+from cluster.identity import START_FILES, Identity, OtherVersion, Start, load_start
 from cluster.identity import load_copies as load_identity_copies
 from cluster.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name, log_start
 from cluster.manifest import load_copies as load_manifest_copies
@@ -38,6 +38,7 @@ from cluster.segment import (
     scan_records,
 )
 from cluster.segment_files import scan_open
+from cluster.synced import MARK_NAME, Mark, load_mark
 from cluster.term_runs import TermRuns
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Whose(NamedTuple):
     """The file `identity`."""
 
     identity: Identity | None
+    start: Start | None
+    """What the last start has noted; None if that is lost, so that the next one takes writes for lost."""
     problem: Problem | None
 
 
@@ -108,6 +111,13 @@ class LogFound(NamedTuple):
     """Of all segments."""
 
     files: int
+
+
+class MarkFound(NamedTuple):
+    """The mark of how much of the open segment was synced."""
+
+    mark: Mark | None
+    problem: Problem | None
 
 
 class SegmentFound(NamedTuple):
@@ -155,7 +165,15 @@ class Trouble(NamedTuple):
 
 
 Finding = (
-    Whose | HardStateFound | ManifestFound | LogFound | SegmentFound | CheckpointFound | Leftover | Trouble
+    Whose
+    | HardStateFound
+    | ManifestFound
+    | MarkFound
+    | LogFound
+    | SegmentFound
+    | CheckpointFound
+    | Leftover
+    | Trouble
 )
 
 
@@ -227,6 +245,7 @@ class _Inspection:
         yield found
         first_index, last_index = 0, None
         if manifest is not None:
+            yield self._find_mark()
             opened, scan = self._find_open(manifest)
             first_index, last_index = _log_range(manifest, scan)
             if opened is not None and scan is None:
@@ -246,22 +265,28 @@ class _Inspection:
 
     def _find_whose(self) -> Whose:
         if IDENTITY_NAME not in self._names:
-            return Whose(
-                None, Problem("the file is missing, so whose the directory is cannot be told", Cure.SPARE)
-            )
+            what = "the file is missing, so whose the directory is cannot be told"
+            return Whose(None, None, Problem(what, Cure.SPARE))
         try:
             copies = load_identity_copies(self._disk, self._directory)
         except UnknownFormat as error:
-            return Whose(None, _problem(error))
+            return Whose(None, None, _problem(error))
         whole = [copy for copy in copies if copy is not None]
         if not whole:
             what = "both copies are damaged; if the directory is this node's, delete that file"
-            return Whose(None, Problem(what, Cure.OPERATOR))
+            return Whose(None, None, Problem(what, Cure.OPERATOR))
+        try:
+            start, bad = load_start(self._disk, self._directory, whole[0].owner)
+        except (UnknownFormat, ForeignJournal) as error:
+            return Whose(whole[0], None, _problem(error))
         found, wanted = whole[0].machine_version, self._machine_version
         if wanted not in (None, found):
             what = OtherVersion(self._directory, found, wanted).what
-            return Whose(whole[0], Problem(what, Cure.OPERATOR))
-        return Whose(whole[0], _half(len(whole)))
+            return Whose(whole[0], start, Problem(what, Cure.OPERATOR))
+        if bad:
+            what = f"{' and '.join(bad)}: damaged or missing; written anew"
+            return Whose(whole[0], start, Problem(what, Cure.SPARE))
+        return Whose(whole[0], start, _half(len(whole)))
 
     def _find_hard_state(self) -> HardStateFound:
         try:
@@ -302,6 +327,16 @@ class _Inspection:
             return ManifestFound(present=True, problem=damaged), None
         return ManifestFound(present=True, problem=_half(len(whole))), whole[0]
 
+    def _find_mark(self) -> MarkFound:
+        try:
+            mark = load_mark(self._disk, self._log, self._identity)
+        except UnknownFormat as error:
+            return MarkFound(None, _problem(error))
+        if mark is not None:
+            return MarkFound(mark, None)
+        what = "damaged" if MARK_NAME in self._log_names else "missing"
+        return MarkFound(None, Problem(f"the file is {what}; made anew at the next start", Cure.SPARE))
+
     def _find_sealed(self, row: Row) -> SegmentFound:
         segment = Segment.sealed_file(*row[:4], sparse=row.sparse)
         found = SegmentFound(
@@ -337,7 +372,8 @@ class _Inspection:
         try:
             opened = open_file(self._disk, path_in(self._log, name), self._identity)
             try:
-                scan = scan_open(opened, manifest, writes_lost=self._writes_lost())
+                mark = load_mark(self._disk, self._log, self._identity)
+                scan = scan_open(opened, manifest, mark, writes_lost=self._writes_lost())
             finally:
                 opened.file.close()
         except JournalError as error:
@@ -349,9 +385,8 @@ class _Inspection:
 
     def _writes_lost(self) -> bool:
         """Whether the next start must expect that what was not synced is lost."""
-        identity = self.whose.identity
-        is_noted = is_loss_noted(self._disk, self._directory, self._names)
-        return is_noted or identity is None or identity.session != self._disk.session()
+        start = self.whose.start
+        return start is None or start.writes_lost or start.session != self._disk.session()
 
     def _find_term_lost(
         self, hard: HardStateFound, manifest: Manifest, scan: Scan | None
@@ -415,11 +450,12 @@ class _Inspection:
 
     def _find_leftovers(self, manifest: Manifest | None) -> Iterator[Leftover]:
         for name in self._names:
-            if name not in (IDENTITY_NAME, WRITES_LOST, *HARD_STATE_NAMES, _LOG):
+            if name not in (IDENTITY_NAME, *START_FILES, *HARD_STATE_NAMES, _LOG):
                 yield self._find_leftover(name)
         checkpoints = list_checkpoints(self._disk, self._log) if self._log_names else []
         belonging = {
             MANIFEST_NAME,
+            MARK_NAME,
             *map(checkpoint_name, checkpoints),
             *(manifest.names() if manifest else ()),
         }
@@ -489,7 +525,8 @@ class _Inspection:
             for index in range(scan.records.first, scan.records.end):
                 start, end = scan.records.extent(index)
                 yield EntryFound(index, terms.at(index), data[start + RECORD_HEADER_BYTES : end])
-            scan_open(opened, manifest, writes_lost=self._writes_lost())
+            mark = load_mark(self._disk, self._log, self._identity)
+            scan_open(opened, manifest, mark, writes_lost=self._writes_lost())
         finally:
             opened.file.close()
 

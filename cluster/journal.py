@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, overload
 
 from pysyncobj.journal import Journal
 
+from cluster.entry import ENTRY_BYTES_MAX
 from cluster.hardstate import HardState, HardStateFile, Standing
-from cluster.journal_views import Entry, EntrySlice, LazyEntry, Window
+from cluster.journal_views import Entry, EntrySlice, LazyEntry
 from cluster.manifest import log_start, row_of, segment_name
 from cluster.sealed import footer_bytes
 from cluster.segment import (
-    PAYLOAD_BYTES_MAX,
     RECORD_HEADER_BYTES,
     SEGMENT_BYTES_MAX,
     CorruptJournal,
@@ -222,10 +222,7 @@ class SegmentedJournal(Journal):
     @overload
     def __getitem__(self, item: slice) -> EntrySlice: ...
     def __getitem__(self, item: int | slice) -> Entry | EntrySlice:
-        """Return an entry by position, or a lazy view of consecutive ones.
-
-        An open-ended slice is bounded, see `slice_end`.
-        """
+        """Return an entry by position, or a lazy view of consecutive ones."""
         if isinstance(item, slice):
             return self._slice(item)
         if item == -1 and self._last is not None:
@@ -244,23 +241,18 @@ class SegmentedJournal(Journal):
         start, stop, step = item.indices(len(self))
         if step != 1:
             raise ValueError("a slice of the log has no step")
-        first = self.first_index + start
-        end = self.first_index + max(start, stop)
-        if item.stop is None and start < stop:
-            end = self.slice_end(first, end)
-        return EntrySlice(self, first, end, Window(first, []))
+        return EntrySlice(self, self.first_index + start, self.first_index + max(start, stop))
 
     def slice_end(self, index: int, end: int) -> int:
         """Index after the last entry, below `end`, that fits into `slice_bytes`, starting with `index`.
 
-        Not more than `SLICE_ENTRIES`, and at least two if there are two: pysyncobj takes a slice of one for "nothing
-        follows this entry" and would not delete a conflicting tail.
+        Not more than `SLICE_ENTRIES`, and at least one: a larger entry is a slice of its own.
         """
         end = min(end, index + SLICE_ENTRIES)
         stop, budget = self._index_of(index).fitting(index, self.slice_bytes)
         while budget and stop < end:
             stop, budget = self._index_of(stop).fitting(stop, budget)
-        return min(max(stop, index + 2), end)
+        return min(max(stop, index + 1), end)
 
     def entry(self, index: int) -> Entry:
         """Return the entry; its payload is loaded when it is asked for."""
@@ -353,8 +345,8 @@ class SegmentedJournal(Journal):
 
     def add(self, command: bytes, idx: int, term: int) -> None:
         size = len(command)
-        if size > PAYLOAD_BYTES_MAX:
-            raise JournalMisuseError(f"entry {idx} has {size} bytes, more than {PAYLOAD_BYTES_MAX}")
+        if size > ENTRY_BYTES_MAX:
+            raise JournalMisuseError(f"entry {idx} has {size} bytes, more than {ENTRY_BYTES_MAX}")
         open_ = self._open
         if idx != self.last_index + 1:
             self._begin(idx)
@@ -515,8 +507,13 @@ class SegmentedJournal(Journal):
         self.last_term = self._last[2]
 
     def _evict(self) -> None:
-        """Bound the cache; what is not synced yet stays, because it can be read nowhere else."""
-        while self._cache_bytes > self._cache_bytes_max and self._cache_first <= self.synced_index:
+        """Bound the cache.
+
+        What is not synced yet stays, because it can be read nowhere else, and so does the last entry, however large:
+        it is about to be applied, and in memory anyway.
+        """
+        evictable = min(self.synced_index, self.last_index - 1)
+        while self._cache_bytes > self._cache_bytes_max and self._cache_first <= evictable:
             self._forget(self._cache_first)
             self._cache_first += 1
 

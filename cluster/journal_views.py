@@ -1,16 +1,16 @@
 """Entries and runs of entries as pysyncobj is given them: they load payloads from the disk when asked to.
 
 Lives here: `LazyEntry`, which stands for one entry, and `EntrySlice`, which stands for consecutive ones. What they
-show, and where a slice that was left open ends, is decided in `journal.py`.
+show is decided in `journal.py`.
 
-Law: to make a view costs no read and no copy, however long the log is; to iterate over one keeps at most about
-`slice_bytes` of payloads at a time. A view is for use at once: it does not survive a deletion.
+Law: to make a view costs no read and no copy, however long the log is. A view is for use at once: it does not survive a
+deletion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from cluster.segment import Record
 
@@ -62,23 +62,15 @@ class LazyEntry:
 Entry = Record | LazyEntry
 
 
-class Window(NamedTuple):
-    """Entries that a slice has loaded."""
-
-    start: int
-    records: list[Record]
-
-
 class EntrySlice(Sequence[Entry]):
-    """A view of consecutive entries; iterating loads at most `slice_bytes` at a time."""
+    """A view of consecutive entries."""
 
-    __slots__ = ("_journal", "_start", "_stop", "_window")
+    __slots__ = ("_journal", "_start", "_stop")
 
-    def __init__(self, journal: SegmentedJournal, start: int, stop: int, window: Window) -> None:
+    def __init__(self, journal: SegmentedJournal, start: int, stop: int) -> None:
         self._journal = journal
         self._start = start
         self._stop = stop
-        self._window = window
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -92,29 +84,8 @@ class EntrySlice(Sequence[Entry]):
             start, stop, step = item.indices(len(self))
             if step != 1:
                 raise ValueError("a slice of the log has no step")
-            return EntrySlice(
-                self._journal, self._start + start, self._start + max(start, stop), self._window
-            )
+            return EntrySlice(self._journal, self._start + start, self._start + max(start, stop))
         index = (self._start if item >= 0 else self._stop) + item
         if not self._start <= index < self._stop:
             raise IndexError(item)
-        position = index - self._window.start
-        if 0 <= position < len(self._window.records):
-            return self._window.records[position]
         return self._journal.entry(index)
-
-    def __iter__(self) -> Iterator[Record]:
-        index = self._start
-        while index < self._stop:
-            records = self._loaded(index)
-            yield from records
-            index += len(records)
-
-    def _loaded(self, index: int) -> list[Record]:
-        """Entries from `index` on, at least one, with their payloads."""
-        position = index - self._window.start
-        if not 0 <= position < len(self._window.records):
-            stop = self._journal.slice_end(index, self._stop)
-            self._window = Window(index, self._journal.entries(index, stop))
-            position = 0
-        return self._window.records[position : position + self._stop - index]

@@ -6,9 +6,11 @@ Not here: who somebody is (handshake.py), what a frame means (envelope.py), hear
 Of two nodes the one with the smaller name dials. Each authenticated connection is a new epoch: `_links` holds
 the connection of the current one, and whatever another connection object still has to say is not heard.
 
-A frame is ``<IH``, the length of the body and the group id, then the body.
+A frame is ``<IH``, the length of the body and the group id, then the body. Whatever a group makes is carried: one frame
+of any size that the log can hold passes a queue that is not congested, and its parts are heard of as they come.
 
-Law: a stranger costs bounded memory, time and log lines, and no peer waits for it.
+Law: a stranger costs bounded memory, time and log lines, and no peer waits for it. Nothing that a group sends ends a
+link or a turn; a peer that does not read is given up all the same.
 """
 
 from __future__ import annotations
@@ -18,22 +20,29 @@ import errno
 import logging
 import secrets
 import socket
+from collections import deque
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import chain, repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from cluster.accepting import accept
+from cluster.accepting import accept_all
+from cluster.complaints import Complaints
+from cluster.envelope import FRAME_BYTES_MAX
 from cluster.handshake import (
     MESSAGE_BYTES_MAX,
     NONCE_BYTES,
+    PROCESS_BYTES,
     AcceptorHandshake,
     DiallerHandshake,
+    DisagreementError,
     Handshake,
     HandshakeError,
     Identity,
+    Terms,
 )
+from cluster.strangers import Places
 
 if TYPE_CHECKING:
     import ssl
@@ -54,12 +63,15 @@ _RECEIVE_BYTES = 2 << 20
 # A partial frame below this is moved to the front of the buffer, so that the next read is a large one.
 _MOVED_BYTES_MAX = 64 << 10
 
+# What is larger goes to the transport in pieces of this size, as far as that takes them: TLS encrypts at once what it
+# is given, and for 100 MiB a leader would be silent for too long.
+_PIECE_BYTES = 1 << 20
+
 _SOCKET_BUFFER_BYTES = 4 << 20
 # With unanswered data a connection is given up after this. Otherwise, when a partition heals, TCP might wait
 # for minutes before it tries again.
 _UNANSWERED_MS_MAX = 5_000
-_BACKLOG = 128
-_ACCEPT_PAUSE_S = 0.2
+_BACKLOG = 1024
 _FLUSH_ON_STOP_S = 1.0
 _TLS_GOODBYE_S = 1.0
 
@@ -72,14 +84,16 @@ _PROBE_TIMEOUT_S = 1.0
 # A peer that has not connected so long after the start may be dead. Nodes that start together need less.
 _ABSENT_AFTER_S = 1.0
 
-_COMPLAINT_INTERVAL_S = 1.0
+# A peer that works says something every second. One that has been silent for so long may be gone with its host, and the
+# process that now has its name is its next life.
+_SILENT_AFTER_S = 3.0
 
 
 class Limits(NamedTuple):
-    frame_bytes_max: int = 80 << 20
-    """Of one body; above the largest entry that a group may send."""
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    """Of one body. The same for all nodes, since what one of them may send the others must take."""
     queued_bytes_max: int = 96 << 20
-    """A peer that lets more than this pile up is disconnected."""
+    """A peer that lets more than this pile up, besides the largest frame of it, is disconnected."""
     high_water_bytes: int = 8 << 20
     """With more than this queued a link is congested ..."""
     low_water_bytes: int = 2 << 20
@@ -91,7 +105,7 @@ class Limits(NamedTuple):
     stranger_bytes_max: int = 4096
     """Read at once from an unauthenticated connection; must hold a handshake message."""
     strangers_max: int = 64
-    """Unauthenticated connections at a time; one more pushes out the oldest, which had its chance."""
+    """Unauthenticated connections at a time; one more pushes out the oldest of the address that has most of them."""
 
 
 class Tls(NamedTuple):
@@ -102,11 +116,28 @@ class Tls(NamedTuple):
 
 
 class FrameTooLargeError(Exception):
-    """An authenticated peer announces a frame above the limit: it is broken, or configured otherwise."""
+    """A frame above the limit, which no node of this version makes."""
 
 
-class TooManyStrangersError(Exception):
-    """More unauthenticated connections than are kept at a time."""
+class Backlog:
+    """What one end of a link lets pile up for a peer that does not read; the same for real and simulated links."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._bytes_max = limits.queued_bytes_max
+        self._largest = 0
+        """Frame of those that have been queued since the link was last free."""
+
+    def admits(self, length: int, queued_bytes: int) -> bool:
+        """Whether a frame may be queued behind so many bytes, 0 if the link is not congested.
+
+        One of any size may be then: groups hold back on a congested link, so only a peer that has not read for a
+        very long time finds more behind it than the limit.
+        """
+        if not queued_bytes:
+            self._largest = 0
+        admitted = queued_bytes <= self._bytes_max + self._largest
+        self._largest = max(self._largest, length)
+        return admitted
 
 
 class PeerLinks:
@@ -120,13 +151,18 @@ class PeerLinks:
         peers: Mapping[str, Address],
         bind: Address,
         *,
+        state_version: int,
         tls: Tls | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """`peers` are the other nodes and where they listen, `bind` is where this one does."""
+        """`peers` are the other nodes and where they listen, `bind` is where this one does.
+
+        They, and this node, are the members: a peer with another list, or another `state_version`, is refused.
+        """
         if node in peers:
             raise ValueError(f"node {node!r} is listed as its own peer")
-        self._identity = Identity(cluster, node, secret)
+        terms = Terms.of([node, *peers], state_version, secrets.token_bytes(PROCESS_BYTES))
+        self._identity = Identity(cluster, node, secret, terms)
         self._peers = dict(peers)
         self._bind = bind
         self._tls = tls
@@ -138,21 +174,23 @@ class PeerLinks:
         self._groups: dict[int, LinkEvents] = {}
         self._links: dict[str, _Connection] = {}
         """The connections of the current epochs."""
-        self._strangers: dict[asyncio.Task[None], None] = {}
-        """Accepted, not yet authenticated; oldest first."""
+        self._strangers = Places(self._limits.strangers_max)
+        """Accepted, not yet authenticated."""
         self._missing: set[str] = set()
         """Lost, or awaited since the start, and neither there nor known to be dead."""
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._complaints = _Complaints()
+        self._complaints = Complaints(log)
+        self._refusals: dict[str, str] = {}
+        """What was last said of members that are refused: not again with each of their attempts."""
 
     async def start(self) -> None:
         """Listen, then dial. Raises OSError when the address cannot be bound."""
         # First the listener: a dying process closes its files in the order of their numbers, so the listener
         # refuses by the time the peers see their connections break.
         listener = await _listen(self._bind)
-        self._accepting = self._spawn(self._accept(listener))
+        self._accepting = self._spawn(accept_all(listener, self._take, self._complaints, "peer"))
         self._accepting.add_done_callback(lambda _: listener.close())
         for peer in sorted(self._peers):
             if self._identity.node < peer:
@@ -198,17 +236,21 @@ class PeerLinks:
     def send(self, peer: str, group_id: int, buffers: Sequence[Buffer]) -> None:
         """Queue one frame on the peer's current epoch; dropped if there is none.
 
-        The buffers are not copied: they must not change afterwards.
+        The buffers are not copied: they must not change afterwards. A frame above the limit cannot be; if there is one
+        all the same, the epoch ends with it, because those behind it must not arrive without it.
         """
         connection = self._links.get(peer)
         if connection is None:
             return
         length = sum(map(len, buffers))
         if length > self._limits.frame_bytes_max:
-            raise ValueError(
+            error = FrameTooLargeError(
                 f"a frame of {length} bytes is above the limit of {self._limits.frame_bytes_max}"
             )
-        connection.write([_HEADER.pack(length, group_id), *buffers])
+            self._complaints.about(type(error), f"cannot send to peer {peer}: {error}", logging.CRITICAL)
+            connection.abort()
+            return
+        connection.write([_HEADER.pack(length, group_id), *buffers], length)
 
     def connected(self, peer: str) -> bool:
         return peer in self._links
@@ -231,6 +273,7 @@ class PeerLinks:
         if (probe := self._probes.pop(peer, None)) is not None:
             probe.cancel()
         self._links[peer] = connection
+        self._refusals.pop(peer, None)
         log.info("peer %s is connected", peer)
         for events in list(self._groups.values()):
             events.peer_connected(peer)
@@ -255,6 +298,11 @@ class PeerLinks:
             events = self._groups.get(group_id)
             if events is not None:
                 events.frame_received(peer, body)
+
+    def _part_received(self, connection: _Connection) -> None:
+        if self._links.get(connection.peer) is connection:
+            for events in list(self._groups.values()):
+                events.part_received(connection.peer)
 
     def _drained(self, connection: _Connection) -> None:
         if self._links.get(connection.peer) is connection:
@@ -340,31 +388,28 @@ class PeerLinks:
 
     # The accepting side.
 
-    async def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, address = await accept(listener)
-            except OSError as error:
-                # Out of file descriptors, or the stranger has left the queue already.
-                self._complaints.about(error, f"cannot accept a peer connection: {error}")
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
-            else:
-                self._admit_or_push_out(sock, address[0])
+    def _take(self, sock: socket.socket, address: Any) -> None:
+        place = self._strangers.take(address[0])
+        assert place is not None  # nobody who is known keeps one of these
+        task = self._spawn(self._admit(sock, address[0]))
+        place.push_out = partial(self._push_out, task)
 
-    def _admit_or_push_out(self, sock: socket.socket, host: str) -> None:
-        task = self._spawn(self._admit(sock, host))
-        self._strangers[task] = None
-        task.add_done_callback(lambda _: self._strangers.pop(task, None))
-        if len(self._strangers) > self._limits.strangers_max:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.cancel()
-            error = TooManyStrangersError(f"{self._limits.strangers_max} others wait for authentication")
-            self._complaints.about(error, f"dropped the oldest unauthenticated connection: {error}")
+        def ended(task: asyncio.Task[None]) -> None:
+            place.leave()
+            if task.cancelled():  # perhaps before it had begun
+                sock.close()
+
+        task.add_done_callback(ended)
+
+    def _push_out(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        text = f"dropped an unauthenticated connection: {self._limits.strangers_max} others wait for authentication"
+        self._complaints.about("strangers", text)
 
     async def _admit(self, sock: socket.socket, host: str) -> None:
         callers = [peer for peer in self._peers if peer < self._identity.node]
-        handshake = AcceptorHandshake(self._identity, callers, secrets.token_bytes(NONCE_BYTES))
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        handshake = AcceptorHandshake(self._identity, callers, nonce, self._is_second)
         connection = _Connection(self, handshake, self._limits)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):
@@ -378,10 +423,24 @@ class PeerLinks:
         except ConnectionError:
             # Left by itself: a peer's probe, or a health check.
             log.debug("%s left during the handshake", host)
+        except DisagreementError as error:
+            self._refuse(connection.peer, host, str(error))
         except (OSError, HandshakeError) as error:
-            self._complaints.about(error, f"dropped a connection from {host}: {_reason(error)}")
+            self._complaints.about(type(error), f"dropped a connection from {host}: {_reason(error)}")
         finally:
             connection.abandon()
+
+    def _is_second(self, peer: str, process: bytes) -> bool:
+        """Whether another process of this name is connected and works: what two promise is not what one does."""
+        link = self._links.get(peer)
+        if link is None or link.process == process:
+            return False
+        return asyncio.get_running_loop().time() - link.heard_s < _SILENT_AFTER_S
+
+    def _refuse(self, peer: str, host: str, why: str) -> None:
+        if self._refusals.get(peer) != why:
+            self._refusals[peer] = why
+            log.warning("refused a connection from %s: %s", host, why)
 
     # Tasks.
 
@@ -404,12 +463,21 @@ class _Connection(asyncio.BufferedProtocol):
 
     def __init__(self, links: PeerLinks, handshake: Handshake, limits: Limits) -> None:
         self.congested = False
+        """More is queued than the high water; not until there is less than the low water is it false again."""
         self.gone = asyncio.Event()
         self._links = links
         self._handshake = handshake
         self._limits = limits
+        self._backlog = Backlog(limits)
+        self._pieces: deque[memoryview] = deque()
+        """Of large frames and what follows them: what the transport has not been given yet."""
+        self._pieces_bytes = 0
+        self._writing_paused = False
         self._transport: asyncio.Transport | None = None
         self._verdict: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.heard_s = self._loop.time()
+        """When the other side last sent anything."""
         self._stranger_bytes = memoryview(bytearray(limits.stranger_bytes_max))
         self._frames: _FrameBuffer | None = None
         self._closing = False
@@ -418,27 +486,47 @@ class _Connection(asyncio.BufferedProtocol):
     def peer(self) -> str:
         return self._handshake.peer
 
+    @property
+    def process(self) -> bytes:
+        return self._handshake.process
+
     async def wait_authenticated(self) -> None:
         """Return once the epoch has begun; raises HandshakeError or OSError if it never does."""
         error = await self._verdict
         if error is not None:
             raise error
 
-    def write(self, buffers: list[Buffer]) -> None:
+    def write(self, buffers: list[Buffer], length: int) -> None:
         transport = self._transport
         if transport is None or self._closing:
             return
-        if self.congested and transport.get_write_buffer_size() > self._limits.queued_bytes_max:
-            # The group holds back on a congested link, so this peer has not read for a very long time.
+        queued_bytes = transport.get_write_buffer_size() + self._pieces_bytes if self.congested else 0
+        if not self._backlog.admits(length, queued_bytes):
             log.warning("peer %s does not read: its connection is dropped", self.peer)
             self.abort()
             return
-        transport.writelines(buffers)
+        if length <= _PIECE_BYTES and not self._pieces:
+            transport.writelines(buffers)
+            return
+        for view in map(memoryview, buffers):
+            self._pieces.extend(
+                view[start : start + _PIECE_BYTES] for start in range(0, len(view), _PIECE_BYTES)
+            )
+        self._pieces_bytes += length + _HEADER.size
+        self._pump(transport)
+        self.congested = self.congested or bool(self._pieces)
+
+    def _pump(self, transport: asyncio.Transport) -> None:
+        """Give the transport what it takes."""
+        while self._pieces and not self._writing_paused:
+            piece = self._pieces.popleft()
+            self._pieces_bytes -= len(piece)
+            transport.write(piece)
 
     def close(self) -> None:
         """Close after what is queued has been sent; nothing is read any more."""
         self._closing = True
-        if self._transport is not None:
+        if self._transport is not None and not self._pieces:
             self._transport.close()
 
     def abort(self) -> None:
@@ -470,6 +558,7 @@ class _Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._closing:
             return
+        self.heard_s = self._loop.time()
         if self._frames is None:
             self._receive_handshake(bytes(self._stranger_bytes[:nbytes]))
         else:
@@ -495,15 +584,28 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             frames = buffer.advance(nbytes)
         except FrameTooLargeError as error:
-            self._links._complaints.about(error, f"dropped the connection of peer {self.peer}: {error}")
+            self._links._complaints.about(type(error), f"dropped the connection of peer {self.peer}: {error}")
             self.abort()
             return
-        self._links._deliver(self, frames)
+        if frames:
+            self._links._deliver(self, frames)
+        elif nbytes:
+            self._links._part_received(self)
 
     def pause_writing(self) -> None:
-        self.congested = True
+        self._writing_paused = self.congested = True
 
     def resume_writing(self) -> None:
+        self._writing_paused = False
+        transport = self._transport
+        if transport is None:
+            return
+        self._pump(transport)
+        if self._pieces or self._writing_paused:
+            return
+        if self._closing:
+            transport.close()
+            return
         self.congested = False
         self._links._drained(self)
 
@@ -514,6 +616,7 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._transport = None
+        self._pieces.clear()
         self._decide(exc or ConnectionResetError("the other side closed the connection during the handshake"))
         self.gone.set()
         self._links._end_epoch(self, exc)
@@ -588,22 +691,6 @@ class _FrameBuffer:
         view[:length] = self._view[self._start : self._end]
         self._bytes, self._view = target, view
         self._start, self._end = 0, length
-
-
-class _Complaints:
-    """Logs what strangers do: for each kind of error one line a second at most, with the number left out."""
-
-    def __init__(self) -> None:
-        self._kinds: dict[type[Exception], tuple[float, int]] = {}
-
-    def about(self, error: Exception, text: str) -> None:
-        now_s = asyncio.get_running_loop().time()
-        quiet_until_s, left_out = self._kinds.get(type(error), (now_s, 0))
-        if now_s < quiet_until_s:
-            self._kinds[type(error)] = (quiet_until_s, left_out + 1)
-            return
-        self._kinds[type(error)] = (now_s + _COMPLAINT_INTERVAL_S, 0)
-        log.warning("%s (%d more since the last such line)", text, left_out)
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:

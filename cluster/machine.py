@@ -2,8 +2,8 @@
 
 Law: a machine is a pure function of what it was given before. The same calls in the same order leave every replica in
 the same state with the same effects: no clock (time arrives with the entry), no randomness, no I/O, no iteration over
-sets, no floats. It never raises: a command that cannot be carried out yields an effect that says so (hazard H10: an
-exception would be repeated for ever).
+sets, no floats. A command that cannot be carried out yields an effect that says so. What raises, such as a batch that
+cannot be read, is a fault of ours and stops the node (hazard H10): whoever went on would confirm what it has not done.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Machine(Protocol):
     ) -> Sequence[Any]:
         """Carry out one batch that node `origin` submitted.
 
-        `index` is the Raft index of the entry, `ordinal` the batch's position in it, `time_ms` the leader's clock,
+        `index` is the Raft index of the entry, `ordinal` the batch's position in it, `time_ms` the cluster's time,
         which never goes backwards from entry to entry.
         """
         ...

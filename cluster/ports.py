@@ -38,7 +38,7 @@ class Runtime(Protocol):
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since the epoch; may jump."""
+        """Milliseconds since the epoch; may jump anywhere, also to before the epoch."""
         ...
 
     def call_soon(self, callback: Callable[[], None]) -> None: ...
@@ -51,7 +51,7 @@ class Runtime(Protocol):
 
 
 class File(Protocol):
-    """One open append-only file."""
+    """One open file, which grows at its end."""
 
     @property
     def size(self) -> int:
@@ -68,8 +68,12 @@ class File(Protocol):
 
     def truncate(self, size: int) -> None: ...
 
+    def overwrite(self, data: Buffer) -> None:
+        """Write over the beginning of the file, which is at least as long; needs no space."""
+        ...
+
     def sync(self) -> None:
-        """fdatasync: everything appended and truncated so far is on stable storage when this returns."""
+        """fdatasync: everything appended, overwritten and truncated so far is on stable storage when this returns."""
         ...
 
     def close(self) -> None: ...
@@ -167,6 +171,10 @@ class LinkEvents(Protocol):
         """A congested link has room again."""
         ...
 
+    def part_received(self, peer: str) -> None:
+        """A part of a frame has arrived: the peer is alive, though the frame takes a while."""
+        ...
+
     def frame_received(self, peer: str, frame: bytes) -> None: ...
 
 
@@ -178,7 +186,10 @@ class Links(Protocol):
         ...
 
     def send(self, peer: str, group_id: int, buffers: Sequence[Buffer]) -> None:
-        """Queue one frame on the peer's current epoch; dropped if there is none."""
+        """Queue one frame on the peer's current epoch; dropped if there is none. Never raises.
+
+        A frame of any size that `envelope.encode` makes is taken as long as the link is not congested.
+        """
         ...
 
     def connected(self, peer: str) -> bool: ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_NAME = "lock"
+_LOCK_BYTES = 32
+"""Overwritten as a whole, so that a start needs no space for it."""
 _TEMPORARY = ".tmp"
 
 
@@ -35,7 +38,7 @@ class DirectoryInUse(Exception):
 
 
 class RealFile:
-    """An append-only file of the operating system."""
+    """A file of the operating system."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -53,13 +56,17 @@ class RealFile:
             self._size = os.fstat(self._descriptor).st_size
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
-        wanted = sum(map(len, buffers))
-        written = os.writev(self._descriptor, buffers)
-        if written < wanted:
+        end = self._size + sum(map(len, buffers))
+        self._size += os.pwritev(self._descriptor, buffers, self._size)
+        if self._size < end:
             # Rare (a signal, a full disk, 2 GiB at once), so the rest may be copied.
-            rest = memoryview(b"".join(buffers))[written:]
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            rest = memoryview(b"".join(buffers))
+            while self._size < end:
+                self._size += os.pwrite(self._descriptor, rest[self._size - end :], self._size)
+
+    def overwrite(self, data: Buffer) -> None:
+        if os.pwrite(self._descriptor, data, 0) != len(data):
+            raise OSError(errno.EIO, "overwritten in part")
 
     def pread(self, offset: int, length: int) -> bytes:
         data = os.pread(self._descriptor, length, offset)
@@ -129,7 +136,7 @@ class RealDisk:
             os.close(descriptor)
 
     def open(self, path: str, *, create: bool = False) -> RealFile:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT | os.O_EXCL
         return RealFile(os.open(self._root / path, flags, 0o600))
@@ -235,8 +242,8 @@ def _lock_directory(root: Path) -> int:
     except DirectoryInUse:
         os.close(descriptor)
         raise
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # it is for people to read, and the disk may be full
+        os.pwrite(descriptor, f"{os.getpid()}\n".ljust(_LOCK_BYTES).encode(), 0)
     return descriptor
 
 
@@ -244,7 +251,7 @@ def _lock(root: Path, descriptor: int, kind: int) -> None:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        holder = os.pread(descriptor, _LOCK_BYTES, 0).decode(errors="replace").strip()
         raise DirectoryInUse(f"{root}: in use by another process (pid {holder or 'unknown'})") from None
 
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from cluster.ports import Buffer, File
 
 FORMAT_VERSION = 2
-PAYLOAD_BYTES_MAX = 2**32 - 1  # the length field
 SEGMENT_BYTES_MAX = 2**32 - 1  # offsets are kept as u32
 
 _FILE_MAGIC = b"RLOG"

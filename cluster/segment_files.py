@@ -40,7 +40,8 @@ from cluster.segment import (
     read_extent,
     scan_records,
 )
-from cluster.twofold import whole_of
+from cluster.synced import MARK_NAME, Mark, load_mark, store_mark
+from cluster.twofold import unless_there_is_no_space, whole_of
 
 if TYPE_CHECKING:
     from cluster.ports import Disk
@@ -66,7 +67,7 @@ class Loaded(NamedTuple):
 
 
 def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) -> Loaded:
-    """Read the manifest and the open segment, cut a torn tail and make it durable, remove leftovers.
+    """Read the manifest, the mark and the open segment, cut a torn tail and make it durable, remove leftovers.
 
     An empty directory becomes a new log. Raises CorruptJournal, UnknownFormat, ForeignJournal or OSError.
     """
@@ -76,10 +77,12 @@ def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) 
         copies = load_copies(disk, path, identity)
         manifest = whole_of(copies, path)
         if None in copies:
-            store_manifest(disk, path, identity, manifest)  # the other copy may be damaged next
+            with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
+                store_manifest(disk, path, identity, manifest)
     else:
         _check_new(directory, names)
         manifest = Manifest()
+        store_mark(disk, directory, identity, Mark())
         # Before there is any segment: without it segments are a log that has lost its manifest.
         store_manifest(disk, path, identity, manifest)
     for row in manifest.sealed:
@@ -93,7 +96,9 @@ def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) 
         elif name.endswith(_TEMPORARY):
             _remove_leftover(disk, directory, name)
     disk.sync_directory(directory)
-    found = _load_open(disk, directory, identity, manifest, writes_lost=writes_lost)
+    mark = load_mark(disk, directory, identity)
+    found = _load_open(disk, directory, identity, manifest, mark, writes_lost=writes_lost)
+    _renew_mark(disk, directory, identity, mark, _mark_of(manifest, found))
     return Loaded(manifest, serial, found)
 
 
@@ -124,15 +129,27 @@ def _remove_leftover(disk: Disk, directory: str, name: str) -> None:
     disk.remove(path)
 
 
+def _renew_mark(disk: Disk, directory: str, identity: bytes, mark: Mark | None, current: Mark) -> None:
+    """Let the mark say what is durable now; after a power loss it may say less, or nothing that can be believed."""
+    if mark is None:
+        log.warning("%s: missing or damaged; made anew", path_in(directory, MARK_NAME))
+    if mark != current:
+        store_mark(disk, directory, identity, current)
+
+
+def _mark_of(manifest: Manifest, found: Scan | None) -> Mark:
+    return Mark(manifest.open_name or "", found.records.size if found else 0)
+
+
 def _load_open(
-    disk: Disk, directory: str, identity: bytes, manifest: Manifest, *, writes_lost: bool
+    disk: Disk, directory: str, identity: bytes, manifest: Manifest, mark: Mark | None, *, writes_lost: bool
 ) -> Scan | None:
     """Scan the open segment and make it durable as it was read: a killed process may have left it unsynced."""
     if manifest.open_name is None:
         return None
     opened = open_file(disk, path_in(directory, manifest.open_name), identity)
     try:
-        found = scan_open(opened, manifest, writes_lost=writes_lost)
+        found = scan_open(opened, manifest, mark, writes_lost=writes_lost)
         size = found.records.size
         if opened.file.size > size:
             log.warning(
@@ -145,7 +162,7 @@ def _load_open(
     return found if found.records.offsets else None
 
 
-def scan_open(opened: Opened, manifest: Manifest, *, writes_lost: bool) -> Scan:
+def scan_open(opened: Opened, manifest: Manifest, mark: Mark | None, *, writes_lost: bool) -> Scan:
     """The records of the open segment; what follows them may be cut.
 
     Raises CorruptJournal, UnknownFormat or ForeignJournal.
@@ -165,6 +182,10 @@ def scan_open(opened: Opened, manifest: Manifest, *, writes_lost: bool) -> Scan:
             # It is written when all records are durable.
             raise CorruptJournal(path, size, "bad record, which the footer knows to have been durable")
         check_tail(data, path, size, header.seed, writes_lost=writes_lost)
+    if mark is not None and mark.name == manifest.open_name and size < mark.size:
+        raise CorruptJournal(
+            path, size, f"the whole records end here, and the first {mark.size} bytes were synced"
+        )
     return found
 
 

@@ -8,7 +8,8 @@ completed sync. Hence:
 - a segment is durable, with its footer, before the next one is begun: only the last can have a torn tail;
 - what the manifest names is durable before it names it, and is removed after it does not name it any more;
 - before entries are given up for good, those that make up for them are durable;
-- a truncation is durable before anything is written in its place: no stale record follows a new one.
+- a truncation is durable before anything is written in its place: no stale record follows a new one;
+- the mark of what is synced (synced.py) is lowered before the open segment is cut, and raised after it was synced.
 An operation that found no space has changed nothing that counts, and may be carried out again.
 """
 
@@ -31,6 +32,7 @@ from cluster.segment import (
     pack_records,
     path_in,
 )
+from cluster.synced import Mark, MarkFile
 
 if TYPE_CHECKING:
     from cluster.ports import Buffer, Disk, File
@@ -101,6 +103,7 @@ class SegmentWriter:
         self._manifest = manifest
         """What the operations so far have made of the log."""
         self._stored = manifest
+        self._mark = MarkFile(disk, directory, identity)
         self._file: File | None = None
         self._seed = 0
         self._size = 0
@@ -130,9 +133,8 @@ class SegmentWriter:
             raise DiskFull(*error.args) from error
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._close_open()
+        self._mark.close()
 
     def _carry_out(self, operation: Operation) -> None:
         match operation:
@@ -144,6 +146,7 @@ class SegmentWriter:
             case Seal():
                 self._seal(operation.records)
             case Truncate():
+                self._lower_mark(self._manifest, operation.size)
                 self._truncate(operation.size)
             case Cut():
                 self._cut(operation)
@@ -151,11 +154,11 @@ class SegmentWriter:
                 self._sync_open()
                 self._store(self._manifest.replaced(operation.old, operation.new))
             case Adopt():
-                self.close()
+                self._close_open()
                 self._store(self._manifest.adopted(operation.rows, operation.runs))
 
     def _begin(self, operation: Begin) -> None:
-        self.close()
+        self._close_open()
         name, first = operation
         seed = file_seed(self._identity, name)
         file = self._create(path_in(self._directory, name))
@@ -182,7 +185,7 @@ class SegmentWriter:
         self._write(file, [pack_footer(records, self._seed)])
         self._sync(file)
         self._manifest = self._manifest.with_open_sealed(records.end, self._size, records.runs)
-        self.close()
+        self._close_open()
 
     def _truncate(self, size: int) -> None:
         file = self._open()
@@ -191,10 +194,26 @@ class SegmentWriter:
         self._size = self._durable = size
 
     def _cut(self, operation: Cut) -> None:
-        self.close()
-        self._store(self._manifest.cut(operation.end))
-        if self._manifest.open_name is not None:
+        self._close_open()
+        manifest = self._manifest.cut(operation.end)
+        self._lower_mark(
+            manifest, operation.size
+        )  # an earlier mark of the segment that is open again may be there
+        self._store(manifest)
+        if manifest.open_name is not None:
             self._truncate(operation.size)
+
+    def _lower_mark(self, manifest: Manifest, size: int) -> None:
+        self._sync(self._mark.write(Mark(manifest.open_name or "", size)))
+
+    def _raise_mark(self) -> None:
+        with suppress(OSError):  # one that lags is true, too
+            self._mark.write(Mark(self._manifest.open_name or "", self._durable))
+
+    def _close_open(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _open(self) -> File:
         """The open segment."""
@@ -232,6 +251,7 @@ class SegmentWriter:
         if self._file is not None and self._durable != self._size:
             self._sync(self._file)
             self._durable = self._size
+            self._raise_mark()
 
     def _sync(self, file: File) -> None:
         try:

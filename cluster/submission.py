@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.entry import (
+    BATCH_BYTES_MAX,
     BATCHES_MAX,
     KIND_EXPEL,
     KIND_SUBMITTED,
+    WEIGHT_MAX,
     Batch,
     batch_at,
     make_batch,
@@ -62,9 +64,13 @@ class Submissions:
         self._next_sequence = 1
         self._sent_to = _NOBODY
 
-    def add(self, payload: Sequence[Buffer]) -> int:
-        """Number a batch; returns its sequence."""
-        batch = make_batch(self._origin, self._incarnation, self._next_sequence, payload)
+    def add(self, payload: Sequence[Buffer], weight: int = 0) -> int:
+        """Number a batch; returns its sequence. Raises ValueError if it is too large for an entry."""
+        batch = make_batch(
+            self._origin, self._incarnation, self._next_sequence, payload, weight=min(weight, WEIGHT_MAX)
+        )
+        if batch.size > BATCH_BYTES_MAX:
+            raise ValueError(f"a batch of {batch.size} bytes is above the limit of {BATCH_BYTES_MAX}")
         self._next_sequence += 1
         self._pending.append(batch)
         self.pending_bytes += batch.size
@@ -147,13 +153,14 @@ class Proposals:
         self._batches.append(make_batch(origin, incarnation, 0, [], KIND_EXPEL))
         return True
 
-    def next_entry(self, bytes_max: int) -> list[Batch]:
-        """Remove the batches of the next entry: at least one, or about `bytes_max`."""
+    def next_entry(self, bytes_max: int, weight_max: int = WEIGHT_MAX) -> list[Batch]:
+        """Remove the batches of the next entry: at least one, or about `bytes_max`, with that weight at most."""
         batches = [self._batches.popleft()]
-        size = batches[0].size
+        size, weight = batches[0].size, batches[0].weight
         while self._batches and len(batches) < BATCHES_MAX:
             size += self._batches[0].size
-            if size > bytes_max:
+            weight += self._batches[0].weight
+            if size > bytes_max or weight > weight_max:
                 break
             batches.append(self._batches.popleft())
         return batches

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from contextlib import contextmanager
 from hashlib import sha256
 from struct import Struct
 from typing import TYPE_CHECKING, TypeVar
@@ -23,7 +24,7 @@ from zlib import crc32
 from cluster.segment import CorruptJournal, ForeignJournal, UnknownFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from cluster.ports import Disk, File
 
@@ -94,3 +95,14 @@ def _body(copy: bytes, path: str, magic: bytes, version: int, identity: bytes) -
     if digest != sha256(identity).digest():
         raise ForeignJournal(path)
     return copy[_START.size : end]
+
+
+@contextmanager
+def unless_there_is_no_space() -> Generator[None]:
+    """To write what only makes a file whole again, which can wait until there is space."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        log.warning("no space: %s", error)

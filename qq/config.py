@@ -16,8 +16,9 @@ import math
 import re
 import tomllib
 from dataclasses import dataclass, field, fields
+from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 from qq.errors import OperatingError
 
@@ -30,7 +31,14 @@ SECRET_LENGTH_MIN = 16  # the only thing between a peer port and the log
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")  # a name is part of file names, metrics and wire messages
 _ENVIRONMENT_PREFIX = "QQ_"
 TLS_VERSIONS = ("1.2", "1.3")
+_KNOWN_TO_ALL = "guest"  # RabbitMQ's first user, and the password
 CERT_LOGINS = ("distinguished_name", "common_name")
+
+
+class _DefaultUser(TypedDict):
+    default_user: str
+    default_password: str
+    loopback_users: tuple[str, ...]
 
 
 class ConfigError(OperatingError):
@@ -92,18 +100,35 @@ class Limits:
     """Bytes, 4096 at least. RabbitMQ's value; there is no "unlimited", because unfinished frames are held in memory."""
     client_heartbeat_s: int = 60
     """RabbitMQ's heartbeat: the interval that clients are told; they may choose another. 0: none."""
+    strangers_max: int = 0
+    """Clients of a node that have not logged in; one more pushes out the oldest of the address that has most of them.
+    0: half of the clients that a node may have, and 512 at most."""
     handshake_timeout_s: float = 10.0
     """RabbitMQ's handshake_timeout: from the accepted socket (with TLS, from its handshake) to connection.open."""
     tls_handshake_timeout_s: float = 5.0
     """RabbitMQ's ssl_handshake_timeout."""
+    http_connection_max: int = 0
+    """HTTP clients of a node; one more pushes out the oldest without a request of a user's under way, of the address
+    that has most of those. 0: a tenth of the files that a node may have open, and 256 at most."""
+    http_request_max: int = 0
+    """Requests of users under way; one more is answered with 503. 0: half of the connections."""
+    http_header_timeout_s: float = 10.0
+    """From a request's first byte, or the accepted socket, to the end of its header."""
+    http_body_timeout_s: float = 60.0
+    """For a request's body."""
+    http_idle_timeout_s: float = 60.0
+    """Without a request, and for a client that does not read its answer."""
     message_bytes: int = 16 * 1024 * 1024
-    """RabbitMQ's value: a message is a part of one log entry, in memory while it is replicated."""
+    """RabbitMQ's value: a message is a part of one log entry, in memory while it is replicated. 128 MiB at most: each
+    node copies it several times, and does nothing else meanwhile. A node takes in what its own file says, and
+    carries whatever the others took in."""
     write_buffer_bytes: int = 1024 * 1024
     """For each connection: deliveries pause above it; a slow consumer's backlog stays in the log."""
     uncommitted_bytes: int = 8 * 1024 * 1024
-    """For each connection: published and not yet in the log; above it the node stops reading."""
+    """For each connection: asked for (published, acknowledged, declared) and not yet in the log; above it the node
+    stops reading. Each command counts 256, and each message 64, beside its octets."""
     node_uncommitted_bytes: int = 128 * 1024 * 1024
-    """The same over all connections: what a node without a majority may hold in memory."""
+    """The same over all connections: what a node without a majority may hold in memory; it lets no others in then."""
     cache_bytes: int = 32 * 1024 * 1024
     """Recent entries kept in memory; older ones are read back from the disk."""
     segment_bytes: int = 64 * 1024 * 1024
@@ -131,13 +156,17 @@ class Limits:
     consumer_max_per_channel: int = 0
     """RabbitMQ's consumer_max_per_channel; 0 is no limit."""
     transaction_bytes: int = 64 * 1024 * 1024
-    """Published and not committed on one channel: a transaction is in memory, and one entry of the log."""
+    """Published and not committed on one channel, counted in the same way: a transaction is in memory, and one entry of
+    the log."""
     publish_timeout_ms: int = 0
     """A publish that is not confirmed after so long is refused (basic.nack), outcome unknown; 0: never."""
 
 
 _MAY_BE_ZERO = (
     "connection_max",
+    "strangers_max",
+    "http_connection_max",
+    "http_request_max",
     "channel_max",
     "client_heartbeat_s",
     "memory_high_watermark_bytes",
@@ -149,11 +178,18 @@ _MAY_BE_ZERO = (
 )
 _PORTS = ("peer_port", "amqp_port", "http_port", "amqps_port")
 _LEAST = {"frame_max": 4096}  # clients may not ask for less (AMQP 0-9-1, frame-min-size)
-_MOST = {  # what the fields of connection.tune hold
-    "channel_max": 65_535,
-    "frame_max": 2**31 - 1,
+_MOST = {
+    "channel_max": 65_535,  # what the fields of connection.tune hold
     "client_heartbeat_s": 65_535,
     "memory_high_watermark": 1,
+    # A message or a transaction of these sizes, with the largest content header and in the smallest frames that
+    # are taken, is less than `cluster.entry.BATCH_BYTES_MAX` together with a full batch before it.
+    "frame_max": 16 * 1024 * 1024,
+    "message_bytes": 128 * 1024 * 1024,
+    "transaction_bytes": 128 * 1024 * 1024,
+    # What a segment's footer can tell.
+    "segment_bytes": 2**32 - 1,
+    "segment_entries": 2**32 - 1,
 }
 
 
@@ -174,11 +210,13 @@ class NodeConfig:
     http_host: str = "127.0.0.1"
     peer_host: str = "127.0.0.1"
 
-    default_user: str = "guest"
+    default_user: str = _KNOWN_TO_ALL
     """Created, with the tag administrator, when the catalog of users is empty."""
-    default_password: str = field(default="guest", repr=False)
+    default_password: str = field(default=_KNOWN_TO_ALL, repr=False)
     loopback_users: tuple[str, ...] = ("guest",)
     """Users who may log in from this machine only: the default password is public knowledge."""
+    proxy_protocol_from: tuple[str, ...] = ()
+    """Networks whose connections to the AMQP ports begin with a header of the PROXY protocol."""
 
     election_timeout_min_s: float = 1.0
     election_timeout_max_s: float = 2.0
@@ -191,6 +229,11 @@ class NodeConfig:
     product: str = "RabbitMQ"
     """Sent to AMQP clients: several (kombu among them) choose their behaviour by product and version."""
     version: str = "4.0.0"
+
+    @property
+    def is_open_to_all(self) -> bool:
+        """Whether everybody knows how to log in as the default user, from everywhere."""
+        return self.default_password == _KNOWN_TO_ALL and self.default_user not in self.loopback_users
 
     @property
     def address(self) -> NodeAddress:
@@ -236,9 +279,8 @@ def _read(reader: _Reader) -> NodeConfig:
         amqps_host=text("listen", "amqps_host", amqp_host),
         http_host=text("listen", "http_host", default.http_host),
         peer_host=text("listen", "peer_host", default.peer_host),
-        default_user=text("users", "default_user", default.default_user),
-        default_password=text("users", "default_password", default.default_password),
-        loopback_users=reader.texts("users", "loopback_users", default.loopback_users),
+        **reader.default_user(default),
+        proxy_protocol_from=reader.networks("listen", "proxy_protocol_from"),
         limits=reader.limits(),
         tls=reader.client_tls("tls"),
         peer_tls=reader.tls("peer_tls"),
@@ -266,6 +308,13 @@ def _check(config: NodeConfig, path: Path) -> None:
     if config.heartbeat_s * 2 > config.election_timeout_min_s:
         # One lost heartbeat must not depose a leader.
         raise ConfigError(f"{path}: [cluster] heartbeat_s: must be at most half of election_timeout_min_s")
+    limits = config.limits
+    if 0 < limits.memory_high_watermark_bytes < limits.message_bytes:
+        # The first part of such a message would be an alarm, which keeps the rest of it from being read.
+        raise ConfigError(
+            f"{path}: [limits] memory_high_watermark_bytes: {limits.memory_high_watermark_bytes} must be at least "
+            f"message_bytes, {limits.message_bytes}"
+        )
 
 
 class _Reader:
@@ -295,6 +344,32 @@ class _Reader:
         if not _is_text_list(value):
             raise self._error(section, key, "must be a list of non-empty strings")
         return tuple(value)
+
+    def networks(self, section: str, key: str) -> tuple[str, ...]:
+        """Read a list of networks, or of single addresses."""
+        values = self.texts(section, key, ())
+        for value in values:
+            try:
+                ip_network(value)
+            except ValueError as error:
+                raise self._error(section, key, str(error)) from None
+        return values
+
+    def default_user(self, default: NodeConfig) -> _DefaultUser:
+        """Read who is created in a new cluster, and who may log in from this machine only."""
+        user = self.text("users", "default_user", default.default_user)
+        loopback_users = self.texts("users", "loopback_users", default.loopback_users)
+        if user != default.default_user and self._find("users", "default_password") is None:
+            raise self._error("users", "default_password", f"is missing, and default_user {user!r} needs one")
+        password = self.text("users", "default_password", default.default_password)
+        if (
+            password == default.default_password
+            and user != default.default_user
+            and user not in loopback_users
+        ):
+            what = f"{password!r} is public knowledge: choose another, or add {user!r} to loopback_users"
+            raise self._error("users", "default_password", what)
+        return _DefaultUser(default_user=user, default_password=password, loopback_users=loopback_users)
 
     def seconds(self, section: str, key: str, default: float) -> float:
         value = self._number(section, key, default)

@@ -7,17 +7,25 @@ Linux only, as the figures are.
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 _STATM = Path("/proc/self/statm")
+_STATM_BYTES_MAX = 256
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds now."""
-    return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+    """Memory that this process holds now; raises OSError."""
+    return int(os.pread(_statm(), _STATM_BYTES_MAX, 0).split()[1]) * _PAGE_BYTES
+
+
+@cache
+def _statm() -> int:
+    """The file, which stays open: when this is asked for, there may be no descriptor left."""
+    return os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def available_bytes() -> int:

@@ -124,6 +124,8 @@ class MetricsSnapshot:
     raft: RaftMetrics
     disk: DiskMetrics
     memory: MemoryMetrics
+    clock_offset_s: float
+    """By how much the node's wall clock is ahead of the cluster's time."""
     queues: int
     messages_ready: int
     messages_unacked: int
@@ -154,12 +156,13 @@ class _NodeCollector(Collector):
         yield from _raft(snapshot.raft)
         yield from _disk(snapshot.disk)
         yield from _memory(snapshot.memory)
+        yield _clock(snapshot.clock_offset_s)
         yield from _connections(snapshot.counters)
         yield from _messages(snapshot.counters)
         yield from _dead_letters(snapshot.counters)
 
 
-def _gauge(name: str, text: str, value: int, labels: dict[str, str] = _NO_LABELS) -> Metric:
+def _gauge(name: str, text: str, value: float, labels: dict[str, str] = _NO_LABELS) -> Metric:
     family = GaugeMetricFamily(f"rabbitmq_{name}", text, labels=list(labels))
     family.add_metric(list(labels.values()), value)
     return family
@@ -224,6 +227,11 @@ def _memory(memory: MemoryMetrics) -> Iterator[Metric]:
     yield _gauge("resident_memory_limit_bytes", "Memory above which publishers wait", memory.limit_bytes)
     alarm = "1 while publishers wait because nodes are short of memory"
     yield _gauge("alarms_memory_used_watermark", alarm, int(memory.alarm))
+
+
+def _clock(offset_s: float) -> Metric:
+    text = "By how much this node's wall clock is ahead of the cluster's time"
+    return _gauge("clock_offset_seconds", text, offset_s)
 
 
 def _connections(counters: Counters) -> Iterator[Metric]:

@@ -1,8 +1,9 @@
 """One node: the composition root. Builds everything, owns the order of start and stop.
 
-Start: the disk (locked), the log (verified), the links, HTTP for health and metrics, and, once this node has caught up
-with the cluster, the AMQP listener. Stop: the listener, leadership handed over, the clients, the last checkpoint, the
-links, the disk. A node that finds its log damaged starts anew in the same process and is repaired from the others.
+Start: the disk (locked), HTTP, which tells that the node is alive while the log is read (verified, on a thread), the
+links, and, once this node has caught up, the AMQP listener. Stop: the listener, leadership handed over,
+the clients, the last checkpoint, the links, the disk. A node that finds its log damaged starts anew in the same process
+and is repaired from the others.
 """
 
 from __future__ import annotations
@@ -10,42 +11,43 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import resource
 import socket
 import sys
 from contextlib import suppress
 from functools import partial
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
+from cluster.complaints import Complaints
 from cluster.engine import Timing
 from cluster.envelope import Alarm
 from cluster.group import Group, GroupConfig
 from cluster.identity import ForeignDirectory
-from cluster.links import Limits as LinkLimits
 from cluster.links import PeerLinks
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.segment import CorruptJournal, JournalError
-from qq import memory, tls
+from cluster.strangers import Places
+from qq import descriptors, memory, tls
 from qq.amqp.connection import Settings
 from qq.amqp.content import content_of
 from qq.broker.broker import Broker
-from qq.broker.listener import ClientConnection
 from qq.broker.login import SALT_BYTES, Login, hash_password
-from qq.broker.tls_listener import TlsListener
+from qq.broker.ports import AmqpPort, Tls
 from qq.errors import StartError
-from qq.http.app import build_app, listen
-from qq.http.view import ClusterStatus, NodeState, NodeStatus
+from qq.http.app import READING, build_app, listen
+from qq.http.server import HttpLimits
+from qq.http.view import ClusterStatus, LoginThrottled, NodeState, NodeStatus, Unavailable
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.management import Management
 from qq.metrics import DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from qq.config import ClientTls, NodeConfig
+    from qq.broker.login import Attempt
+    from qq.config import Limits, NodeConfig
 
     OpenDisk = Callable[[Path], RealDisk]
     MakeRuntime = Callable[[asyncio.AbstractEventLoop, Callable[[BaseException], None]], AsyncioRuntime]
@@ -58,18 +60,21 @@ GC_THRESHOLD = 100_000
 """Garbage is almost all acyclic here; a full collection walks the whole backlog's bookkeeping."""
 CATCH_UP_POLL_S = 0.02
 MEMORY_CHECK_INTERVAL_S = 1.0
+RATES_PAUSE_S = 60.0
+"""After an error of ours in what only shows something."""
 CERTIFICATE_CHECK_INTERVAL_S = 5.0
-HTTP_LOGIN_TIMEOUT_S = 10.0
-"""As for the handshake of AMQP: longer than any answer is held back."""
+HTTP_LOGIN_TIMEOUT_S = 12.0
+"""Longer than any login waits and its answer is held back."""
+HTTP_LOGIN_WAIT_MAX_S = 5.0
+"""A login that would wait for longer is answered with 429."""
+HTTP_LOGINS_SHARE = 4
+"""So is one more than this share of the connections that wait."""
 LEADER_HANDOVER_S = 2.0
 LAST_SYNC_S = 2.0
 REPAIRS_MAX = 3
 """Damage so often in a row, each time soon after the start, is no accident: the node gives up."""
 DAMAGED_AGAIN_S = 30.0
 """What "soon after the start" means."""
-BACKLOG = 1024
-FRAME_SLACK_BYTES = 64 * 1024 * 1024
-"""A peer frame holds one large message, or many small ones up to a few MiB, and their frames' envelopes."""
 
 
 class Node:
@@ -83,8 +88,12 @@ class Node:
         asyncio.get_running_loop().set_exception_handler(self._unhandled)
         self.machine = QueueMachine(content_of)
         self._started = self._stopping = False
-        self._amqp: asyncio.Server | None = None
+        self._complaints = Complaints(log)
+        self._is_serving = False
         limits = config.limits
+        self._shares = descriptors.shares(limits)
+        self._http_logins = 0
+        """Logins over HTTP that wait, for others or for their answer."""
         self.memory_limit_bytes = limits.memory_high_watermark_bytes or int(
             limits.memory_high_watermark * memory.available_bytes()
         )
@@ -94,6 +103,11 @@ class Node:
     async def start(self) -> None:
         """Come up as far as serving HTTP and taking part in the cluster; raises StartError."""
         config = self.config
+        if config.is_open_to_all:
+            text = (
+                "[users]: %s may log in from anywhere, with a password that everybody knows, as administrator"
+            )
+            log.warning(text, config.default_user)
         self._tls = tls.for_clients(config.tls) if config.tls else None
         self._peer_tls = tls.for_peers(config.peer_tls) if config.peer_tls else None
         self.disk = self._opened_disk()
@@ -103,15 +117,21 @@ class Node:
             config.secret.encode(),
             {node.name: (node.host, node.peer_port) for node in config.nodes if node.name != config.name},
             (config.peer_host, config.address.peer_port),
+            state_version=self.machine.version,
             tls=self._peer_tls.current if self._peer_tls else None,
-            limits=LinkLimits(frame_bytes_max=config.limits.message_bytes + FRAME_SLACK_BYTES),
         )
         self.broker = self._make_broker()
         self.group = Group(
             self._group_config(), self.machine, self.runtime, self.disk, self.links, self.broker
         )
         self.broker.attach(self.group, self.disk)
+        self.management = Management(self.broker, self.group)
+        limits = _http_limits(config.limits, self._shares.http)
+        app = build_app(self, self.management, node_registry(self.metrics), limits)
+        self._http = await listen(app, config.http_host, config.address.http_port, limits)
+        self._opening = asyncio.ensure_future(asyncio.to_thread(self.group.open))
         try:
+            await asyncio.shield(self._opening)
             self.group.start()
         except CorruptJournal as error:
             raise StartError(
@@ -128,9 +148,6 @@ class Node:
             raise StartError(
                 f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}"
             ) from None
-        self.management = Management(self.broker, self.group, self.runtime)
-        app = build_app(self, self.management, node_registry(self.metrics))
-        self._http = await listen(app, config.http_host, config.address.http_port)
 
     async def serve(self) -> None:
         """Serve AMQP until cancelled.
@@ -140,7 +157,7 @@ class Node:
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_for_failure())
-            tasks.create_task(self.management.watch())
+            tasks.create_task(self._watch_rates())
             tasks.create_task(self._watch_memory())
             tasks.create_task(self._watch_certificates())
             await self._catch_up()
@@ -157,7 +174,12 @@ class Node:
 
     async def _watch_memory(self) -> None:
         while True:
-            self.group.low_on_memory = memory.resident_bytes() > self.memory_limit_bytes
+            try:
+                resident_bytes = memory.resident_bytes()
+            except OSError as error:  # whether publishers wait stays as it is
+                self._complaints.about("memory", f"cannot tell how much memory is in use: {error}")
+            else:
+                self.group.low_on_memory = resident_bytes > self.memory_limit_bytes
             await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)
 
     async def _watch_certificates(self) -> None:
@@ -167,6 +189,15 @@ class Node:
                 self._tls.reload()
             if self._peer_tls is not None and self._peer_tls.reload():
                 self.links.renew_tls(self._peer_tls.current)
+
+    async def _watch_rates(self) -> None:
+        """Nobody's messages depend on what the page shows: rates that cannot be told do not end a node."""
+        while True:
+            try:
+                await self.management.watch()
+            except Exception:
+                log.exception("rates are not counted for a while")
+            await asyncio.sleep(RATES_PAUSE_S)
 
     async def _catch_up(self) -> None:
         # The group is not asynchronous: it has no event to wait for.
@@ -183,34 +214,26 @@ class Node:
 
     async def _listen(self, tasks: asyncio.TaskGroup) -> None:
         config, address = self.config, self.config.address
-        if self._tls is not None and config.tls is not None and address.amqps_port is not None:
-            await self._listen_for_tls(self._tls, config.tls, address.amqps_port, tasks)
-        host, port = config.amqp_host, address.amqp_port
-        loop = asyncio.get_running_loop()
-        try:
-            self._amqp = await loop.create_server(
-                partial(ClientConnection, self.broker), host, port, backlog=BACKLOG
-            )
-        except OSError as error:
-            raise StartError(f"AMQP cannot listen on {host}:{port}: {error.strerror}") from None
-        log.info("serving AMQP on %s:%d", host, port)
+        if config.tls is not None and self._tls is not None and address.amqps_port is not None:
+            contexts = self._tls
+            name_in = partial(tls.name_in, login_from=config.tls.cert_login_from)
+            speaks_tls = Tls(lambda: contexts.current, name_in)
+            await self._listen_on(config.amqps_host, address.amqps_port, tasks, speaks_tls)
+        await self._listen_on(config.amqp_host, address.amqp_port, tasks)
+        self._is_serving = True
 
-    async def _listen_for_tls(
-        self,
-        contexts: tls.Reloadable[ssl.SSLContext],
-        settings: ClientTls,
-        port: int,
-        tasks: asyncio.TaskGroup,
+    async def _listen_on(
+        self, host: str, port: int, tasks: asyncio.TaskGroup, speaks_tls: Tls | None = None
     ) -> None:
-        host = self.config.amqps_host
-        name_in = partial(tls.name_in, login_from=settings.cert_login_from)
-        listener = TlsListener(self.broker, lambda: contexts.current, name_in)
+        what = "AMQP" if speaks_tls is None else "AMQP over TLS"
+        proxies = [ip_network(network) for network in self.config.proxy_protocol_from]
+        listener = AmqpPort(self.broker, speaks_tls, proxies)
         try:
             await listener.listen(host, port)
         except OSError as error:
-            raise StartError(f"AMQP over TLS cannot listen on {host}:{port}: {error.strerror}") from None
+            raise StartError(f"{what} cannot listen on {host}:{port}: {error.strerror}") from None
         tasks.create_task(listener.serve())
-        log.info("serving AMQP over TLS on %s:%d", host, port)
+        log.info("serving %s on %s:%d", what, host, port)
 
     async def stop(self) -> None:
         """Stop serving; leadership is handed over first, so that the others need no election timeout.
@@ -218,8 +241,6 @@ class Node:
         The next start replays nothing: the group writes its last checkpoint, of what its log then holds durably.
         """
         self._stopping = True
-        if self._amqp is not None:
-            self._amqp.close()
         if self._started:
             await self._hand_over()
             for connection in list(self.broker.connections.values()):
@@ -227,6 +248,10 @@ class Node:
             await asyncio.sleep(0)
             await self._finish_sync()
             self.group.stop()
+        if hasattr(self, "_opening"):
+            await asyncio.wait(
+                [self._opening]
+            )  # it reads and writes what another process must not touch meanwhile
         if hasattr(self, "_http"):
             await self._http.cleanup()
         if hasattr(self, "links"):
@@ -259,8 +284,12 @@ class Node:
 
     def _unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An exception that no component expects breaks an invariant: better no node than a wrong one."""
-        log.critical("unexpected: %s", context["message"], exc_info=context.get("exception"))
-        self._fail(context.get("exception") or RuntimeError(context["message"]))
+        text, error = context.get("message"), context.get("exception")
+        rest = ", ".join(
+            f"{key} {value!r}" for key, value in context.items() if key not in ("message", "exception")
+        )
+        log.critical("unexpected: %s (%s)", text or "nothing handles this error", rest, exc_info=error)
+        self._fail(error or RuntimeError(text or f"nothing handles: {rest}"))
 
     # Parts
 
@@ -302,7 +331,10 @@ class Node:
             message_bytes_max=config.limits.message_bytes,
             platform=f"Python {sys.version_info.major}.{sys.version_info.minor} on {socket.gethostname()}",
         )
-        return Broker(config.name, self.machine, self.runtime, settings, config.loopback_users, config.limits)
+        places = Places(self._shares.strangers, self._shares.clients)
+        return Broker(
+            config.name, self.machine, self.runtime, settings, config.loopback_users, config.limits, places
+        )
 
     # What HTTP sees
 
@@ -324,6 +356,7 @@ class Node:
                     checkpoint_index=status.checkpoint_index,
                     disk_free_bytes=status.disk_free_bytes,
                     alarm=status.alarm,
+                    clock_offset_ms=status.clock_offset_ms,
                 )
                 for status in self.group.statuses()
             ],
@@ -357,21 +390,30 @@ class Node:
                 alarm=Alarm.DISK in group.alarms,
             ),
             memory=MemoryMetrics(self.memory_limit_bytes, alarm=Alarm.MEMORY in group.alarms),
+            clock_offset_s=(own.clock_offset_ms or 0) / 1000,
             queues=len(queues),
             messages_ready=sum(queue.ready for queue in queues),
             messages_unacked=sum(queue.unacked for queue in queues),
             consumers=sum(queue.consumers for queue in queues),
         )
 
+    @property
+    def is_open(self) -> bool:
+        return self._started
+
     def ready(self) -> str | None:
         if self._stopping:
             return "the node stops"
+        if not self._started:
+            return READING
         under_repair = self.group.describe_standing()
         if under_repair is not None:
             return under_repair
         if self.group.leader is None:
             return "no leader is known: fewer than a majority of the nodes are up"
-        if self._amqp is None:
+        if not self._is_serving and self.group.journal.full:
+            return "the node's disk is full: it goes on when there is space"
+        if not self._is_serving:
             return "the node is catching up with the cluster"
         return None
 
@@ -383,14 +425,26 @@ class Node:
                 decided.set_result(admitted)
 
         attempt = self.broker.logins.attempt(Login(user, password.encode(), peer_host), answer)
+        if attempt is not None:
+            await self._wait_for(attempt, decided)
+        return self.machine.users[user].tags if decided.result() else None
+
+    async def _wait_for(self, attempt: Attempt, decided: asyncio.Future[bool]) -> None:
+        """Wait for an answer that is held back, if few wait, and not for long. Raises LoginThrottled, Unavailable."""
+        self._http_logins += 1
         try:
-            admitted = await asyncio.wait_for(decided, HTTP_LOGIN_TIMEOUT_S)
-        except TimeoutError:  # without a majority nobody is refused for good
-            admitted = False
+            if (
+                self._http_logins > self._shares.http // HTTP_LOGINS_SHARE
+                or attempt.wait_s > HTTP_LOGIN_WAIT_MAX_S
+            ):
+                raise LoginThrottled(attempt.wait_s)
+            async with asyncio.timeout(HTTP_LOGIN_TIMEOUT_S):
+                await decided
+        except TimeoutError:  # nobody is refused for good
+            raise Unavailable("without a majority of the cluster the login cannot be decided") from None
         finally:
-            if attempt is not None:
-                attempt.cancel()
-        return self.machine.users[user].tags if admitted else None
+            self._http_logins -= 1
+            attempt.cancel()
 
 
 async def run(
@@ -402,8 +456,7 @@ async def run(
     `make_runtime` are for who wants to hurt the disk or the clock.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # each client is an open file
+    descriptors.allow_all()
     gc.set_threshold(GC_THRESHOLD)
     clock = asyncio.get_running_loop().time
     repairs = 0
@@ -419,6 +472,16 @@ async def run(
                 ) from damage
             log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
         gc.unfreeze()
+
+
+def _http_limits(limits: Limits, connections: int) -> HttpLimits:
+    return HttpLimits(
+        connections=connections,
+        requests=limits.http_request_max or connections // 2,
+        header_timeout_s=limits.http_header_timeout_s,
+        body_timeout_s=limits.http_body_timeout_s,
+        idle_timeout_s=limits.http_idle_timeout_s,
+    )
 
 
 async def _run_once(node: Node) -> None:

@@ -151,6 +151,11 @@ class RangeMap(Generic[V]):
         self._shared = True
         return self._pieces, self._head, len(self._pieces)
 
+    @property
+    def count_pieces(self) -> int:
+        """How many pieces there are, which is what it costs to take all."""
+        return len(self._pieces) - self._head
+
     def first(self) -> int | None:
         """Return the smallest id."""
         return self._pieces[self._head].first if self._len else None

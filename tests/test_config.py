@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from qq.config import _MAY_BE_ZERO, ClientTls, ConfigError, Limits, NodeAddress, NodeConfig, load
+from cluster.entry import BATCH_BYTES_MAX
+from cluster.segment import SEGMENT_BYTES_MAX
+from qq.amqp.framing import stored_bytes_max
+from qq.broker import submissions
+from qq.config import _MAY_BE_ZERO, _MOST, ClientTls, ConfigError, Limits, NodeAddress, NodeConfig, load
 
 SECRET = "0123456789abcdef"
 
@@ -98,6 +102,24 @@ def test_no_user_is_bound_to_loopback_when_the_environment_says_so(file: Path) -
     assert loaded(file, GOOD, QQ_USERS_LOOPBACK_USERS="").loopback_users == ()
 
 
+def test_another_default_user_comes_with_a_password_of_its_own(file: Path) -> None:
+    text = GOOD + '[users]\ndefault_user = "admin"\n'
+    config = loaded(file, text, QQ_USERS_DEFAULT_PASSWORD="hidden")
+    assert (config.default_user, config.default_password) == ("admin", "hidden")
+    assert not config.is_open_to_all
+    assert not loaded(file, GOOD).is_open_to_all
+    assert loaded(file, GOOD, QQ_USERS_LOOPBACK_USERS="").is_open_to_all
+    assert not loaded(file, GOOD, QQ_USERS_LOOPBACK_USERS="", QQ_USERS_DEFAULT_PASSWORD="x").is_open_to_all
+    local = text + 'default_password = "guest"\nloopback_users = ["admin"]\n'
+    assert loaded(file, local).default_password == "guest"
+
+
+def test_networks_of_proxies(file: Path) -> None:
+    assert loaded(file, GOOD).proxy_protocol_from == ()
+    text = GOOD + '[listen]\nproxy_protocol_from = ["10.0.0.0/8", "fd00::/8", "192.0.2.1"]\n'
+    assert loaded(file, text).proxy_protocol_from == ("10.0.0.0/8", "fd00::/8", "192.0.2.1")
+
+
 def test_the_secret_can_be_in_a_file_of_its_own(file: Path) -> None:
     (file.parent / "secret").write_text(SECRET + "\n")
     assert loaded(file, NODE + '[cluster]\nsecret_file = "secret"\n' + NODES).secret == SECRET
@@ -150,7 +172,7 @@ def test_variables_of_others_with_our_prefix_are_left_alone(file: Path) -> None:
     assert loaded(file, GOOD, QQ_SERVICE_HOST="10.0.0.1", QQ_PORT="tcp://10.0.0.1:5672").name == "n1"
 
 
-VALUES = {"frame_max": 4096, "memory_high_watermark": 0.5}
+VALUES = {"frame_max": 4096, "memory_high_watermark": 0.5, "memory_high_watermark_bytes": 2**30}
 
 
 @pytest.mark.parametrize("limit", [limit.name for limit in fields(Limits)])
@@ -160,6 +182,15 @@ def test_every_limit_can_be_set_and_is_above_zero(file: Path, limit: str) -> Non
     assert config.limits == replace(Limits(), **{limit: value})
     if limit not in _MAY_BE_ZERO:
         assert refusal(file, GOOD + f"[limits]\n{limit} = 0\n").endswith("above zero")
+
+
+def test_the_largest_sizes_that_can_be_set_fit_into_an_entry() -> None:
+    # Behind a batch that is almost full; its command, of method and header, is not larger than those two frames.
+    message = stored_bytes_max(_MOST["message_bytes"], _MOST["frame_max"])
+    beside = submissions.BATCH_BYTES_MAX + 2 * _MOST["frame_max"]
+    assert message + beside < BATCH_BYTES_MAX
+    assert _MOST["transaction_bytes"] + beside < BATCH_BYTES_MAX
+    assert _MOST["segment_bytes"] == SEGMENT_BYTES_MAX
 
 
 def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(file: Path) -> None:
@@ -219,6 +250,20 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
         (GOOD + "[limits]\nframe_max = 0\n", "[limits] frame_max: must be a whole number above zero"),
         (GOOD + "[limits]\nframe_max = 4095\n", "[limits] frame_max: must be at least 4096"),
         (GOOD + "[limits]\nchannel_max = 70000\n", "[limits] channel_max: must be at most 65535"),
+        (GOOD + "[limits]\nframe_max = 16777217\n", "[limits] frame_max: must be at most 16777216"),
+        (GOOD + "[limits]\nmessage_bytes = 134217729\n", "[limits] message_bytes: must be at most 134217728"),
+        (
+            GOOD + "[limits]\ntransaction_bytes = 134217729\n",
+            "[limits] transaction_bytes: must be at most 134217728",
+        ),
+        (
+            GOOD + "[limits]\nsegment_bytes = 4294967296\n",
+            "[limits] segment_bytes: must be at most 4294967295",
+        ),
+        (
+            GOOD + "[limits]\nmemory_high_watermark_bytes = 16777215\n",
+            "[limits] memory_high_watermark_bytes: 16777215 must be at least message_bytes, 16777216",
+        ),
         (
             GOOD + "[limits]\nmemory_high_watermark = 1.5\n",
             "[limits] memory_high_watermark: must be at most 1",
@@ -243,6 +288,22 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
         (
             GOOD + '[users]\nloopback_users = "guest"\n',
             "[users] loopback_users: must be a list of non-empty strings",
+        ),
+        (
+            GOOD + '[users]\ndefault_user = "admin"\n',
+            "[users] default_password: is missing, and default_user 'admin' needs one",
+        ),
+        (
+            GOOD + '[users]\ndefault_user = "admin"\ndefault_password = "guest"\n',
+            "[users] default_password: 'guest' is public knowledge: choose another, or add 'admin' to loopback_users",
+        ),
+        (
+            GOOD + '[listen]\nproxy_protocol_from = ["10.0.0.0/8", "balancer"]\n',
+            "[listen] proxy_protocol_from: 'balancer' does not appear to be an IPv4 or IPv6 network",
+        ),
+        (
+            GOOD + '[listen]\nproxy_protocol_from = ["10.0.0.1/8"]\n',
+            "[listen] proxy_protocol_from: 10.0.0.1/8 has host bits set",
         ),
         (GOOD + "[peer_tls]\n", "[peer_tls] cert: is missing"),
         (GOOD + '[peer_tls]\ncert = "none.pem"\n', "[peer_tls] cert: "),

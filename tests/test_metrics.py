@@ -27,7 +27,7 @@ def scrape(counters: Counters) -> dict[str, float]:
     disk = DiskMetrics(log_bytes=5000, free_bytes=9000, free_limit_bytes=10_000, alarm=True)
     memory = MemoryMetrics(limit_bytes=7000, alarm=True)
     registry = node_registry(
-        lambda: MetricsSnapshot("n1", "qq", "0.1", counters, raft, disk, memory, 3, 10, 5, 4)
+        lambda: MetricsSnapshot("n1", "qq", "0.1", counters, raft, disk, memory, -1.5, 3, 10, 5, 4)
     )
     lines = generate_latest(registry).decode().splitlines()
     described = [line for line in lines if line.startswith("# TYPE")]
@@ -67,6 +67,7 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
         "rabbitmq_alarms_free_disk_space_watermark": 1,
         "rabbitmq_alarms_memory_used_watermark": 1,
         "rabbitmq_resident_memory_limit_bytes": 7000,
+        "rabbitmq_clock_offset_seconds": -1.5,
     }
     assert expected.items() <= shown.items()
     assert shown["rabbitmq_process_resident_memory_bytes"] > 0

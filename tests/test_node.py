@@ -6,16 +6,18 @@ import asyncio
 import dataclasses
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest import mock
 
 import pika
 import pika.exceptions
 import pytest
 
-from cluster.identity import Owner, claim_directory
-from cluster.realworld import RealDisk
+from cluster.identity import Identity, Owner, claim_directory
+from cluster.realworld import AsyncioRuntime, RealDisk
 from cluster.segment import CorruptJournal
-from qq import node
+from qq import memory, node
 from qq.config import NodeAddress, NodeConfig
 from qq.errors import StartError
 from qq.machine.state import VERSION
@@ -86,10 +88,85 @@ def test_damage_now_and_then_is_repaired_each_time(monkeypatch: pytest.MonkeyPat
     assert FakeNode.events.count("start") == 11
 
 
+@pytest.mark.parametrize(
+    ("context", "line"),
+    [
+        ({"exception": ZeroDivisionError("why")}, "node n1 stops: ZeroDivisionError: why"),
+        ({"message": "what", "exception": ZeroDivisionError("why")}, "node n1 stops: ZeroDivisionError: why"),
+        ({"message": "what"}, "node n1 stops: RuntimeError: what"),
+        ({"handle": "a handle"}, "node n1 stops: RuntimeError: nothing handles: handle 'a handle'"),
+        ({}, "node n1 stops: RuntimeError: nothing handles: "),
+    ],
+)
+def test_the_last_line_of_a_node_tells_the_cause_whatever_the_loop_knows_of_it(
+    caplog: pytest.LogCaptureFixture, context: dict[str, Any], line: str
+) -> None:
+    async def story() -> None:
+        made = node.Node(CONFIG, RealDisk, AsyncioRuntime)
+        asyncio.get_running_loop().call_exception_handler(context)
+        await made._watch_for_failure()
+
+    with pytest.raises(StartError) as caught:
+        asyncio.run(story())
+    assert str(caught.value) == line
+    assert all(repr(value) in caplog.text or str(value) in caplog.text for value in context.values())
+
+
+def test_memory_that_cannot_be_read_does_not_end_a_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        made: Any = node.Node(CONFIG, RealDisk, AsyncioRuntime)
+        made.group = SimpleNamespace(low_on_memory=True)
+        answers: list[int | OSError] = [OSError(24, "Too many open files"), 0]
+
+        def resident_bytes() -> int:
+            answer = answers.pop(0)
+            if isinstance(answer, OSError):
+                assert made.group.low_on_memory
+                raise answer
+            return answer
+
+        monkeypatch.setattr(node.memory, "resident_bytes", resident_bytes)
+        monkeypatch.setattr(node, "MEMORY_CHECK_INTERVAL_S", 0.001)
+        with pytest.raises(IndexError):
+            await made._watch_memory()
+        assert not made.group.low_on_memory
+
+    asyncio.run(story())
+    assert "cannot tell how much memory is in use: [Errno 24] Too many open files" in caplog.text
+
+
+def test_memory_is_read_without_a_new_file() -> None:
+    assert memory.resident_bytes() > 0
+    with mock.patch("os.open", side_effect=OSError(24, "Too many open files")):
+        assert memory.resident_bytes() > 0
+
+
+def test_rates_that_cannot_be_told_do_not_end_a_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def watch() -> None:
+        if not caplog.records:
+            raise ValueError("of ours")
+        raise asyncio.CancelledError
+
+    async def story() -> None:
+        made: Any = node.Node(CONFIG, RealDisk, AsyncioRuntime)
+        made.management = SimpleNamespace(watch=watch)
+        with pytest.raises(asyncio.CancelledError):
+            await made._watch_rates()
+
+    monkeypatch.setattr(node, "RATES_PAUSE_S", 0.0)
+    asyncio.run(story())
+    assert "ValueError: of ours" in caplog.text
+
+
 def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
     disk.make_directory("groups/0")
-    claim_directory(disk, "groups/0", Owner(CONFIG.cluster_name, CONFIG.name, 0), 1, VERSION - 1)
+    owner = Owner(CONFIG.cluster_name, CONFIG.name, 0)
+    claim_directory(disk, "groups/0", Identity(owner, VERSION - 1, (CONFIG.name,)), 1)
     disk.close()
     with pytest.raises(StartError) as caught:
         asyncio.run(node.run(dataclasses.replace(CONFIG, data_dir=tmp_path)))

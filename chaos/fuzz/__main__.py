@@ -1,4 +1,7 @@
-"""Damaged clients for a minute or a night: ``python -m chaos.fuzz --seconds 60 --seed 1``.
+"""Clients that do harm, for a minute or a night: ``python -m chaos.fuzz --seconds 60 --seed 1``.
+
+Without `--legal` they are damaged and have a node for themselves; with it, what they send is legal, and honest
+publishers are beside them, on a cluster of three.
 
 Prints a line for each seed and, if something that must hold does not, what it was and the command that does the same
 again. Exit status 1 if so.
@@ -10,30 +13,72 @@ import argparse
 import sys
 import time
 from itertools import count
+from typing import TYPE_CHECKING
 
+from chaos.fuzz.legal import KINDS
 from chaos.fuzz.run import run_seed
+from chaos.fuzz.siege import run_siege
+
+if TYPE_CHECKING:
+    from collections import Counter
 
 CLIENTS = 5_000
 """Of one seed, each with a node of its own."""
+ACTS = 300
+"""Of legal clients, in one seed."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m chaos.fuzz", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos.fuzz", description="Clients that do harm, for a minute or a night."
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="how long")
-    parser.add_argument("--seed", type=int, default=1, help="the first seed; each has a node of its own")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed; each has nodes of its own")
+    parser.add_argument("--legal", action="store_true", help="what they send is legal")
+    parser.add_argument("--nodes", type=int, choices=(1, 3, 5), default=3, help="with --legal: how many")
+    parser.add_argument(
+        "--only", choices=list(KINDS), default="", help="with --legal: this kind of act alone"
+    )
     arguments = parser.parse_args()
     until_s = time.monotonic() + arguments.seconds
     for seed in count(arguments.seed):
-        outcome = run_seed(seed, CLIENTS, until_s)
-        told = ", ".join(f"{what}: {times}" for what, times in sorted(outcome.told.items()))
-        print(f"seed {seed}: {outcome.clients} clients, {outcome.growth_mib:+} MiB; told {told}", flush=True)
-        if outcome.violation:
-            print(f"  VIOLATION {outcome.violation}")
-            print(f"  python -m chaos.fuzz --seconds 3600 --seed {seed}")
+        if arguments.legal:
+            violation = _legal(seed, arguments.nodes, arguments.only, until_s)
+        else:
+            violation = _damaged(seed, until_s)
+        if violation:
+            legal = f" --legal --nodes {arguments.nodes}" if arguments.legal else ""
+            only = f" --only {arguments.only}" if arguments.only else ""
+            print(f"  VIOLATION {violation}")
+            print(f"  python -m chaos.fuzz --seconds 3600 --seed {seed}{legal}{only}")
             return 1
         if time.monotonic() > until_s:
             return 0
     return 0
+
+
+def _damaged(seed: int, until_s: float) -> str:
+    outcome = run_seed(seed, CLIENTS, until_s)
+    print(
+        f"seed {seed}: {outcome.clients} clients, {outcome.growth_mib:+} MiB; told {_listed(outcome.told)}",
+        flush=True,
+    )
+    return outcome.violation
+
+
+def _legal(seed: int, nodes: int, only: str, until_s: float) -> str:
+    outcome = run_siege(seed, nodes=nodes, acts=ACTS, until_s=until_s, only=only)
+    print(
+        f"seed {seed}: {outcome.acts} acts, {outcome.confirmed} honest confirms, the longest after "
+        f"{outcome.longest_confirm_s:.2f} s; /livez after {outcome.longest_livez_s:.2f} s at most; "
+        f"{outcome.compared} states compared; told {_listed(outcome.told)}",
+        flush=True,
+    )
+    return outcome.violation
+
+
+def _listed(told: Counter[str]) -> str:
+    return ", ".join(f"{what}: {times}" for what, times in sorted(told.items()))
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class FaultyDisk(RealDisk):
         self.delay_sync()
         with self._lock_changes:
             number = self._history.number(path)
-            self._history.note("overwrite", number, _text(self.read_file(path)))
+            self.note_overwrite(number, self.read_file(path))
             super().overwrite_file(path, data)
             self._history.note("sync", number, len(data))
 
@@ -94,7 +94,7 @@ class FaultyDisk(RealDisk):
             if create:
                 self.check_space()
                 self._history.create(path)
-            descriptor = os.open(self._root_path / path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            descriptor = os.open(self._root_path / path, os.O_RDWR | os.O_CLOEXEC)
             return FaultyFile(descriptor, self._history.number(path), self)
 
     def rename(self, source: str, target: str) -> None:
@@ -144,6 +144,11 @@ class FaultyDisk(RealDisk):
         with self._lock_changes:
             self._history.note(change, *details)
 
+    def note_overwrite(self, number: int, content: bytes) -> None:
+        with self._lock_changes:
+            if not self._history.is_overwritten(number):
+                self._history.note("overwrite", number, _text(content))
+
     def check_space(self) -> None:
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root_path))
@@ -171,6 +176,10 @@ class FaultyFile(RealFile):
             super().append([data[: self._disk.chance.randint(0, len(data))]])
             self._disk.check_space()
         super().append(buffers)
+
+    def overwrite(self, data: Buffer) -> None:
+        self._disk.note_overwrite(self._number, self.pread(0, self.size))
+        super().overwrite(data)
 
     def truncate(self, size: int) -> None:
         if size < self.size:
@@ -250,6 +259,11 @@ class History:
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return self._numbers[inode]
+
+    def is_overwritten(self, number: int) -> bool:
+        """Whether the content that is durable is noted already."""
+        durable = self._durable.get(number)
+        return durable is not None and durable.overwritten is not None
 
     # Before and after
 

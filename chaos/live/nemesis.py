@@ -52,6 +52,8 @@ NODES, CLIENTS = "nodes", "clients"
 
 NO_FAULTS = Faults()
 
+_CLOCK_JUMPS_MS = (300_000, 3 * 86_400_000)
+"""By as much, at most."""
 _ELECTION_PATIENCE_S = 10.0
 _FLAP_S = 0.3
 _LAG_S = 0.7
@@ -307,7 +309,7 @@ async def slow_fsync(cluster: LiveCluster, chance: Random) -> Harm:
 
 async def clock_jump(cluster: LiveCluster, chance: Random) -> Harm:
     names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
-    offset_ms = chance.choice((-1, 1)) * chance.randint(1_000, 300_000)
+    offset_ms = chance.choice((-1, 1)) * chance.randint(1_000, chance.choice(_CLOCK_JUMPS_MS))
     return _faulty(cluster, names, clock_offset_ms=offset_ms)
 
 

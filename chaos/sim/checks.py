@@ -17,6 +17,8 @@ from zlib import crc32
 
 import msgpack
 
+from chaos.sim.world import EPOCH_MS
+from cluster.clock import SLOWER
 from cluster.engine import Role
 from cluster.hardstate import Standing
 from cluster.ports import pack
@@ -37,6 +39,9 @@ DIGEST_EVERY = 8
 
 BELIEFS_EVERY = 4
 """What a leader believes is looked at after so many of its steps, and whenever it commits something."""
+
+UNKNOWN_ONE_IN = 4
+"""Of the batches, to a program of another version."""
 
 MINORITY_GRACE_S = 4.0
 """A leader without a majority steps down within this time, and messages under way at the cut have arrived."""
@@ -102,7 +107,7 @@ class WatchedMachine:
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
     ) -> Sequence[Any]:
         body = payload[TAG.size :]
-        effects = self.inner.apply_batch(origin, index, ordinal, time_ms, body)
+        effects = self._carry_out(origin, index, ordinal, time_ms, body)
         record = Applied(origin, index, ordinal, time_ms, crc32(payload), _checksum(effects))
         if self._checks.happened_first(self, record):
             self._checks.count_batch(origin, *TAG.unpack_from(payload))
@@ -110,6 +115,11 @@ class WatchedMachine:
             if self._checks.listener is not None:
                 self._checks.listener.batch(self.inner, origin, index, ordinal, time_ms, body, effects)
         return effects
+
+    def _carry_out(
+        self, origin: str, index: int, ordinal: int, time_ms: int, body: memoryview
+    ) -> Sequence[Any]:
+        return self.inner.apply_batch(origin, index, ordinal, time_ms, body)
 
     def end_entry(self, time_ms: int) -> Sequence[Any]:
         effects = self.inner.end_entry(time_ms)
@@ -149,6 +159,21 @@ class WatchedMachine:
 
     def digest(self) -> str:
         return self.inner.digest()
+
+
+class ForeignMachine(WatchedMachine):
+    """Of another version of the program, which does not know all commands and passes over batches that have them."""
+
+    @property
+    def version(self) -> int:
+        return self.inner.version + 1
+
+    def _carry_out(
+        self, origin: str, index: int, ordinal: int, time_ms: int, body: memoryview
+    ) -> Sequence[Any]:
+        if crc32(body) % UNKNOWN_ONE_IN == 0:
+            return []
+        return super()._carry_out(origin, index, ordinal, time_ms, body)
 
 
 class WatchedFrozen:
@@ -221,6 +246,10 @@ class Checks:
         self._states: dict[int, int] = {}
         self._counted: dict[tuple[str, int], int] = {}
         self._time_ms = 0
+        self._time_s = 0.0
+        """When the entry took effect that told this time first."""
+        self._skews_ms: dict[str, int] = {}
+        """How far the clock of a node has been ahead, at most."""
         self._seen: dict[str, _Seen] = {}
         self._damage: dict[str, Damage] = {}
         self._vouched: dict[str, int] = {}
@@ -235,9 +264,10 @@ class Checks:
 
     def watch(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
+        self.clocks_changed()
 
-    def machine(self) -> WatchedMachine:
-        return WatchedMachine(self._new_machine(), self)
+    def machine(self, *, foreign: bool) -> WatchedMachine:
+        return (ForeignMachine if foreign else WatchedMachine)(self._new_machine(), self)
 
     def fail(self, what: str) -> None:
         raise ViolationError(f"at {self._world.now_s:.3f} s: {what} [{self._cluster.describe()}]")
@@ -263,6 +293,10 @@ class Checks:
         vouched_index = min(self._vouched.get(node.name, 0), len(self.committed) + 1)
         if node.standing is Standing.VOTER and node.group.journal.last_index < vouched_index:
             self.fail(f"{node.name} is a voter without entry {vouched_index}, which was on its disk")
+        damage = self._damage.get(node.name, Damage(0, 0))
+        unnoticed = damage.life + 1 == node.life and node.standing is Standing.VOTER
+        if unnoticed and node.group.journal.last_index < damage.owed_index:
+            self.fail(f"{node.name} is a voter without entry {damage.owed_index}, which it had acknowledged")
         self._terms[node.name] = term
         self._seen[node.name] = _Seen(node.life, term=term, vote=engine.voted_for, standing=node.standing)
         if engine.applied_index > 1:
@@ -277,6 +311,11 @@ class Checks:
         if isinstance(error, ViolationError):
             raise error
         raise ViolationError(f"at {self._world.now_s:.3f} s: {node.name} failed: {error!r}") from error
+
+    def found_no_space(self, node: SimulatedNode, error: OSError) -> None:
+        """A start needs none, unless there is something to be made anew."""
+        if not self.may_find_damage(node):
+            self.node_failed(node, error)
 
     # Damage
 
@@ -529,10 +568,29 @@ class Checks:
         self._counted[origin, client] = number
 
     def time_passed(self, time_ms: int) -> None:
-        """The time of entries does not go back."""
+        """The time of entries does not go back, and no clock puts it forward that is not a majority's."""
         if time_ms < self._time_ms:
             self.fail(f"an entry of {time_ms} ms follows one of {self._time_ms} ms")
-        self._time_ms = time_ms
+        self._check_clocks(time_ms)
+        self._time_ms, self._time_s = time_ms, self._world.now_s
+
+    def _check_clocks(self, time_ms: int) -> None:
+        """So nothing expires before its time while a majority's clocks are right."""
+        skews_ms, majority = sorted(self._skews_ms.values()), len(self._skews_ms) // 2 + 1
+        ahead_ms = time_ms - EPOCH_MS - self._world.now_s * 1000 - skews_ms[-majority]
+        if ahead_ms > 0:
+            self.fail(f"an entry of {time_ms} ms is {ahead_ms:.0f} ms ahead of the clocks of any majority")
+
+    def clocks_changed(self) -> None:
+        """A node may go by what another's clock said a while ago, so what any has ever said counts."""
+        for node in self._cluster.nodes:
+            self._skews_ms[node.name] = max(
+                node.wall.skew_ms, self._skews_ms.get(node.name, node.wall.skew_ms)
+            )
+
+    def least_time_ms(self) -> float:
+        """It is so late for the cluster by now, if its time has run."""
+        return self._time_ms + (self._world.now_s - self._time_s) * 1000 * SLOWER
 
     def confirmed(self, origin: str, client: int, number: int) -> None:
         """A confirm tells the truth."""

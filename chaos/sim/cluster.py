@@ -8,6 +8,7 @@ Law: everything above the ports is production code, built as production builds i
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,7 @@ from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.engine import Engine, Timing
 from cluster.group import Confirmed, Expelled, Group, GroupConfig
 from cluster.hardstate import Standing
+from cluster.identity import OtherMembers, OtherVersion
 from cluster.segment import JournalError
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class Options:
     """Mean, per node."""
     large_batches: float = 0.0
     """Part of the ledger's batches that are large enough to congest links."""
+    largest_bytes: int = 40_000
+    """Of such a batch."""
     fault_interval_s: float = 1.0
     faults: dict[str, float] = field(default_factory=dict)
     """Weights by name of the fault."""
@@ -81,6 +85,7 @@ class Options:
     message_bytes_max: int = 16 * 1024
     """What production bounds to a megabyte: entries, forwards, appends."""
     skew_max_ms: int = 5_000
+    clock_patience_s: float = 3.0
 
 
 class NodeEvents(Protocol):
@@ -113,6 +118,10 @@ class SimulatedNode:
     def __init__(self, name: str, cluster: SimulatedCluster) -> None:
         self.name = name
         self.peers = [peer for peer in cluster.names if peer != name]
+        self.members = cluster.names
+        """What its configuration says."""
+        self.foreign = False
+        """Whether a program of another version is installed."""
         self.life = 0
         self.up = False
         self._power_loss_within = False
@@ -149,8 +158,8 @@ class SimulatedNode:
         )
         self.runtime = runtime
         self._cluster.network.host_has_power(self.name)
-        self.machine = checks.machine()
-        links = self._cluster.network.attach(self.name, runtime)
+        self.machine = checks.machine(foreign=self.foreign)
+        links = self._cluster.network.attach(self.name, runtime, self.members, self.machine.version)
         parts = self._cluster.parts
         self.group = parts.group(
             self._cluster.group_config(self),
@@ -164,9 +173,16 @@ class SimulatedNode:
         self.up = True
         try:
             self.group.start()
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.ENOSPC and self._standing is Standing.VOTER:
+                checks.found_no_space(self, error)
             self.end(power_loss=False)
             self._world.after(START_RETRY_S, self.start)
+            return
+        except (OtherMembers, OtherVersion) as error:
+            if not self.misconfigured:
+                checks.node_failed(self, error)
+            self.end(power_loss=False)  # whoever has configured it so will put it right
             return
         except ProcessEnds:
             self._ended_within()
@@ -176,6 +192,10 @@ class SimulatedNode:
         self.has_started = True
         checks.started(self)
         self._cluster.events.started(self)
+
+    @property
+    def misconfigured(self) -> bool:
+        return self.foreign or self.members != self._cluster.names
 
     def end(self, *, power_loss: bool) -> None:
         """kill -9, or the plug."""
@@ -270,11 +290,12 @@ class SimulatedCluster:
         options = self.options
         return GroupConfig(
             name=node.name,
-            peers=node.peers,
+            peers=[name for name in node.members if name != node.name],
             cluster=CLUSTER,
             timing=options.timing,
             dead_origin_grace_s=0.6,
             silent_origin_grace_s=5.0,
+            clock_patience_s=options.clock_patience_s,
             segment_bytes=options.segment_bytes,
             segment_entries=options.segment_entries,
             cache_bytes=options.cache_bytes,

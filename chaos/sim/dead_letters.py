@@ -38,9 +38,9 @@ class SimulatedDeadLetters:
     def __init__(self, node: SimulatedNode, submit: Callable[[Sequence[Buffer]], int]) -> None:
         group = cast("Group", _TaggedGroup(node, submit))
         machine = cast("QueueMachine", node.machine.inner)
-        self._submissions = Submissions(group, node.runtime, publish_timeout_s=0.0)
+        self._submissions = Submissions(node.name, group, machine, node.runtime, publish_timeout_s=0.0)
         entries = Entries(group, node.disk, node.group.disk_failed)
-        self._dead_letters = DeadLetters(machine, self._submissions, entries)
+        self._dead_letters = DeadLetters(machine, self._submissions, entries, node.runtime)
         self._name = node.name
         self._leader: str | None = None
 
@@ -67,8 +67,11 @@ class _TaggedGroup:
     """A group whose log has no tags, as far as the broker looks."""
 
     def __init__(self, node: SimulatedNode, submit: Callable[[Sequence[Buffer]], int]) -> None:
-        self.submit = submit
         self.journal = _TaggedJournal(node)
+        self._submit = submit
+
+    def submit(self, payload: Sequence[Buffer], _weight: int) -> int:
+        return self._submit(payload)
 
 
 class _TaggedJournal:

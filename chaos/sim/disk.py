@@ -211,6 +211,17 @@ class SimulatedDisk:
         inode.content[bit // 8] ^= 1 << bit % 8
         self._flipped.append((inode, bit // 8, inode.content[bit // 8]))
 
+    def shorten(self, path: str, size: int) -> None:
+        """The end of the file is not there any more; only while the process is down."""
+        inode = self._inode(path)
+        inode.truncate(size)
+        inode.sync()
+
+    def lose_file(self, path: str) -> None:
+        """The file is not there any more; only while the process is down."""
+        self._set_name(path, None)
+        self._make_names_durable(_directory_of(path))
+
     def lose_everything(self) -> None:
         """An empty disk takes the place of this one; only while the process is down."""
         self._files.clear()
@@ -264,6 +275,10 @@ class SimulatedDisk:
     def truncate(self, inode: _Inode, size: int) -> None:
         self._step()
         inode.truncate(size)
+
+    def overwrite(self, inode: _Inode, data: bytes) -> None:
+        self._step()
+        inode.overwrite(data)
 
     def sync(self, inode: _Inode) -> None:
         self._step()
@@ -449,6 +464,9 @@ class SimulatedFile:
     def truncate(self, size: int) -> None:
         self._disk.truncate(self._alive(), size)
 
+    def overwrite(self, data: Buffer) -> None:
+        self._disk.overwrite(self._alive(), bytes(data))
+
     def sync(self) -> None:
         self._disk.sync(self._alive())
 
@@ -468,9 +486,8 @@ class _Inode:
         self.content = bytearray()
         self.sync_failed = False
         self.unreadable = False
-        self._overwritten: bytes | None = (
-            None  # what the last sync left, if the file was then overwritten in place
-        )
+        # What the last sync left and what was there later, if the file was then overwritten in place.
+        self._overwritten: list[bytes] = []
         self._durable = 0  # content[:_durable] + _hidden is what the last sync left on the disk
         self._hidden = b""
         self._marks: list[int] = []  # ends of what each sync that added something made safe
@@ -489,17 +506,16 @@ class _Inode:
         self._unsynced.append(size)
 
     def overwrite(self, data: bytes) -> None:
-        """In place. Of appended bytes none may be unsynced: nobody mixes the two, and a mix is not modelled."""
+        """In place, from the start. Of appended bytes none may be unsynced: a mix of the two is not modelled."""
         if self._unsynced:
             raise ValueError("overwritten with unsynced changes")
-        if self._overwritten is None:
-            self._overwritten = bytes(self.content)
-        self.content[:] = data
+        self._overwritten.append(bytes(self.content))
+        self.content[: len(data)] = data
 
     def sync(self) -> None:
         if self.sync_failed:
             return
-        self._overwritten = None
+        self._overwritten.clear()
         if self._durable < len(self.content):
             self._marks.append(len(self.content))
         self._durable = len(self.content)
@@ -515,9 +531,9 @@ class _Inode:
 
     def lose(self, rng: Random) -> None:
         """Keep what was durable and a random part of the rest."""
-        if self._overwritten is not None:
+        if self._overwritten:
             self.content = _mix(self._overwritten, self.content, rng)
-            self._overwritten = None
+            self._overwritten.clear()
             self.sync_failed = False
             return
         durable = bytes(self.content[: self._durable]) + self._hidden
@@ -539,13 +555,13 @@ class _Inode:
         self._unsynced.clear()
 
 
-def _mix(old: bytes, new: bytearray, rng: Random) -> bytearray:
-    """Each sector of an overwritten file is the old one or the new one; the one under way may be neither."""
-    image = bytearray(old)
+def _mix(older: Sequence[bytes], new: bytearray, rng: Random) -> bytearray:
+    """Each sector of an overwritten file is an older one or the new one; the one under way may be neither."""
+    image = bytearray(new)
     starts = range(0, len(image), SECTOR_BYTES)
     for start in starts:
         if rng.random() < 0.5:
-            image[start : start + SECTOR_BYTES] = new[start : start + SECTOR_BYTES]
+            image[start : start + SECTOR_BYTES] = rng.choice(older)[start : start + SECTOR_BYTES]
     if starts and rng.random() < 0.3:
         start = rng.choice(starts)
         end = min(start + SECTOR_BYTES, len(image))

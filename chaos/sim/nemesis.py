@@ -13,8 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chaos.sim.cluster import CLUSTER, GROUP, LOG
-from cluster.identity import Owner
-from cluster.manifest import MANIFEST_NAME, load_manifest
+from cluster.hardstate import NAMES as HARD_STATE_NAMES
+from cluster.identity import START_FILES, Owner
+from cluster.manifest import MANIFEST_NAME, Manifest, load_manifest
+from cluster.sealed import open_file
+from cluster.segment import FILE_HEADER_BYTES
+from cluster.segment_files import scan_open
+from cluster.synced import MARK_NAME, load_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,8 +29,13 @@ if TYPE_CHECKING:
     from chaos.sim.world import World
 
 
+NOBODY = "n9"
+"""A name that no node has."""
 SMALL_DISK_FREE_BYTES_MAX = 48 * 1024
 STEPS_OF_START_MAX = 30
+DAY_MS = 86_400_000
+CLOCK_JUMPS_MS = (3_000, 20_000, DAY_MS // 24, 3 * DAY_MS, 100_000 * DAY_MS)
+"""By as much, at most: the last one is to before the epoch, and beyond what has room in 64 bits of nanoseconds."""
 
 
 class Nemesis:
@@ -51,8 +61,11 @@ class Nemesis:
         "flip bit",
         "read error",
         "lose directory",
+        "shorten log",
         "clock jump",
         "transfer",
+        "wrong members",
+        "foreign version",
     )
 
     def __init__(self, world: World, cluster: SimulatedCluster) -> None:
@@ -83,8 +96,11 @@ class Nemesis:
             "flip bit": self._flip_bit,
             "read error": self._read_error,
             "lose directory": self._lose_directory,
+            "shorten log": self._shorten_log,
             "clock jump": self._clock_jump,
             "transfer": self._transfer,
+            "wrong members": self._wrong_members,
+            "foreign version": self._foreign_version,
         }
 
     def start(self) -> None:
@@ -166,6 +182,94 @@ class Nemesis:
                 group.transfer_leadership()
 
             leader.runtime.enter(transfer)
+
+    # Operators
+
+    def _wrong_members(self) -> bool:
+        """Start nodes with a list of their own: with their directories, or with empty ones."""
+        if self._random.random() < 0.5:
+            nodes = self._emptied(self._random.randint(1, 2))
+            members = self._wrong_list([node.name for node in nodes], others_min=1)
+            for node in nodes:
+                node.members = members
+            self._start_empty(nodes)
+            return bool(nodes)
+        nodes = self._random.sample(self._cluster.nodes, self._random.randint(1, 2))
+        if any(not node.up or node.misconfigured for node in nodes):
+            return False
+        members = self._wrong_list([node.name for node in nodes])
+        for node in nodes:
+            node.members = members
+        self._restart(nodes)
+        self._until(self._short_or_long_s(6.0), partial(self._configure_right, nodes))
+        return True
+
+    def _wrong_list(self, names: Sequence[str], others_min: int = 0) -> list[str]:
+        """One with `names`, with some of the others and perhaps with one that is nowhere; never all of them.
+
+        Without any other it would be a new cluster if the directories are empty, which no node can know to be wrong.
+        """
+        others = [name for name in (*self._cluster.names, NOBODY) if name not in names]
+        count = self._random.randint(others_min, len(others) - 1)
+        members = sorted([*names, *self._random.sample(others, count)])
+        return members if members != self._cluster.names else [*members, NOBODY]
+
+    def _foreign_version(self) -> bool:
+        """Install another program, whose directory is empty or that of the right one."""
+        if self._random.random() < 0.5:
+            nodes = self._emptied(1)
+            for node in nodes:
+                node.foreign = True
+            self._start_empty(nodes)
+            return bool(nodes)
+        node = self._anyone()
+        if not node.up or node.misconfigured:
+            return False
+        node.foreign = True
+        self._restart([node])
+        self._until(self._short_or_long_s(6.0), partial(self._configure_right, [node]))
+        return True
+
+    def _emptied(self, count: int) -> list[SimulatedNode]:
+        """So many nodes, or fewer, that the others can do without; they are down.
+
+        None while another has a wrong configuration: empty ones that have the same could make a cluster of their own.
+        """
+        nodes: list[SimulatedNode] = []
+        if any(node.misconfigured for node in self._cluster.nodes):
+            return nodes
+        for _ in range(count):
+            node = self._victim()
+            if node is not None:
+                self._empty(node)
+                nodes.append(node)
+        return nodes
+
+    def _start_empty(self, nodes: Sequence[SimulatedNode]) -> None:
+        """With a wrong configuration, one after the other; they are put right with other empty directories."""
+        for node in nodes:
+            node.start()
+            self._until(self._short_or_long_s(6.0), partial(self._begin_anew, node))
+
+    def _begin_anew(self, node: SimulatedNode) -> None:
+        self._empty(node)
+        self._configure_right([node])
+
+    def _empty(self, node: SimulatedNode) -> None:
+        node.end(power_loss=False)
+        node.disk.lose_everything()
+        self._cluster.checks.damaged(node)
+
+    def _configure_right(self, nodes: Sequence[SimulatedNode]) -> None:
+        for node in nodes:
+            node.members = self._cluster.names
+            node.foreign = False
+        self._restart(nodes)
+
+    def _restart(self, nodes: Sequence[SimulatedNode]) -> None:
+        for node in nodes:
+            node.end(power_loss=False)
+            node.start()
 
     # Links
 
@@ -298,6 +402,26 @@ class Nemesis:
         self._cluster.checks.damaged(node)
         return True
 
+    def _shorten_log(self) -> bool:
+        """The open segment loses some of what it had acknowledged, or is lost as a whole."""
+        node = self._victim()
+        if node is None or not node.has_started:
+            return False
+        synced_index, power_loss = node.group.journal.synced_index, self._is_power_loss()
+        self._end(node, power_loss=power_loss)
+        path, ends = _open_records(node, synced_index, power_loss=power_loss)
+        if not ends:
+            return False
+        kind = self._random.choice(("between records", "anywhere", "lost"))
+        if kind == "between records":
+            node.disk.shorten(path, self._random.choice([FILE_HEADER_BYTES, *ends[:-1]]))
+        elif kind == "anywhere":
+            node.disk.shorten(path, self._random.randrange(ends[-1]))
+        else:
+            node.disk.lose_file(path)
+        self._cluster.checks.damaged(node)
+        return True
+
     def _victim(self) -> SimulatedNode | None:
         """A running node that the others can do without."""
         node = self._anyone()
@@ -306,7 +430,18 @@ class Nemesis:
     # Clocks
 
     def _clock_jump(self) -> None:
-        self._anyone().wall.skew_ms += self._random.randint(-20_000, 20_000)
+        """One clock or all of them, for a while or for ever."""
+        nodes = self._cluster.nodes if self._random.random() < 0.2 else [self._anyone()]
+        size_ms = self._random.choice(CLOCK_JUMPS_MS)
+        jump_ms = self._random.randint(-size_ms, size_ms)
+        self._move_clocks(nodes, jump_ms)
+        if self._random.random() < 0.6:
+            self._until(self._short_or_long_s(6.0), partial(self._move_clocks, nodes, -jump_ms))
+
+    def _move_clocks(self, nodes: Sequence[SimulatedNode], jump_ms: int) -> None:
+        for node in nodes:
+            node.wall.skew_ms += jump_ms
+        self._cluster.checks.clocks_changed()
 
 
 def _flippable(node: SimulatedNode) -> dict[str, int]:
@@ -320,25 +455,47 @@ def _flippable(node: SimulatedNode) -> dict[str, int]:
     sealed = _sealed(node)
     damaged = disk.damaged_files()
     for path, size in files.items():
-        if _kind(path) == "hardstate":
-            same = [disk.read_file(other) for other in files if _kind(other) == "hardstate"]
+        if _kind(path) in ("hardstate", "start"):
+            same = [disk.read_file(other) for other in files if _kind(other) == _kind(path)]
             places[path] = size if len(same) == 2 and same[0] == same[1] else 0
         elif _kind(path) in ("identity", "manifest"):
             places[path] = 0 if path in damaged else size
         elif _kind(path) == "segment":
             places[path] = size if path in sealed else disk.vouched_bytes(path)
-        elif _kind(path) in ("sparse", "checkpoint"):
+        elif _kind(path) in ("sparse", "checkpoint", MARK_NAME):
             places[path] = size
     return {path: size for path, size in places.items() if size}
 
 
 def _sealed(node: SimulatedNode) -> list[str]:
     """Paths of the segments that are not written to any more, as the disk knows them."""
+    return [f"{LOG}/{row.name}" for row in _manifest(node).sealed]
+
+
+def _manifest(node: SimulatedNode) -> Manifest:
     path = f"{LOG}/{MANIFEST_NAME}"
-    if path not in node.disk.files():
-        return []
-    manifest = load_manifest(node.disk, path, Owner(CLUSTER, node.name, 0).key())
-    return [f"{LOG}/{row.name}" for row in manifest.sealed]
+    return load_manifest(node.disk, path, _identity(node)) if path in node.disk.files() else Manifest()
+
+
+def _identity(node: SimulatedNode) -> bytes:
+    return Owner(CLUSTER, node.name, 0).key()
+
+
+def _open_records(node: SimulatedNode, synced_index: int, *, power_loss: bool) -> tuple[str, list[int]]:
+    """The open segment, and where in it each record ends whose loss must be noticed.
+
+    After a power loss the mark may vouch for less than the node did.
+    """
+    manifest = _manifest(node)
+    path = f"{LOG}/{manifest.open_name}"
+    mark = load_mark(node.disk, LOG, _identity(node))
+    vouched = mark.size if mark is not None and mark.name == manifest.open_name else 0
+    if path not in node.disk.files() or path in node.disk.damaged_files():
+        return path, []
+    opened = open_file(node.disk, path, _identity(node))
+    records = scan_open(opened, manifest, None, writes_lost=True).records
+    ends = [records.extent(index)[1] for index in range(records.first, min(synced_index + 1, records.end))]
+    return path, [end for end in ends if end <= vouched or not power_loss]
 
 
 def _is_segment(path: str) -> bool:
@@ -348,8 +505,8 @@ def _is_segment(path: str) -> bool:
 def _kind(path: str) -> str:
     """What kind of file this is; empty if it is not one that a start needs."""
     directory, _, name = path.rpartition("/")
-    if directory == GROUP and name in ("identity", "hardstate-0", "hardstate-1"):
+    if directory == GROUP and name in ("identity", *START_FILES, *HARD_STATE_NAMES):
         return name.partition("-")[0]
     if directory == LOG:
-        return name if name == MANIFEST_NAME else name.rpartition(".")[2]
+        return name if name in (MANIFEST_NAME, MARK_NAME) else name.rpartition(".")[2]
     return ""

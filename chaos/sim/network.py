@@ -5,7 +5,7 @@ Not here: when any of it happens (nemesis.py).
 
 Law: what TCP promises is kept and nothing more. Each direction is FIFO without gaps as long as the connection
 lives; both ends learn of its end on their own, at different times; bytes in flight at the end may be lost or may
-arrive.
+arrive. What a link takes, and when it gives its peer up, is decided by the limits and the code of the real links.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
+
+from cluster.catch_up import CHUNK_BYTES, WINDOW
+from cluster.entry import ENTRY_BYTES_MAX
+from cluster.envelope import FRAME_BYTES_MAX
+from cluster.handshake import PROCESS_BYTES, Terms, disagreement
+from cluster.links import Backlog, FrameTooLargeError, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +32,10 @@ if TYPE_CHECKING:
 GROUP = 0
 PROBES = 6
 """How often an end that lost its peer asks whether the process is still there."""
+PART_S = 0.1
+"""A frame that takes longer arrives in parts, one after so much time each."""
+PART = b""
+"""In a pipe: not a frame, but a part of the next one."""
 
 
 class End(Enum):
@@ -44,6 +54,18 @@ class Host(Enum):
     SILENT = "the host has no power"
 
 
+def small_limits(entry_bytes_max: int = ENTRY_BYTES_MAX) -> Limits:
+    """Limits of the real links in small, for entries of at most this size; snapshots have chunks of their real size."""
+    beside_entry = FRAME_BYTES_MAX - ENTRY_BYTES_MAX
+    high_water_bytes = 64 * 1024
+    return Limits(
+        frame_bytes_max=max(entry_bytes_max, CHUNK_BYTES) + beside_entry,
+        queued_bytes_max=2 * high_water_bytes + WINDOW * CHUNK_BYTES,
+        high_water_bytes=high_water_bytes,
+        low_water_bytes=high_water_bytes // 4,
+    )
+
+
 @dataclass(slots=True)
 class NetworkOptions:
     """How good the network of a run is."""
@@ -57,9 +79,9 @@ class NetworkOptions:
     timeout_min_s: float = 1.0
     timeout_max_s: float = 5.0
     """TCP gives an unanswered connection up after a time in this range."""
-    high_water_bytes: int = 64 * 1024
-    low_water_bytes: int = 16 * 1024
-    queued_bytes_max: int = 32 * 1024 * 1024
+    bytes_per_s: int = 2**40
+    """Of each connection, each way."""
+    limits: Limits = field(default_factory=small_limits)
 
 
 @dataclass(slots=True)
@@ -68,8 +90,9 @@ class Pipe:
 
     source: str
     target: str
+    backlog: Backlog
     frames: deque[tuple[float, bytes | None]] = field(default_factory=deque)
-    """Arrival time and content; None is the end of the stream."""
+    """Arrival time and content: a frame, `PART`, or None for the end of the stream."""
     last_arrival_s: float = 0.0
     queued_bytes: int = 0
     """Sent, and not yet taken in by the receiving process."""
@@ -80,11 +103,14 @@ class Pipe:
 class Connection:
     """One epoch of a pair of nodes; `dialler` is the smaller name."""
 
-    def __init__(self, dialler: str, acceptor: str) -> None:
+    def __init__(self, dialler: str, acceptor: str, limits: Limits) -> None:
         self.dialler = dialler
         self.acceptor = acceptor
         self.ends = {dialler: End.OPENING, acceptor: End.OPENING}
-        self.pipes = {dialler: Pipe(dialler, acceptor), acceptor: Pipe(acceptor, dialler)}
+        self.pipes = {
+            dialler: Pipe(dialler, acceptor, Backlog(limits)),
+            acceptor: Pipe(acceptor, dialler, Backlog(limits)),
+        }
         self.broken = False
         """Reset on the way: nothing that is sent from now on arrives, though the ends may not know yet."""
 
@@ -92,8 +118,12 @@ class Connection:
 class SimulatedLinks:
     """The `Links` port of one process life."""
 
-    def __init__(self, network: Network, name: str, runtime: SimulatedRuntime) -> None:
+    def __init__(
+        self, network: Network, name: str, runtime: SimulatedRuntime, members: Sequence[str], terms: Terms
+    ) -> None:
         self.name = name
+        self.members = members
+        self.terms = terms
         self.runtime = runtime
         self.current: dict[str, Connection] = {}
         self.events: LinkEvents | None = None
@@ -134,9 +164,12 @@ class Network:
 
     # Processes
 
-    def attach(self, name: str, runtime: SimulatedRuntime) -> SimulatedLinks:
-        """A process of this name begins to listen and to dial."""
-        links = SimulatedLinks(self, name, runtime)
+    def attach(
+        self, name: str, runtime: SimulatedRuntime, members: Sequence[str] = (), version: int = 0
+    ) -> SimulatedLinks:
+        """A process of this name begins to listen and to dial, with this list of members, or all, and state version."""
+        members = members or self._names
+        links = SimulatedLinks(self, name, runtime, members, Terms.of(members, version, bytes(PROCESS_BYTES)))
         self._links[name] = links
         self._hosts[name] = Host.UP
         for peer in self._names:
@@ -223,13 +256,31 @@ class Network:
                 # The other kernel answers with a reset.
                 self._world.after(self._delay_s(), partial(self._close_end, connection, source))
             return
-        pipe.queued_bytes += len(frame)
-        if pipe.queued_bytes > self.options.queued_bytes_max:
+        limits = self.options.limits
+        if len(frame) > limits.frame_bytes_max:
+            # The real links end the epoch, and go on so for ever: here it is an error of the turn.
+            raise FrameTooLargeError(
+                f"a frame of {len(frame)} bytes is above the limit of {limits.frame_bytes_max}"
+            )
+        if not pipe.backlog.admits(len(frame), pipe.queued_bytes if pipe.congested else 0):
             self._break(connection)
             return
-        if pipe.queued_bytes > self.options.high_water_bytes:
+        pipe.queued_bytes += len(frame)
+        if pipe.queued_bytes > limits.high_water_bytes:
             pipe.congested = True
+        self._put_parts(connection, pipe, len(frame))
         self._put(connection, pipe, frame)
+
+    def _put_parts(self, connection: Connection, pipe: Pipe, size: int) -> None:
+        """Let the receiver hear that something is coming, while it takes the line; the last part is the frame."""
+        duration_s = size / self.options.bytes_per_s
+        begin_s = max(pipe.last_arrival_s, self._world.now_s)
+        parts = int(duration_s / PART_S)
+        for number in range(1, parts + 1):
+            pipe.frames.append((begin_s + number * PART_S, PART))
+        pipe.last_arrival_s = begin_s + duration_s
+        if parts:
+            self._move(connection, pipe)
 
     def _put(self, connection: Connection, pipe: Pipe, frame: bytes | None) -> None:
         delay_s = self._delay_s() + self._lag_s.get((pipe.source, pipe.target), 0.0)
@@ -264,8 +315,12 @@ class Network:
         links = self._links[pipe.target]
         if links.current.get(pipe.source) is not connection:
             return
+        if frame == PART:
+            if links.events is not None:
+                links.events.part_received(pipe.source)
+            return
         pipe.queued_bytes -= len(frame)
-        if pipe.congested and pipe.queued_bytes <= self.options.low_water_bytes:
+        if pipe.congested and pipe.queued_bytes <= self.options.limits.low_water_bytes:
             pipe.congested = False
             self._world.after(0.0, partial(self._notify_drained, connection, pipe))
         self._world.trace(frame)
@@ -291,6 +346,9 @@ class Network:
         links = self._links.get(dialler)
         if links is None or acceptor in links.current:
             return
+        if acceptor not in links.members:
+            self._dial_soon(dialler, acceptor)  # its next life may have another list
+            return
         reachable = self.reachable(dialler, acceptor)
         if reachable and self._hosts[acceptor] is Host.REFUSING:
             self._tell_dead(links, acceptor)
@@ -300,13 +358,19 @@ class Network:
             and peer_links is not None
             and not peer_links.runtime.paused
             and not links.runtime.paused
+            and self._agree(links, peer_links)
         ):
             self._connect(links, peer_links)
         else:
             self._dial_soon(dialler, acceptor)
 
+    def _agree(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> bool:
+        """The handshake. Its messages are not simulated, what it decides is."""
+        listed = dialler.name in acceptor.members
+        return listed and disagreement(acceptor.terms, dialler.name, dialler.terms) is None
+
     def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> None:
-        connection = Connection(dialler.name, acceptor.name)
+        connection = Connection(dialler.name, acceptor.name, self.options.limits)
         self._connections.append(connection)
         self._dialling[dialler.name, acceptor.name] = True
         self._world.after(self._delay_s(), partial(self._open_acceptor, connection, dialler, acceptor))

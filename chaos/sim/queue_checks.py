@@ -71,6 +71,7 @@ from qq.machine.effects import (
     Reply,
 )
 from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, History
+from qq.machine.publishers import PUBLISHER_AGE_MS
 from qq.machine.queue import DUE_MAX
 from qq.machine.settings import UNLIMITED
 from qq.ranges import MESSAGE_BITS, Range
@@ -118,8 +119,10 @@ class QueueOracle:
         self._bound: dict[str, list[str]] = {}
         """By exchange, the queues that get all its messages."""
         self._published: dict[tuple[int, int], Enqueue | Publish] = {}
-        self._publishers: dict[str, int] = {}
-        """The last sequence number of each that was admitted."""
+        self._admitted: dict[str, int] = {}
+        """By publisher, the last sequence number that was ever admitted."""
+        self._publishers: dict[str, tuple[int, int]] = {}
+        """The last sequence number of each that is remembered, and when it was seen last."""
         self._sequences: dict[tuple[str, str, int], None] = {}
         """Queue, publisher and sequence number of whatever was enqueued."""
         self._holders: dict[Consumer, Holder] = {}
@@ -167,7 +170,7 @@ class QueueOracle:
 
     def admitted(self, publisher: str) -> int:
         """The last sequence number that has taken effect."""
-        return self._publishers.get(publisher, 0)
+        return self._admitted.get(publisher, 0)
 
     def is_gone(self, node: str, consumer: int) -> bool:
         """Whether the consumer was cancelled for being too slow."""
@@ -318,8 +321,9 @@ class QueueOracle:
         """Of very many the machine leaves some for the next entry."""
         due: dict[Message, None] = {}
         while model.expiries and model.expiries[0][0] <= self._now_ms:
-            message = heappop(model.expiries)[2]
-            if message in model.ready.get(message.name, ()):
+            expires_ms, _, message = heappop(model.expiries)
+            # One that was released late expires later than it was said to when it was published.
+            if expires_ms == message.expires_ms and message in model.ready.get(message.name, ()):
                 due[message] = None
         left: dict[Message, None] = {}
         if len(due) > DUE_MAX:
@@ -432,9 +436,12 @@ class QueueOracle:
             accepted = min(max(refused.first_seq - command.first_seq, 0), accepted)
         publisher, sequence = properties.publisher, properties.publish_seq
         if publisher:
-            seen = self._publishers.get(publisher, 0)
+            seen = self._known_of(publisher)
             first = min(max(seen - sequence + 1, 0), accepted)
-            self._publishers[publisher] = max(seen, sequence + accepted - 1)
+            last = max(seen, sequence + accepted - 1)
+            self._admitted[publisher] = max(last, self.admitted(publisher))
+            if first < command.count:
+                self._publishers[publisher] = (last, self._now_ms)
             self.fates["repeated"] += first
         for number in range(first, accepted):
             self._published[places[number]] = properties
@@ -453,6 +460,14 @@ class QueueOracle:
             if not properties.delay_ms:
                 self._refusals.append(targets)
         return [model for model in targets if first < accepted and rejects(model)]
+
+    def _known_of(self, publisher: str) -> int:
+        """Its last sequence number; after a long time, by clocks that have jumped, it is forgotten."""
+        last, seen_ms = self._publishers.get(publisher, (0, self._now_ms))
+        if self._now_ms - seen_ms < PUBLISHER_AGE_MS:
+            return last
+        self._sequences = {key: None for key in self._sequences if key[1] != publisher}
+        return 0
 
     def _targets(self, content: Iterable[Command]) -> list[QueueModel]:
         targets: list[QueueModel] = []

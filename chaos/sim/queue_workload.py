@@ -72,7 +72,7 @@ from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
-    from chaos.sim.cluster import SimulatedNode
+    from chaos.sim.cluster import Options, SimulatedNode
     from chaos.sim.world import World
     from cluster.ports import Buffer
 
@@ -648,8 +648,8 @@ class QueueWorkload(Workload):
     client = QueueClient
     oracle: QueueOracle
 
-    def __init__(self, world: World, checks: Checks, interval_s: float, large_batches: float) -> None:
-        super().__init__(world, checks, interval_s, large_batches)
+    def __init__(self, world: World, checks: Checks, options: Options) -> None:
+        super().__init__(world, checks, options)
         self.arguments = draw_queues(world.random("queues"))
         """Of each queue."""
         self.has_features = any(self.arguments.values())

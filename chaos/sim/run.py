@@ -16,7 +16,7 @@ from chaos.sim.cluster import Options, Parts, SimulatedCluster
 from chaos.sim.ledger import Ledger
 from chaos.sim.ledger import messages_of as messages_of_ledger
 from chaos.sim.nemesis import Nemesis
-from chaos.sim.network import NetworkOptions
+from chaos.sim.network import NetworkOptions, small_limits
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_workload import QueueWorkload
 from chaos.sim.stored import StoredMessages
@@ -38,10 +38,12 @@ TIMERS_S = 15.0
 """Nor is anything that comes again and again: what queues have no room for is tried again."""
 LATENESS_MAX_S = 1.0
 """Of what is due, with fast disks, when there is a leader and no fault."""
-DRAIN_S = 90.0
-"""The last delay, or retry of a dead letter, is over: a leader's clock may have to come up with the time of the log."""
+DRAIN_S = 30.0
+"""The last delay, or retry of a dead letter, is over."""
 SLICE_S = 0.25
 FILES_INTERVAL_S = 0.5
+LARGEST_BYTES = 250_000
+"""Of the largest entries."""
 
 
 class Outcome(NamedTuple):
@@ -86,8 +88,11 @@ _FAULTS = {
     "flip bit": 1.0,
     "read error": 0.5,
     "lose directory": 0.6,
+    "shorten log": 0.6,
     "clock jump": 0.5,
     "transfer": 0.5,
+    "wrong members": 0.4,
+    "foreign version": 0.3,
 }
 
 
@@ -123,7 +128,25 @@ def draw_options(seed: int) -> Options:
     )
     if busy and not large_batches and random.random() < 0.2:
         return _with_check_of_disk_use(options)
+    if not options.queues and random.random() < 0.2:
+        return with_largest_entries(options, bytes_per_s=random.choice((200_000, 400_000, 2**40)))
     return options
+
+
+def with_largest_entries(options: Options, bytes_per_s: int) -> Options:
+    """So large, on links with a bandwidth, that one takes as long as an election, and two are more than a frame."""
+    return replace(
+        options,
+        duration_s=25.0,
+        submit_interval_s=0.5,
+        large_batches=0.06,
+        largest_bytes=LARGEST_BYTES,
+        network=replace(
+            options.network,
+            bytes_per_s=bytes_per_s,
+            limits=small_limits(LARGEST_BYTES),
+        ),
+    )
 
 
 def _with_check_of_disk_use(options: Options) -> Options:
@@ -178,7 +201,7 @@ class Simulation:
         if self.options.queues:
             self.checks.listener = self.oracle
         kind = QueueWorkload if self.options.queues else Workload
-        workload = kind(self.world, self.checks, self.options.submit_interval_s, self.options.large_batches)
+        workload = kind(self.world, self.checks, self.options)
         if isinstance(workload, QueueWorkload):
             workload.oracle = self.oracle
         return workload
@@ -213,13 +236,13 @@ class Simulation:
         self.world.after(FILES_INTERVAL_S, self._look_at_files)
 
     def _check_timers(self) -> None:
-        """What is due is done, soon after it is by the leader's clock, though nobody submits anything."""
+        """What is due is done, soon after so much time has really passed, though nobody submits anything."""
         lateness_max_s = LATENESS_MAX_S * (1 + self.options.disk_slowness / SLOW_DISK)
         reached, reached_s = None, 0.0
         until_s = self.world.now_s + TIMERS_S
         while (leader := self.cluster.leader()) is not None and self.world.now_s < until_s:
             due_ms = leader.machine.due_ms()
-            ahead_ms = TIMERS_MAX_MS if due_ms is None else due_ms - leader.wall.now_ms()
+            ahead_ms = TIMERS_MAX_MS if due_ms is None else due_ms - self.checks.least_time_ms()
             if ahead_ms >= TIMERS_MAX_MS:
                 break
             if ahead_ms > 0 or reached != (leader, due_ms):

@@ -16,7 +16,7 @@ from chaos.sim.ledger import make_batch
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
-    from chaos.sim.cluster import SimulatedNode
+    from chaos.sim.cluster import Options, SimulatedNode
     from chaos.sim.world import World
     from cluster.ports import Buffer
 
@@ -64,7 +64,8 @@ class Client:
         random = self.workload.random
         if not self.must_wait():
             large = random.random() < self.workload.large_batches
-            size = random.randint(4_000, 40_000) if large else random.randint(1, 200)
+            largest = self.workload.largest_bytes
+            size = random.randint(largest // 10, largest) if large else random.randint(1, 200)
             self.submit([make_batch(random.randbytes(size))])
 
     def must_wait(self) -> bool:
@@ -80,13 +81,14 @@ class Workload:
 
     client: type[Client] = Client
 
-    def __init__(self, world: World, checks: Checks, interval_s: float, large_batches: float) -> None:
+    def __init__(self, world: World, checks: Checks, options: Options) -> None:
         self.world = world
         self.checks = checks
         self.random = world.random("workload")
-        self.large_batches = large_batches
+        self.large_batches = options.large_batches
+        self.largest_bytes = options.largest_bytes
         self.clients: dict[str, Client] = {}
-        self._interval_s = interval_s
+        self._interval_s = options.submit_interval_s
         self._generations: dict[str, int] = {}
         self._stopped = False
 

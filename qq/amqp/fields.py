@@ -4,7 +4,8 @@ Lives here: field tables, content properties, method arguments, the short fields
 frames (framing.py), encoding, which is pamqp's (encoding.py).
 
 Law: the input is hostile. Every length is checked, nesting is bounded, and the work is linear in the length
-of the input (pamqp copies the rest of a table for each field, and takes truncated strings for whole ones).
+of the input (pamqp copies the rest of a table for each field, and takes truncated strings for whole ones). A table that
+is read is one that the log can hold (qq/tables.py).
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pamqp import commands
 
 from qq.amqp.access import AccessRequest
-from qq.errors import ConnectionFault, Reply
+from qq.errors import ChannelError, ConnectionFault, Reply
+from qq.tables import TABLE_BYTES_MAX, TABLE_DEPTH_MAX, too_deep, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pamqp import base, common
 
-TABLE_DEPTH_MAX = 64
-"""Tables and arrays inside each other; headers of real messages have three or four levels."""
 VALID_PROPERTIES_MAX = 4096
 """Property bytes remembered as valid, for all connections of the process."""
 VALID_PROPERTIES_BYTES_MAX = 512
@@ -36,6 +36,8 @@ _U16 = Struct(">H")
 _U32 = Struct(">I")
 _U64 = Struct(">Q")
 _DECIMAL = Struct(">Bi")
+
+_CLASS_CONNECTION = 10
 
 _SHORTSTR = 0
 _TABLE = -1
@@ -105,6 +107,10 @@ class FieldError(ValueError):
     """The bytes are not what the protocol says they are."""
 
 
+class TableLimitExceeded(FieldError):
+    """The bytes are a table, and it is more than the log can hold."""
+
+
 class Publish(NamedTuple):
     """The arguments of basic.publish."""
 
@@ -118,7 +124,7 @@ class Publish(NamedTuple):
 
 
 def decode_method(payload: bytes) -> base.Frame:
-    """Decode the payload of a method frame; raises ConnectionFault (502, 503)."""
+    """Decode the payload of a method frame; raises ConnectionFault (502, 503), ChannelError (406)."""
     if len(payload) < 4:
         raise ConnectionFault(Reply.SYNTAX_ERROR, "a method frame has less than four octets")
     index = int.from_bytes(payload[:4], "big")
@@ -131,6 +137,11 @@ def decode_method(payload: bytes) -> base.Frame:
     method = cls.__new__(cls)
     try:
         _arguments(method, payload)
+    except TableLimitExceeded as error:
+        text = f"{cls.name.lower()}: {error}"
+        if index >> 16 == _CLASS_CONNECTION:
+            raise ConnectionFault(Reply.SYNTAX_ERROR, text, index >> 16, index & 0xFFFF) from None
+        raise ChannelError(Reply.PRECONDITION_FAILED, text, index >> 16, index & 0xFFFF) from None
     except (FieldError, IndexError, StructError, UnicodeDecodeError) as error:
         text = f"cannot decode {cls.name.lower()}: {error}"
         raise ConnectionFault(Reply.SYNTAX_ERROR, text, index >> 16, index & 0xFFFF) from None
@@ -238,8 +249,10 @@ def _container(data: bytes, at: int, end: int, depth: int) -> tuple[int, int]:
     stop = at + 4 + _U32.unpack_from(data, at)[0]
     if stop > end:
         raise FieldError("a table or array runs over the end")
-    if depth > TABLE_DEPTH_MAX:
-        raise FieldError("tables are nested too deeply")
+    if depth >= TABLE_DEPTH_MAX:
+        raise TableLimitExceeded(too_deep())
+    if stop - at - 4 > TABLE_BYTES_MAX:
+        raise TableLimitExceeded(too_large(stop - at - 4))
     return at + 4, stop
 
 
@@ -259,8 +272,7 @@ def _value(data: bytes, at: int, end: int, depth: int) -> tuple[common.FieldValu
     if kind == 0x54:  # T
         return _timestamp(_U64.unpack_from(data, at + 1)[0]), at + 9
     if kind == 0x78:  # x
-        raw, at = _octets(data, at + 1, end)
-        return bytearray(raw), at
+        return _octets(data, at + 1, end)
     if kind == 0x44:  # D
         scale, digits = _DECIMAL.unpack_from(data, at + 1)
         return Decimal(digits) * (Decimal(10) ** -scale), at + 6
@@ -308,12 +320,21 @@ _ARGUMENTS: dict[str, Callable[[bytes, int, int], tuple[Any, int]]] = {
 
 
 def properties_valid(properties: bytes) -> bool:
-    """Whether these are the flags and values of a basic content header.
+    """Whether `check_properties` finds nothing wrong."""
+    try:
+        check_properties(properties)
+    except FieldError:
+        return False
+    return True
+
+
+def check_properties(properties: bytes) -> None:
+    """Raise FieldError unless these are the flags and values of a basic content header.
 
     Short strings need not be UTF-8: RabbitMQ passes on binary correlation ids and so do we.
     """
     if properties in valid_properties:
-        return True
+        return
     try:
         at = 2
         for size in _present(_U16.unpack_from(properties)[0]):
@@ -323,12 +344,11 @@ def properties_valid(properties: bytes) -> bool:
                 at += 1 + properties[at]
             else:
                 at = decode_table(properties, at, len(properties))[1]
-    except (FieldError, IndexError, StructError, UnicodeDecodeError):
-        return False
+    except (IndexError, StructError, UnicodeDecodeError) as error:
+        raise FieldError(str(error)) from None
     if at != len(properties):
-        return False
+        raise FieldError("the properties do not fill the frame")
     _remember(properties)
-    return True
 
 
 def decode_properties(properties: bytes) -> commands.Basic.Properties:

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
 
-from qq.amqp.fields import decode_method, decode_publish, properties_valid, valid_properties
+from qq.amqp.fields import (
+    FieldError,
+    TableLimitExceeded,
+    check_properties,
+    decode_method,
+    decode_publish,
+    properties_valid,
+    valid_properties,
+)
 from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply
 
 if TYPE_CHECKING:
@@ -39,6 +47,16 @@ UNFINISHED_BYTES_MIN = 1024 * 1024
 """and this much in any case: many channels may each be in the middle of a small one."""
 PUBLISHES_REMEMBERED_MAX = 256
 """Different basic.publish of a connection that need not be checked again."""
+
+
+def stored_bytes_max(message_bytes_max: int, frame_max: int) -> int:
+    """The most octets that a message takes in the log, where it is kept in the frames that it came in.
+
+    Its content header, its body, and a quarter more of frames around parts of that: that many are there if each has 32
+    octets, and no client sends a large message in smaller ones.
+    """
+    return frame_max + message_bytes_max + message_bytes_max // 4 + UNFINISHED_BYTES_MIN
+
 
 _FRAME = Struct(">BHI")
 _HEADER = Struct(">BHIIQ")
@@ -450,7 +468,11 @@ class FrameReader:
             self._contents[channel] = content = _Content(payload, 0)
             self._count(content, len(payload))
             return
-        frame = decode_method(payload)
+        try:
+            frame = decode_method(payload)
+        except ChannelError as error:
+            self._fault(channel, error, events)
+            return
         if isinstance(frame, commands.Basic.Ack):
             _add_acks(events, channel, [(frame.delivery_tag, frame.multiple)])
             return
@@ -469,15 +491,26 @@ class FrameReader:
             raise ConnectionFault(Reply.UNEXPECTED_FRAME, text, 60, 40)
         if class_weight & 0xFFFF:
             raise ConnectionFault(Reply.SYNTAX_ERROR, "the weight of a content header must be 0", 60, 40)
-        if not properties_valid(payload[12:]):
-            raise ConnectionFault(Reply.SYNTAX_ERROR, "cannot decode the properties of the message", 60, 40)
+        try:
+            check_properties(payload[12:])
+        except TableLimitExceeded as error:
+            text = f"headers of the message: {error}"
+            self._fault(channel, ChannelError(Reply.PRECONDITION_FAILED, text, 60, 40), events)
+            return
+        except FieldError:
+            raise ConnectionFault(
+                Reply.SYNTAX_ERROR, "cannot decode the properties of the message", 60, 40
+            ) from None
         if left > self._message_bytes_max:
-            self.drop(channel)
             text = f"message size {left} is larger than configured max size {self._message_bytes_max}"
-            events.append(ChannelFault(channel, ChannelError(Reply.PRECONDITION_FAILED, text, 60, 40)))
+            self._fault(channel, ChannelError(Reply.PRECONDITION_FAILED, text, 60, 40), events)
             return
         content.left = left
         self._gather(channel, content, frame, events)
+
+    def _fault(self, channel: int, error: ChannelError, events: list[Event]) -> None:
+        self.drop(channel)
+        events.append(ChannelFault(channel, error))
 
     def _read_body(
         self, channel: int, payload: bytes, content: _Content, frame: bytes, events: list[Event]
@@ -496,6 +529,12 @@ class FrameReader:
     def _gather(self, channel: int, content: _Content, frame: bytes, events: list[Event]) -> None:
         """Add a frame to the message and hand it on when it was the last one."""
         content.wire += frame
+        wire_max = stored_bytes_max(self._message_bytes_max, self._payload_max)
+        if len(content.wire) > wire_max:
+            self.drop(channel)
+            text = f"a message in frames so small that it takes more than {wire_max} bytes"
+            events.append(ChannelFault(channel, ChannelError(Reply.PRECONDITION_FAILED, text, 60, 40)))
+            return
         if content.left:
             self._count(content, len(frame))
             return

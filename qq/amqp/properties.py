@@ -36,6 +36,8 @@ PUBLISHER_BYTES_MAX = 255
 CC, BCC, DELAY, PUBLISHER_ID, PUBLISH_SEQ = b"CC", b"BCC", b"x-delay", b"x-publisher-id", b"x-publish-seq"
 REPLY_TO = b"amq.rabbitmq.reply-to"
 """In the property `reply-to`: the address of the channel's consumer of direct replies, whatever it is."""
+KEYS_MAX = 256
+"""Routing keys that a message may have besides its own: each is looked for in every exchange that it comes to."""
 _OURS = frozenset((CC, BCC, DELAY, PUBLISHER_ID, PUBLISH_SEQ))
 
 _PUBLISH_METHOD = (60, 40)
@@ -349,6 +351,8 @@ def _read(message: bytes, properties: bytes) -> tuple[Attributes, int]:
         if name in _OURS:
             values.setdefault(name, value_at)
     keys = [key for name in (CC, BCC) if name in values for key in _keys(name, message, values[name])]
+    if len(keys) > KEYS_MAX:
+        raise _refusal(f"{len(keys)} routing keys in the headers CC and BCC, above the limit ({KEYS_MAX})")
     delay_ms = _delay_ms(message, values[DELAY]) if DELAY in values else 0
     publisher, sequence, sequence_at = "", 0, 0
     if PUBLISHER_ID in values or PUBLISH_SEQ in values:

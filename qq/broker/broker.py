@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import base64
 import logging
-import resource
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cluster.complaints import Complaints
 from cluster.group import Confirmed, Expelled
 from qq.broker.dead_letters import DeadLetters
 from qq.broker.entries import Entries
@@ -43,6 +43,7 @@ from qq.metrics import Counters
 if TYPE_CHECKING:
     from cluster.group import Group
     from cluster.ports import Disk, Runtime
+    from cluster.strangers import Places
     from qq.amqp.connection import Settings
     from qq.broker.channel import Channel
     from qq.broker.listener import ClientConnection
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS_SHARE = 0.75
-"""Of the files that the process may have open; the rest is for peers, HTTP and the log."""
+COMPLAINTS_PER_S = 10
+"""Lines in the log about strangers, of each kind."""
 
 
 class Broker:
@@ -66,6 +67,7 @@ class Broker:
         settings: Settings,
         loopback_users: Sequence[str],
         limits: Limits,
+        places: Places,
     ) -> None:
         self.name = name
         self.machine = machine
@@ -73,7 +75,9 @@ class Broker:
         self.limits = limits
         self.counters = Counters()
         self.connections: dict[int, ClientConnection] = {}
-        self.connections_max = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE)
+        self.places = places
+        """Of the connections."""
+        self.complaints = Complaints(log, COMPLAINTS_PER_S)
         self.elections = 0
         """Changes of leader that this node has seen."""
         self.alarm: str | None = None
@@ -90,12 +94,14 @@ class Broker:
     def attach(self, group: Group, disk: Disk) -> None:
         """Connect to the group; before anything else is called."""
         self.group = group
-        self.submissions = Submissions(group, self._runtime, self.limits.publish_timeout_ms / 1000)
+        self.submissions = Submissions(
+            self.name, group, self.machine, self._runtime, self.limits.publish_timeout_ms / 1000
+        )
         self.logins = Logins(
             self.machine, self.submissions, self._runtime, self._loopback_users, self.counters
         )
         self.entries = Entries(group, disk, group.disk_failed)
-        self._dead_letters = DeadLetters(self.machine, self.submissions, self.entries)
+        self._dead_letters = DeadLetters(self.machine, self.submissions, self.entries, self._runtime)
 
     def new_id(self) -> int:
         """A number for a connection, session or consumer; never used twice while the process lives."""
@@ -126,12 +132,12 @@ class Broker:
 
     def connect(self, connection: ClientConnection) -> None:
         """Ask the log to let a connection into its virtual host."""
-        self.submissions.add(commands.Connect(connection.id, connection.vhost, connection.user))
+        self.submissions.add(commands.Connect(connection.id, connection.vhost, connection.user), connection)
 
     def session_opened(self, channel: Channel) -> None:
         self._sessions[channel.session] = channel
         self.counters.channels_opened += 1
-        self.submissions.add(commands.OpenChannel(channel.session, channel.connection.id))
+        self.submissions.add(commands.OpenChannel(channel.session, channel.connection.id), channel.connection)
 
     def channel(self, session: int) -> Channel | None:
         """The channel that the log knows under this number."""
@@ -140,7 +146,7 @@ class Broker:
     def session_ended(self, channel: Channel) -> None:
         if self._sessions.pop(channel.session, None) is not None:
             self.counters.channels_closed += 1
-            self.submissions.add(commands.SessionDown(channel.session))
+            self.submissions.add(commands.SessionDown(channel.session), channel.connection)
 
     def may_impersonate(self, user: str) -> bool:
         """Whether this user's messages may have any `user-id` (RabbitMQ's tag impersonator)."""
@@ -152,6 +158,11 @@ class Broker:
     @property
     def is_full(self) -> bool:
         return self.group.pending_bytes > self.limits.node_uncommitted_bytes
+
+    @property
+    def why_full(self) -> str:
+        limit = self.limits.node_uncommitted_bytes
+        return f"what the log has not taken in yet is more than node_uncommitted_bytes ({limit})"
 
     def waits_for_room(self, connection: ClientConnection) -> None:
         self._full[connection] = None

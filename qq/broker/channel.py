@@ -29,7 +29,8 @@ from qq.broker.transaction import Transaction
 from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply, amqp_error
 from qq.machine import commands, effects
 from qq.machine.declaring import stripped
-from qq.machine.errors import the_queue
+from qq.machine.errors import Refused, the_queue
+from qq.machine.limits import check_table_size
 from qq.machine.requesters import REPLY_PREFIX, REPLY_TO
 from qq.routing.exchanges import DELAYED
 
@@ -213,7 +214,9 @@ class Channel:
         counters = self.broker.counters
         counters.messages_received += len(messages)
         if self._transaction is not None:
-            self._transaction.publish(run, messages, is_new=is_new)
+            vhost = self.broker.machine.vhosts.get(self.connection.vhost)
+            looked_into = vhost is not None and vhost.looks_at_content(run.exchange)
+            self._transaction.publish(run, messages, is_new=is_new, looked_into=looked_into)
             return
         if self.confirming:
             self.published += len(messages)
@@ -226,12 +229,12 @@ class Channel:
     ) -> None:
         pieces = self.outgoing.take(tag, multiple=multiple, method=method)
         if self._transaction is not None:
-            self._transaction.settle(kind, pieces)
+            self._transaction.settle(kind, pieces, method)
             return
         settle = self.broker.submissions.settle
         for piece in pieces:
             first = piece.value.first_id + piece.offset
-            settle(kind, piece.value.consumer, first, first + piece.count - 1)
+            settle(kind, piece.value.consumer, first, first + piece.count - 1, self.connection)
             if kind is commands.Settle:
                 self.broker.counters.messages_acknowledged += piece.count
 
@@ -250,6 +253,9 @@ class Channel:
                 frame.index & 0xFFFF,
             )
         self._run = None
+        arguments: commands.Table | None = getattr(frame, "arguments", None)
+        if arguments:
+            _check_arguments(frame, arguments)
         handler(self, frame)
 
     # Methods answered here
@@ -279,11 +285,27 @@ class Channel:
             self._ask(command, lambda _: amqp.Basic.QosOk())
             return
         self._prefetch = frame.prefetch_count
-        for consumer in self._consumers.values():
-            if consumer.live_prefetch:
-                credit = frame.prefetch_count or LIVE_UNLIMITED
-                self.broker.submissions.add(commands.SetPrefetch(consumer.id, credit))
-        self.send(amqp.Basic.QosOk())
+        live = [consumer for consumer in self._consumers.values() if consumer.live_prefetch]
+        credit = frame.prefetch_count or LIVE_UNLIMITED
+        for consumer in live:
+            self.broker.submissions.add(commands.SetPrefetch(consumer.id, credit), self.connection)
+        if live:
+            # Else a client could ask with few bytes for ever more, of all its consumers again and again.
+            self._answer_when_applied(amqp.Basic.QosOk())
+        else:
+            self.send(amqp.Basic.QosOk())
+
+    def _answer_when_applied(self, frame: Frame) -> None:
+        """Answer a method whose commands the log does not answer, and carry out nothing else before."""
+
+        def applied() -> None:
+            self._catching_up = False
+            if not self.closed:
+                self.send(frame)
+                self._release_held()
+
+        self._catching_up = True
+        self.broker.submissions.when_applied(applied)
 
     # Transactions
 
@@ -338,7 +360,7 @@ class Channel:
                 self.outgoing.send(frame if isinstance(frame, bytes) else encode(self.number, frame))
 
         self._answers.append(answered)
-        self.broker.submissions.add(command)
+        self.broker.submissions.add(command, self.connection)
 
     def _on_exchange_declare(self, frame: amqp.Exchange.Declare) -> None:
         arguments = frame.arguments or {}
@@ -581,7 +603,7 @@ class Channel:
     def _recover_held(self, method: tuple[int, int], ok: Frame | None) -> None:
         """Put back only what the client holds: what it has settled, and not committed yet, stays out."""
         returns = Transaction(self.broker.limits.transaction_bytes)
-        returns.settle(commands.Return, self.outgoing.take(0, multiple=True, method=method))
+        returns.settle(commands.Return, self.outgoing.take(0, multiple=True, method=method), method)
 
         def answered(_result: Any) -> None:
             if ok is not None:
@@ -698,6 +720,14 @@ class Channel:
             self.connection.released(self)
             self.outgoing.close()
             self.broker.session_ended(self)
+
+
+def _check_arguments(frame: Frame, arguments: commands.Table) -> None:
+    """Raise ChannelError for what the log would refuse: it need not hold it."""
+    try:
+        check_table_size(f"carry out {frame.name.lower()}", arguments)
+    except Refused as refused:
+        raise amqp_error(refused.code, refused.text, frame.index >> 16, frame.index & 0xFFFF) from None
 
 
 def _cancel_notification(consumer: Consumer) -> Frame:

@@ -6,7 +6,9 @@ nothing is lost or doubled whoever submits what how often.
 
 Lives here: finding out what dying messages were published with. Not here: why they die, where they go (qq/machine).
 
-Law: one step is under way at a time; a step is bounded, however many messages die at once.
+Law: one step is under way at a time; a step is bounded, however many messages die at once, in however many queues. What
+a command tells of messages has passed the reader's checks (qq/amqp/fields.py) when they were published, so the log can
+hold it; a step that changes nothing all the same is not repeated at once.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from qq.amqp.content import content_of
 from qq.amqp.properties import kept_when_dead
 from qq.amqp.stored import FLAGS_AT, frame_stop
 from qq.broker.entries import MessagesGone
+from qq.machine.codec import check_command
 from qq.machine.commands import NO_PRIORITY, DeadLetter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cluster.ports import Runtime
     from qq.broker.entries import Entries, Messages
     from qq.broker.submissions import Submissions
     from qq.machine.commands import Table
@@ -34,7 +38,19 @@ log = logging.getLogger(__name__)
 RANGES_MAX = 500
 """Of each queue, in one step."""
 MESSAGES_MAX = 20_000
-"""Of a range, in one step."""
+"""Of all queues, in one step: some 20 ms of the leader's loop."""
+CONTENT_MESSAGES_MAX = 1000
+"""Of one queue, where each message is routed by itself."""
+BYTES_MAX = 1024 * 1024
+"""Of the commands for each queue, in one step; then no more are added."""
+STEPS_MAX = 20_000
+"""Of all commands, in one step, as costs.py counts them; then no more are submitted. Clients wait behind them."""
+RETRY_S = 1.0
+"""Before a step that changed nothing is repeated."""
+
+
+_PLACE = 1 + DeadLetter._fields.index("count")
+"""Fields of a command that say which messages it is about. Each is carried out once, then others are the first."""
 
 
 class _Published(NamedTuple):
@@ -58,51 +74,86 @@ _UNKNOWN = _Published("", "", [], [], "", NO_PRIORITY, True, {}, {})
 class DeadLetters:
     """Sees to it, on the leader, that what has died is moved on."""
 
-    def __init__(self, machine: QueueMachine, submissions: Submissions, entries: Entries) -> None:
+    def __init__(
+        self, machine: QueueMachine, submissions: Submissions, entries: Entries, runtime: Runtime
+    ) -> None:
         self._machine = machine
         self._submissions = submissions
         self._entries = entries
+        self._runtime = runtime
         self._leads = False
+        self._first = 0
+        """Which of the queues comes first in the next step."""
         self._awaited = 0
         """The reads and the submission of the step that is under way."""
+        self._last_places: set[tuple[object, ...]] = set()
+        """What the last step was about."""
 
     def lead(self, leads: bool) -> None:
         """Begin, or leave it to another node."""
         self._leads = leads
+        self._last_places = set()
         self.turn()
 
     def turn(self) -> None:
         """Submit the next step for every queue, unless one is under way."""
         if self._awaited or not self._leads:
             return
-        submitted = False
-        for dying in self._machine.dying(RANGES_MAX):
-            for command in self._commands(dying):
-                self._submissions.add(command)
-                submitted = True
+        step, left, start = list[DeadLetter](), MESSAGES_MAX, self._first
+        for dying in self._machine.dying(RANGES_MAX, self._first):
+            for command in self._commands(dying, left):
+                step.append(command)
+                left -= command.count
             if self._awaited:
                 break  # what comes next must be read first
-        if submitted:
-            self._awaited += 1
-            self._submissions.when_applied(self._go_on)
+            self._first += 1
+            if left <= 0:
+                break
+        places: set[tuple[object, ...]] = {command[:_PLACE] for command in step}
+        last, self._last_places = self._last_places, set()
+        if not step:
+            return
+        self._awaited += 1
+        if last and last <= places:
+            log.error(
+                "%d commands for dead letters have changed nothing, the first is %s",
+                len(step),
+                step[0][:_PLACE],
+            )
+            self._runtime.call_later(RETRY_S, self._go_on)
+            return
+        steps = 0
+        for command in step:
+            steps += self._submissions.add(command)
+            self._last_places.add(command[:_PLACE])
+            if steps >= STEPS_MAX:
+                self._first = start + 1  # those behind it have not had their turn
+                break
+        self._submissions.when_applied(self._go_on)
 
     def _go_on(self) -> None:
         self._awaited -= 1
         self.turn()
 
-    def _commands(self, dying: DyingMessages) -> Iterator[DeadLetter]:
-        first = dying.first
+    def _commands(self, dying: DyingMessages, messages_max: int) -> Iterator[DeadLetter]:
+        if dying.needs_content:
+            messages_max = min(messages_max, CONTENT_MESSAGES_MAX)
+        first, end, size = dying.first, dying.first + messages_max, 0
         for position, part in enumerate(dying.ranges):
-            messages = part.part(0, min(part.count, MESSAGES_MAX))
+            if first == end:
+                return
+            messages = part.part(0, min(part.count, end - first))
             stored = self._stored(messages, dying.ranges, position)
             if stored is None:
                 return
             known = _alike(stored, needs_content=dying.needs_content)
             for published, count in known if stored else [(_UNKNOWN, messages.count)]:
-                yield DeadLetter(dying.vhost, dying.queue, dying.number, first, count, *published)
+                command = DeadLetter(dying.vhost, dying.queue, dying.number, first, count, *published)
+                yield command
                 first += count
-            if messages.count < part.count:
-                return
+                size += check_command(command)
+                if size >= BYTES_MAX:
+                    return
 
     def _stored(self, messages: Range, ranges: list[Range], position: int) -> list[Messages] | None:
         """The messages, of the range at `position`; None while their entry is read."""

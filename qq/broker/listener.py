@@ -3,7 +3,7 @@
 Lives here: what a socket needs. Not here: the protocol (qq/amqp/connection.py), who may log in (login.py) and the
 channels (channel.py).
 
-Back-pressure, both ways. In: reading stops while the connection has published more than the log has taken in, while it
+Back-pressure, both ways. In: reading stops while the connection has asked for more than the log has taken in, while it
 sends more than fits behind a method that waits for the log, while it does not read the answers to what it asks, or,
 once it has published, during an alarm (https://www.rabbitmq.com/docs/connection-blocked). Out: deliveries are written
 only while the socket takes them (`has_room`); the rest stays in the log.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.amqp.connection import (
     ChannelCloseRequested,
@@ -34,6 +34,7 @@ from qq.errors import ConnectionFault, Reply
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from cluster.strangers import Place
     from qq.amqp.connection import Event
     from qq.broker.broker import Broker
     from qq.broker.login import Attempt
@@ -62,10 +63,23 @@ SILENT_BEATS_MAX = 2 * BEATS
 """AMQP 0-9-1 4.2.7: a peer that is silent for two intervals is gone."""
 PUBLISH_CACHE_MAX = 1024
 """Distinct basic.publish methods (exchange, routing key, flags) remembered in decoded form for one connection."""
-TLS_HANDSHAKE = b"\x16\x03"
-"""How a TLS client begins: it has come to the wrong port."""
+GUESSES = {
+    b"\x16\x03": ", but TLS",  # it has come to the wrong port
+    b"PROXY ": ", but the PROXY protocol",  # of a proxy that the configuration does not name
+    b"\r\n\r\n\0\r\n": ", but the PROXY protocol",
+}
+"""How others begin."""
 SHOWN_NAME_MAX = 64
 """Characters of what a stranger gives as its name that are logged."""
+
+
+class Peer(NamedTuple):
+    """Where a connection comes from."""
+
+    host: str
+    port: int
+    proxy_host: str = ""
+    """Through whom, if a proxy has told the rest."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -86,6 +100,8 @@ class ClientConnection(asyncio.Protocol):
         "_name_in",
         "_out_bytes",
         "_parting",
+        "_place",
+        "_proxy_host",
         "_publish_fields",
         "_publishes",
         "_pumping",
@@ -106,10 +122,19 @@ class ClientConnection(asyncio.Protocol):
     )
 
     def __init__(
-        self, broker: Broker, name_in: Callable[[Mapping[str, Any]], str | None] | None = None
+        self,
+        broker: Broker,
+        peer: Peer,
+        place: Place,
+        name_in: Callable[[Mapping[str, Any]], str | None] | None = None,
     ) -> None:
-        """With TLS, `name_in` tells the name of the user in a client's certificate that was checked."""
+        """It leaves its `place` when it is gone.
+
+        With TLS, `name_in` tells the name of the user in a client's certificate that was checked.
+        """
         self.broker = broker
+        self.peer_host, self.peer_port, self._proxy_host = peer
+        self._place = place
         self.id = broker.new_id()
         self.user = ""
         self.vhost = ""
@@ -148,18 +173,15 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         limits = self.broker.limits
         transport.set_write_buffer_limits(high=limits.write_buffer_bytes, low=limits.write_buffer_bytes // 4)
-        peer = transport.get_extra_info("peername")
-        self.peer_host: str = peer[0] if peer else ""
-        self.peer_port: int = peer[1] if peer else 0
         certificate = transport.get_extra_info("peercert") if self._name_in is not None else None
         self._amqp = ServerConnection(
             self.broker.settings, self._name_in(certificate) if self._name_in and certificate else None
         )
         self.broker.connection_opened(self)
-        if len(self.broker.connections) > self.broker.connections_max:
-            log.warning("connection %d from %s refused: there are too many", self.id, self.peer_host)
-            transport.abort()
+        if not self._place.is_taken:
+            self._pushed_out()
             return
+        self._place.push_out = self._pushed_out
         self._deadline = self._loop.call_later(limits.handshake_timeout_s, self._handshake_too_slow)
 
     @property
@@ -200,7 +222,11 @@ class ClientConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        log.info("connection %d of %s closed%s", self.id, self.user or "nobody", f": {exc}" if exc else "")
+        self._place.leave()
+        level = logging.INFO if self.user else logging.DEBUG  # strangers come and go as often as they like
+        log.log(
+            level, "connection %d of %s closed%s", self.id, self.user or "nobody", f": {exc}" if exc else ""
+        )
         if self._attempt is not None:
             self._attempt.cancel()
         self._end()
@@ -240,7 +266,7 @@ class ClientConnection(asyncio.Protocol):
                         self._amqp.channel_closed(event.channel)
 
     def _login(self, attempt: LoginAttempt) -> None:
-        login = Login(attempt.user, attempt.password, self.peer_host)
+        login = Login(attempt.user, attempt.password, self.peer_host, self._proxy_host)
         user, mechanism = attempt.user, attempt.mechanism
 
         def decided(admitted: bool) -> None:
@@ -249,6 +275,7 @@ class ClientConnection(asyncio.Protocol):
                 return
             if admitted:
                 self.user = user
+                self._place.make_known()
                 self._go_on(self._amqp.accept_login)
             else:
                 self._refuse(user, mechanism)
@@ -257,9 +284,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, user: str, mechanism: str) -> None:
         shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
-        log.warning(
-            "connection %d: login of user %r from %s (%s) refused", self.id, shown, self.peer_host, mechanism
-        )
+        text = f"connection {self.id}: login of user {shown!r} from {self.peer_host} ({mechanism}) refused"
+        self.broker.complaints.about("login", text)
         self._amqp.refuse_login()
         self._refused = self._amqp.phase is Phase.CLOSED
         self._close_later()
@@ -267,9 +293,14 @@ class ClientConnection(asyncio.Protocol):
 
     def _open_vhost(self, vhost: str) -> None:
         limit = self.broker.limits.connection_max
-        if limit and len(self.broker.connections) > limit:
+        if limit and self.broker.places.known > limit:
             text = f"connection refused: node connection limit ({limit}) is reached"
             self.fail(ConnectionFault(Reply.NOT_ALLOWED, text, 10, 40))
+            return
+        if self.broker.is_full:
+            # Clients that come again and again would fill the memory of a node without a majority.
+            text = f"connection refused: {self.broker.why_full}"
+            self.fail(ConnectionFault(Reply.RESOURCE_ERROR, text, 10, 40))
             return
         self.vhost = vhost
         self.in_log = True
@@ -308,7 +339,11 @@ class ClientConnection(asyncio.Protocol):
     def fail(self, error: AmqpError) -> None:
         """Close the connection with an error."""
         if self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
-            log.warning("connection %d of %s: %s", self.id, self.user or "nobody", error)
+            if self.user:
+                log.warning("connection %d of %s: %s", self.id, self.user, error)
+            else:
+                text = f"connection {self.id} from {self.peer_host}, which has not logged in: {error}"
+                self.broker.complaints.about("stranger", text)
             self._end()
             self._amqp.fail(error)
             self._ask_flush()
@@ -358,8 +393,9 @@ class ClientConnection(asyncio.Protocol):
         if self._refused or self._parting or self._transport.is_closing():
             return
         if header := self._amqp.foreign_header:
-            guess = ", but TLS" if header.startswith(TLS_HANDSHAKE) else ""
-            log.warning("connection %d from %s: not AMQP 0-9-1%s: %r", self.id, self.peer_host, guess, header)
+            guess = next((guess for begin, guess in GUESSES.items() if header.startswith(begin)), "")
+            text = f"connection {self.id} from {self.peer_host}: not AMQP 0-9-1{guess}: {header!r}"
+            self.broker.complaints.about("header", text)
         self._flush()
         self._close_socket()
 
@@ -388,7 +424,15 @@ class ClientConnection(asyncio.Protocol):
         self._deadline = self._loop.call_later(CLOSE_GRACE_S, self._transport.abort)
 
     def _handshake_too_slow(self) -> None:
-        log.warning("connection %d from %s: no handshake in time", self.id, self.peer_host)
+        text = f"connection {self.id} from {self.peer_host}: no handshake in time"
+        self.broker.complaints.about("handshake", text)
+        self._transport.abort()
+
+    def _pushed_out(self) -> None:
+        text = (
+            f"connection {self.id} from {self.peer_host}: dropped before its login, as others wait for theirs"
+        )
+        self.broker.complaints.about("pushed out", text)
         self._transport.abort()
 
     def _stop_timers(self) -> None:
@@ -481,14 +525,15 @@ class ClientConnection(asyncio.Protocol):
     # In
 
     def count_uncommitted(self, size: int) -> None:
-        """Bytes published on this connection that the log has (size > 0) not taken in, or (size < 0) now has."""
+        """Bytes of what this connection asks for that the log has (size > 0) not taken in, or (size < 0) now has."""
         self._uncommitted_bytes += size
         limit = self.broker.limits.uncommitted_bytes
         if self._uncommitted_bytes > limit or self.broker.is_full:
-            self.pause_for(_PUBLISHING)
-            self.broker.waits_for_room(self)
+            self.pause_for(_UNCOMMITTED)
+            if not self._transport.is_closing():
+                self.broker.waits_for_room(self)
         elif self._uncommitted_bytes <= limit // 2:
-            self.resume_for(_PUBLISHING)
+            self.resume_for(_UNCOMMITTED)
 
     def publishes(self) -> None:
         """The client publishes: it is one of those who wait while there is an alarm."""
@@ -535,7 +580,7 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
 
-_PUBLISHING = "the log has to take in what was published"
+_UNCOMMITTED = "the log has to take in what was asked for"
 _HELD = "channels hold back what was sent behind a method"
 _ANSWERS = "answers are not read"
 _ALARM = "publishers must wait"

@@ -3,7 +3,7 @@
 Lives here: rates, and the consumer capacity. Not here: the counts (`Tally` in machine/queue.py), when it is time for a
 sample.
 
-Law: a sample costs the same for a queue of any length. The clock is the node's: what is told is for people to look at.
+Law: a sample costs the same for a queue of any length. The time is the cluster's, like all that queues note.
 """
 
 from __future__ import annotations

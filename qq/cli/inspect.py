@@ -26,7 +26,6 @@ from cluster.entry import (
     is_compacted,
 )
 from cluster.hardstate import HardState, Standing
-from cluster.identity import Identity
 from cluster.inspection import (
     INDEX_MAX,
     CheckpointFound,
@@ -37,6 +36,7 @@ from cluster.inspection import (
     Leftover,
     LogFound,
     ManifestFound,
+    MarkFound,
     Problem,
     SegmentFound,
     Trouble,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.ports import Disk
+    from cluster.synced import Mark
     from qq.machine.codec import Publication
 
 _HIDDEN: dict[type[Command], tuple[str, ...]] = {
@@ -175,12 +176,14 @@ def _title(finding: Finding) -> str:
 def _line(finding: Finding) -> str:
     match finding:
         case Whose():
-            return f"identity     {_describe_identity(finding.identity)}{_noted(finding.problem)}"
+            return f"identity     {_describe_identity(finding)}{_noted(finding.problem)}"
         case HardStateFound(state=state, copies=copies):
             return f"hardstate    {_describe_hard_state(state)}; copies: {', '.join(copies)}"
         case ManifestFound():
             state = "ok" if finding.present else "none yet"
             return f"manifest     {finding.problem.what if finding.problem else state}"
+        case MarkFound():
+            return f"synced       {finding.problem.what if finding.problem else _describe_mark(finding.mark)}"
         case LogFound():
             return f"log          {_describe_log(finding)}"
         case SegmentFound():
@@ -196,18 +199,25 @@ def _line(finding: Finding) -> str:
             return f"{finding.path}  {finding.problem.what}"
 
 
-def _describe_identity(identity: Identity | None) -> str:
-    if identity is None:
+def _describe_identity(found: Whose) -> str:
+    if found.identity is None:
         return "unknown"
-    owner = identity.owner
-    whose = f"node {owner.node} of cluster {owner.cluster}, group {owner.group_id}"
-    return f"{whose}, incarnation {identity.incarnation}, state version {identity.machine_version}"
+    owner, version, members = found.identity
+    whose = f"node {owner.node} of cluster {owner.cluster} ({', '.join(members)}), group {owner.group_id}"
+    incarnation = found.start.incarnation if found.start else "unknown"
+    return f"{whose}, incarnation {incarnation}, state version {version}"
 
 
 def _describe_hard_state(state: HardState | None) -> str:
     if state is None:
         return "nothing is known"
     return f"{state.standing.name.lower()}, term {state.term}, vote for {state.voted_for or 'nobody'}"
+
+
+def _describe_mark(mark: Mark | None) -> str:
+    if mark is None or not mark.name:
+        return "nothing yet"
+    return f"{mark.size:,} bytes of {mark.name}"
 
 
 def _describe_log(found: LogFound) -> str:
@@ -253,6 +263,8 @@ def _name(finding: Finding) -> str:
             return "hardstate"
         case ManifestFound():
             return "log/manifest"
+        case MarkFound():
+            return "log/synced"
         case LogFound():
             return "log"
         case SegmentFound() | CheckpointFound():

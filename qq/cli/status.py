@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -16,6 +17,7 @@ from qq.errors import CommandError
 
 _ANSWER_TIMEOUT_S = 10.0
 _MIB = 1024 * 1024
+_SUFFIX = re.compile("_(index|bytes|ms)$")
 _COLUMNS = (
     "name",
     "state",
@@ -28,6 +30,7 @@ _COLUMNS = (
     "checkpoint_index",
     "disk_free_bytes",
     "alarm",
+    "clock_offset_ms",
 )
 
 
@@ -64,7 +67,7 @@ async def _ask(url: str, user: str, password: str) -> Any:
 
 def _table(answer: dict[str, Any]) -> str:
     rows = [[_cell(column, node[column]) for column in _COLUMNS] for node in answer["nodes"]]
-    head = [column.removesuffix("_index").removesuffix("_bytes").replace("_", " ") for column in _COLUMNS]
+    head = [_SUFFIX.sub("", column).replace("_", " ") for column in _COLUMNS]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = [f"cluster {answer['cluster']}, as {answer['node']} sees it"]
     for row in [head, *rows]:
@@ -78,6 +81,8 @@ def _cell(column: str, value: Any) -> str:
         return "-"
     if column.endswith("_bytes"):
         return f"{value / _MIB:,.0f} MiB"
+    if column.endswith("_ms"):
+        return f"{value / 1000:,.1f} s"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)

@@ -1,7 +1,7 @@
 """The HTTP application.
 
-Lives here: what the node tells of itself (health, metrics, the cluster, the page), and the listening socket. Not here:
-the broker's management (api.py), login (login.py), where the answers come from (view.py, metrics.py), the page
+Lives here: what the node tells of itself (health, metrics, the cluster, the page). Not here: sockets (server.py), the
+broker's management (api.py), login (login.py), where the answers come from (view.py, metrics.py), the page
 (static/).
 
 Law: a request never reaches into the node, never holds the event loop for long, and whatever is wrong with it
@@ -12,24 +12,34 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from qq.errors import StartError
 from qq.http import api
 from qq.http.errors import errors_as_json
 from qq.http.login import login_required
+from qq.http.requests import BODY_TIMEOUT_S
+from qq.http.server import HttpLimits, HttpServer, strangers_watched, users_bounded
+from qq.http.view import Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from prometheus_client import CollectorRegistry
 
+    from qq.http.errors import Handler
     from qq.http.view import Management, NodeView
 
 REQUEST_BYTES_MAX = 64 * 1024
 """Of a request's body, but for definitions: a policy is some lines."""
-_STOP_TIMEOUT_S = 1.0
+METRICS_SHARE = 20
+"""What was told stays so for this many times as long as it took to gather: a flood takes 5 % of the loop for it."""
+READING = "the node reads its log"
+"""Why it can tell nothing yet."""
+_ALWAYS = frozenset(("/livez", "/healthz"))
 _STATIC = Path(__file__).parent / "static"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -38,13 +48,23 @@ _HEADERS = {
 }
 
 
-def build_app(view: NodeView, management: Management, registry: CollectorRegistry) -> web.Application:
+def build_app(
+    view: NodeView, management: Management, registry: CollectorRegistry, limits: HttpLimits | None = None
+) -> web.Application:
     """Make the application."""
+    limits = limits or HttpLimits()
     pages = _Pages(view, registry)
     app = web.Application(
-        middlewares=[errors_as_json, login_required(view)],
+        middlewares=[
+            strangers_watched,
+            errors_as_json,
+            _when_open(view),
+            login_required(view),
+            users_bounded(limits),
+        ],
         client_max_size=REQUEST_BYTES_MAX,
     )
+    app[BODY_TIMEOUT_S] = limits.body_timeout_s
     app.on_response_prepare.append(_add_headers)
     app.add_routes(
         [
@@ -60,16 +80,21 @@ def build_app(view: NodeView, management: Management, registry: CollectorRegistr
     return app
 
 
-async def listen(app: web.Application, host: str, port: int) -> web.AppRunner:
+async def listen(app: web.Application, host: str, port: int, limits: HttpLimits | None = None) -> HttpServer:
     """Serve until the result's `cleanup()`; raises StartError if the address cannot be used."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STOP_TIMEOUT_S)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise StartError(f"HTTP cannot listen on {host}:{port}: {error.strerror}") from None
-    return runner
+    server = HttpServer(app, limits or HttpLimits())
+    await server.listen(host, port)
+    return server
+
+
+def _when_open(view: NodeView) -> Callable[..., Awaitable[web.StreamResponse]]:
+    @web.middleware
+    async def when_open(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not view.is_open and request.path not in _ALWAYS:
+            raise Unavailable(READING)
+        return await handler(request)
+
+    return when_open
 
 
 class _Pages:
@@ -78,6 +103,8 @@ class _Pages:
     def __init__(self, view: NodeView, registry: CollectorRegistry) -> None:
         self._view = view
         self._registry = registry
+        self._metrics = b""
+        self._metrics_until_s = 0.0
 
     async def health(self, _: web.Request) -> web.Response:
         reason = self._view.ready()
@@ -88,8 +115,13 @@ class _Pages:
         )
 
     async def metrics(self, _: web.Request) -> web.Response:
-        body = generate_latest(self._registry)
-        return web.Response(body=body, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
+        """Tell them: as often as it is asked, but for what it costs to gather them, which anybody may ask for."""
+        began_s = monotonic()
+        if began_s >= self._metrics_until_s:
+            self._metrics = generate_latest(self._registry)
+            took_s = monotonic() - began_s
+            self._metrics_until_s = began_s + took_s * METRICS_SHARE
+        return web.Response(body=self._metrics, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
 
     async def cluster(self, _: web.Request) -> web.Response:
         status = self._view.cluster_status()

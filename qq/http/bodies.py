@@ -4,21 +4,20 @@ Lives here: which JSON is which command of the machine. Not here: what is answer
 which policies are valid (machine/policies.py).
 
 Law: what a client sends ends here as a good value or as status 400 with RabbitMQ's reason, where it has one. Nothing
-that the log cannot hold gets past.
+that the log cannot hold (qq/tables.py) gets past.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from qq.http.documents import HASHING
 from qq.http.errors import bad_request
 from qq.http.view import AckMode, Deduplication
 from qq.machine.access import HASH_BYTES, SHA256
 from qq.machine.arguments import MODULES
-from qq.machine.codec import MalformedBatch, check_table
 from qq.machine.commands import (
     BindExchange,
     BindQueue,
@@ -32,31 +31,34 @@ from qq.machine.commands import (
     SetTopicPermissions,
 )
 from qq.machine.declaring import stripped
+from qq.machine.limits import (
+    ARGUMENTS_BYTES_MAX,
+    DESCRIPTION_BYTES_MAX,
+    TAGS_MAX,
+    VALUE_BYTES,
+    table_bytes,
+)
 from qq.machine.patterns import InvalidPattern, Pattern
 from qq.machine.policies import INTEGERS, InvalidPolicy, Policy, check_policy, erlang_term
+from qq.tables import NAME_BYTES_MAX, TABLE_DEPTH_MAX, InvalidTable, check_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection
 
     from qq.machine.commands import Table
 
 Body = dict[str, Any]
 T = TypeVar("T")
 
-COUNT_MAX = 2**31
-"""Of publishers that are remembered. The memory is bounded by less, but that is for the operator to say."""
-AGE_MS_MAX = 315_360_000_000
-"""Ten years, as with all times."""
-NAME_BYTES_MAX = 255
-"""What AMQP can say."""
-TAGS_MAX = 32
-"""Of a user: RabbitMQ's bound."""
+PUBLISHERS = range(1_000, 1_000_001)
+"""How many may be remembered: with few, every tenant would get duplicates; each takes 0.3 kB."""
+AGES_MS = range(60_000, 315_360_000_001)
+"""How long: from a minute, in which a publisher can connect again, to ten years, as with all times."""
+JSON_DEPTH_MAX = TABLE_DEPTH_MAX + 8
+"""Objects and lists inside each other: a table in the deepest place that there is for one, and some more."""
 GET_COUNT_MAX = 1000
 SALT_BYTES = 4
 """Of a password, hashed in RabbitMQ's way."""
-
-VHOST_LIMITS = ("max-connections", "max-queues")
-USER_LIMITS = ("max-connections", "max-channels")
 
 _UNSET_TYPES = (None, "undefined", "null", "nil")
 """What RabbitMQ's clients write for no default queue type."""
@@ -74,14 +76,39 @@ class Get(NamedTuple):
 def read_object(raw: bytes) -> Body:
     """The JSON object that a request brings. Raises Refusal, as all functions here."""
     try:
-        value = json.loads(raw)
-        # Halves of surrogate pairs are no text, and nothing here could store them.
-        json.dumps(value, ensure_ascii=False).encode()
+        value = json.loads(raw, parse_constant=no_constant)
+        check_json(value)
     except (ValueError, RecursionError):
         raise bad_request("not_json") from None
     if not isinstance(value, dict):
         raise bad_request("not_json")
     return value
+
+
+def no_constant(name: str) -> NoReturn:
+    """Python's parser knows NaN and infinities, JSON does not."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def check_json(value: Any) -> None:
+    """Refuse what nothing here could store, or print. Raises Refusal; ValueError for what is no text."""
+    depth, level = 0, _containers([value])
+    while level:
+        depth += 1
+        if depth > JSON_DEPTH_MAX:
+            raise bad_request(f"the JSON is nested deeper than {JSON_DEPTH_MAX} levels")
+        level = [each for one in level for each in _containers(one)]
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise bad_request("a number is out of range") from None
+    text.encode()  # halves of surrogate pairs cannot be
+
+
+def _containers(values: Body | list[Any]) -> list[Any]:
+    """What can hold more, out of an object or a list."""
+    found = values.values() if isinstance(values, dict) else values
+    return [each for each in found if isinstance(each, dict | list)]
 
 
 # --- fields
@@ -120,36 +147,33 @@ def table(body: Body, name: str = "arguments") -> Table:
     value = body.get(name) or {}
     try:
         check_table(value)
-    except MalformedBatch as error:
+    except InvalidTable as error:
         raise bad_request(f"{name}: {error}") from None
-    if not _fits(value):
-        raise bad_request(f"{name} holds a number that is out of range")
+    _check_size(name, value)
     return value
 
 
-def _fits(value: Any) -> bool:
-    """Whether AMQP, and the log, can say every number in it."""
-    match value:
-        case dict():
-            return all(map(_fits, value.values()))
-        case list():
-            return all(map(_fits, value))
-        case int():
-            return value in INTEGERS
-        case _:
-            return True
+def _check_size(what: str, value: Table) -> None:
+    size = table_bytes(value)
+    if size > ARGUMENTS_BYTES_MAX:
+        raise bad_request(
+            f"{what}: {size} bytes ({VALUE_BYTES} for each value and its octets), the limit is {ARGUMENTS_BYTES_MAX}"
+        )
 
 
-def _tags(value: Any) -> list[str]:
+def _tags(value: Any, whose: str) -> list[str]:
     """From a list, or from text with commas."""
     if isinstance(value, str):
         value = value.split(",")
     if not isinstance(value, list) or not all(isinstance(tag, str) for tag in value):
         raise bad_request("tags should be a list of strings, or a string with commas")
-    return [tag for tag in dict.fromkeys(map(str.strip, value)) if tag]
+    tags = [name_of(tag, "a tag") for tag in dict.fromkeys(map(str.strip, value)) if tag]
+    if len(tags) > TAGS_MAX:
+        raise bad_request(f"{whose} can have at most {TAGS_MAX} tags (received {len(tags)})")
+    return tags
 
 
-def limits(value: Any, known: Sequence[str]) -> Table:
+def limits(value: Any, known: Collection[str]) -> Table:
     """Limits of a user or a virtual host. RabbitMQ's older versions write none as an empty list."""
     value = value or {}
     if not isinstance(value, dict):
@@ -167,7 +191,7 @@ def read_limit(body: Body, name: str = "value") -> int:
     return limit
 
 
-def check_limit(name: str, known: Sequence[str]) -> None:
+def check_limit(name: str, known: Collection[str]) -> None:
     if name not in known:
         raise _invalid(f"Unrecognised terms [{erlang_term(name)}]; there are {', '.join(known)}")
 
@@ -180,7 +204,9 @@ def read_vhost(name: str, body: Body, current_type: str = "") -> PutVhost:
     queue_type = body.get("default_queue_type", body.get("defaultqueuetype"))
     queue_type = current_type if queue_type in _UNSET_TYPES else _queue_type(queue_type)
     description = field(body, "description", str, "")
-    return PutVhost(name_of(name), description, _tags(body.get("tags") or []), queue_type)
+    if len(description.encode()) > DESCRIPTION_BYTES_MAX:
+        raise bad_request(f"description is longer than {DESCRIPTION_BYTES_MAX} octets")
+    return PutVhost(name_of(name), description, _tags(body.get("tags") or [], "A vhost"), queue_type)
 
 
 def _queue_type(value: Any) -> str:
@@ -198,9 +224,7 @@ def read_user(
     """The user that is to be: with a password, with the hash of one, or without, so that only certificates do."""
     if "tags" not in body:
         raise bad_request("tags_not_present")
-    tags = _tags(body["tags"])
-    if len(tags) > TAGS_MAX:
-        raise bad_request(f"A user can have at most {TAGS_MAX} tags (received {len(tags)})")
+    tags = _tags(body["tags"], "A user")
     if not name:
         raise bad_request("a user has to have a name")
     if "password_hash" not in body:
@@ -272,14 +296,15 @@ def read_policy(name: str, body: Body, *, operator: bool) -> Policy:
         raise bad_request("the definition is not an object")
     try:
         check_table(definition)
-    except MalformedBatch as error:
+    except InvalidTable as error:
         raise bad_request(str(error)) from None
+    _check_size("definition", definition)
     if not isinstance(pattern, str):
         raise _invalid(f"pattern should be a binary but was {erlang_term(pattern)}")
     # The log has no negative numbers in this place.
     if type(priority) is not int or priority < 0 or priority not in INTEGERS:
         raise _invalid(f"priority should be a number, actually was {erlang_term(priority)}")
-    policy = Policy(name, pattern, definition, priority, str(apply_to), operator)
+    policy = Policy(name_of(name), pattern, definition, priority, str(apply_to), operator)
     try:
         check_policy(policy)
     except InvalidPolicy as error:
@@ -305,10 +330,10 @@ def read_deduplication(body: Body, current: Deduplication) -> Deduplication:
     if unknown:
         raise bad_request(f"publisher-deduplication has no '{unknown[0]}'; it has 'limit' and 'age_ms'")
     bounds = current._replace(**value)
-    for name, highest in (("limit", COUNT_MAX), ("age_ms", AGE_MS_MAX)):
+    for name, allowed in (("limit", PUBLISHERS), ("age_ms", AGES_MS)):
         bound = getattr(bounds, name)
-        if type(bound) is not int or not 0 <= bound <= highest:
-            raise bad_request(f"'{name}' must be a whole number from 0 to {highest}")
+        if name in value and (type(bound) is not int or bound not in allowed):
+            raise bad_request(f"'{name}' must be a whole number from {allowed[0]} to {allowed[-1]}")
     return bounds
 
 
@@ -327,7 +352,7 @@ def read_exchange(name: str, body: Body) -> DeclareExchange:
     """The exchange that is to be declared."""
     durable, auto_delete = flag(body, "durable", default=True), flag(body, "auto_delete", default=False)
     internal = flag(body, "internal", default=False)
-    kind = field(body, "type", str, "direct")
+    kind = name_of(field(body, "type", str, "direct"), "type")
     return DeclareExchange(0, name_of(name), kind, False, durable, auto_delete, internal, table(body))
 
 

@@ -2,7 +2,8 @@
 
 Lives here: the document as it is written, and the paths. Not here: how one is taken over (importing.py).
 
-Law: what is written here can be taken over here and by RabbitMQ.
+Law: what is written here can be taken over here and by RabbitMQ; but RabbitMQ refuses limits that it has not, if a
+virtual host was given any.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from qq.http.errors import not_found
 from qq.http.importing import OPERATOR_POLICIES, RESERVED, VHOST_LIMITS, Import
 from qq.http.large import read_large_object
 from qq.http.login import ADMINISTRATORS, login_of, require
-from qq.http.requests import done, vhost_if_named, write_object
+from qq.http.requests import done, read_raw, vhost_if_named, write_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +67,7 @@ class Definitions:
     async def post(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
         vhost = await vhost_if_named(request, self._management)
-        body = await read_large_object(await request.clone(client_max_size=DEFINITIONS_BYTES_MAX).read())
+        body = await read_large_object(await read_raw(request, DEFINITIONS_BYTES_MAX))
         # What is there already stays as it is, also what was made through another node.
         await self._management.catch_up()
         await Import(self._management, login_of(request).user, vhost).run(body)

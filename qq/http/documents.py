@@ -14,6 +14,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from qq.machine.limits import in_force
+
 if TYPE_CHECKING:
     from qq.http.login import Login
     from qq.http.view import (
@@ -93,6 +95,7 @@ def vhost_document(vhost: VhostStatus) -> dict[str, Any]:
         "name": vhost.name,
         **metadata,
         "metadata": metadata,
+        "effective_limits": in_force(vhost.limits),
         "tracing": False,
         "protected_from_deletion": False,
     }

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from http import HTTPStatus
+from math import ceil
 from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
 from qq.errors import Reply
-from qq.http.view import Refused, Unavailable
+from qq.http.view import LoginThrottled, Refused, Unavailable
+from qq.machine.codec import InvalidCommand
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -51,6 +53,14 @@ def unauthorized(reason: str) -> Refusal:
     return Refusal(HTTPStatus.UNAUTHORIZED, reason, challenge)
 
 
+def throttled(reason: str, retry_after_s: float) -> Refusal:
+    return Refusal(HTTPStatus.TOO_MANY_REQUESTS, reason, {hdrs.RETRY_AFTER: str(max(1, ceil(retry_after_s)))})
+
+
+def overloaded(reason: str) -> Refusal:
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, reason, {hdrs.RETRY_AFTER: "1"})
+
+
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
@@ -59,8 +69,13 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return _error(refusal.status, refusal.reason, refusal.headers)
     except Refused as refused:
         return _error(*_refusal_of(refused), {})
+    except LoginThrottled as held_back:
+        refusal = throttled(str(held_back), held_back.retry_after_s)
+        return _error(refusal.status, refusal.reason, refusal.headers)
     except Unavailable as unavailable:
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(unavailable), {})
+    except InvalidCommand as invalid:
+        return _error(HTTPStatus.BAD_REQUEST, str(invalid), {})
     except web.HTTPException as error:
         if error.status < HTTPStatus.BAD_REQUEST:
             raise

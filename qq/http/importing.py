@@ -3,8 +3,9 @@
 Lives here: what each object of a document becomes, and in which order. Not here: what its fields mean (bodies.py), the
 document as it is written (definitions.py).
 
-Two laws. Everything is read before anything is changed: what is wrong in the document changes nothing. And to take
-over the same again changes nothing: what is declared already stays as it is, as in RabbitMQ.
+Two laws. Everything is read, and counted, before anything is changed: what is wrong in the document, or more than there
+may be, changes nothing. And to take over the same again changes nothing: what is declared already stays as it is, as in
+RabbitMQ.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from qq.http.documents import DEDUPLICATION
 from qq.http.errors import Refusal, bad_request
 from qq.http.vhosts import creation
 from qq.http.view import Refused, Unavailable
+from qq.machine import limits
 from qq.machine.arguments import MODULES
-from qq.machine.commands import LimitPublishers, SetUserLimits, SetVhostLimits
+from qq.machine.codec import InvalidCommand, check_command
+from qq.machine.commands import ChangeVhostLimits, LimitPublishers, SetUserLimits, SetVhostLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +39,8 @@ RESERVED = "amq."
 """What has such a name is the broker's own: there already, or not to be declared."""
 VHOST_LIMITS = {"component": "vhost-limits", "name": "limits"}
 OPERATOR_POLICIES = "operator_policy"
+OF_VHOSTS = ("exchanges", "policies", "queues", "bindings", "parameters")
+"""Categories of what is in virtual hosts."""
 OBJECTS_PER_BATCH = 100
 """Some milliseconds of every node's time; and of this one's, while they are read."""
 
@@ -52,6 +57,10 @@ class _Object(NamedTuple):
     vhost: str = ""
     declaration: Declaration | None = None
     """What is declared in the virtual host; else it is a change."""
+
+    @property
+    def commands(self) -> Sequence[Change | Declaration]:
+        return self.changes if self.declaration is None else (self.declaration,)
 
 
 class Import:
@@ -73,7 +82,12 @@ class Import:
         categories = {name: read for name, read in self._readers() if body.get(name)}
         stages = [(name, await self._read(name, body[name], read)) for name, read in categories.items()]
         self._check_entry(stages)
+        loosened = await self._check_room(stages)
         for category, objects in stages:
+            if category in OF_VHOSTS and loosened:
+                # Limits of the document that keep less out hold from here on, the others in the end.
+                await self._carry_out("limits", loosened)
+                loosened = []
             await self._carry_out(category, objects)
         skipped, shown = len(self._skipped), self._skipped[:SKIPPED_SHOWN_MAX]
         log.info("definitions imported: %s; skipped: %d, of them %s", self._imported(), skipped, shown)
@@ -120,9 +134,14 @@ class Import:
             if isinstance(row.get(key), str):
                 name += f" ({key} '{row[key]}')"
         try:
-            return read(row)
+            found = read(row)
+            for command in () if found is None else found.commands:
+                check_command(command)
         except Refusal as refusal:
             raise Refusal(refusal.status, f"{name}: {refusal.reason.strip()}; nothing is imported") from None
+        except InvalidCommand as invalid:
+            raise bad_request(f"{name}: {invalid}; nothing is imported") from None
+        return found
 
     def _vhost_of(self, row: Body) -> str:
         vhost = self._vhost
@@ -146,7 +165,7 @@ class Import:
         name = bodies.field(row, "name", str)
         changes: list[Change] = [bodies.read_user(name, row, self._management.hash)]
         if row.get("limits") is not None:
-            changes.append(SetUserLimits(name, bodies.limits(row["limits"], bodies.USER_LIMITS)))
+            changes.append(SetUserLimits(name, bodies.limits(row["limits"], limits.USER_LIMITS)))
         self._users.add(name)
         return _Object(f"user '{name}'", changes)
 
@@ -192,8 +211,8 @@ class Import:
         component = bodies.field(row, "component", str)
         what = f"parameter '{name}' of {component} in vhost '{vhost}'"
         if {"component": component, "name": name} == VHOST_LIMITS:
-            limits = bodies.limits(row.get("value"), bodies.VHOST_LIMITS)
-            return _Object(what, [SetVhostLimits(vhost, limits)])
+            told = bodies.limits(row.get("value"), limits.VHOST_LIMITS)
+            return _Object(what, [SetVhostLimits(vhost, told)])
         if component != OPERATOR_POLICIES:
             return self._skip(what)
         policy = bodies.read_policy(name, bodies.field(row, "value", dict), operator=True)
@@ -243,6 +262,33 @@ class Import:
                         f"{each.what}: user '{self._user}' needs permissions in vhost '{each.vhost}' to declare "
                         "it; nothing is imported"
                     )
+
+    async def _check_room(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> list[_Object]:
+        """Raise Refusal if there is no room for all of it. Returns the limits that have to be loosened for that."""
+        found = [each for _, objects in stages for each in objects]
+        told = {
+            change.vhost: change.limits
+            for each in found
+            for change in each.changes
+            if isinstance(change, SetVhostLimits)
+        }
+        room = self._management.room(told)
+        for place, each in enumerate(found):
+            if place % OBJECTS_PER_BATCH == 0:
+                await asyncio.sleep(0)
+            try:
+                for change in each.changes:
+                    room.change(change)
+                if each.declaration is not None:
+                    room.declaration(each.vhost, each.declaration)
+            except Refused as refused:
+                raise bad_request(f"{each.what}: {refused.explanation}; nothing is imported") from None
+        loosened = {vhost: room.loosened(vhost) for vhost in told}
+        return [
+            _Object(f"limits of vhost '{vhost}'", [ChangeVhostLimits(vhost, limits_)])
+            for vhost, limits_ in loosened.items()
+            if limits_
+        ]
 
     # Carrying out
 

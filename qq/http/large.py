@@ -13,6 +13,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from qq.http.bodies import check_json, no_constant
 from qq.http.errors import bad_request
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
-        self._decode = json.JSONDecoder().raw_decode
+        self._decode = json.JSONDecoder(parse_constant=no_constant).raw_decode
         self._skip_space()
 
     def _skip_space(self) -> None:
@@ -62,8 +63,7 @@ class _Reader:
 
     def value(self) -> Any:
         value, self._at = self._decode(self._text, self._at)
-        # Halves of surrogate pairs are no text, and nothing here could store them.
-        json.dumps(value, ensure_ascii=False).encode()
+        check_json(value)
         self._skip_space()
         return value
 

@@ -70,6 +70,10 @@ def login_required(view: NodeView) -> Callable[..., Awaitable[web.StreamResponse
     return check
 
 
+def has_login(request: web.Request) -> bool:
+    return _LOGIN in request
+
+
 def login_of(request: web.Request) -> Login:
     return request[_LOGIN]
 

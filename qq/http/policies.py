@@ -86,7 +86,10 @@ class Policies:
 
 
 class Parameters:
-    """There is one: the bounds of deduplication."""
+    """There is one: the bounds of deduplication.
+
+    Only administrators set it, as it is every tenant's; RabbitMQ lets policymakers set what it has of this kind.
+    """
 
     def __init__(self, management: Management) -> None:
         self._management = management
@@ -108,7 +111,7 @@ class Parameters:
         return web.json_response(deduplication_document(self._management.deduplication()))
 
     async def put(self, request: web.Request) -> web.Response:
-        require(request, POLICYMAKERS)
+        require(request, ADMINISTRATORS)
         _check_name(request)
         body = await read_body(request)
         async with self._one_at_a_time:

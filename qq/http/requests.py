@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp import hdrs, web
 
 from qq.http.bodies import read_object
-from qq.http.errors import NOT_FOUND, bad_request, not_found
+from qq.http.errors import NOT_FOUND, Refusal, bad_request, not_found
 from qq.http.login import ADMINISTRATORS, login_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ T = TypeVar("T")
 DOCUMENTS_PER_SLICE = 50
 """Some milliseconds of encoding, then other tasks run."""
 DIGITS_MAX = 19
+
+BODY_TIMEOUT_S = web.AppKey("body_timeout_s", float)
+"""Of the application: for how long a body is waited for."""
 
 _JSON = {hdrs.CONTENT_TYPE: "application/json; charset=utf-8"}
 
@@ -108,8 +111,21 @@ def is_asked(request: web.Request, name: str) -> bool:
 
 async def read_body(request: web.Request, *, optional: bool = False) -> dict[str, Any]:
     """The object that a request brings; if it is `optional`, none is an empty one. Raises Refusal."""
-    raw = await request.read()
+    raw = await read_raw(request)
     return {} if optional and not raw else read_object(raw)
+
+
+async def read_raw(request: web.Request, bytes_max: int | None = None) -> bytes:
+    """The body of a request, of at most so many octets (None: as many as any may have). Raises Refusal."""
+    timeout_s = request.app[BODY_TIMEOUT_S]
+    if bytes_max is not None:
+        request = request.clone(client_max_size=bytes_max)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await request.read()
+    except TimeoutError:
+        text = f"the body takes longer than {timeout_s:g} s (http_body_timeout_s)"
+        raise Refusal(HTTPStatus.REQUEST_TIMEOUT, text) from None
 
 
 # --- what is answered

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from qq.http.bodies import USER_LIMITS, check_limit, field, limits, read_limit, read_user
+from qq.http.bodies import check_limit, field, limits, read_limit, read_user
 from qq.http.documents import user_document, whoami_document
 from qq.http.errors import bad_request, unauthorized
 from qq.http.login import ADMINISTRATORS, MONITORS, login_of, require
 from qq.http.requests import done, existing, find, put_answer, read_body
 from qq.machine.commands import ChangeUserLimits, DeleteUser, SetUserLimits
+from qq.machine.limits import USER_LIMITS
 
 if TYPE_CHECKING:
     from qq.http.view import Management

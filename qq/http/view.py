@@ -16,12 +16,20 @@ if TYPE_CHECKING:
     from pamqp.commands import Basic
 
     from qq.machine.access import Permissions, TopicPermissions, User
-    from qq.machine.commands import Change, Declaration, Get
+    from qq.machine.commands import Change, Declaration, Get, Table
     from qq.machine.policies import Policy
 
 
 class Unavailable(Exception):
-    """A change was not applied in time; it may still be."""
+    """A change was not applied in time; it may still be. Of a login: it could not be decided."""
+
+
+class LoginThrottled(Exception):
+    """So many logins fail that this one is to be tried again."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__("too many logins fail")
 
 
 class Refused(Exception):
@@ -71,6 +79,8 @@ class NodeStatus(NamedTuple):
     disk_free_bytes: int | None = None
     alarm: bool | None = None
     """Its disk is full, or nearly so."""
+    clock_offset_ms: int | None = None
+    """By how much its wall clock is ahead of the cluster's time."""
 
 
 class ClusterStatus(NamedTuple):
@@ -233,6 +243,11 @@ class Deduplication(NamedTuple):
 class NodeView(Protocol):
     """The node behind the HTTP interface."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the log is read: before, there is nothing to ask for but whether the node is alive, and ready."""
+        ...
+
     def cluster_status(self) -> ClusterStatus: ...
 
     def ready(self) -> str | None:
@@ -240,7 +255,26 @@ class NodeView(Protocol):
         ...
 
     async def authenticate(self, user: str, password: str, peer_host: str) -> Collection[str] | None:
-        """The tags of a user, if this is the password; None if not, and that may take seconds, against guessing."""
+        """The tags of a user, if this is the password; None if not, and that may take seconds, against guessing.
+
+        Raises LoginThrottled, Unavailable.
+        """
+        ...
+
+
+class Room(Protocol):
+    """What there is room for beside what is there, and beside all that was claimed before."""
+
+    def loosened(self, vhost: str) -> Table:
+        """Those of the limits that are told which are looser than the ones in force."""
+        ...
+
+    def change(self, change: Change) -> None:
+        """Claim what a change makes new. Raises Refused, naming the limit."""
+        ...
+
+    def declaration(self, vhost: str, declaration: Declaration) -> None:
+        """Claim what a declaration makes new. Raises Refused, naming the limit."""
         ...
 
 
@@ -335,6 +369,10 @@ class Management(Protocol):
 
     async def check_permitted(self, user: str, command: Declaration | Get, vhost: str) -> None:
         """Raise Refused unless a client of that user might do this."""
+        ...
+
+    def room(self, told: Mapping[str, Table]) -> Room:
+        """Count many things together before any of them is made; `told` are limits that virtual hosts will have."""
         ...
 
     async def change(self, *changes: Change) -> None:

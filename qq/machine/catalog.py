@@ -12,14 +12,36 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qq.machine.access import Access
-from qq.machine.commands import DEFAULT_VHOST
+from qq.machine.commands import (
+    DEFAULT_VHOST,
+    PutHashedUser,
+    PutPolicy,
+    PutUser,
+    PutVhost,
+    SetPermissions,
+    SetTopicPermissions,
+)
 from qq.machine.errors import internal_error, not_allowed
+from qq.machine.limits import (
+    MAX_CHANNELS,
+    MAX_CONNECTIONS,
+    MAX_POLICIES,
+    PERMISSIONS_MAX,
+    TOPIC_PERMISSIONS_MAX,
+    USERS_MAX,
+    VHOSTS_MAX,
+    check_table_size,
+    limit_of,
+    reached,
+)
 from qq.machine.publishers import PUBLISHER_AGE_MS, PUBLISHERS_MAX
-from qq.machine.vhost import VirtualHost, limit_of
+from qq.machine.vhost import VirtualHost
+from qq.machine.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from qq.machine.commands import Change
     from qq.machine.queue import Queue
 
 DEFAULT_DESCRIPTION = "Default virtual host"
@@ -41,6 +63,7 @@ class Catalog:
     """Readers may look at the public maps; only the methods change them."""
 
     def __init__(self) -> None:
+        self.work = Work()
         self.access = Access()
         self.vhosts: dict[str, VirtualHost] = {}
         self.connections: dict[tuple[str, int], Connection] = {}
@@ -85,13 +108,13 @@ class Catalog:
         return vhost
 
     def delete_vhost(self, vhost: VirtualHost) -> None:
-        """Remove a virtual host without queues; whoever was in it has nowhere to go."""
+        """Remove a virtual host with what is in it; whoever was in it has nowhere to go."""
         del self.vhosts[vhost.name]
         vhost.delete()
         self.access.forget_vhost(vhost.name)
 
     def _new_vhost(self, name: str) -> VirtualHost:
-        return VirtualHost(name, self._new_number)
+        return VirtualHost(name, self._new_number, self.work)
 
     def _new_number(self) -> int:
         self.queues_declared += 1
@@ -106,6 +129,30 @@ class Catalog:
         self.publishers_bounds = limit, age_ms
         for vhost in self.vhosts.values():
             vhost.publishers.configure(limit, age_ms)
+
+    def check_room(self, change: Change) -> None:
+        """Raise Refused if a change would make something new for which there is no room."""
+        access = self.access
+        match change:
+            case PutVhost(name) if name not in self.vhosts:
+                _check_room(f"create vhost '{name}'", "max-vhosts", VHOSTS_MAX, len(self.vhosts))
+            case PutUser(name) | PutHashedUser(name) if name not in access.users:
+                _check_room(f"create user '{name}'", "max-users", USERS_MAX, len(access.users))
+            case SetPermissions(user, vhost) if access.permissions(user, vhost) is None:
+                doing, count = f"set permissions of user '{user}'", len(access.all_permissions)
+                _check_room(doing, "max-permissions", PERMISSIONS_MAX, count)
+            case SetTopicPermissions(user, vhost, exchange) if (
+                access.topic_permissions(user, vhost, exchange) is None
+            ):
+                doing, count = f"set topic permissions of user '{user}'", len(access.all_topic_permissions)
+                _check_room(doing, "max-topic-permissions", TOPIC_PERMISSIONS_MAX, count)
+            case PutPolicy(vhost_name, name, operator) if vhost_name in self.vhosts:
+                vhost, doing = self.vhosts[vhost_name], f"create policy '{name}'"
+                check_table_size(doing, change.definition)
+                if not vhost.policies.has(name, operator=operator):
+                    vhost.check_room(doing, MAX_POLICIES, len(vhost.policies))
+            case _:
+                pass
 
     # Connections and channels
 
@@ -165,7 +212,9 @@ class Catalog:
         return limit_of(self.access.limits.get(user, {}), name)
 
 
-MAX_CONNECTIONS, MAX_CHANNELS = "max-connections", "max-channels"
+def _check_room(doing: str, name: str, limit: int, count: int) -> None:
+    if count >= limit:
+        raise reached(doing, name, limit, "the cluster")
 
 
 def _count(counts: dict[str, int], key: str, change: int) -> None:

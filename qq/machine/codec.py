@@ -12,12 +12,12 @@ Read as a message count, the first bytes are more than a batch can have. All int
 
 Law: a machine reads only the commands, so what apply costs does not depend on the number or size of messages (but for
 exchanges that look into them: core.py, `contents`). Bytes are believed only after every count, size, opcode and field
-type has been checked.
+type has been checked. What `check_command` accepts can be packed and read back, so no batch of such commands is ever
+unreadable: one that is would be a fault of ours.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import struct
 import sys
 from array import array
@@ -41,14 +41,15 @@ from qq.machine.commands import (
     Settle,
 )
 from qq.ranges import MESSAGES_MAX
+from qq.tables import InvalidTable, check_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 Buffer = bytes | bytearray | memoryview
 
-TABLE_DEPTH_MAX = 64
-"""Nesting of a field table: deeper ones would exhaust the packers' recursion."""
+COMMAND_BYTES_MAX = 1024 * 1024
+"""Of one command, packed: a table of the largest size in the longest encoding fits."""
 
 _HEAD = struct.Struct("<II")
 _KEPT_HEAD = struct.Struct("<4sI")
@@ -60,6 +61,10 @@ _DECIMAL = struct.Struct(">Bi")
 
 class MalformedBatch(ValueError):
     """The bytes are not a batch, or hold a command that is none."""
+
+
+class InvalidCommand(ValueError):
+    """The log cannot hold the command; the text names the limit."""
 
 
 class Batch(NamedTuple):
@@ -95,9 +100,28 @@ class Piece(NamedTuple):
         return len(self.offsets) - 1
 
 
+def check_command(command: Command) -> int:
+    """The size in bytes of a command in a batch. Raises InvalidCommand for what no batch may hold.
+
+    To be asked where an input becomes a command: when a batch is built it is too late, because all others in it would
+    suffer, too.
+    """
+    row = _row(command)
+    try:
+        _command(row)
+        size = len(pack(row))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidCommand(f"{type(command).__name__}: {error}") from error
+    if size > COMMAND_BYTES_MAX:
+        raise InvalidCommand(
+            f"{type(command).__name__} of {size} bytes is larger than {COMMAND_BYTES_MAX} bytes"
+        )
+    return size
+
+
 def encode_batch(commands: Sequence[Command], messages: Sequence[Buffer]) -> list[Buffer]:
-    """Build a batch, as buffers to be written one after the other."""
-    packed = pack([[OPCODES[type(command)], *command] for command in commands])
+    """Build a batch of commands that `check_command` accepts, as buffers to be written one after the other."""
+    packed = pack([_row(command) for command in commands])
     sizes = struct.pack(f"<{len(messages)}I", *map(len, messages))
     return [_HEAD.pack(len(messages), len(packed)), sizes, packed, *messages]
 
@@ -205,16 +229,6 @@ def decode_kept(payload: Buffer) -> list[Piece]:
     return pieces
 
 
-def check_table(table: object, depth: int = TABLE_DEPTH_MAX) -> None:
-    """Raise MalformedBatch unless this is a field table that the machine can hold."""
-    if type(table) is not dict:
-        raise MalformedBatch("a field table is not a map")
-    for name, value in table.items():
-        if type(name) is not str:
-            raise MalformedBatch("a field of a table has no name")
-        _check_value(value, depth - 1)
-
-
 def pack(value: Any) -> bytes:
     """Msgpack, including what field tables may hold; names that are not UTF-8 survive."""
     packed = msgpack.packb(value, default=_pack_extension, datetime=True, unicode_errors="surrogateescape")
@@ -294,6 +308,10 @@ def _common(pieces: Sequence[Piece], messages: Sequence[tuple[int, int]]) -> Ite
                 yield Piece(piece.first + start, piece.publication, piece.offsets[start : end + 1])
 
 
+def _row(command: Command) -> list[Any]:
+    return [OPCODES[type(command)], *command]
+
+
 def _command(row: object) -> Command:
     if type(row) is not list or not row or type(row[0]) is not int:
         raise MalformedBatch("a command has no opcode")
@@ -307,7 +325,10 @@ def _command(row: object) -> Command:
         raise MalformedBatch(f"a negative number in {shape.command.__name__}")
     for position in shape.tables:
         if row[position]:
-            check_table(row[position])
+            try:
+                check_table(row[position])
+            except InvalidTable as error:
+                raise MalformedBatch(str(error)) from None
     for position in shape.lists:
         if any(type(item) is not str for item in row[position]):
             raise MalformedBatch(f"a list of {shape.command.__name__} holds something that is not text")
@@ -346,19 +367,6 @@ _TRANSACTIONAL = frozenset((Enqueue, Publish, Settle, Return, Reject, Discard))
 _PUBLISHING = (OPCODES[Enqueue], OPCODES[Publish])
 _count = itemgetter(1 + Enqueue._fields.index("count"))  # the opcode comes first
 _SHAPE_OF_OPCODE = {opcode: _shape(command) for command, opcode in OPCODES.items()}
-_LEAVES = (type(None), bool, int, float, str, bytes, Decimal, dt.datetime)
-
-
-def _check_value(value: object, depth: int) -> None:
-    if depth < 1:
-        raise MalformedBatch(f"a field table is nested deeper than {TABLE_DEPTH_MAX}")
-    if type(value) is list:
-        for item in value:
-            _check_value(item, depth - 1)
-    elif type(value) is dict:
-        check_table(value, depth)
-    elif type(value) not in _LEAVES:
-        raise MalformedBatch(f"a field table holds a {type(value).__name__}")
 
 
 def _pack_extension(value: object) -> msgpack.ExtType:

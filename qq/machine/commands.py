@@ -15,11 +15,9 @@ A session acts in the virtual host of its connection. One that was never opened 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Table = dict[str, Any]
-"""An AMQP field table; values are None, bool, int, float, str, bytes, Decimal, aware datetime, list and Table."""
-
+from qq.tables import Table
 
 DEFAULT_VHOST = "/"
 

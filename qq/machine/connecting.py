@@ -47,11 +47,13 @@ class Connecting:
 
     def connection_down(self, command: ConnectionDown) -> None:
         core = self._core
+        owner = core.origin, command.connection
+        connection = core.catalog.connections.get(owner)
+        vhost = core.catalog.default_vhost if connection is None else connection.vhost
         core.end_session(command.connection)
-        core.catalog.disconnect(core.origin, command.connection)
-        for vhost in core.catalog.vhosts.values():
-            for queue in vhost.owned_queues((core.origin, command.connection)):
-                core.remove_queue(queue)
+        core.catalog.disconnect(*owner)
+        for queue in vhost.owned_queues(owner):
+            core.remove_queue(queue)
 
     def close_connection(self, command: CloseConnection) -> None:
         connection = self._core.catalog.connections.get((command.node, command.connection))

@@ -4,12 +4,13 @@ Lives here: credit, the limit of a channel, how long a delivery has been out, tu
 of messages (queue.py), commands (consuming.py).
 
 Law: a consumer never holds more than its credit, and all of a channel never more than its limit. `Turns` has a consumer
-only while it may be given something.
+only while it may be given something. Who has credit and waits for nothing but its channel's limit is in
+`Budget.waiting`, so nobody else need be asked when the channel holds less.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -38,6 +39,32 @@ class Budget:
     limit: int = 0
     """0 is no limit."""
     held: int = 0
+    waiting: list[int] = field(default_factory=list)
+    """Ids of consumers that could have more if there were room, ascending; no part of what is dumped."""
+
+    @property
+    def room(self) -> int:
+        """How many more messages all may be given together."""
+        return max(self.limit - self.held, 0) if self.limit else CREDIT_MAX
+
+    def wait(self, consumer: int) -> None:
+        """Let the consumer wait for room."""
+        waiting = self.waiting
+        at = bisect_left(waiting, consumer)
+        if at == len(waiting) or waiting[at] != consumer:
+            waiting.insert(at, consumer)
+
+    def stop_waiting(self, consumer: int) -> None:
+        waiting = self.waiting
+        at = bisect_left(waiting, consumer)
+        if at < len(waiting) and waiting[at] == consumer:
+            del waiting[at]
+
+    def pop_after(self, last: int) -> int:
+        """Who comes behind `last` of those who wait: the next id, and behind the greatest the least."""
+        waiting = self.waiting
+        at = bisect_right(waiting, last)
+        return waiting.pop(at if at < len(waiting) else 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +105,11 @@ class Consumer:
         if budget is None or not budget.limit:
             return self.credit
         return min(self.credit, budget.limit - budget.held)
+
+    def wait_for_room(self) -> None:
+        """It may be given nothing now: see to it that it is thought of when its channel holds less, if that is why."""
+        if self.budget is not None and self.credit > 0:
+            self.budget.wait(self.id)
 
     def hold(self, count: int) -> None:
         """It is given `count` messages: it may have so many fewer."""
@@ -129,6 +161,9 @@ class Turns:
         """All of them, each priority in the order of turns, the highest first."""
         for level in reversed(self._levels):
             yield from self._rings[level]
+
+    def __contains__(self, consumer: Consumer) -> bool:
+        return consumer in self._rings.get(consumer.settings.priority, ())
 
     def add(self, consumer: Consumer) -> None:
         """It is the last of its priority, unless it is there already."""

@@ -23,6 +23,13 @@ from qq.machine.errors import (
     precondition_failed,
     the_queue,
 )
+from qq.machine.limits import (
+    MAX_CONSUMERS,
+    MAX_CONSUMERS_PER_CHANNEL,
+    MAX_CONSUMERS_PER_QUEUE,
+    check_table_size,
+    limit_of,
+)
 from qq.machine.requesters import Requester, is_reply_name
 from qq.machine.settings import consumer_settings_of
 
@@ -90,6 +97,9 @@ class Taking:
         core.touch(queue)
         if not queue.ready:
             return GetEmpty()
+        if not command.no_ack:
+            vhost = core.vhost(command.session)
+            vhost.check_room(f"get from queue '{queue.name}'", MAX_CONSUMERS, vhost.consumers)
         taker = Consumer(
             node=core.origin,
             session=command.session,
@@ -168,7 +178,19 @@ class Taking:
         # RabbitMQ's quorum queues accept the flag and ignore it.
         if queue.kind == CLASSIC and (queue.exclusively_consumed or (command.exclusive and queue.consumers)):
             raise access_refused(f"{thing} in exclusive use")
+        self._check_room(command, queue)
         return queue
+
+    def _check_room(self, command: Checkout, queue: Queue) -> None:
+        """Raise Refused if there are as many consumers as may be."""
+        core = self._core
+        vhost, doing = core.vhost(command.session), f"consume from queue '{queue.name}'"
+        limit = limit_of(vhost.limits, MAX_CONSUMERS_PER_CHANNEL)
+        if limit is not None and len(core.session(core.origin, command.session).tags) >= limit:
+            raise not_allowed(f"reached maximum ({limit}) of consumers per channel")
+        vhost.check_room(doing, MAX_CONSUMERS, vhost.consumers)
+        vhost.check_room(doing, MAX_CONSUMERS_PER_QUEUE, queue.consumers, the_queue(queue.name, queue.vhost))
+        check_table_size(doing, command.arguments)
 
     def reply_to(self, command: ReplyTo) -> Consuming:
         core, name = self._core, command.name
@@ -213,7 +235,7 @@ class Taking:
             core.touch(consumer.queue)
 
     def limit(self, command: Limit) -> Limited:
-        session = self._core.session(self._core.origin, command.session)
-        session.budget.limit = command.count
-        self._core.look_again(session)
+        core = self._core
+        core.session(core.origin, command.session).budget.limit = command.count
+        core.look_again((core.origin, command.session))
         return Limited()

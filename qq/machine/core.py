@@ -35,7 +35,8 @@ from qq.machine.errors import (
     precondition_failed,
     reply_text,
 )
-from qq.machine.timers import NEVER_MS, Timers
+from qq.machine.timers import NEVER_MS, NOW_MS, Timers
+from qq.machine.work import REVIEW_STEPS_MAX
 from qq.ranges import MESSAGE_MASK
 from qq.routing.content import Content
 
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from qq.machine.state import Answer
     from qq.machine.vhost import VirtualHost
 
+
+WOKEN_MAX = 1000
+"""Consumers of one channel that are asked at once whether they want what its limit leaves."""
 
 ContentOf = Callable[[Buffer, int], Content]
 """Reads of a stored message what routing may look at, given its number; never raises."""
@@ -94,12 +98,17 @@ class Core:
     def __init__(self, content_of: ContentOf) -> None:
         self.content_of = content_of
         self.catalog = Catalog()
+        self.work = self.catalog.work
         self.sessions: dict[tuple[str, int], Session] = {}
         self.consumers: dict[tuple[str, int], Consumer] = {}
         self.dirty: dict[Queue, None] = {}
         """Queues that have something new in this entry."""
         self.dying: dict[Queue, None] = {}
         """Queues that have messages to dead-letter."""
+        self.reviewing: dict[str, VirtualHost] = {}
+        """Virtual hosts in which it is to be found out what policies apply to, by name."""
+        self.roomy: dict[tuple[str, int], int] = {}
+        """Sessions in which consumers wait and may have more, with the id of the one that was asked last."""
         self.queue_timers: Timers[Queue] = Timers()
         self.consumer_timers: Timers[Consumer] = Timers()
         self.effects: list[Effect] = []
@@ -256,6 +265,7 @@ class Core:
         if consumer.live:
             session.tags[consumer.tag] = consumer
         self.consumers[consumer.node, consumer.id] = consumer
+        self.catalog.vhosts[consumer.queue.vhost].consumers += 1
 
     def forget_if_over(self, consumer: Consumer) -> None:
         """A consumer that has stopped goes with the last message it held."""
@@ -264,6 +274,7 @@ class Core:
 
     def _forget(self, consumer: Consumer) -> None:
         del self.consumers[consumer.node, consumer.id]
+        self.catalog.vhosts[consumer.queue.vhost].consumers -= 1
         self.consumer_timers.set(consumer, None)
         session = self.sessions.get((consumer.node, consumer.session))
         if session is not None:
@@ -273,28 +284,39 @@ class Core:
 
     def checked_in(self, consumer: Consumer) -> None:
         """A consumer holds less than before: it may go, or its channel's other consumers may have more."""
-        self._room_for_others(consumer)
+        if consumer.budget is not None and consumer.budget.limit:
+            consumer.queue.make_way(consumer)  # the others of its channel have waited for it
+            self._room_for_others(consumer)
         self.touch(consumer.queue)
         self.forget_if_over(consumer)
 
     def _room_for_others(self, consumer: Consumer) -> None:
         """What it does not hold any more, others on its channel may."""
-        if consumer.budget is None or not consumer.budget.limit:
-            return
-        session = self.sessions.get((consumer.node, consumer.session))
-        if session is not None:
-            consumer.queue.turns.discard(consumer)  # the others have waited for it
-            self.look_again(session, consumer.id)
+        key = consumer.node, consumer.session
+        if key in self.sessions:
+            self.look_again(key, consumer.id)
 
-    def look_again(self, session: Session, last: int = 0) -> None:
-        """The channel's limit leaves room again, or another: its consumers may have more, that with the id `last` last.
+    def look_again(self, key: tuple[str, int], last: int = 0) -> int:
+        """A channel has room again, or another limit: who waits for it may have more, that with the id `last` last.
 
-        By their ids: whose turn it is must follow from the state, also from one that was loaded.
+        As many as there is room for are asked now, and the others at the end of the entry, if these have not taken it
+        all. By their ids: whose turn it is must follow from the state, also from one that was loaded. Returns how many
+        were asked.
         """
-        for consumer in sorted(session.consumers.values(), key=lambda each: (each.id <= last, each.id)):
-            if consumer.live and consumer.room > 0:
-                consumer.queue.give_credit(consumer, 0)
+        session = self.sessions[key]
+        budget, asked, woken = session.budget, 0, 0
+        room = min(budget.room, WOKEN_MAX)
+        while budget.waiting and woken < room and asked < WOKEN_MAX:
+            last = budget.pop_after(last)
+            asked += 1
+            consumer = session.consumers[last]
+            consumer.queue.give_credit(consumer, 0)
+            if consumer in consumer.queue.turns:
                 self.touch(consumer.queue)
+                woken += 1
+        if budget.waiting and room:
+            self.roomy[key] = last
+        return asked
 
     def give_back(self, consumers: list[Consumer], *, failed: bool) -> None:
         """Return all that these consumers hold, per queue in the order of the messages."""
@@ -360,6 +382,17 @@ class Core:
     def take_queue(self, queue: Queue) -> list[ConsumerGone]:
         """Remove a queue; returns what its consumers are to be told."""
         self.catalog.vhosts[queue.vhost].delete_queue(queue)
+        gone = self._forget_queue(queue)
+        for consumer in queue.holders:
+            self._room_for_others(consumer)
+        return gone
+
+    def remove_all_queues(self, vhost: VirtualHost) -> None:
+        """Forget the queues of a virtual host that goes, with all that consume from them."""
+        for queue in vhost.queues.values():
+            self.effects += self._forget_queue(queue)
+
+    def _forget_queue(self, queue: Queue) -> list[ConsumerGone]:
         self.dirty.pop(queue, None)
         self.dying.pop(queue, None)
         self.queue_timers.set(queue, None)
@@ -368,22 +401,53 @@ class Core:
             self._forget(consumer)
             if consumer.budget is not None:
                 consumer.budget.held -= len(consumer.unacked)
+                consumer.budget.stop_waiting(consumer.id)
             if consumer.live:
                 gone.append(ConsumerGone(consumer.node, consumer.session, consumer.id))
-        for consumer in queue.holders:
-            self._room_for_others(consumer)
         return gone
+
+    # Policies
+
+    def review(self, vhost: VirtualHost) -> None:
+        """Other policies may apply to what is in a virtual host: find out, now as far as it does not cost too much."""
+        if self.work.steps < REVIEW_STEPS_MAX:
+            self._review(vhost)
+        if vhost.unreviewed:
+            self.reviewing[vhost.name] = vhost
+
+    def _review_policies(self) -> None:
+        """Go on with what was left, and always a little."""
+        names = sorted(self.reviewing)
+        first = self.time_ms % len(names)  # not always the same
+        for name in names[first:] + names[:first]:
+            self._review(self.reviewing[name])
+            if not self.reviewing[name].unreviewed:
+                del self.reviewing[name]
+            if self.work.steps >= REVIEW_STEPS_MAX:
+                break
+
+    def _review(self, vhost: VirtualHost) -> None:
+        """Where settings change, limits are enforced and timers set anew."""
+        for queue in vhost.review(REVIEW_STEPS_MAX):
+            self.touch(queue)
+            for consumer in queue.holders:
+                self.consumer_timers.set(consumer, None)
+                self.watch(consumer)
 
     # Time
 
     def due_ms(self) -> int | None:
         """When there will be something to do that no command asks for; None for never."""
+        if self.roomy or self.reviewing:
+            return NOW_MS
         due_ms = min(self.queue_timers.next_ms, self.consumer_timers.next_ms)
         return None if due_ms == NEVER_MS else due_ms
 
     def end_entry(self) -> None:
         """Do what time brings, and serve the queues that have something new, in the order in which they got it."""
         now_ms = self.time_ms
+        if self.reviewing:
+            self._review_policies()
         # In an order that does not depend on when a timer was set: a state that was loaded sets them all at once.
         consumer_timers, queue_timers = self.consumer_timers, self.queue_timers
         if consumer_timers.next_ms <= now_ms:
@@ -395,12 +459,41 @@ class Core:
                     self.remove_queue(queue)
                 else:
                     self.touch(queue)
+        self._turns()
+        if self.roomy:
+            self._fill_channels()
+        self.work.clear()
+
+    def _turns(self) -> None:
+        queue_timers = self.queue_timers
         for queue in self.dirty:
             self._turn(queue)
             due_ms = queue.due_ms()
             if due_ms is not None or queue_timers.next_ms != NEVER_MS:
                 queue_timers.set(queue, due_ms)
         self.dirty.clear()
+
+    def _fill_channels(self) -> None:
+        """Ask those who wait, as long as there is room: who was asked first may have had nothing to take."""
+        asked = 0
+        while self.roomy and asked < WOKEN_MAX:
+            roomy, self.roomy = self.roomy, {}
+            for key, last in roomy.items():
+                if key in self.sessions:
+                    asked += self.look_again(key, last)
+            self._turns()
+        # What is left is for the next entry, on a node that has loaded the state since, too.
+        self.roomy = dict.fromkeys(sorted(self.roomy), 0)
+
+    def restore_waiting(self) -> None:
+        """Find out who waits for the limit of a channel, in a state that was loaded."""
+        for consumer in self.consumers.values():
+            if consumer.queue.is_waiting(consumer):
+                consumer.wait_for_room()
+        for key in sorted(self.sessions):
+            budget = self.sessions[key].budget
+            if budget.waiting and budget.room:
+                self.roomy[key] = 0
 
     def _consumer_is_due(self, consumer: Consumer) -> None:
         queue, deadline_ms = consumer.queue, self._deadline_ms(consumer)

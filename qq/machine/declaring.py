@@ -46,6 +46,8 @@ class Declaring:
         if name.startswith(REPLY_TO):
             return self._declare_requester(command.session, vhost, name)
         queue = vhost.queue(name, owner) if command.passive else vhost.declare_queue(command, name, owner)
+        if vhost.unreviewed:
+            core.review(vhost)
         queue.used_ms = core.time_ms
         core.touch(queue)
         core.session(core.origin, command.session).queue = queue.name
@@ -115,7 +117,10 @@ class Declaring:
         return Done()
 
     def declare_exchange(self, command: DeclareExchange) -> Done:
-        self._core.vhost(command.session).declare_exchange(command, stripped(command.name))
+        vhost = self._core.vhost(command.session)
+        vhost.declare_exchange(command, stripped(command.name))
+        if vhost.unreviewed:
+            self._core.review(vhost)
         return Done()
 
     def delete_exchange(self, command: DeleteExchange) -> Done:

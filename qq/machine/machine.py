@@ -5,8 +5,9 @@ consuming.py, declaring.py, connecting.py, operating.py), what they share (core.
 replication (cluster).
 
 Law: a method depends on its arguments and on self, nothing else. No clock, no randomness, no iteration over sets, no
-floats. Nothing that a client or a node can send makes it raise: a command that cannot be carried out yields `Failed`
-and changes nothing, a batch that cannot be read does nothing at all.
+floats. Nothing that a client or an operator can send makes it raise: a command that cannot be carried out yields
+`Failed` and changes nothing. A batch that cannot be read is a fault of the node that submitted it, which has told its
+clients something else: it raises `MalformedBatch` and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine import commands as c
 from qq.machine.access import Permissions, TopicPermissions, User
 from qq.machine.catalog import Connection
-from qq.machine.codec import MalformedBatch, decode_commands, keep, message_sizes
+from qq.machine.codec import decode_commands, keep, message_sizes
 from qq.machine.connecting import Connecting
 from qq.machine.consumers import Consumer
 from qq.machine.consuming import Taking
 from qq.machine.core import ContentOf, Core, no_content
+from qq.machine.costs import Costs
 from qq.machine.declaring import Declaring
 from qq.machine.effects import Known, OriginExpelled
 from qq.machine.errors import Refused
@@ -39,6 +41,7 @@ from qq.machine.state import (
     SessionRow,
     VhostRow,
     answer_of,
+    applied_of,
     read_dump,
 )
 from qq.machine.vhost import Exchange
@@ -84,6 +87,8 @@ class QueueMachine:
         publishing, taking, declaring = Publishing(core), Taking(core), Declaring(core)
         connecting, operating = Connecting(core), Operating(core)
         self._publishing = publishing
+        self.costs = Costs(core)
+        """What commands will cost, for those who gather them; another one after `load`."""
         self._handlers: dict[type[c.Command], Callable[[Any], None]] = {
             c.Publish: publishing.publish,
             c.DeadLetter: publishing.dead_letter,
@@ -138,11 +143,8 @@ class QueueMachine:
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: bytes | memoryview
     ) -> list[Effect]:
-        """Carry out the commands of one batch, in order; `ordinal` is its place in the entry."""
-        try:
-            commands = decode_commands(payload)
-        except MalformedBatch:
-            return []
+        """Carry out the commands of one batch, in order; `ordinal` is its place in the entry. Raises MalformedBatch."""
+        commands = decode_commands(payload)
         core = self._core
         core.origin, core.index, core.time_ms = origin, index, time_ms
         core.next_slot = ordinal << MESSAGE_BITS
@@ -216,11 +218,8 @@ class QueueMachine:
         return effects
 
     def compact(self, payload: bytes | memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
-        """Reduce a batch to some of its messages; one that cannot be read stays as it is."""
-        try:
-            return keep(payload, messages)
-        except MalformedBatch:
-            return bytes(payload)
+        """Reduce a batch to some of its messages. Raises MalformedBatch."""
+        return keep(payload, messages)
 
     def _answer(self, command: Any) -> None:
         """Carry out what a client waits for, unless an error has already closed its channel."""
@@ -265,9 +264,14 @@ class QueueMachine:
         """By node and consumer id; those that are not `live` only hold messages."""
         return self._core.consumers
 
-    def dying(self, ranges_max: int) -> Iterator[DyingMessages]:
-        """What waits to be dead-lettered, queue by queue; at most so many ranges of each."""
-        for queue in self._core.dying:
+    def dying(self, ranges_max: int, start: int = 0) -> Iterator[DyingMessages]:
+        """What waits to be dead-lettered, queue by queue; at most so many ranges of each.
+
+        Begins with the queue in the place `start`, or as far round as that is.
+        """
+        queues = list(self._core.dying)
+        start = start % len(queues) if queues else 0
+        for queue in queues[start:] + queues[:start]:
             if not queue.retry_ms:
                 first = [dead.range for dead, _ in zip(queue.dying, range(ranges_max), strict=False)]
                 needs_content = self._publishing.needs_content(queue)
@@ -365,6 +369,7 @@ class QueueMachine:
                 core.dying[queue] = None
         for number in state.dirty:
             core.dirty[queues[number]] = None
+        core.restore_waiting()
         # Whoever remembers something of the former state has to look again.
         catalog.access.revision += revision + 1
 
@@ -381,19 +386,25 @@ class QueueMachine:
 
     def _load_vhost(self, row: list[Any]) -> None:
         """A virtual host without its bindings: they are between queues."""
-        name, description, tags, default_queue_type, limits, policies, exchanges, _, publishers = row
+        name, description, tags, default_queue_type, limits, policies, exchanges, _, *rest = row
+        exchange_policies, unreviewed, publishers = rest
         vhost = self._core.catalog.put_vhost(name)
         vhost.describe(description, tags, default_queue_type)
         vhost.set_limits(limits)
         for policy in policies:
-            vhost.put_policy(Policy(*policy))
+            vhost.restore_policy(Policy(*policy))
         for exchange in exchanges:
             if exchange[0] not in vhost.exchanges:
                 vhost.restore_exchange(Exchange(*exchange))
+        for exchange, applied in exchange_policies:
+            vhost.restore_exchange_policies(exchange, applied_of(vhost.policies, applied))
+        vhost.unreviewed = {(DestinationKind(kind), thing): None for kind, thing in unreviewed}
+        if unreviewed:
+            self._core.reviewing[name] = vhost
         vhost.publishers.load(*publishers)
 
     def _load_bindings(self, row: list[Any]) -> None:
-        name, *_, bindings, _ = row
+        name, *_, bindings, _, _, _ = row
         vhost = self._core.catalog.vhosts[name]
         for source, kind, destination_name, routing_key, arguments in bindings:
             destination = Destination(DestinationKind(kind), destination_name)
@@ -406,7 +417,8 @@ class QueueMachine:
 
     def _load_queue(self, row: list[Any], dying: list[list[Any]]) -> Queue:
         vhost, name, kind, durable, owner, auto_delete, arguments, number, had_consumer, used_ms = row[:10]
-        backlog, histories, (dying_first, dying_count, retry_ms), _, _ = row[10:]
+        applied, backlog, histories, (dying_first, dying_count, retry_ms), _, _ = row[10:]
+        policies = applied_of(self._core.catalog.vhosts[vhost].policies, applied)
         queue = Queue(
             vhost=vhost,
             name=name,
@@ -416,7 +428,8 @@ class QueueMachine:
             auto_delete=auto_delete,
             arguments=arguments,
             number=number,
-            settings=settings_of(kind, arguments, None, None),
+            settings=settings_of(kind, arguments, *policies),
+            policies=policies,
             had_consumer=had_consumer,
             used_ms=used_ms,
             dying_first=dying_first,
@@ -468,8 +481,7 @@ class QueueMachine:
             queue.unacked_size += held_range.size
         if consumer.budget is not None:
             consumer.budget.held += len(consumer.unacked)
-        queue.holders[consumer] = None
-        queue.consumers += live
+        queue.restore_consumer(consumer)
         queue.unacked += len(consumer.unacked)
         core.enter_consumer(consumer)
         core.watch(consumer)
@@ -493,6 +505,8 @@ def _vhost_row(vhost: VirtualHost) -> VhostRow:
         vhost.policies.rows(),
         list(vhost.exchanges.values()),
         list(vhost.bindings),
+        list(vhost.exchange_policies.items()),
+        [(int(kind), name) for kind, name in vhost.unreviewed],
         vhost.publishers.freeze(),
     )
 

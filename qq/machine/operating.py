@@ -3,7 +3,7 @@
 Lives here: their commands. Not here: what follows from limits and policies (catalog.py, policies.py), what from
 permissions (the node asks before it submits a command).
 
-Law: what is asked of something that is not there has no effect; who asks looks first.
+Law: what is asked of something that is not there, or for which there is no room, has no effect; who asks looks first.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.machine.access import Permissions, TopicPermissions, user_of
+from qq.machine.errors import Refused
 from qq.machine.policies import policy_of
 from qq.machine.vhost import deleted
 
 if TYPE_CHECKING:
     from qq.machine.commands import (
+        Change,
         ChangeUserLimits,
         ChangeVhostLimits,
         ClearPermissions,
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
         Table,
     )
     from qq.machine.core import Core
-    from qq.machine.vhost import VirtualHost
 
 
 class Operating:
@@ -48,16 +49,17 @@ class Operating:
 
     def put_vhost(self, command: PutVhost) -> None:
         name, description, tags, default_queue_type = command
-        self._core.catalog.put_vhost(name).describe(description, tags, default_queue_type)
+        if self._has_room(command):
+            self._core.catalog.put_vhost(name).describe(description, tags, default_queue_type)
 
     def delete_vhost(self, command: DeleteVhost) -> None:
         core = self._core
         vhost = core.catalog.vhosts.get(command.name)
         if vhost is None:
             return
-        for queue in list(vhost.queues.values()):
-            core.remove_queue(queue)
+        core.remove_all_queues(vhost)
         core.catalog.delete_vhost(vhost)
+        core.reviewing.pop(vhost.name, None)
         for connection in core.catalog.connections.values():
             if connection.vhost is vhost:
                 core.close(connection, deleted(vhost.name))
@@ -75,7 +77,8 @@ class Operating:
     # Users
 
     def put_user(self, command: PutUser | PutHashedUser) -> None:
-        self._core.catalog.access.put_user(user_of(command))
+        if self._has_room(command):
+            self._core.catalog.access.put_user(user_of(command))
 
     def delete_user(self, command: DeleteUser) -> None:
         core, name = self._core, command.name
@@ -100,14 +103,14 @@ class Operating:
     # Permissions
 
     def set_permissions(self, command: SetPermissions) -> None:
-        if self._are_there(command.user, command.vhost):
+        if self._are_there(command.user, command.vhost) and self._has_room(command):
             self._core.catalog.access.set_permissions(Permissions(*command))
 
     def clear_permissions(self, command: ClearPermissions) -> None:
         self._core.catalog.access.clear_permissions(*command)
 
     def set_topic_permissions(self, command: SetTopicPermissions) -> None:
-        if self._are_there(command.user, command.vhost):
+        if self._are_there(command.user, command.vhost) and self._has_room(command):
             self._core.catalog.access.set_topic_permissions(TopicPermissions(*command))
 
     def clear_topic_permissions(self, command: ClearTopicPermissions) -> None:
@@ -117,27 +120,25 @@ class Operating:
         catalog = self._core.catalog
         return user in catalog.access.users and vhost in catalog.vhosts
 
+    def _has_room(self, change: Change) -> bool:
+        try:
+            self._core.catalog.check_room(change)
+        except Refused:
+            return False
+        return True
+
     # Policies
 
     def put_policy(self, command: PutPolicy) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
-        if vhost is not None and vhost.put_policy(policy_of(command)):
-            self._settings_changed(vhost)
+        if vhost is not None and self._has_room(command) and vhost.put_policy(policy_of(command)):
+            self._core.review(vhost)
 
     def delete_policy(self, command: DeletePolicy) -> None:
         vhost = self._core.catalog.vhosts.get(command.vhost)
         if vhost is not None:
             vhost.delete_policy(command.name, operator=command.operator)
-            self._settings_changed(vhost)
-
-    def _settings_changed(self, vhost: VirtualHost) -> None:
-        """Policies hold at once: limits are enforced and timers set anew."""
-        core = self._core
-        for queue in vhost.queues.values():
-            core.touch(queue)
-            for consumer in queue.holders:
-                core.consumer_timers.set(consumer, None)
-                core.watch(consumer)
+            self._core.review(vhost)
 
     # Publishers
 

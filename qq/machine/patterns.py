@@ -108,12 +108,17 @@ class Pattern:
 
     def search(self, text: str) -> bool:
         """Whether the pattern matches somewhere in the text."""
-        search = _Search(self._program, text)
+        return self.search_within(text, STEPS_MAX)[0]
+
+    def search_within(self, text: str, steps_max: int) -> tuple[bool, int]:
+        """The same with another bound; and how many steps were taken."""
+        search = _Search(self._program, text, steps_max)
         starts = 1 if self._program[self._start] == _Place("A") else len(text) + 1
         try:
-            return any(search.matches(self._start, at) for at in range(starts))
+            found = any(search.matches(self._start, at) for at in range(starts))
         except _TooManySteps:
-            return False
+            found = False
+        return found, search.steps
 
 
 class _TooManySteps(Exception):
@@ -123,14 +128,16 @@ class _TooManySteps(Exception):
 class _Search:
     """One search in one text, with a memory of the pairs that lead nowhere."""
 
-    __slots__ = ("_looks", "_program", "_seen", "_steps", "_text")
+    __slots__ = ("_looks", "_program", "_seen", "_steps_max", "_text", "steps")
 
-    def __init__(self, program: list[_Instruction], text: str) -> None:
+    def __init__(self, program: list[_Instruction], text: str, steps_max: int) -> None:
         self._program = program
         self._text = text
-        self._seen: set[tuple[int, int]] = set()
+        self._steps_max = steps_max
+        self._seen: set[int] = set()
+        """Instruction x as many positions as there are + position."""
         self._looks: dict[tuple[int, int], bool] = {}
-        self._steps = 0
+        self.steps = 0
 
     def matches(self, start: int, at: int) -> bool:
         """Whether a match of the routine at `start` begins at this position.
@@ -138,36 +145,44 @@ class _Search:
         Pairs that were seen are not tried again: had one led to a match, the search would be over. So a routine may be
         asked again only after it has answered no; the answers of look-arounds are remembered.
         """
-        text, end = self._text, len(self._text)
+        program, text, end = self._program, self._text, len(self._text)
+        seen = self._seen
         pending = [(start, at)]
         while pending:
-            pair = pending.pop()
-            if pair in self._seen:
-                continue
-            self._seen.add(pair)
-            self._steps += 1
-            if self._steps > STEPS_MAX:
-                raise _TooManySteps
-            where, at = pair
-            match self._program[where]:
-                case _Chars() as chars:
-                    if at < end and chars.has(ord(text[at])):
-                        pending.append((where + 1, at + 1))
-                case _Split(one, other):
+            where, at = pending.pop()
+            while True:
+                pair = where * (end + 1) + at
+                if pair in seen:
+                    break
+                seen.add(pair)
+                self.steps += 1
+                if self.steps > self._steps_max:
+                    raise _TooManySteps
+                instruction = program[where]
+                if type(instruction) is _Chars:
+                    if at == end or not instruction.has(ord(text[at])):
+                        break
+                    where += 1
+                    at += 1
+                elif type(instruction) is _Split:
                     # The other way, which leaves a repetition, is tried first: any match will do.
-                    pending.append((one, at))
-                    pending.append((other, at))
-                case _Jump(to):
-                    pending.append((to, at))
-                case _Place(kind):
-                    if _is_place(kind, text, at):
-                        pending.append((where + 1, at))
-                case _LookFrom(start_of_look, negated, behind):
-                    if self._look(start_of_look, at - behind) != negated:
-                        pending.append((where + 1, at))
-                case _Match():
+                    pending.append((instruction.one, at))
+                    where = instruction.other
+                elif type(instruction) is _Jump:
+                    where = instruction.to
+                elif type(instruction) is _Match:
                     return True
+                else:
+                    if not self._holds(instruction, at):
+                        break
+                    where += 1
         return False
+
+    def _holds(self, assertion: _Instruction, at: int) -> bool:
+        """Whether an assertion about the position is true."""
+        if isinstance(assertion, _LookFrom):
+            return self._look(assertion.start, at - assertion.behind) != assertion.negated
+        return isinstance(assertion, _Place) and _is_place(assertion.kind, self._text, at)
 
     def _look(self, start: int, at: int) -> bool:
         if at < 0:

@@ -4,11 +4,13 @@ Lives here: which policy applies to what, which definitions are accepted, and ho
 one definition. Not here: what comes of it together with the arguments of a queue (settings.py).
 
 Law: of each kind one policy applies, or none: the one with the highest priority, then with the smallest name, out of
-those that match the name and have no setting that such a queue cannot have.
+those that match the name and have no setting that such a queue cannot have. To look for it costs at most so much for
+one name (MATCH_STEPS_MAX): what would take more does not match.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,9 +20,12 @@ from qq.machine.patterns import PATTERN_BYTES_MAX, InvalidPattern, Pattern
 
 if TYPE_CHECKING:
     from qq.machine.commands import PutPolicy, Table
+    from qq.machine.work import Work
 
-ANSWERS_MAX = 50_000
-"""Remembered answers of patterns; beyond it the memory starts again."""
+MATCH_STEPS_MAX = 30_000
+"""What it may cost to find the policy for one name, in steps of patterns; likewise for the operator policy."""
+_SEARCH_STEPS = 8
+"""What each search costs besides its steps."""
 
 INTEGERS = range(-(2**63), 2**63)
 
@@ -59,64 +64,86 @@ def policy_of(command: PutPolicy) -> Policy:
     return Policy(name, pattern, definition, priority, apply_to, operator)
 
 
+Applied = tuple[Policy | None, Policy | None]
+"""The policy and the operator policy of a queue or an exchange."""
+
+
 class Policies:
     """All policies, of users and of operators, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work) -> None:
+        self._work = work
         self._policies: dict[tuple[bool, str], tuple[Policy, Pattern]] = {}
-        self._ranked: list[tuple[Policy, Pattern]] = []
-        """Those to be asked first, first."""
-        self._answers: dict[tuple[str, str], bool] = {}
-        """Whether a pattern matches a name. A memory of a pure function: what is in it changes no answer."""
+        self._ranked: dict[bool, list[tuple[Policy, Pattern]]] = {False: [], True: []}
+        """Those of users, and of operators: those to be asked first, first."""
 
     def put(self, policy: Policy) -> None:
         """Enter a policy, in the place of the one with this name. Raises InvalidPolicy."""
         check_policy(policy)
-        self._policies[policy.operator, policy.name] = policy, Pattern(policy.pattern)
-        self._rank()
+        self._remove(policy.name, operator=policy.operator)
+        entry = self._policies[policy.operator, policy.name] = policy, Pattern(policy.pattern)
+        insort(self._ranked[policy.operator], entry, key=_rank)
+
+    def __len__(self) -> int:
+        """Count those of users and those of operators."""
+        return len(self._policies)
+
+    def has(self, name: str, *, operator: bool) -> bool:
+        """Whether there is a policy of this name."""
+        return (operator, name) in self._policies
 
     def delete(self, name: str, *, operator: bool) -> bool:
         """Remove a policy; says whether it was there."""
+        return self._remove(name, operator=operator)
+
+    def _remove(self, name: str, *, operator: bool) -> bool:
         removed = self._policies.pop((operator, name), None)
-        self._rank()
+        if removed is not None:
+            ranked = self._ranked[operator]
+            del ranked[bisect_left(ranked, _rank(removed), key=_rank)]
         return removed is not None
+
+    def get(self, name: str, *, operator: bool) -> Policy | None:
+        """The policy of that name."""
+        known = self._policies.get((operator, name))
+        return known and known[0]
 
     def rows(self) -> list[Policy]:
         """All of them: those of users first, by name."""
         return [policy for _, (policy, _) in sorted(self._policies.items(), key=itemgetter(0))]
 
-    def match(self, name: str, kind: str) -> tuple[Policy | None, Policy | None]:
+    def match(self, name: str, kind: str) -> Applied:
         """The policy and the operator policy that apply to a queue."""
         return self._first(name, kind, operator=False), self._first(name, kind, operator=True)
 
-    def match_exchange(self, name: str) -> tuple[Policy | None, Policy | None]:
+    def match_exchange(self, name: str) -> Applied:
         """The policy and the operator policy that apply to an exchange."""
         return self.match(name, _EXCHANGE)
 
-    def alternate_exchange(self, name: str) -> str | None:
-        """The alternate exchange that a policy gives to an exchange; an argument of the exchange comes first."""
-        return effective_definition(*self.match_exchange(name)).get(ALTERNATE_EXCHANGE)
-
     def _first(self, name: str, kind: str, *, operator: bool) -> Policy | None:
-        for policy, pattern in self._ranked:
-            if (
-                policy.operator == operator
-                and _applies(policy, kind)
-                and self._matches(pattern, policy, name)
-            ):
+        left = MATCH_STEPS_MAX
+        for policy, pattern in self._ranked[operator]:
+            if not _applies(policy, kind):
+                continue
+            found, steps = pattern.search_within(name, left)
+            steps += _SEARCH_STEPS
+            self._work.steps += steps
+            left -= steps
+            if found:
                 return policy
+            if left <= 0:
+                break
         return None
 
-    def _matches(self, pattern: Pattern, policy: Policy, name: str) -> bool:
-        answer = self._answers.get((policy.pattern, name))
-        if answer is None:
-            if len(self._answers) >= ANSWERS_MAX:
-                self._answers.clear()
-            answer = self._answers[policy.pattern, name] = pattern.search(name)
-        return answer
 
-    def _rank(self) -> None:
-        self._ranked = sorted(self._policies.values(), key=lambda entry: (-entry[0].priority, entry[0].name))
+def _rank(entry: tuple[Policy, Pattern]) -> tuple[int, str]:
+    policy, _ = entry
+    return -policy.priority, policy.name
+
+
+def alternate_exchange(applied: Applied) -> str | None:
+    """The alternate exchange that policies give to an exchange; an argument of the exchange comes first."""
+    return effective_definition(*applied).get(ALTERNATE_EXCHANGE)
 
 
 def effective_definition(policy: Policy | None, operator: Policy | None) -> Table:

@@ -19,6 +19,7 @@ from qq.machine.effects import Committed, DeadLettered, DirectReply, Failed, Rej
 from qq.machine.errors import NO_ROUTE, Refused, precondition_failed
 from qq.machine.history import died, is_cycle
 from qq.machine.requesters import is_reply_name
+from qq.machine.work import COPIES_MAX, FEW_QUEUES
 from qq.ranges import MESSAGE_MASK, Range
 from qq.routing.content import Content, NeedsContent
 from qq.routing.exchanges import DEFAULT_EXCHANGE
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 Part = tuple[int, int, "Sequence[Queue]"]
 """Messages of a command that go to the same queues: the first, how many, and the queues."""
 
+_DYING_STEPS = 20
+"""What it takes, in steps of a way, to bring a dead letter to one queue, with its history."""
 SEQUENCE_MAX = 2**63 - 1
 """Of a publisher that wants deduplication."""
 
@@ -72,7 +75,10 @@ class Publishing:
             return
         except NeedsContent:
             self.flush()
-            self._publish_parts(_as_publish(command), vhost, slot)
+            try:
+                self._publish_parts(_as_publish(command), vhost, slot)
+            except Refused as refused:
+                core.fail(command, refused)
             return
         first = slot & MESSAGE_MASK
         if count == 1:
@@ -86,6 +92,12 @@ class Publishing:
             self._size += size
             return
         self.flush()
+        if len(queues) > FEW_QUEUES:
+            try:
+                self._count_copies(vhost, queues)
+            except Refused as refused:
+                core.fail(command, refused)
+                return
         for queue in queues:
             if not queue.is_plain:
                 self._publish_plain(command, vhost, queues, slot)
@@ -154,13 +166,16 @@ class Publishing:
             return
         if self.needs_content(queue) and not command.has_content:
             return  # exchanges and bindings were others when the leader looked; it looks again
+        if core.work.has_moved_enough(vhost.name):
+            return  # likewise
         taken = queue.take_dying(command.first, command.count)
         kept: list[Dying] = []
         left: dict[str, int] = {}
         is_stuck = True
         for dead in taken:
             # In their order: behind one that has to stay the others stay, too.
-            moved = 0 if kept else self._move(vhost, queue, dead, command)
+            waits = bool(kept) or (not is_stuck and core.work.has_moved_enough(vhost.name))
+            moved = 0 if waits else self._move(vhost, queue, dead, command)
             is_stuck = is_stuck and not moved
             if moved:
                 left[dead.reason] = left.get(dead.reason, 0) + moved
@@ -180,9 +195,20 @@ class Publishing:
 
     # What the above is made of
 
+    def _count_copies(self, vhost: VirtualHost, queues: Sequence[Queue]) -> None:
+        """Raise Refused if the messages of one entry reach too many queues."""
+        if self._core.work.copy(vhost.name, len(queues)):
+            raise precondition_failed(
+                f"messages in vhost '{vhost.name}' reach more queues at once than the limit ({COPIES_MAX})"
+            )
+
     def _publish_parts(self, command: Publish, vhost: VirtualHost, slot: int) -> None:
         """Publish messages, each to where it goes. Raises Refused before the first."""
-        for first, count, queues in self._parts(vhost, command, slot):
+        parts = self._parts(vhost, command, slot)
+        for _, _, queues in parts:
+            if len(queues) > FEW_QUEUES:
+                self._count_copies(vhost, queues)
+        for first, count, queues in parts:
             start = slot + first & MESSAGE_MASK
             sizes = self._core.sizes[start : start + count]
             self._publish(_part(command, first, count), vhost, queues, slot + first, sizes)
@@ -220,11 +246,17 @@ class Publishing:
     def _check(self, vhost: VirtualHost, content: Sequence[Command]) -> None:
         """Raise Refused unless all messages of a transaction can be published."""
         wanted: dict[Queue, list[int]] = {}
+        copies = self._core.work.copies.get(vhost.name, 0)
         slot = self._core.next_slot
         for command in content:
             if isinstance(command, Enqueue | Publish):
                 publish = command if isinstance(command, Publish) else _as_publish(command)
                 for first, count, queues in self._parts(vhost, publish, slot):
+                    copies += len(queues) if len(queues) > FEW_QUEUES else 0
+                    if copies > COPIES_MAX:
+                        raise precondition_failed(
+                            f"the messages of a transaction reach more queues than the limit ({COPIES_MAX})"
+                        )
                     sizes = self._new_sizes(vhost, _part(publish, first, count), slot + first)
                     for queue in queues:
                         wanted.setdefault(queue, []).extend(sizes)
@@ -389,6 +421,8 @@ class Publishing:
         except NeedsContent:
             pass
         for moved, single in enumerate(_singles(dead.range)):
+            if moved and self._core.work.has_moved_enough(vhost.name):
+                return moved
             number = message_number(single.index, single.slot)
             content = Content(command.headers, command.properties, number)
             if not self._move_alike(vhost, queue, dead._replace(range=single), command, content):
@@ -415,6 +449,9 @@ class Publishing:
         if key is None and old is not None:
             keys = old.keys(keys)
         routed = vhost.route_dead_letters(exchange, keys, content)
+        core.work.find(vhost.name, vhost.route_steps + _DYING_STEPS * len(routed))
+        if len(routed) > FEW_QUEUES:
+            core.work.copy(vhost.name, len(routed))
         targets = [target for target in routed if not is_cycle(new, target.name)]
         rooms = [messages.count] * len(targets)
         if any(map(_is_bounded, targets)):

@@ -22,6 +22,7 @@ from qq.machine.backlog import Backlog
 from qq.machine.consumers import CREDIT_MAX, Consumer, Turns
 from qq.machine.effects import Deliver
 from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
+from qq.machine.timers import NOW_MS
 from qq.ranges import NORMAL, Range
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import Table
     from qq.machine.consumers import Budget
     from qq.machine.history import FrozenHistories, History
-    from qq.machine.policies import Policy
+    from qq.machine.policies import Applied
     from qq.machine.settings import Settings
     from qq.ranges import Piece
 
@@ -44,8 +45,6 @@ DYING_MAX = 10_000
 would be a million objects."""
 TRIM_MAX = 1024
 """Ranges that are dropped over a limit in one entry, unless more messages arrived: a new limit may cut millions."""
-NOW_MS = 0
-"""A moment that has come, whatever time it is."""
 DEAD_LETTER_RETRY_MS = 5_000
 """After so long it is tried again to dead-letter what no queue took (at-least-once)."""
 
@@ -94,7 +93,7 @@ class Queue:
     number: int
     """No other queue ever has it, even of the same name or in another virtual host."""
     settings: Settings
-    policies: tuple[Policy | None, Policy | None] = (None, None)
+    policies: Applied = (None, None)
     """The policy and the operator policy that apply to it."""
     had_consumer: bool = False
     unacked: int = 0
@@ -107,6 +106,8 @@ class Queue:
     turns: Turns = field(default_factory=Turns)
     active: Consumer | None = None
     """The single active consumer, where there is one."""
+    candidates: Turns = field(default_factory=Turns)
+    """Where there is one, all live consumers: the first of the highest priority, or the active one, should be it."""
     backlog: Backlog = field(default_factory=Backlog)
     histories: Histories = field(default_factory=Histories)
     dying: deque[Dying] = field(default_factory=deque)
@@ -209,12 +210,17 @@ class Queue:
             return 0  # what is due comes first
         wanted = 0
         shared: dict[Budget, int] = {}
+        idle: list[Consumer] = []
         for consumer in self.turns:
             budget = consumer.budget
             if budget is None or not budget.limit:
                 wanted += consumer.credit
-            else:
+            elif budget.room:
                 shared[budget] = shared.get(budget, 0) + consumer.credit
+            else:
+                idle.append(consumer)
+        for consumer in idle:
+            self.make_way(consumer)  # so that it is not asked again before there is room
         for budget, credit in shared.items():
             part = min(credit, budget.limit - budget.held - promised.get(budget, 0), count)
             if part > 0:
@@ -298,6 +304,7 @@ class Queue:
                 room = consumer.room
                 if room < 1:
                     turns.discard(consumer)
+                    consumer.wait_for_room()
                     continue
                 limit = backlog.count if len(ring) == 1 else min(turn, backlog.count)
                 count = min(limit, room)
@@ -311,6 +318,7 @@ class Queue:
                     ring.move_to_end(consumer)
                 else:
                     turns.discard(consumer)
+                    consumer.wait_for_room()
         if backlog.count or self.waiting_since_ms:
             self._note_waiting(now_ms)
         return [(consumer, self._check_out(consumer, ranges, now_ms)) for consumer, ranges in served.items()]
@@ -408,20 +416,46 @@ class Queue:
     # Consumers
 
     def add_consumer(self, consumer: Consumer) -> None:
-        self.holders[consumer] = None
-        self.consumers += 1
+        self.restore_consumer(consumer)
         self.had_consumer = True
         if self.settings.single_active_consumer:
             self._review_active()
         self.give_credit(consumer, 0)
 
+    def restore_consumer(self, consumer: Consumer) -> None:
+        """Enter a consumer with what it holds; it gets no turn yet."""
+        self.holders[consumer] = None
+        if consumer.live:
+            self.consumers += 1
+            if self.settings.single_active_consumer:
+                self.candidates.add(consumer)
+
     def give_credit(self, consumer: Consumer, count: int) -> None:
         """Let it have `count` more (or fewer); 0 to look again whether it may have what it has credit for."""
         consumer.credit = min(consumer.credit + count, CREDIT_MAX)
-        if consumer.live and consumer.room > 0 and self._may_get(consumer):
-            self.turns.add(consumer)
-        elif count < 0:
+        if consumer.live and self._may_get(consumer):
+            if consumer.room > 0:
+                self.turns.add(consumer)
+                return
+            consumer.wait_for_room()
+        if count < 0:
             self.turns.discard(consumer)
+
+    def is_waiting(self, consumer: Consumer) -> bool:
+        """Whether it could be given more, and has no turn: it waits for its channel's limit."""
+        return (
+            consumer.budget is not None
+            and consumer.live
+            and consumer.credit > 0
+            and consumer not in self.turns
+            and self._may_get(consumer)
+        )
+
+    def make_way(self, consumer: Consumer) -> None:
+        """Let the others of its channel have their turn first."""
+        self.turns.discard(consumer)
+        if consumer.live:
+            consumer.wait_for_room()
 
     def _may_get(self, consumer: Consumer) -> bool:
         if not self.settings.single_active_consumer:
@@ -430,11 +464,12 @@ class Queue:
 
     def _successor(self) -> Consumer | None:
         """Who should be the single active consumer: the first of the highest priority; the active one before equals."""
-        best = self.active if self.active is not None and self.active.live else None
-        for consumer in self.holders:
-            if consumer.live and (best is None or consumer.settings.priority > best.settings.priority):
-                best = consumer
-        return best
+        active = self.active if self.active is not None and self.active.live else None
+        if not self.candidates:
+            return active
+        best = next(iter(self.candidates.next_ring()))
+        is_first = active is not None and active.settings.priority >= best.settings.priority
+        return active if is_first else best
 
     def _review_active(self) -> None:
         """Another consumer becomes the active one when the last is gone, or has settled everything for a better one."""
@@ -458,6 +493,9 @@ class Queue:
         self.consumers -= 1
         self.used_ms = now_ms
         self.turns.discard(consumer)
+        self.candidates.discard(consumer)
+        if consumer.budget is not None:
+            consumer.budget.stop_waiting(consumer.id)
         if not consumer.unacked:
             del self.holders[consumer]
         if self.settings.single_active_consumer:
@@ -551,6 +589,7 @@ class Queue:
     def freeze(self) -> FrozenQueue:
         return FrozenQueue(
             self,
+            self.policies,
             self.had_consumer,
             self.used_ms,
             self.backlog.freeze(),
@@ -610,6 +649,7 @@ class FrozenQueue(NamedTuple):
     """A queue at one moment, but for what its consumers hold."""
 
     queue: Queue
+    policies: Applied
     had_consumer: bool
     used_ms: int
     backlog: FrozenBacklog

@@ -11,6 +11,7 @@ between any two rows.
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.codec import make_packer, unpack
@@ -32,6 +33,7 @@ from qq.machine.effects import (
     Result,
 )
 from qq.machine.history import History
+from qq.machine.policies import Policy
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, FrozenPieces, Piece, Range
 
 if TYPE_CHECKING:
@@ -40,13 +42,13 @@ if TYPE_CHECKING:
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.commands import Table
     from qq.machine.consumers import Consumer
-    from qq.machine.policies import Policy
+    from qq.machine.policies import Applied, Policies
     from qq.machine.publishers import FrozenPublishers
     from qq.machine.queue import FrozenQueue, Queue
     from qq.machine.vhost import Exchange
     from qq.routing.routers import Binding
 
-VERSION = 6
+VERSION = 7
 """Of the state and of what commands do to it. Bump it with every change of either: replicas must not disagree."""
 
 Answer = Reply | Failed
@@ -67,6 +69,8 @@ class VhostRow(NamedTuple):
     policies: list[Policy]
     exchanges: list[Exchange]
     bindings: list[Binding]
+    exchange_policies: list[tuple[str, Applied]]
+    unreviewed: list[tuple[int, str]]
     publishers: FrozenPublishers
 
 
@@ -154,21 +158,24 @@ class Frozen(NamedTuple):
         write(self.permissions)
         write(self.topic_permissions)
         write(self.publishers_bounds)
+        known = {vhost.name: set(map(id, vhost.policies)) for vhost in self.vhosts}
         packer.pack_array_header(len(self.vhosts))
         for vhost in self.vhosts:
-            *described, policies, exchanges, bindings, publishers = vhost
+            *described, policies, exchanges, bindings, exchange_policies, unreviewed, publishers = vhost
             packer.pack_array_header(len(vhost))
             for value in described:
                 packer.pack(value)
             write(policies)
             write(exchanges)
             write(bindings, _binding_row)
+            write(exchange_policies, partial(_exchange_policies_row, known[vhost.name]))
+            write(unreviewed)
             write(publishers)
         packer.pack(self.queues_declared)
         packer.pack_array_header(len(self.queues))
         for row in self.queues:
             levels = _LEVELS_TO_A_CHUNK if row.backlog.chunks > _CHUNKS_AT_ONCE else 0
-            _pack_by_parts(packer, _queue_row(row), levels)
+            _pack_by_parts(packer, _queue_row(row, known[row.queue.vhost]), levels)
         packer.pack_array_header(len(self.queues))
         for row in self.queues:
             write(row.dying)
@@ -302,7 +309,26 @@ def _pack_by_parts(packer: Any, value: Any, levels: int) -> None:
         packer.pack(value)
 
 
-def _queue_row(row: FrozenQueue) -> tuple[Any, ...]:
+def _applied_row(known: Collection[int], applied: Applied) -> tuple[Any, ...]:
+    """A policy that applies: its name, or all of it if there is another one of that name now, or none."""
+    return tuple(policy.name if policy is not None and id(policy) in known else policy for policy in applied)
+
+
+def applied_of(policies: Policies, row: Sequence[Any]) -> Applied:
+    """What `_applied_row` made a row of."""
+    policy, operator = (
+        policies.get(known, operator=position == 1) if isinstance(known, str) else known and Policy(*known)
+        for position, known in enumerate(row)
+    )
+    return policy, operator
+
+
+def _exchange_policies_row(known: Collection[int], row: tuple[str, Applied]) -> tuple[Any, ...]:
+    name, applied = row
+    return name, _applied_row(known, applied)
+
+
+def _queue_row(row: FrozenQueue, known: Collection[int]) -> tuple[Any, ...]:
     queue = row.queue
     active = row.active
     return (
@@ -316,6 +342,7 @@ def _queue_row(row: FrozenQueue) -> tuple[Any, ...]:
         queue.number,
         row.had_consumer,
         row.used_ms,
+        _applied_row(known, row.policies),
         row.backlog.dump(),
         row.histories.dump(),
         row.dying_counts,

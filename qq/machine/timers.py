@@ -18,6 +18,8 @@ K = TypeVar("K", bound="Hashable")
 
 NEVER_MS = 2**63
 """Later than any moment."""
+NOW_MS = 0
+"""A moment that has come, whatever time it is."""
 _STALE_MIN = 64
 """Below so many stale entries the heap is not made anew, however few are not."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qq.machine import arguments as args
+from qq.machine import limits as lim
 from qq.machine.codec import pack, unpack
 from qq.machine.errors import (
     access_refused,
@@ -22,20 +23,22 @@ from qq.machine.errors import (
     the_exchange,
     the_queue,
 )
-from qq.machine.policies import InvalidPolicy, Policies
+from qq.machine.policies import InvalidPolicy, Policies, alternate_exchange
 from qq.machine.publishers import Publishers
 from qq.machine.queue import Queue
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.settings import settings_of
-from qq.routing.exchanges import DEFAULT_EXCHANGE, RoutingTable, check_exchange
+from qq.machine.work import REVIEW_STEPS_MAX
+from qq.routing.exchanges import DEFAULT_EXCHANGE, RouteTooLong, RoutingTable, check_exchange
 from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBinding, InvalidExchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.machine.commands import DeclareExchange, DeclareQueue, Table
-    from qq.machine.policies import Policy
+    from qq.machine.policies import Applied, Policy
     from qq.machine.requesters import Requester
+    from qq.machine.work import Work
     from qq.routing.content import Content
 
 K = TypeVar("K")
@@ -43,6 +46,13 @@ V = TypeVar("V")
 
 ROUTES_MAX = 10_000
 """Cached routes; beyond it the cache starts again, so that a publisher of ever new keys cannot fill the memory."""
+ROUTES_WIDTH_MAX = 500_000
+"""Queues in all cached routes: likewise."""
+
+_REVIEW_STEPS = 2
+_CONFIGURE_STEPS = 60
+_HOLDER_STEPS = 10
+"""What it costs, in steps of patterns, to look at a queue or an exchange, and to give a queue other settings."""
 
 RESERVED = "amq."
 
@@ -73,8 +83,8 @@ _PREDECLARED = (
 class VirtualHost:
     """Everything that has a name in it. Readers may look at the public maps; only the methods change them."""
 
-    def __init__(self, name: str, new_number: Callable[[], int]) -> None:
-        """`new_number` draws the number of a queue."""
+    def __init__(self, name: str, new_number: Callable[[], int], work: Work) -> None:
+        """`new_number` draws the number of a queue; `work` counts what the entry costs."""
         self.name = name
         self.description = ""
         self.tags: list[str] = []
@@ -82,6 +92,10 @@ class VirtualHost:
         self.limits: Table = {}
         self.connections = 0
         """How many are open; the catalog counts them."""
+        self.consumers = 0
+        """How many there are, and what was got and is not acknowledged; core.py counts them."""
+        self.argument_bytes = 0
+        """What the arguments of all queues, exchanges and bindings take."""
         self.is_deleted = False
         """Sessions that were in it know it still, and can do nothing there."""
         self.queues: dict[str, Queue] = {}
@@ -89,16 +103,23 @@ class VirtualHost:
         """Consumers of direct replies, by name; the sessions keep them."""
         self.exchanges: dict[str, Exchange] = {exchange.name: exchange for exchange in _PREDECLARED}
         self.bindings: dict[Binding, None] = {}
-        self.policies = Policies()
+        self.policies = Policies(work)
+        self.exchange_policies: dict[str, Applied] = {}
+        """What applies to exchanges, by name, if anything does."""
+        self.unreviewed: dict[tuple[DestinationKind, str], None] = {}
+        """Queues and exchanges to which other policies may apply now."""
         self.publishers = Publishers()
         self._new_number = new_number
+        self._work = work
         self._bindings_of: dict[Destination, dict[Binding, None]] = {}
         self._owned: dict[Owner, dict[str, None]] = {}
         self._bindings_from: dict[str, dict[Binding, None]] = {}
         self._table = RoutingTable()
         self._routes: dict[tuple[str, str], tuple[Queue, ...]] = {}
-        self._lookers: dict[str, bool] = {}
-        """Answers of `looks_at_content`."""
+        self._steps_of: dict[tuple[str, str], int] = {}
+        """What it has cost to find them."""
+        self._routes_width = 0
+        """How many queues there are in all of them."""
         for exchange in _PREDECLARED[1:]:
             self._open(exchange)
 
@@ -113,8 +134,11 @@ class VirtualHost:
         self.limits = limits
 
     def delete(self) -> None:
-        """Let nothing be done here any more. Its queues are gone already."""
+        """Let nothing be done here any more; nobody refers to its queues."""
         self.is_deleted = True
+        self.queues, self.exchanges, self.bindings = {}, {}, {}
+        self._bindings_of, self._bindings_from, self._owned = {}, {}, {}
+        self._table = RoutingTable()
         self._forget_routes()
 
     def check(self) -> None:
@@ -132,10 +156,26 @@ class VirtualHost:
         route = self._routes.get((exchange, routing_key))
         if route is None:
             route = self.route_all(exchange, (routing_key,))
-            if len(self._routes) >= ROUTES_MAX:
-                self._routes.clear()
+            self._routes_width += len(route)
+            if len(self._routes) >= ROUTES_MAX or self._routes_width > ROUTES_WIDTH_MAX:
+                self._forget_routes()
+                self._routes_width = len(route)
             self._routes[exchange, routing_key] = route
+            self._steps_of[exchange, routing_key] = self._table.steps
         return route
+
+    def known_route(self, exchange: str, routing_key: str) -> tuple[Queue, ...] | None:
+        """What `route` would give, if that is remembered."""
+        return self._routes.get((exchange, routing_key))
+
+    def known_steps(self, exchange: str, routing_key: str) -> int:
+        """What it takes who does not remember that route to find it."""
+        return self._steps_of[exchange, routing_key]
+
+    @property
+    def route_steps(self) -> int:
+        """What it has cost to find the last route that was not remembered."""
+        return self._table.steps
 
     def route_all(
         self, exchange: str, routing_keys: Sequence[str], content: Content | None = None
@@ -145,44 +185,34 @@ class VirtualHost:
         declared = self._exchange(exchange)
         if declared.internal:
             raise access_refused(f"cannot publish to internal {the_exchange(exchange, self.name)}")
-        return self.route_dead_letters(exchange, routing_keys, content)
+        try:
+            return self._reached(exchange, routing_keys, content)
+        except RouteTooLong as too_long:
+            raise precondition_failed(str(too_long)) from None
 
     def route_dead_letters(
         self, exchange: str, routing_keys: Sequence[str], content: Content | None = None
     ) -> tuple[Queue, ...]:
-        """The same for what the broker publishes: to any exchange, and nowhere if there is none."""
-        return tuple(
-            self.queues[name] for name in self._table.route(exchange, *routing_keys, content=content)
-        )
+        """The same for what the broker publishes, to any exchange: nowhere if there is none or the way is too long."""
+        try:
+            return self._reached(exchange, routing_keys, content)
+        except RouteTooLong:
+            return ()
+
+    def _reached(
+        self, exchange: str, routing_keys: Sequence[str], content: Content | None
+    ) -> tuple[Queue, ...]:
+        queues = self.queues
+        return tuple([queues[name] for name in self._table.route(exchange, *routing_keys, content=content)])
 
     def looks_at_content(self, exchange: str) -> bool:
         """Whether a message may get from there to an exchange that looks at more than its keys."""
-        answer = self._lookers.get(exchange)
-        if answer is None:
-            answer = self._lookers[exchange] = any(map(self._table.wants_content, self._reachable(exchange)))
-        return answer
-
-    def _reachable(self, exchange: str) -> list[str]:
-        """The exchanges that a message may get to from one, which is the first of them."""
-        reached = {exchange: None}
-        pending = [exchange]
-        while pending:
-            name = pending.pop()
-            nearest = [
-                binding.destination.name
-                for binding in self._bindings_from.get(name, ())
-                if binding.destination.kind is DestinationKind.EXCHANGE
-            ]
-            alternate = self._alternate(self.exchanges[name]) if name in self.exchanges else None
-            if alternate is not None:
-                nearest.append(alternate)
-            pending += [other for other in nearest if other not in reached]
-            reached.update(dict.fromkeys(nearest))
-        return list(reached)
+        return self._table.looks_at_content(exchange)
 
     def _forget_routes(self) -> None:
         self._routes.clear()
-        self._lookers.clear()
+        self._steps_of.clear()
+        self._routes_width = 0
 
     # Queues
 
@@ -211,7 +241,8 @@ class VirtualHost:
         if command.server_named and kind == args.QUORUM:
             raise precondition_failed(f"Cannot declare a server-named queue for type {args.MODULES[kind]}")
         args.check_queue_arguments(thing, kind, arguments)
-        self._check_room_for_queue(name)
+        lim.check_table_size(f"declare {thing}", command.arguments)
+        self._check_room_for_queue(name, arguments)
         if kind == args.QUORUM:
             _check_quorum_properties(thing, command)
         # An exclusive queue does not outlive its connection, so it is not durable, whatever was asked.
@@ -228,12 +259,13 @@ class VirtualHost:
             settings=settings_of(kind, arguments, None, None),
         )
         self.restore_queue(queue)
+        self._apply_policies(DestinationKind.QUEUE, name)
         return queue
 
     def restore_queue(self, queue: Queue) -> None:
-        """Enter a queue whose name is free, and let policies apply to it."""
+        """Enter a queue whose name is free."""
         self.queues[queue.name] = queue
-        self._configure(queue)
+        self.argument_bytes += lim.table_bytes(queue.arguments)
         if queue.owner is not None:
             self._owned.setdefault(queue.owner, {})[queue.name] = None
         self._table.add_queue(queue.name)
@@ -244,6 +276,7 @@ class VirtualHost:
         for exchange in self._unbind_all(Destination(DestinationKind.QUEUE, queue.name)):
             self._close(exchange)
         del self.queues[queue.name]
+        self.argument_bytes -= lim.table_bytes(queue.arguments)
         if queue.owner is not None:
             _remove_from(self._owned, queue.owner, queue.name)
         self._table.remove_queue(queue.name)
@@ -254,7 +287,8 @@ class VirtualHost:
         return [self.queues[name] for name in self._owned.get(owner, ())]
 
     def owned_queues_of_node(self, node: str) -> list[Queue]:
-        return [queue for queue in self.queues.values() if queue.owner is not None and queue.owner[0] == node]
+        queues = [queue for owner in self._owned if owner[0] == node for queue in self.owned_queues(owner)]
+        return sorted(queues, key=_number)
 
     # Exchanges
 
@@ -273,7 +307,17 @@ class VirtualHost:
     def restore_exchange(self, exchange: Exchange) -> None:
         """Enter an exchange whose name is free."""
         self.exchanges[exchange.name] = exchange
+        self.argument_bytes += lim.table_bytes(exchange.arguments)
         self._open(exchange)
+
+    def restore_exchange_policies(self, name: str, applied: Applied) -> None:
+        """Let policies apply to an exchange that is there."""
+        if applied == (None, None):
+            self.exchange_policies.pop(name, None)
+        else:
+            self.exchange_policies[name] = applied
+        self._table.set_alternate(name, self._alternate(self.exchanges[name]))
+        self._forget_routes()
 
     def delete_exchange(self, name: str, *, if_unused: bool) -> None:
         """Remove an exchange with its bindings; one that is not there is gone already. Raises Refused."""
@@ -284,8 +328,9 @@ class VirtualHost:
             return
         if if_unused and name in self._bindings_from:
             raise precondition_failed(f"{the_exchange(name, self.name)} in use")
-        for binding in list(self._bindings_from.get(name, ())):
-            self._remove(binding)
+        # Of the exchange's own table nothing need be taken out: all of it goes.
+        for binding in self._bindings_from.pop(name, ()):
+            self._forget_binding(binding)
         self._close(name)
 
     # Bindings
@@ -295,17 +340,28 @@ class VirtualHost:
     ) -> None:
         """Add a binding; one that is there already stays as it is. Raises Refused."""
         self._check_ends(source, destination, user)
+        binding = _binding(source, destination, routing_key, arguments)
+        if binding in self.bindings:
+            return
         try:
             self._table.check_binding(source, routing_key, arguments)
         except InvalidBinding as invalid:
             raise precondition_failed(str(invalid)) from None
-        self.restore_binding(_binding(source, destination, routing_key, arguments))
+        self._check_room_for_binding(binding, arguments)
+        self.restore_binding(binding)
+
+    def is_bound(self, source: str, destination: Destination, routing_key: str, arguments: Table) -> bool:
+        """Whether there is such a binding."""
+        return _binding(source, destination, routing_key, arguments) in self.bindings
+
+    def binding_counts(self, source: str, destination: Destination) -> tuple[int, int]:
+        """How many there are to the destination, and from the source."""
+        return len(self._bindings_of.get(destination, ())), len(self._bindings_from.get(source, ()))
 
     def restore_binding(self, binding: Binding) -> None:
-        """Enter a binding between things that are there."""
-        if binding in self.bindings:
-            return
+        """Enter a new binding between things that are there."""
         self.bindings[binding] = None
+        self.argument_bytes += lim.table_bytes(binding_arguments(binding))
         self._bindings_of.setdefault(binding.destination, {})[binding] = None
         self._bindings_from.setdefault(binding.source, {})[binding] = None
         self._table.bind(binding, binding_arguments(binding))
@@ -325,10 +381,19 @@ class VirtualHost:
             if self._lapsed(source):
                 self._close(source)
 
+    def count_bindings(self, exchange: str) -> int:
+        """How many lead from an exchange, or to it."""
+        to = self.count_bindings_of(Destination(DestinationKind.EXCHANGE, exchange))
+        return len(self._bindings_from.get(exchange, ())) + to
+
+    def count_bindings_of(self, destination: Destination) -> int:
+        """How many lead to something."""
+        return len(self._bindings_of.get(destination, ()))
+
     # Policies
 
     def put_policy(self, policy: Policy) -> bool:
-        """Let a policy hold, at once, in the place of the one with its name; False if it cannot."""
+        """Let a policy hold in the place of the one with its name, as soon as it is reviewed; False if it cannot."""
         try:
             self.policies.put(policy)
         except InvalidPolicy:
@@ -336,26 +401,69 @@ class VirtualHost:
         self._policies_changed()
         return True
 
+    def restore_policy(self, policy: Policy) -> None:
+        """Enter a policy of which is known what it applies to."""
+        self.policies.put(policy)
+
     def delete_policy(self, name: str, *, operator: bool) -> None:
         self.policies.delete(name, operator=operator)
         self._policies_changed()
 
     def _policies_changed(self) -> None:
-        for queue in self.queues.values():
-            self._configure(queue)
-        for exchange in self.exchanges.values():
-            self._table.set_alternate(exchange.name, self._alternate(exchange))
-        self._forget_routes()
+        # In this order, whatever was to be reviewed before: it is a part of the state.
+        self.unreviewed = {(DestinationKind.QUEUE, name): None for name in self.queues}
+        self.unreviewed.update({(DestinationKind.EXCHANGE, name): None for name in self.exchanges})
 
-    def _configure(self, queue: Queue) -> None:
+    def review(self, steps_max: int) -> list[Queue]:
+        """Let those policies apply that match now, until the entry has cost so much, and to one thing at least.
+
+        Returns the queues whose settings have changed.
+        """
+        changed: list[Queue] = []
+        while self.unreviewed:
+            kind, name = place = next(iter(self.unreviewed))
+            del self.unreviewed[place]
+            if self._review(kind, name):
+                changed.append(self.queues[name])
+            if self._work.steps >= steps_max:
+                break
+        return changed
+
+    def _apply_policies(self, kind: DestinationKind, name: str) -> None:
+        """Let policies apply to what is new; later, if the entry has cost too much already."""
+        if self._work.steps < REVIEW_STEPS_MAX:
+            self._review(kind, name)
+        else:
+            self.unreviewed[kind, name] = None
+
+    def _review(self, kind: DestinationKind, name: str) -> bool:
+        """Whether a queue has other settings now."""
+        self._work.steps += _REVIEW_STEPS
+        if kind is DestinationKind.QUEUE:
+            return name in self.queues and self._review_queue(self.queues[name])
+        if name in self.exchanges:
+            self._review_exchange(name)
+        return False
+
+    def _review_queue(self, queue: Queue) -> bool:
         policies = self.policies.match(queue.name, queue.kind)
-        if policies != queue.policies:
-            queue.policies = policies
-            queue.configure(settings_of(queue.kind, queue.arguments, *policies))
+        old, queue.policies = queue.policies, policies
+        if policies == old:
+            return False
+        queue.configure(settings_of(queue.kind, queue.arguments, *policies))
+        self._work.steps += _CONFIGURE_STEPS + len(queue.holders) * _HOLDER_STEPS
+        return True
+
+    def _review_exchange(self, name: str) -> None:
+        applied = self.policies.match_exchange(name)
+        if applied != self.exchange_policies.get(name, (None, None)):
+            self.restore_exchange_policies(name, applied)
 
     def _alternate(self, exchange: Exchange) -> str | None:
         mine = exchange.arguments.get("alternate-exchange")
-        return mine if isinstance(mine, str) else self.policies.alternate_exchange(exchange.name)
+        if isinstance(mine, str):
+            return mine
+        return alternate_exchange(self.exchange_policies.get(exchange.name, (None, None)))
 
     # What the above is made of
 
@@ -374,12 +482,38 @@ class VirtualHost:
         is_plain = command.durable and not command.auto_delete and not command.exclusive
         return args.QUORUM if self.default_queue_type == args.QUORUM and is_plain else args.CLASSIC
 
-    def _check_room_for_queue(self, name: str) -> None:
-        limit = limit_of(self.limits, "max-queues")
+    def _check_room_for_queue(self, name: str, arguments: Table) -> None:
+        limit = lim.limit_of(self.limits, lim.MAX_QUEUES)
         if limit is not None and len(self.queues) >= limit:
             raise precondition_failed(
                 f"cannot declare queue '{name}': queue limit in vhost '{self.name}' ({limit}) is reached"
             )
+        self._check_room_for_arguments(f"declare queue '{name}'", arguments)
+
+    def _check_room_for_binding(self, binding: Binding, arguments: Table) -> None:
+        kind = "queue" if binding.destination.kind is DestinationKind.QUEUE else "exchange"
+        destination = f"{kind} '{binding.destination.name}'"
+        doing = f"bind {destination}"
+        lim.check_table_size(doing, arguments)
+        self.check_room(doing, lim.MAX_BINDINGS, len(self.bindings))
+        to_it, from_there = self.binding_counts(binding.source, binding.destination)
+        self.check_room(doing, lim.MAX_BINDINGS_PER_QUEUE, to_it, destination)
+        self.check_room(
+            doing, lim.MAX_BINDINGS_PER_EXCHANGE, from_there, the_exchange(binding.source, self.name)
+        )
+        self._check_room_for_arguments(doing, arguments)
+
+    def _check_room_for_arguments(self, doing: str, arguments: Table) -> None:
+        if arguments:
+            # Up to the limit, and with these at most to it.
+            more = lim.table_bytes(arguments) - 1
+            self.check_room(doing, lim.MAX_ARGUMENT_BYTES, self.argument_bytes + more)
+
+    def check_room(self, doing: str, name: str, count: int, where: str = "") -> None:
+        """Raise Refused if there are so many already that no more may be; `where`, if not in all of it."""
+        limit = lim.limit_of(self.limits, name)
+        if limit is not None and count >= limit:
+            raise lim.reached(doing, name, limit, where or f"vhost '{self.name}'")
 
     def _exchange(self, name: str) -> Exchange:
         """The exchange, if it is there. Raises Refused."""
@@ -400,8 +534,13 @@ class VirtualHost:
         if name.startswith(RESERVED):
             raise access_refused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         args.check_exchange_argument(the_exchange(name, self.name), "alternate-exchange", command.arguments)
+        doing = f"declare exchange '{name}'"
+        lim.check_table_size(doing, command.arguments)
+        self.check_room(doing, lim.MAX_EXCHANGES, len(self.exchanges))
+        self._check_room_for_arguments(doing, command.arguments)
         _, _, kind, _, durable, auto_delete, internal, table = command
         self.restore_exchange(Exchange(name, kind, durable, auto_delete, internal, table))
+        self._apply_policies(DestinationKind.EXCHANGE, name)
 
     def _open(self, exchange: Exchange) -> None:
         self._table.add_exchange(exchange.name, exchange.type, exchange.arguments)
@@ -414,8 +553,10 @@ class VirtualHost:
         pending = [name]
         while pending:
             name = pending.pop()
-            if name in self.exchanges:
-                del self.exchanges[name]
+            exchange = self.exchanges.pop(name, None)
+            if exchange is not None:
+                self.argument_bytes -= lim.table_bytes(exchange.arguments)
+                self.exchange_policies.pop(name, None)
                 pending.extend(self._unbind_all(Destination(DestinationKind.EXCHANGE, name)))
                 self._table.remove_exchange(name)
         self._forget_routes()
@@ -438,9 +579,14 @@ class VirtualHost:
             source for source in dict.fromkeys(binding.source for binding in bindings) if self._lapsed(source)
         ]
 
-    def _remove(self, binding: Binding) -> None:
+    def _forget_binding(self, binding: Binding) -> None:
+        """Remove it from all but its source, which may go as well."""
         del self.bindings[binding]
+        self.argument_bytes -= lim.table_bytes(binding_arguments(binding))
         _remove_from(self._bindings_of, binding.destination, binding)
+
+    def _remove(self, binding: Binding) -> None:
+        self._forget_binding(binding)
         _remove_from(self._bindings_from, binding.source, binding)
         self._table.unbind(binding)
         self._forget_routes()
@@ -451,10 +597,8 @@ class VirtualHost:
         return declared is not None and declared.auto_delete and exchange not in self._bindings_from
 
 
-def limit_of(limits: Table, name: str) -> int | None:
-    """A limit, if there is one: RabbitMQ takes negative ones for none."""
-    limit = limits.get(name)
-    return limit if type(limit) is int and limit >= 0 else None
+def _number(queue: Queue) -> int:
+    return queue.number
 
 
 def deleted(vhost: str) -> str:

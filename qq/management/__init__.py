@@ -16,14 +16,13 @@ from qq.management.queues import Queues
 
 if TYPE_CHECKING:
     from cluster.group import Group
-    from cluster.ports import Runtime
     from qq.broker.broker import Broker
 
 
 class Management(Queues, Catalog, Changes):
     """Implements `qq.http.view.Management`."""
 
-    def __init__(self, broker: Broker, group: Group, runtime: Runtime) -> None:
-        Queues.__init__(self, broker, group, runtime)
+    def __init__(self, broker: Broker, group: Group) -> None:
+        Queues.__init__(self, broker, group)
         Catalog.__init__(self, broker)
         Changes.__init__(self, broker)

@@ -112,7 +112,7 @@ class Catalog:
     def exchanges(self, vhost: str | None, name: str | None = None) -> Iterator[ExchangeStatus]:
         for known in self._vhosts(vhost):
             for exchange in _of(known.exchanges, name):
-                policy, _ = known.policies.match_exchange(exchange.name)
+                policy, _ = known.exchange_policies.get(exchange.name, (None, None))
                 yield ExchangeStatus(
                     name=exchange.name,
                     vhost=known.name,

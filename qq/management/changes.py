@@ -15,13 +15,15 @@ from qq.broker.access import Access, AccessRefused
 from qq.broker.login import SALT_BYTES, hash_password
 from qq.http.view import Refused, Unavailable
 from qq.machine import commands as c
+from qq.machine import errors
 from qq.machine.access import Permissions, TopicPermissions, user_of
 from qq.machine.policies import policy_of
 from qq.management.permitted import check
+from qq.management.room import Room
 from qq.management.sessions import Session, until_applied
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from qq.broker.broker import Broker
     from qq.http.view import AckMode, Message
@@ -59,18 +61,24 @@ class Changes:
                 raise Refused(refused.code, refused.text.partition(" - ")[2]) from None
 
     async def change(self, *changes: Change) -> None:
-        """Have something changed. Raises Unavailable.
+        """Have something changed. Raises Refused if a limit is reached, Unavailable.
 
-        Also if it is not there then: the node may have to give up what it submitted.
+        The latter also if it is not there then: the node may have to give up what it submitted.
         """
         catalog = self._broker.machine.catalog
+        _check_room(catalog, changes)
         is_there = await until_applied(
             self._broker, changes, lambda: all(is_made(catalog, change) for change in changes)
         )
         if not is_there:
+            # What was asked for together, or elsewhere, has taken the room.
+            _check_room(catalog, [change for change in changes if not is_made(catalog, change)])
             raise Unavailable(
                 "the change is not there: the node was away from its cluster, or it was changed again"
             )
+
+    def room(self, told: Mapping[str, Table]) -> Room:
+        return Room(self._broker.machine.catalog, told)
 
     async def declare(self, vhost: str, user: str, declarations: Sequence[Declaration]) -> None:
         async with Session(self._broker, vhost, user) as session:
@@ -82,6 +90,15 @@ class Changes:
     ) -> Sequence[Message]:
         async with Session(self._broker, vhost, user) as session:
             return await session.get(queue, count, ack_mode)
+
+
+def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
+    """Raise Refused if there is no room for one of these."""
+    for change in changes:
+        try:
+            catalog.check_room(change)
+        except errors.Refused as refused:
+            raise Refused(refused.code, refused.text.partition(" - ")[2]) from None
 
 
 def is_made(catalog: Catalog, change: Change) -> bool:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cluster.group import Group
-    from cluster.ports import Runtime
     from qq.broker.broker import Broker
     from qq.machine.consumers import Consumer
     from qq.machine.machine import QueueMachine
@@ -35,10 +34,9 @@ DOWN = "down"
 class Queues:
     """The part of `qq.http.view.Management` that is of queues."""
 
-    def __init__(self, broker: Broker, group: Group, runtime: Runtime) -> None:
+    def __init__(self, broker: Broker, group: Group) -> None:
         self._broker = broker
         self._group = group
-        self._runtime = runtime
         self._rates = Rates()
 
     @property
@@ -55,7 +53,7 @@ class Queues:
         queues = list(self._machine.queues())
         self._rates.keep_only(queues)
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
-            self._rates.sample(queues[start : start + QUEUES_PER_SAMPLE], self._runtime.wall_ms())
+            self._rates.sample(queues[start : start + QUEUES_PER_SAMPLE], self._group.time_ms())
             await asyncio.sleep(0)
 
     def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
@@ -94,7 +92,7 @@ class Queues:
         ]
 
     def _queue_status(self, queue: Queue, members: list[str], online: list[str]) -> QueueStatus:
-        now_ms, backlog, leader = self._runtime.wall_ms(), queue.backlog, self._group.leader
+        now_ms, backlog, leader = self._group.time_ms(), queue.backlog, self._group.leader
         policy, operator_policy = queue.policies
         capacity = self._rates.capacity(queue, now_ms)
         limit = queue.settings.delivery_limit

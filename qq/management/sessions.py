@@ -17,6 +17,7 @@ from qq.broker.headers import delivered, published_to
 from qq.errors import ConnectionFault, amqp_error
 from qq.http.view import AckMode, Message, Refused, Unavailable
 from qq.machine import commands as c
+from qq.machine.codec import check_command
 from qq.machine.effects import GetOk
 
 if TYPE_CHECKING:
@@ -48,16 +49,21 @@ _SETTLEMENTS: dict[AckMode, type[c.Settlement]] = {
 
 
 async def until_applied(broker: Broker, commands: Sequence[Command], look: Callable[[], T]) -> T:
-    """What `look` finds when this node has applied the commands, or had to give them up. Raises Unavailable.
+    """What `look` finds when this node has applied the commands, or had to give them up.
 
-    Then it has applied all that the cluster had committed before, too.
+    Then it has applied all that the cluster had committed before, too. Raises Unavailable; InvalidCommand if the log
+    cannot hold one of the commands, and then none is submitted.
     """
+    for command in commands:
+        check_command(command)
     applied: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def told() -> None:
         if not applied.done():
             applied.set_result(look())
 
+    if broker.is_full:
+        raise Unavailable(f"{broker.why_full}; nothing was changed")
     for command in commands:
         broker.submissions.add(command)
     broker.submissions.barrier(told)
@@ -95,6 +101,9 @@ class _Connection:
     def force_close(self, text: str, code: Reply) -> None:
         """Whoever waits is told; then it closes anyway."""
         self.failure = ConnectionFault(code, text)
+
+    def count_uncommitted(self, size: int) -> None:
+        """Whoever waits for the answer asks for nothing else; for all of them there is the limit of the node."""
 
     def close_now(self) -> None:
         """What is asked is answered or given up anyway, and then it closes."""

@@ -4,12 +4,13 @@ Lives here: which types there are, and the way from exchange to exchange. A new 
 `EXCHANGE_TYPES`. Not here: what a type matches (routers.py, headers.py, hashing.py), declaration rules and who may bind
 what (machine/vhost.py), messages that are delayed (machine/queue.py).
 
-Law: the result depends on the bindings that are there, not on the order in which they came.
+Law: the result depends on the bindings that are there, not on the order in which they came. What a route costs is
+bounded, whatever is bound to what: limits below refuse the message, and limits of some types refuse a binding.
 """
 
 from __future__ import annotations
 
-from qq.routing.content import Content, NeedsContent
+from qq.routing.content import Content
 from qq.routing.hashing import ConsistentHash, ModulusHash, Random
 from qq.routing.headers import Headers
 from qq.routing.routers import (
@@ -31,6 +32,11 @@ DELAYED = "x-delayed-message"
 """The type of the plugin: messages are routed as the argument x-delayed-type says, and may be delayed."""
 
 
+QUEUES_MAX = 5000
+"""Queues that one message may reach: each costs some microseconds."""
+ROUTE_STEPS_MAX = 75_000
+"""What the way of one message may cost (`Router.steps`), with one step for each binding that takes it: some 30 ms."""
+
 EXCHANGE_TYPES: dict[str, type[Router]] = {
     "direct": Direct,
     "fanout": Fanout,
@@ -43,6 +49,10 @@ EXCHANGE_TYPES: dict[str, type[Router]] = {
     "x-random": Random,
 }
 """Types of RabbitMQ's core and of plugins that come with it."""
+
+
+class RouteTooLong(Exception):
+    """The message would have to go a way that costs too much; the text names the limit."""
 
 
 class UnknownExchangeType(InvalidExchange):
@@ -75,20 +85,29 @@ class RoutingTable:
     The default exchange is a direct exchange to which every queue is bound under its own name.
     """
 
-    __slots__ = ("_alternates", "_routers")
+    __slots__ = ("_alternates", "_lookers", "_onward", "_routers", "steps")
 
     def __init__(self) -> None:
+        self.steps = 0
+        """What the last route has cost."""
         self._routers: dict[str, Router] = {DEFAULT_EXCHANGE: Direct({})}
         self._alternates: dict[str, str] = {}
+        self._onward: dict[str, dict[str, int]] = {}
+        """From which exchange to which others how many bindings lead."""
+        self._lookers: dict[str, bool] = {}
+        """Answers of `looks_at_content`."""
 
     def add_exchange(self, name: str, exchange_type: str, arguments: Arguments) -> None:
         """Know an exchange. Raises InvalidExchange as `check_exchange` does."""
         self._routers[name] = _router(exchange_type, arguments)
+        self._lookers.clear()
 
     def remove_exchange(self, name: str) -> None:
-        """Forget an exchange, whether or not it has a router; its bindings, to and from it, are gone already."""
+        """Forget an exchange, whether or not it has a router, with its own bindings; those to it are gone already."""
         self._routers.pop(name, None)
+        self._onward.pop(name, None)
         self._alternates.pop(name, None)
+        self._lookers.clear()
 
     def set_alternate(self, exchange: str, alternate: str | None) -> None:
         """Say where the messages go that `exchange` does not route; nothing need be there. None is nowhere."""
@@ -96,6 +115,7 @@ class RoutingTable:
             self._alternates.pop(exchange, None)
         else:
             self._alternates[exchange] = alternate
+        self._lookers.clear()
 
     def add_queue(self, name: str) -> None:
         self._routers[DEFAULT_EXCHANGE].bind(_default_binding(name), {})
@@ -114,20 +134,48 @@ class RoutingTable:
         `arguments` is what is packed in `binding.arguments`.
         """
         self._routers[binding.source].bind(binding, arguments)
+        self._count(binding, 1)
 
     def unbind(self, binding: Binding) -> None:
         """Forget a binding that is there."""
         self._routers[binding.source].unbind(binding)
+        self._count(binding, -1)
 
-    def wants_content(self, exchange: str) -> bool:
-        """Whether that exchange, if it is there, looks at more of a message than its keys."""
+    def _count(self, binding: Binding, change: int) -> None:
+        """Keep how many bindings lead from exchange to exchange."""
+        kind, name = binding.destination
+        if kind is DestinationKind.EXCHANGE:
+            onward = self._onward.setdefault(binding.source, {})
+            onward[name] = onward.get(name, 0) + change
+            if not onward[name]:
+                del onward[name]
+                if not onward:
+                    del self._onward[binding.source]
+            self._lookers.clear()
+
+    def looks_at_content(self, exchange: str) -> bool:
+        """Whether a message may get from that exchange, if it is there, to one that looks at more than its keys."""
+        answer = self._lookers.get(exchange)
+        if answer is None:
+            answer = self._lookers[exchange] = any(map(self._wants_content, self._reachable(exchange)))
+        return answer
+
+    def _wants_content(self, exchange: str) -> bool:
         router = self._routers.get(exchange)
-        try:
-            if router is not None:
-                router.match(("",), None)
-        except NeedsContent:
-            return True
-        return False
+        return router is not None and router.wants_content
+
+    def _reachable(self, exchange: str) -> list[str]:
+        """The exchanges that a message may get to from one, which is the first of them."""
+        reached = {exchange: None}
+        pending = [exchange]
+        while pending:
+            name = pending.pop()
+            nearest = list(self._onward.get(name, ()))
+            if name in self._alternates:
+                nearest.append(self._alternates[name])
+            pending += [other for other in nearest if other not in reached]
+            reached.update(dict.fromkeys(nearest))
+        return list(reached)
 
     def route(self, exchange: str, *routing_keys: str, content: Content | None = None) -> tuple[str, ...]:
         """Names of the queues that a message with these keys reaches by `exchange`, each once, sorted.
@@ -135,8 +183,10 @@ class RoutingTable:
         An exchange at which no binding matches any of the keys passes the message on to its alternate exchange.
         Exchanges without a router match nothing; exchanges may be bound in circles, and be alternates of each other.
         Without `content`, raises NeedsContent if the message gets to an exchange that looks at more than the keys.
+        Raises RouteTooLong.
         """
         queues: dict[str, None] = {}
+        steps = self.steps = 0
         seen = {exchange: None}
         pending = [exchange]
         while pending:
@@ -144,8 +194,11 @@ class RoutingTable:
             router = self._routers.get(exchange)
             matched = False
             if router is not None:
+                steps += 1 + router.steps(routing_keys, content)
+                self._count_steps(steps)
                 for binding in router.match(routing_keys, content):
                     matched = True
+                    steps += 1
                     kind, name = binding.destination
                     if kind is DestinationKind.QUEUE:
                         queues[name] = None
@@ -157,7 +210,19 @@ class RoutingTable:
                 if alternate not in seen:
                     seen[alternate] = None
                     pending.append(alternate)
+        # The bindings of the last exchange count, too: which is the last does not follow from what is bound.
+        self._count_steps(steps)
+        if len(queues) > QUEUES_MAX:
+            raise RouteTooLong(f"the message reaches {len(queues)} queues, above the limit ({QUEUES_MAX})")
         return tuple(sorted(queues)) if len(queues) > 1 else tuple(queues)
+
+    def _count_steps(self, steps: int) -> None:
+        """Note what the route has cost so far. Raises RouteTooLong."""
+        self.steps = steps
+        if steps > ROUTE_STEPS_MAX:
+            raise RouteTooLong(
+                f"the way from exchange to exchange takes more steps than the limit ({ROUTE_STEPS_MAX})"
+            )
 
 
 def _router(exchange_type: str, arguments: Arguments) -> Router:

@@ -21,6 +21,10 @@ from qq.routing.values import comparable, erlang_term
 HASH_PROPERTIES = ("correlation_id", "message_id", "timestamp")
 WEIGHT_MAX = 10_000
 """rabbit_exchange_type_consistent_hash.erl, MAX_BINDING_WEIGHT."""
+HASH_STEPS_MAX = 4000
+"""What each message may cost in one consistent-hash exchange: a step for each binding, and for each weight there is."""
+_WEIGHT_STEPS = 15
+"""To compare two weights costs so much more than to compare two bindings of one."""
 
 _BITS = 64
 _MASK = 2**_BITS - 1
@@ -64,6 +68,10 @@ class Random(_OneOf):
 
     __slots__ = ()
 
+    @property
+    def wants_content(self) -> bool:
+        return True
+
     def _number(self, _routing_keys: Sequence[str], content: Content | None, /) -> int:
         if content is None:
             raise NeedsContent
@@ -81,7 +89,7 @@ class ConsistentHash(Router):
     with the least -log(u) / weight has the key. Among those of one weight that is simply the greatest number.
     """
 
-    __slots__ = ("_header", "_property", "_weights")
+    __slots__ = ("_header", "_property", "_steps", "_weights")
 
     def __init__(self, arguments: Arguments) -> None:
         self._header = _name(arguments, "hash-header")
@@ -92,6 +100,12 @@ class ConsistentHash(Router):
             raise InvalidExchange(f"Unsupported property: {self._property}")
         self._weights: dict[int, dict[Binding, int]] = {}
         """The bindings of each weight, with the hash of the destination, which is odd."""
+        self._steps = 0
+        """Of a match."""
+
+    @property
+    def wants_content(self) -> bool:
+        return self._header is not None or self._property is not None
 
     def check(self, routing_key: str, _arguments: Arguments, /) -> None:
         if not _INTEGER.fullmatch(routing_key):
@@ -101,16 +115,29 @@ class ConsistentHash(Router):
             raise InvalidBinding("The binding key must be greater than 0")
         if weight > WEIGHT_MAX:
             raise InvalidBinding(f"The binding key must not exceed {WEIGHT_MAX}")
+        steps = self._steps + 1 + (0 if weight in self._weights else _WEIGHT_STEPS)
+        if steps > HASH_STEPS_MAX:
+            raise InvalidBinding(
+                f"a message would cost {steps} steps, one for each binding and {_WEIGHT_STEPS} for each weight, "
+                f"above the limit ({HASH_STEPS_MAX})"
+            )
 
     def bind(self, binding: Binding, _arguments: Arguments, /) -> None:
         kind, name = binding.destination
-        self._weights.setdefault(int(binding.routing_key), {})[binding] = _hash(int(kind), name) | 1
+        weight = int(binding.routing_key)
+        if weight not in self._weights:
+            self._weights[weight] = {}
+            self._steps += _WEIGHT_STEPS
+        self._weights[weight][binding] = _hash(int(kind), name) | 1
+        self._steps += 1
 
     def unbind(self, binding: Binding) -> None:
         weight = int(binding.routing_key)
         del self._weights[weight][binding]
+        self._steps -= 1
         if not self._weights[weight]:
             del self._weights[weight]
+            self._steps -= _WEIGHT_STEPS
 
     def match(self, routing_keys: Sequence[str], content: Content | None, /) -> Iterable[Binding]:
         # Odd numbers, so that their product is never 0, which has no logarithm.
@@ -122,6 +149,9 @@ class ConsistentHash(Router):
         if len(greatest) > 1:
             greatest = [min(greatest, key=_weighed)]
         return [binding for _, _, binding in greatest]
+
+    def steps(self, _routing_keys: Sequence[str], _content: Content | None, /) -> int:
+        return self._steps
 
     def _key(self, routing_keys: Sequence[str], content: Content | None) -> Hashable:
         if self._header is None and self._property is None:

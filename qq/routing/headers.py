@@ -3,8 +3,8 @@
 A binding is a set of conditions, and a message offers a set of them: for each header that it is there, and that it
 has its value. `all` wants every condition of the binding to be among the offered, `any` one of them.
 
-Law: a match costs a look-up for each condition that the message offers, and a comparison for each binding found
-there: an `all` binding is entered under only one of its conditions, one that few others are entered under.
+Law: a match costs a look-up for each condition that the message offers, and some operations on sets of bindings
+(masks.py), however many bindings have the same conditions: those that want all of theirs are counted, all at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
 from qq.routing.content import Content, NeedsContent
+from qq.routing.masks import AT_ONCE, Masks, Numbered
 from qq.routing.routers import Arguments, Binding, InvalidBinding, Router
 from qq.routing.values import comparable, erlang_term, type_name
 
@@ -21,21 +22,28 @@ MATCH: Final = "x-match"
 Condition = tuple[str, Hashable]
 """A header and what stands for its value, or None: the header is there. (A void value has nothing to be equal to.)"""
 
-_ALWAYS: Condition = (MATCH, None)
-"""Offered by every message; `all` of no conditions is entered under it. (No header x-match is ever a condition.)"""
-
-_NO_BINDINGS: dict[Binding, frozenset[Condition]] = {}
-
 
 class Headers(Router):
     """`x-match`: all (the default) or any, which ignore arguments that begin with `x-`; with `-with-x` these count."""
 
-    __slots__ = ("_entered", "_index")
+    __slots__ = ("_all", "_any", "_bindings", "_conditions", "_wanted", "_wants_all")
 
     def __init__(self, _arguments: Arguments) -> None:
-        self._index: dict[Condition, dict[Binding, frozenset[Condition]]] = {}
-        """Under a condition: bindings that match if it is offered, and these are."""
-        self._entered: dict[Binding, list[Condition]] = {}
+        self._bindings: Numbered[Binding] = Numbered()
+        self._conditions: dict[Binding, tuple[int, bool, list[Condition]]] = {}
+        """Number, whether all conditions are wanted, and these."""
+        self._any: Masks[Condition] = Masks()
+        """Under a condition: bindings that match if it is offered."""
+        self._all: Masks[Condition] = Masks()
+        """Under a condition: bindings that do not match unless it is offered, ..."""
+        self._wants_all = 0
+        """... all such bindings, ..."""
+        self._wanted: list[int] = []
+        """... and how many conditions each has: those with an odd number, those with the next bit of it set, ..."""
+
+    @property
+    def wants_content(self) -> bool:
+        return True
 
     def check(self, _routing_key: str, arguments: Arguments, /) -> None:
         how = arguments.get(MATCH, "all")
@@ -56,34 +64,74 @@ class Headers(Router):
             for key, value in arguments.items()
             if key != MATCH and (how.endswith("-with-x") or not key.startswith("x-"))
         ]
-        if how.startswith("any"):
-            entered, others = conditions, frozenset[Condition]()
-        else:
-            entered, others = [min(conditions, key=self._crowd, default=_ALWAYS)], frozenset(conditions)
-        for condition in entered:
-            self._index.setdefault(condition, {})[binding] = others
-        self._entered[binding] = entered
+        self._enter(binding, self._bindings.add(binding), not how.startswith("any"), conditions)
 
     def unbind(self, binding: Binding) -> None:
-        for condition in self._entered.pop(binding):
-            bindings = self._index[condition]
-            del bindings[binding]
-            if not bindings:
-                del self._index[condition]
+        number = self._leave(binding)[0]
+        moved = self._bindings.remove(number)
+        if moved is not None:
+            self._enter(moved, number, *self._leave(moved)[1:])
+
+    def _enter(self, binding: Binding, number: int, wants_all: bool, conditions: list[Condition]) -> None:
+        self._conditions[binding] = number, wants_all, conditions
+        index = self._all if wants_all else self._any
+        for condition in conditions:
+            index.add(condition, number)
+        if wants_all:
+            self._wants_all |= 1 << number
+            self._change_wanted(number, len(conditions))
+
+    def _leave(self, binding: Binding) -> tuple[int, bool, list[Condition]]:
+        left = number, wants_all, conditions = self._conditions.pop(binding)
+        index = self._all if wants_all else self._any
+        for condition in conditions:
+            index.remove(condition, number)
+        if wants_all:
+            self._wants_all ^= 1 << number
+            self._change_wanted(number, len(conditions))
+        return left
 
     def match(self, _routing_keys: Sequence[str], content: Content | None, /) -> Iterable[Binding]:
         if content is None:
             raise NeedsContent
-        offered = {_ALWAYS}
+        offered: set[Condition] = set()
         for key, value in content.headers.items():
             offered.add((key, None))
             offered.add((key, comparable(value)))
-        return [
-            binding
-            for condition in offered
-            for binding, others in self._index.get(condition, _NO_BINDINGS).items()
-            if others <= offered
-        ]
+        matching = 0
+        if self._any:
+            for condition in offered:
+                matching |= self._any.get(condition)
+        if self._wants_all:
+            matching |= self._with_all(offered)
+        return self._bindings.of(matching)
 
-    def _crowd(self, condition: Condition) -> int:
-        return len(self._index.get(condition, _NO_BINDINGS))
+    def steps(self, routing_keys: Sequence[str], content: Content | None, /) -> int:
+        headers = len(content.headers) if content is not None else 0
+        return super().steps(routing_keys, content) + 2 * headers * (1 + len(self._bindings) // AT_ONCE)
+
+    def _with_all(self, offered: Iterable[Condition]) -> int:
+        """Those of the bindings that want all their conditions that have them."""
+        # Numbers of bits that are one behind the other stand for a number of each binding: how many were found.
+        found = [0] * len(self._wanted)
+        for condition in offered:
+            carry = self._all.get(condition)
+            for bit, ones in enumerate(found):
+                if not carry:
+                    break
+                found[bit], carry = ones ^ carry, ones & carry
+        matching = self._wants_all
+        for ones, wanted in zip(found, self._wanted, strict=True):
+            matching &= ~(ones ^ wanted)
+        return matching
+
+    def _change_wanted(self, number: int, count: int) -> None:
+        """Note, or forget, how many conditions a binding has."""
+        wanted = self._wanted
+        while count >> len(wanted):
+            wanted.append(0)
+        for bit in range(count.bit_length()):
+            if count >> bit & 1:
+                wanted[bit] ^= 1 << number
+        while wanted and not wanted[-1]:
+            wanted.pop()

@@ -14,9 +14,12 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from qq.routing.content import Content
-from qq.routing.topics import TopicTrie
+from qq.routing.topics import TopicPatterns, words_of
 
 Arguments = Mapping[str, object]
+
+TOPIC_STEPS_MAX = 50_000
+"""Of a match in one topic exchange: 100,000 binding keys with wildcards may have six words, 4000 may have 194."""
 
 
 class DestinationKind(IntEnum):
@@ -56,6 +59,11 @@ class Router(ABC):
     def __init__(self, _arguments: Arguments) -> None:
         return
 
+    @property
+    def wants_content(self) -> bool:
+        """Whether the bindings that match depend on more than the keys."""
+        return False
+
     def check(self, routing_key: str, arguments: Arguments, /) -> None:  # noqa: B027  # most types take any binding
         """Raise InvalidBinding for a binding that this type does not take; `bind` need not be asked for it."""
 
@@ -70,6 +78,10 @@ class Router(ABC):
     @abstractmethod
     def match(self, routing_keys: Sequence[str], content: Content | None, /) -> Iterable[Binding]:
         """The bindings that a message takes; one may come twice. Raises NeedsContent if they depend on the content."""
+
+    def steps(self, routing_keys: Sequence[str], _content: Content | None, /) -> int:
+        """What that costs at most, besides what is found; a step takes less than a microsecond."""
+        return len(routing_keys)
 
 
 class Direct(Router):
@@ -116,18 +128,29 @@ class Fanout(Router):
 class Topic(Router):
     """The binding key is a pattern of words."""
 
-    __slots__ = ("_trie",)
+    __slots__ = ("_patterns",)
 
     def __init__(self, _arguments: Arguments) -> None:
-        self._trie: TopicTrie[Binding] = TopicTrie()
+        self._patterns: TopicPatterns[Binding] = TopicPatterns()
+
+    def check(self, routing_key: str, _arguments: Arguments, /) -> None:
+        steps = self._patterns.steps_with(routing_key)
+        if steps > TOPIC_STEPS_MAX:
+            raise InvalidBinding(
+                f"binding key '{routing_key}' has too many words for so many binding keys with wildcards: the longest "
+                f"routing key would take {steps} steps, above the limit ({TOPIC_STEPS_MAX})"
+            )
 
     def bind(self, binding: Binding, _arguments: Arguments, /) -> None:
-        self._trie.add(binding.routing_key, binding)
+        self._patterns.add(binding.routing_key, binding)
 
     def unbind(self, binding: Binding) -> None:
-        self._trie.remove(binding.routing_key, binding)
+        self._patterns.remove(binding.routing_key, binding)
 
     def match(self, routing_keys: Sequence[str], _content: Content | None, /) -> Iterable[Binding]:
         if len(routing_keys) == 1:  # as above
-            return self._trie.match(routing_keys[0])
-        return [binding for key in routing_keys for binding in self._trie.match(key)]
+            return self._patterns.match(routing_keys[0])
+        return [binding for key in routing_keys for binding in self._patterns.match(key)]
+
+    def steps(self, routing_keys: Sequence[str], _content: Content | None, /) -> int:
+        return sum(self._patterns.steps(len(words_of(key))) for key in routing_keys)

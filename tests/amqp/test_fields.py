@@ -7,9 +7,10 @@ from pamqp import commands, encode
 from qq.amqp import fields
 from qq.amqp.fields import (
     CLIENT_METHODS,
-    TABLE_DEPTH_MAX,
     VALID_PROPERTIES_MAX,
     FieldError,
+    TableLimitExceeded,
+    check_properties,
     decode_method,
     decode_properties,
     decode_publish,
@@ -17,7 +18,8 @@ from qq.amqp.fields import (
     properties_valid,
     valid_properties,
 )
-from qq.errors import ConnectionFault, Reply
+from qq.errors import ChannelError, ConnectionFault, Reply
+from qq.tables import TABLE_BYTES_MAX, TABLE_DEPTH_MAX
 
 Basic = commands.Basic
 
@@ -27,8 +29,9 @@ def table(data: bytes) -> bytes:
 
 
 def nested(depth: int) -> bytes:
+    """So many tables, one in the other."""
     data = b""
-    for _ in range(depth):
+    for _ in range(depth - 1):
         data = b"\x01aF" + table(data)
     return table(data)
 
@@ -104,7 +107,7 @@ def test_all_field_types_are_decoded() -> None:
     assert decoded.pop("T").timestamp() == 0
     integers = {"b": -1, "B": 255, "s": -1, "u": 65535, "I": -1, "i": 2**32 - 1, "l": -1, "L": -1}
     numbers = {"f": 0.5, "d": 0.1, "D": Decimal("-1.23")}
-    octets = {"S": "text", "z": b"\xff", "x": bytearray(b"\xff")}
+    octets = {"S": "text", "z": b"\xff", "x": b"\xff"}
     others = {"t": True, "V": None, "F": {"a": False}, "A": [None, 7]}
     assert decoded == integers | numbers | octets | others
 
@@ -131,7 +134,7 @@ def test_a_timestamp_that_no_calendar_has_stays_a_number() -> None:
         table(b"\x01\xfft\0"),
         b"\0\0\0\x09\x01at\x00",
         b"\xff\xff\xff\xff",
-        nested(TABLE_DEPTH_MAX + 2),
+        nested(TABLE_DEPTH_MAX + 1),
     ],
 )
 def test_a_wrong_table_is_refused(data: bytes) -> None:
@@ -151,8 +154,42 @@ def test_an_inner_table_may_not_run_over_the_end_of_the_outer_one() -> None:
 
 
 def test_tables_may_be_nested_deeply_but_not_too_deeply() -> None:
-    assert properties_valid(headers(nested(TABLE_DEPTH_MAX)))
-    assert not properties_valid(headers(nested(10_000)))
+    array = b"A" + table(b"V")
+    for _ in range(TABLE_DEPTH_MAX - 2):
+        array = b"A" + table(array)
+    for deepest in (nested(TABLE_DEPTH_MAX), table(b"\x01a" + array)):
+        assert properties_valid(headers(deepest))
+    for too_deep in (nested(TABLE_DEPTH_MAX + 1), nested(10_000), table(b"\x01aA" + table(array))):
+        with pytest.raises(TableLimitExceeded, match="nested deeper than 32 levels"):
+            check_properties(headers(too_deep))
+
+
+def test_tables_may_be_large_but_not_too_large() -> None:
+    largest = table(b"\x01aS" + table(b"x" * (TABLE_BYTES_MAX - 7)))
+    assert properties_valid(headers(largest))
+    with pytest.raises(
+        TableLimitExceeded, match=f"{TABLE_BYTES_MAX + 1} bytes is larger than {TABLE_BYTES_MAX}"
+    ):
+        check_properties(headers(table(b"\x01aS" + table(b"x" * (TABLE_BYTES_MAX - 6)))))
+
+
+def test_arguments_beyond_a_limit_of_tables_cost_the_channel_and_not_the_connection() -> None:
+    bind = struct.pack(">I", commands.Queue.Bind.index) + b"\0\0\1q\1x\0\0"
+    assert decode_method(bind + nested(TABLE_DEPTH_MAX)).queue == "q"
+    with pytest.raises(ChannelError) as caught:
+        decode_method(bind + nested(TABLE_DEPTH_MAX + 1))
+    assert caught.value.text == (
+        "PRECONDITION_FAILED - queue.bind: a field table is nested deeper than 32 levels"
+    )
+    assert (caught.value.class_id, caught.value.method_id) == (50, 20)
+
+
+def test_client_properties_beyond_a_limit_of_tables_cost_the_connection() -> None:
+    with pytest.raises(
+        ConnectionFault, match=r"connection\.startok: a field table is nested deeper"
+    ) as caught:
+        decode_method(struct.pack(">I", commands.Connection.StartOk.index) + nested(TABLE_DEPTH_MAX + 1))
+    assert caught.value.code == Reply.SYNTAX_ERROR
 
 
 @pytest.mark.parametrize(

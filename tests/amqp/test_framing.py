@@ -26,8 +26,10 @@ from qq.amqp.framing import (
     Method,
     Publishes,
     _Content,
+    stored_bytes_max,
 )
 from qq.errors import Reply
+from qq.tables import TABLE_DEPTH_MAX
 
 
 def publish_payload(key: str = "q") -> bytes:
@@ -128,6 +130,40 @@ def test_a_message_that_is_too_large_costs_its_channel_and_no_memory() -> None:
     assert reader.feed(publish(1))[0].messages == [message(1, b"hello")]
 
 
+def nested(depth: int) -> bytes:
+    """So many tables, one in the other."""
+    data = b""
+    for _ in range(depth - 1):
+        data = b"\1aF" + struct.pack(">I", len(data)) + data
+    return struct.pack(">I", len(data)) + data
+
+
+def test_headers_that_the_log_cannot_hold_cost_their_channel_and_not_the_connection() -> None:
+    def with_headers(table: bytes) -> bytes:
+        header = struct.pack(">HHQH", 60, 0, 0, 1 << 13) + table
+        return method(1, Basic.Publish(routing_key="q")) + raw(2, 1, header)
+
+    reader = FrameReader()
+    good, deep = (with_headers(nested(depth)) for depth in (TABLE_DEPTH_MAX, TABLE_DEPTH_MAX + 1))
+    taken, fault, other = reader.feed(good + deep + good + publish(2))
+    assert isinstance(fault, ChannelFault)
+    assert fault.error.text == (
+        "PRECONDITION_FAILED - headers of the message: a field table is nested deeper than 32 levels"
+    )
+    assert (taken.channel, fault.channel, other.channel) == (1, 1, 2)
+    assert reader.feed(good) == []
+    assert reader.held_bytes == 0
+
+
+def test_a_method_whose_arguments_the_log_cannot_hold_costs_its_channel() -> None:
+    reader = FrameReader()
+    declare = b"\x00\x32\x00\x0a\0\0\1q\0" + nested(TABLE_DEPTH_MAX + 1)
+    (event,) = reader.feed(raw(1, 1, declare) + publish(1))
+    assert isinstance(event, ChannelFault)
+    assert event.error.code == Reply.PRECONDITION_FAILED
+    assert [type(event) for event in reader.feed(raw(1, 2, declare[:-1]) + publish(2))] == [Fault]
+
+
 def test_unfinished_messages_of_all_channels_together_have_a_limit() -> None:
     reader = FrameReader(131_072, message_bytes_max=300_000)
     begin = [
@@ -139,6 +175,28 @@ def test_unfinished_messages_of_all_channels_together_have_a_limit() -> None:
     events = [event for one in begin for event in reader.feed(one)]
     assert [event.error.code for event in events] == [Reply.RESOURCE_ERROR]
     assert reader.unfinished_bytes == 0
+
+
+def test_a_message_in_so_many_frames_that_they_outweigh_it_is_refused() -> None:
+    """It is kept as it came, so what it takes in the log must be bounded by more than its body."""
+    reader = FrameReader(131_072, message_bytes_max=800_000)
+    wire_max = stored_bytes_max(800_000, 131_072)
+    begin = method(1, Basic.Publish()) + header_frame(1, 800_000)
+    (fault,) = (event for one in [begin, *body_frames(1, bytes(800_000), 4)] for event in reader.feed(one))
+    assert isinstance(fault, ChannelFault)
+    text = f"PRECONDITION_FAILED - a message in frames so small that it takes more than {wire_max} bytes"
+    assert (fault.error.code, fault.error.text) == (Reply.PRECONDITION_FAILED, text)
+    assert reader.held_bytes == 0
+    (published,) = (
+        event
+        for one in [
+            method(2, Basic.Publish()) + header_frame(2, 800_000),
+            *body_frames(2, bytes(800_000), 32),
+        ]
+        for event in reader.feed(one)
+    )
+    assert isinstance(published, Publishes)
+    assert 800_000 < len(published.messages[0]) < wire_max
 
 
 def test_events_before_a_fault_are_delivered() -> None:

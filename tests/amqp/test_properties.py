@@ -13,6 +13,7 @@ from qq.amqp.encoding import content
 from qq.amqp.fields import VALID_PROPERTIES_MAX, properties_valid
 from qq.amqp.properties import (
     DURATION_MAX_MS,
+    KEYS_MAX,
     NO_PRIORITY,
     NO_TTL,
     REPLY_TO,
@@ -521,3 +522,12 @@ def test_groups_are_maximal_and_complete(some: list[bytes], user: str | None, na
         if at < right:
             following = simply_read(some[at])
             assert following != first._replace(publish_seq=first.publish_seq + step * len(alike))
+
+
+def test_a_message_has_so_many_routing_keys_at_most() -> None:
+    keys = [long_string(str(number)) for number in range(KEYS_MAX)]
+    found = attributes(with_header("CC", array(*keys)))
+    assert found is not None
+    assert len(found.more_keys) == KEYS_MAX
+    with refusal("257 routing keys in the headers CC and BCC, above the limit (256)"):
+        attributes(stored_message([("CC", array(*keys)), ("BCC", array(long_string("one more")))]))

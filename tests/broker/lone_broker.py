@@ -11,18 +11,20 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
+from ipaddress import ip_network
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from cluster.entry import batches_of, make_batch, make_entry
 from cluster.group import Confirmed
 from cluster.segment import EntryGone
+from cluster.strangers import Places
 from qq import tls
 from qq.amqp.connection import Settings
+from qq.amqp.content import content_of
 from qq.broker.broker import Broker
-from qq.broker.listener import ClientConnection
 from qq.broker.login import hash_password
-from qq.broker.tls_listener import TlsListener
+from qq.broker.ports import AmqpPort, Tls
 from qq.config import ClientTls, Limits
 from qq.machine.codec import encode_batch
 from qq.machine.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
@@ -55,7 +57,7 @@ class LoneGroup:
     def attach(self, broker: Broker) -> None:
         self._broker = broker
 
-    def submit(self, payload: Any) -> int:
+    def submit(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
         self._loop.call_soon(self._apply, self._sequence, payload)
         return self._sequence
@@ -118,11 +120,15 @@ class LoneBroker:
         settings: Settings | None = None,
         tls: ClientTls | None = None,
         new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+        new_group: type[LoneGroup] = LoneGroup,
+        proxies: Sequence[str] = (),
         **limits: Any,
     ) -> None:
         self._settings = settings or Settings()
         self._tls = tls
         self._new_loop = new_loop
+        self._new_group = new_group
+        self._proxies = [ip_network(network) for network in proxies]
         self._limits = Limits(**limits)
 
     def __enter__(self) -> Self:
@@ -133,30 +139,32 @@ class LoneBroker:
         return self
 
     async def _start(self) -> int:
-        self.machine = QueueMachine()
+        self.machine = QueueMachine(content_of)
         guest = PutUser("guest", SALT, hash_password(SALT, b"guest"), [])
         may_do_all = SetPermissions("guest", DEFAULT_VHOST, ".*", ".*", ".*")
         self.machine.apply_batch(NAME, 1, 0, 0, b"".join(encode_batch([guest, may_do_all], [])))
-        self.group = LoneGroup(self.machine, self._loop)
+        self.group = self._new_group(self.machine, self._loop)
         runtime: Any = _Runtime(self._loop)
-        self.broker = Broker(NAME, self.machine, runtime, self._settings, ["guest"], self._limits)
+        self.places = Places(self._limits.strangers_max or 512, 1000)
+        self.broker = Broker(
+            NAME, self.machine, runtime, self._settings, ["guest"], self._limits, self.places
+        )
         self.group.attach(self.broker)
         group: Any = self.group
         self.broker.attach(group, group)
-        self._server = await self._loop.create_server(partial(ClientConnection, self.broker), "127.0.0.1", 0)
-        self._serving_tls: asyncio.Task[None] | None = None
+        self._serving: list[asyncio.Task[None]] = []
         if self._tls is not None:
-            self.amqps_port = await self._start_tls(self._tls)
-        return self._server.sockets[0].getsockname()[1]
+            self.certificates = tls.for_clients(self._tls)
+            name_in = partial(tls.name_in, login_from=self._tls.cert_login_from)
+            self.amqps_port = await self._listen(Tls(lambda: self.certificates.current, name_in))
+        return await self._listen(None)
 
-    async def _start_tls(self, settings: ClientTls) -> int:
+    async def _listen(self, speaks_tls: Tls | None) -> int:
         """As a node does it."""
-        self.certificates = tls.for_clients(settings)
-        name_in = partial(tls.name_in, login_from=settings.cert_login_from)
-        self.tls_listener = TlsListener(self.broker, lambda: self.certificates.current, name_in)
-        await self.tls_listener.listen("127.0.0.1", 0)
-        self._serving_tls = self._loop.create_task(self.tls_listener.serve())
-        return self.tls_listener.port
+        port = AmqpPort(self.broker, speaks_tls, self._proxies)
+        await port.listen("127.0.0.1", 0)
+        self._serving.append(self._loop.create_task(port.serve()))
+        return port.port
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -168,18 +176,17 @@ class LoneBroker:
         assert self.group.failures == []
 
     async def _stop(self) -> None:
-        self._server.close()
-        await self.stop_tls()
+        await self.stop_listening()
         for connection in list(self.broker.connections.values()):
             connection.close_now()
         while self.broker.connections:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
-    async def stop_tls(self) -> None:
+    async def stop_listening(self) -> None:
         """As a node does it; on the broker's loop."""
-        if self._serving_tls is not None:
-            self._serving_tls.cancel()
-            await asyncio.wait([self._serving_tls])
+        for serving in self._serving:
+            serving.cancel()
+        await asyncio.wait(self._serving)
 
     def await_on_loop(self, story: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(story, self._loop).result(10)

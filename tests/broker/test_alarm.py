@@ -184,10 +184,10 @@ def test_a_node_with_too_little_free_space_has_publishers_wait(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("limits", "reason", "resource"),
     [
-        ({"MEMORY_HIGH_WATERMARK_BYTES": 1}, "low on memory", "memory_used"),
+        ({"MEMORY_HIGH_WATERMARK_BYTES": 2**24}, "low on memory", "memory_used"),
         ({"MEMORY_HIGH_WATERMARK": 1e-9}, "low on memory", "memory_used"),
         (
-            {"MEMORY_HIGH_WATERMARK_BYTES": 1, "DISK_FREE_LIMIT_BYTES": 2**60},
+            {"MEMORY_HIGH_WATERMARK_BYTES": 2**24, "DISK_FREE_LIMIT_BYTES": 2**60},
             "low on memory & disk",
             "free_disk_space",
         ),

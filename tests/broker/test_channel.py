@@ -83,13 +83,13 @@ class Log:
         self.commands: list[Any] = []
         self.credits: list[tuple[int, int]] = []
 
-    def add(self, command: Any) -> None:
+    def add(self, command: Any, _connection: Any = None) -> None:
         self.commands.append(command)
 
-    def settle(self, kind: Any, consumer: int, first: int, last: int) -> None:
+    def settle(self, kind: Any, consumer: int, first: int, last: int, _connection: Any) -> None:
         self.commands.append(kind(consumer, first, last))
 
-    def credit(self, consumer: int, count: int) -> None:
+    def credit(self, consumer: int, count: int, _connection: Any) -> None:
         self.credits.append((consumer, count))
 
 

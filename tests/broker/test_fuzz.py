@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import time
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
 from pamqp import commands
 from pamqp.heartbeat import Heartbeat
-from raw_client import HEADER, marshal
+from raw_client import HEADER, RawClient, marshal
 
 from chaos.fuzz.conversations import conversations
+from chaos.fuzz.legal import KINDS, USER, Act, draw_act, publish
 from chaos.fuzz.mutations import mutate
 from chaos.fuzz.run import TROUBLE, Violation, _Frames, _note, run_seed, served
+from chaos.fuzz.siege import WAIT_MAX_S, HonestPublisher, compare_states, hostile_client, run_siege
+from cluster.checkpoints import write_checkpoint
+from cluster.identity import Owner
+from cluster.realworld import RealDisk
 from qq.testing import ClusterNode
 
 CLIENTS = 200
 SECONDS = 10.0
+ACTS, ACTS_FACTOR = 48, 0.02
 
 
 def test_conversations_that_are_not_damaged_are_served_to_their_end(node: ClusterNode) -> None:
@@ -41,6 +49,86 @@ def test_the_damage_is_a_function_of_the_seed() -> None:
     )
     assert first == again
     assert len(set(first) - undamaged) > 270
+
+
+def test_legal_ones_harm_nobody() -> None:
+    until_s = time.monotonic() + 3 * SECONDS
+    outcome = run_siege(1, nodes=1, acts=ACTS, until_s=until_s, factor=ACTS_FACTOR)
+    assert outcome.violation == ""
+    assert outcome.acts == ACTS
+    assert outcome.confirmed > 0
+    assert {"channel 403", "channel 406", "HTTP 201"} <= set(outcome.told)
+
+
+def test_what_is_legal_is_a_function_of_the_seed() -> None:
+    def acts(seed: int) -> list[Act]:
+        drawn = [draw_act(Random(f"{seed}-{number}"), number, ACTS_FACTOR) for number in range(200)]
+        return [act._replace(frames=list(act.frames), requests=list(act.requests)) for act in drawn]
+
+    assert acts(1) == acts(1)
+    assert acts(1) != acts(2)
+    assert {act.name for act in acts(1)} == set(KINDS)
+
+
+def test_a_confirmed_message_that_is_lost_or_comes_twice_is_noticed(node: ClusterNode) -> None:
+    publisher = HonestPublisher(node.amqp_port, "honest")
+    publisher.turn()
+    assert publisher.collect() == ""
+    publisher.turn()
+    assert publisher.collect().startswith(
+        "of 40 messages confirmed to the honest publisher to honest 20 are lost"
+    )
+    with RawClient(node.amqp_port) as client:
+        client.open_channel(1)
+        client.write(publish("", "honest", b"7") + publish("", "honest", b"7"))
+        client.call(1, commands.Queue.Declare(queue="honest", passive=True), commands.Queue.DeclareOk)
+    publisher.confirmed = 0
+    assert publisher.collect() == "1 messages of the honest publisher to honest came twice"
+    publisher.finish()
+
+
+def test_an_honest_publisher_that_waits_too_long_is_noticed(node: ClusterNode) -> None:
+    publisher = HonestPublisher(node.amqp_port, "patient")
+    publisher.check()
+    publisher.begun_s = time.monotonic() - WAIT_MAX_S
+    with pytest.raises(Violation, match=r"the honest publisher to patient has waited 10\.\d s"):
+        publisher.check()
+    publisher.finish()
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        (b"", "hung up on without a word"),
+        (marshal(0, commands.Connection.Close(541, "INTERNAL_ERROR - what", 0, 0)), "INTERNAL_ERROR - what"),
+        (b"nonsense and more of it", "has sent"),
+    ],
+)
+def test_what_a_hostile_client_may_not_hear_is_noticed(said: bytes, complaint: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.listen()
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as node:
+            node.sendall(said)
+            node.shutdown(socket.SHUT_WR)
+            with pytest.raises(Violation, match=complaint):
+                hostile_client(client, Act("", USER, "/"), [], Counter())
+
+
+def test_states_that_differ_are_noticed(tmp_path: Path) -> None:
+    def keep(name: str, index: int, body: bytes) -> None:
+        disk = RealDisk(tmp_path / name / "data")
+        disk.make_directory("groups/0/log")
+        write_checkpoint(disk, "groups/0/log", Owner("qq", name, 0).key(), index, 1, body)
+        disk.close()
+
+    nodes = [(name, tmp_path / name) for name in ("n1", "n2", "n3")]
+    for name, index in (("n1", 5), ("n2", 5), ("n3", 6)):
+        keep(name, index, b"state")
+    assert compare_states(nodes) == 1
+    keep("n2", 6, b"another")
+    with pytest.raises(Violation, match="n2 and n3 have different states at index 6"):
+        compare_states(nodes)
 
 
 def frames(data: bytes) -> list[object]:

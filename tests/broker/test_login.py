@@ -18,13 +18,14 @@ from raw_client import HEADER, RawClient
 from qq.amqp.connection import ServerConnection
 from qq.broker import login as login_module
 from qq.broker.login import (
+    BARRIER_INTERVAL_S,
     DELAY_MAX_S,
     FIRST_DELAY_S,
     FORGOTTEN_AFTER_S,
-    HELD_BACK_MAX,
+    LOOKS_AT_ONCE,
+    LOOKS_PER_S,
     Login,
     Logins,
-    _source_of,
     hash_password,
 )
 from qq.machine.access import HASH_BYTES, SHA256, User
@@ -42,15 +43,20 @@ class Clock:
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.barriers: list[Callable[[], None]] = []
         self.numbers = itertools.count()
+        self.asked = 0
+        """How often the log was asked."""
 
     def monotonic(self) -> float:
         return self.now_s
 
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self.timers.append((self.now_s + delay_s, next(self.numbers), callback))
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Any:
+        timer = (self.now_s + delay_s, next(self.numbers), callback)
+        self.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: timer in self.timers and self.timers.remove(timer))
 
     def barrier(self, callback: Callable[[], None]) -> None:
         self.barriers.append(callback)
+        self.asked += 1
 
     def catch_up(self) -> None:
         """The log answers."""
@@ -89,12 +95,22 @@ class World:
             lambda admitted: self.answers.append((user, admitted, round(self.clock.now_s, 3))),
         )
 
-    def fail(self, times: int = 1, host: str = HERE) -> None:
+    def fail(self, times: int = 1, user: str = "anna", host: str = HERE) -> None:
         for _ in range(times):
-            self.attempt(host=host)
+            self.attempt(user, host=host)
             self.clock.catch_up()
             self.clock.go_on(DELAY_MAX_S)
         self.answers.clear()
+
+    def flood(self, count: int, user: str = "anna", host: str = HERE) -> list[Any]:
+        """Wrong guesses, all at once."""
+        attempts = [self.attempt(user, f"wrong {number}", host) for number in range(count)]
+        self.clock.catch_up()
+        return attempts
+
+    @property
+    def admitted(self) -> list[str]:
+        return [user for user, admitted, _ in self.answers if admitted]
 
 
 @pytest.fixture
@@ -196,10 +212,21 @@ def test_each_failure_makes_the_next_answer_take_longer(world: World) -> None:
 def test_the_right_password_is_not_delayed_by_failures(world: World) -> None:
     world.fail(20)
     world.attempt(password="right")
-    assert [admitted for _, admitted, _ in world.answers] == [True]
+    assert world.admitted == ["anna"]
 
 
-def test_an_address_is_forgotten(world: World) -> None:
+def test_a_failure_makes_nobody_wait_but_the_same_user_at_the_same_address(world: World) -> None:
+    world.fail(20)
+    for user, host in (("bob", HERE), ("anna", ELSEWHERE)):
+        world.answers.clear()
+        began_s = world.clock.now_s
+        world.attempt(user, host=host)
+        world.clock.catch_up()
+        world.clock.go_on(FIRST_DELAY_S)
+        assert world.answers == [(user, False, round(began_s + FIRST_DELAY_S, 3))]
+
+
+def test_a_failure_is_forgotten(world: World) -> None:
     world.fail(20)
     world.clock.go_on(FORGOTTEN_AFTER_S + 1)
     began_s = world.clock.now_s
@@ -209,77 +236,139 @@ def test_an_address_is_forgotten(world: World) -> None:
     assert world.answers == [("anna", False, round(began_s + FIRST_DELAY_S, 3))]
 
 
-def test_many_guesses_at_once_are_looked_at_a_few_at_a_time(world: World) -> None:
-    world.fail(20)
-    began_s = world.clock.now_s
-    for _ in range(1000):
-        world.attempt()
-    assert len(world.clock.barriers) == HELD_BACK_MAX
+def test_right_logins_behind_an_address_that_fails_are_answered_at_once(world: World) -> None:
+    """100 clients whose password is an old one, behind the address of all others, for an hour."""
+    world.add("bob", "right")
+
+    def fail_again(_: bool = False) -> None:
+        world.logins.attempt(Login("anna", b"old", HERE), fail_again)
+
+    for _ in range(100):
+        fail_again()
     world.clock.catch_up()
-    world.clock.go_on(DELAY_MAX_S * 10 - 0.01)
-    assert len(world.answers) == HELD_BACK_MAX * 9
-    assert world.clock.now_s - began_s > DELAY_MAX_S * 9
+    for _ in range(3600 // 7):
+        world.clock.go_on(7)
+        world.attempt(password="right")
+        world.attempt("bob", "right")
+        assert world.admitted == ["anna", "bob"]
+        world.answers.clear()
+    assert world.counters.logins_failed > 3600 / DELAY_MAX_S * 100 / 2
 
 
-def test_a_right_guess_among_many_waits_for_its_turn(world: World) -> None:
-    world.fail(20)
-    for _ in range(HELD_BACK_MAX):
-        world.attempt()
+@pytest.mark.parametrize("at", [HERE, ELSEWHERE])
+def test_in_a_flood_a_right_login_waits_behind_who_waits_and_no_longer(world: World, at: str) -> None:
+    """Of guesses at the same user, from the same address or another."""
+    world.flood(LOOKS_AT_ONCE)
+    assert not world.logins._waiting
+    waiting = world.flood(200)
+    assert len(world.logins._waiting) > 190
+    world.attempt(password="right", host=at)
+    assert world.admitted == []
+    world.clock.go_on(200 / LOOKS_PER_S + 0.02)
+    assert world.admitted == ["anna"]
+    assert all(attempt.answer is not None for attempt in waiting)
+
+
+def test_who_has_logged_in_from_an_address_waits_for_no_flood_of_others(world: World) -> None:
     world.attempt(password="right")
-    world.clock.catch_up()
-    assert world.answers == []
-    world.clock.go_on(DELAY_MAX_S)
-    assert [admitted for _, admitted, _ in world.answers].count(True) == 1
-
-
-def test_other_addresses_do_not_notice(world: World) -> None:
-    world.fail(20)
-    for _ in range(1000):
-        world.attempt()
-    world.attempt(password="right", host=ELSEWHERE)
-    assert [admitted for _, admitted, _ in world.answers] == [True]
     world.answers.clear()
-    began_s = world.clock.now_s
-    world.attempt("bob", host=ELSEWHERE)
+    world.flood(1000, "bob")
+    world.flood(1000, "anna", ELSEWHERE)
+    world.attempt(password="right")
+    assert world.admitted == ["anna"]
+
+
+def test_guesses_are_looked_at_a_few_a_second_however_they_come(world: World) -> None:
+    """At many users from one address, at one from many addresses, at one from one; and who hangs up gains nothing."""
+    floods: list[Callable[[int], tuple[str, str]]] = [
+        lambda number: (f"user{number}", HERE),
+        lambda number: ("anna", f"198.51.{number // 250}.{number % 250}"),
+        lambda _: ("bob", "203.0.113.1"),
+    ]
+    for who in floods:
+        world.clock.go_on(1000)
+        before, began_s = world.counters.logins_failed, world.clock.now_s
+        for number in range(2000):
+            user, host = who(number)
+            attempt = world.attempt(user, f"guess {number}", host)
+            world.clock.catch_up()
+            if number % 2:
+                attempt.cancel()
+            world.clock.go_on(0.001)
+        looked_at = world.counters.logins_failed - before
+        assert looked_at <= LOOKS_AT_ONCE + (world.clock.now_s - began_s + 0.1) * LOOKS_PER_S
+        world.clock.go_on(100)
+
+
+def test_who_hangs_up_before_being_looked_at_is_not_waited_for(world: World) -> None:
+    for _ in range(20):
+        for attempt in world.flood(1000):
+            attempt.cancel()
+    world.attempt(password="right")
+    world.clock.go_on(0.05)
+    assert world.admitted == ["anna"]
+
+
+def test_the_log_is_asked_once_for_many_failures(world: World) -> None:
+    seconds = 2
+    for number in range(2000):
+        world.attempt(f"user{number}", host=f"198.51.{number // 250}.{number % 250}")
+        world.clock.catch_up()
+        world.clock.go_on(seconds / 2000)
+    assert world.counters.logins_failed > 1900
+    assert world.clock.asked <= seconds / BARRIER_INTERVAL_S + 1
+
+
+def test_a_login_that_fails_while_the_log_is_asked_is_asked_about_anew(world: World) -> None:
+    world.attempt()
+    world.attempt("new", "secret")
+    assert len(world.clock.barriers) == 1
+    world.clock.catch_up()
+    assert world.clock.barriers == []
+    world.add("new", "secret")
+    world.clock.go_on(BARRIER_INTERVAL_S)
+    assert world.admitted == ["new"]
+
+
+def test_without_a_majority_who_has_gone_takes_no_memory(world: World) -> None:
+    for attempt in [world.attempt(f"user{number}", host=f"192.0.2.{number}") for number in range(200)]:
+        attempt.cancel()
+    assert not world.logins._unsure
+    assert not world.logins._waiting
+
+
+def test_what_is_remembered_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login_module, "RECORDS_MAX", 10)
+    for number in range(20):
+        world.fail(user=f"user{number}" + "x" * 10_000, host=f"192.0.2.{number}")
+    assert len(world.logins._records) == 10
+    assert ("192.0.2.19", None) in world.logins._records
+    assert all(len(user or "") < 300 for _, user in world.logins._records)
+
+
+def test_a_right_empty_password_is_none(world: World) -> None:
+    world.add("anna", "")
+    world.attempt("anna", "")
     world.clock.catch_up()
     world.clock.go_on(FIRST_DELAY_S)
-    assert ("bob", False, round(began_s + FIRST_DELAY_S, 3)) in world.answers
-
-
-def test_who_has_gone_is_not_looked_at(world: World) -> None:
-    world.fail(20)
-    attempts = [world.attempt() for _ in range(1000)]
-    for attempt in attempts:
-        attempt.cancel()
-    world.attempt("bob")
-    world.clock.catch_up()
-    world.clock.go_on(2 * DELAY_MAX_S)
-    assert [user for user, _, _ in world.answers] == ["bob"]
-    # What was held back counts all the same: hanging up does not make guesses cheaper.
-    assert world.counters.logins_failed == 20 + HELD_BACK_MAX + 1
-
-
-def test_the_addresses_remembered_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login_module, "SOURCES_MAX", 5)
-    for number in range(20):
-        world.fail(host=f"192.0.2.{number}")
-    assert len(world.logins._sources) == 5
-    assert f"192.0.2.{19}" in world.logins._sources
+    assert [admitted for _, admitted, _ in world.answers] == [False]
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "is_same"),
+    ("host", "proxy", "admitted"),
     [
-        ("192.0.2.1", "192.0.2.1", True),
-        ("192.0.2.1", "192.0.2.2", False),
-        ("192.0.2.1", "::ffff:192.0.2.1", True),
-        ("2001:db8::1", "2001:db8::ffff:0:0:2", True),
-        ("2001:db8::1", "2001:db8:0:1::1", False),
-        ("", "", True),
+        ("127.0.0.1", "", True),
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "10.0.0.1", False),
+        ("::1", "10.0.0.1", False),
+        (HERE, "127.0.0.1", False),
     ],
 )
-def test_what_counts_as_one_address(one: str, other: str, is_same: bool) -> None:
-    assert (_source_of(one) == _source_of(other)) is is_same
+def test_the_loopback_of_a_proxy_elsewhere_is_not_ours(
+    world: World, host: str, proxy: str, admitted: bool
+) -> None:
+    world.add("guest", "right")
+    assert world.logins._admits(Login("guest", b"right", host, proxy)) is admitted
 
 
 def test_a_password_is_in_no_representation() -> None:
@@ -392,12 +481,14 @@ def test_guesses_take_longer_and_longer_and_a_user_from_elsewhere_does_not_notic
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_login_leaves_nothing_behind(broker: LoneBroker) -> None:
-    for _ in range(2 * HELD_BACK_MAX):
+    broker.group.holding = True
+    for _ in range(2 * LOOKS_AT_ONCE):
         with Client(broker) as client:
             client.log_in("wrong")
+    broker.call(broker.group.release)
     broker.pass_some_time()
-    [source] = broker.broker.logins._sources.values()
-    assert source.waiting == {}
+    assert broker.broker.logins._waiting == broker.broker.logins._unsure == {}
+    assert (broker.places.strangers, broker.places.known) == (0, 0)
 
 
 def test_a_client_that_sends_on_during_its_login_is_held_to_a_limit(broker: LoneBroker) -> None:

@@ -404,19 +404,19 @@ def test_whoever_does_not_speak_tls_is_dropped_and_nobody_else(
 def test_handshakes_under_way_are_counted_with_the_connections(
     broker: LoneBroker, authority: Authority
 ) -> None:
-    broker.broker.connections_max = 10
+    broker.places.strangers_max = 10
     with contextlib.ExitStack() as stack:
         strangers = [
             stack.enter_context(socket.create_connection(("127.0.0.1", broker.amqps_port))) for _ in range(30)
         ]
-        testing._wait_until(lambda: broker.tls_listener._handshakes == 10, lambda: "they are not bounded")
-        for stranger in strangers[10:]:
+        for stranger in strangers[:20]:
             stranger.settimeout(5)
             with contextlib.suppress(ConnectionError):
                 assert stranger.recv(1) == b""
-    testing._wait_until(lambda: broker.tls_listener._handshakes == 0, lambda: "they are still counted")
-    broker.broker.connections_max = 1000
-    round_trip(pika.BlockingConnection(pika_parameters(broker.amqps_port, authority.context())))
+        assert broker.places.strangers == 10
+        round_trip(pika.BlockingConnection(pika_parameters(broker.amqps_port, authority.context())))
+    testing._wait_until(lambda: broker.places.strangers == 0, lambda: "they are still counted")
+    assert broker.places.known == 0
 
 
 def test_a_tls_handshake_that_stops_halfway_is_given_up(server_files: Files) -> None:
@@ -430,6 +430,27 @@ def test_a_tls_handshake_that_stops_halfway_is_given_up(server_files: Files) -> 
             assert stranger.recv(1000) == b""
 
 
+def test_the_header_of_a_proxy_comes_before_tls(
+    authority: Authority, mutual: ClientTls, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    context = authority.context(authority.issue("anna"))
+    header = b"PROXY TCP6 2001:db8::7 2001:db8::1 40000 5671\r\n"
+    with LoneBroker(tls=mutual, new_loop=new_loop, proxies=["127.0.0.1"]) as broker:
+        for end in (len(header), 3, 20):
+            plain = socket.create_connection(("127.0.0.1", broker.amqps_port))
+            with plain:
+                plain.sendall(header[:end])
+                broker.pass_some_time()
+                plain.sendall(header[end:])
+                with context.wrap_socket(plain, server_hostname="localhost") as client:
+                    client.sendall(HEADER)
+                    assert client.recv(1) == b"\1"
+                    [connection] = broker.broker.connections.values()
+                    assert (connection.peer_host, connection.peer_port) == ("2001:db8::7", 40_000)
+            testing._wait_until(lambda: not broker.broker.connections, lambda: "it is still there")
+        refused(broker.amqps_port, context)
+
+
 # Nodes
 
 
@@ -441,7 +462,7 @@ def test_a_connection_that_comes_as_the_listener_stops_is_closed(broker: LoneBro
         with socket.create_connection(("127.0.0.1", broker.amqps_port)):
             for _ in range(passes):
                 await asyncio.sleep(0)
-            await broker.stop_tls()
+            await broker.stop_listening()
 
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")

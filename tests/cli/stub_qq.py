@@ -33,9 +33,22 @@ class View:
     def cluster_status(self) -> ClusterStatus:
         nodes = [NodeStatus(node.name, NodeState.DOWN) for node in self._config.nodes]
         nodes[0] = NodeStatus(
-            self._config.nodes[0].name, NodeState.LEADER, "voter", 3, 7, 120, 119, 118, 100, 5 * 2**30, True
+            self._config.nodes[0].name,
+            NodeState.LEADER,
+            "voter",
+            3,
+            7,
+            120,
+            119,
+            118,
+            100,
+            5 * 2**30,
+            alarm=True,
+            clock_offset_ms=-800,
         )
         return ClusterStatus(self._config.cluster_name, self._config.name, nodes[0].name, nodes)
+
+    is_open = True
 
     def ready(self) -> str | None:
         return None

@@ -93,7 +93,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
             segment_entries=8,
         )
 
-    claim = group.claim(INCARNATION, QueueMachine.version)
+    claim = group.claim(INCARNATION, QueueMachine.version, ["n1"])
     journal, _ = group.start(claim, state, open_journal, repairable=False)
     group.hard_state.store(HardState(1, "n2", Standing.VOTER))
     for index, entry in enumerate(ENTRIES, 1):
@@ -146,9 +146,10 @@ def test_a_whole_directory(data_dir: Path, capsys: pytest.CaptureFixture[str]) -
     sizes = [(log / name).stat().st_size for name in (FIRST_SEGMENT, SECOND_SEGMENT, checkpoint_name(10))]
     assert lines == [
         f"directory    {data_dir}/groups/0",
-        f"identity     node n1 of cluster qq, group 0, incarnation 7, state version {VERSION}",
+        f"identity     node n1 of cluster qq (n1), group 0, incarnation 7, state version {VERSION}",
         "hardstate    voter, term 1, vote for n2; copies: ok, ok",
         "manifest     ok",
+        f"synced       {sizes[1]:,} bytes of {SECOND_SEGMENT}",
         f"log          entries 1 to 11, {sizes[0] + sizes[1]:,} bytes in 2 files",
         "",
         (
@@ -218,8 +219,8 @@ def test_a_learner_and_a_torn_tail_and_leftovers_are_no_damage(
     directory.hard_state.load()
     directory.hard_state.store(HardState(1, "n2", Standing.LEARNER))
     disk.close()
-    with (group / "log" / SECOND_SEGMENT).open("r+b") as file:
-        file.truncate((group / "log" / SECOND_SEGMENT).stat().st_size - 3)
+    with (group / "log" / SECOND_SEGMENT).open("ab") as file:
+        file.write(b"\x32")  # of a record's magic number
     (group / "damaged-6").mkdir()
     (group / "log" / "manifest.tmp").write_bytes(b"12345")
     status, lines, _ = printed(capsys, data_dir)

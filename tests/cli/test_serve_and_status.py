@@ -80,10 +80,13 @@ def test_status_is_a_table_or_the_answer_itself(tmp_path: Path, config: Path, ba
             assert qq.exit_status() == 0
             assert qq.output.splitlines() == [
                 "cluster qq, as n1 sees it",
-                "name  state   standing  term  first  last  commit  applied  checkpoint  disk free  alarm",
-                "n1    leader  voter     3     7      120   119     118      100         5,120 MiB  yes",
-                "n2    down    -         -     -      -     -       -        -           -          -",
-                "n3    down    -         -     -      -     -       -        -           -          -",
+                (
+                    "name  state   standing  term  first  last  commit  applied  checkpoint  disk free  alarm"
+                    "  clock offset"
+                ),
+                "n1    leader  voter     3     7      120   119     118      100         5,120 MiB  yes    -0.8 s",
+                "n2    down    -         -     -      -     -       -        -           -          -      -",
+                "n3    down    -         -     -      -     -       -        -           -          -      -",
             ]
         with started(tmp_path, "status", "--http", url, "--json") as qq:
             assert qq.exit_status() == 0

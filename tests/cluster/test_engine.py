@@ -26,10 +26,11 @@ from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster import engine as our_engine
-from cluster.engine import PINNED_VERSION, Engine, Outgoing, Role, Timing
+from cluster.engine import PINNED_VERSION, Engine, ForeignLog, Outgoing, Role, Timing
 from cluster.envelope import (
     Append,
     Appended,
+    Hearing,
     LogEntry,
     PreVote,
     PreVoteRequest,
@@ -192,9 +193,9 @@ class OurNode:
     ) -> None:
         """The journal holds entries of these terms, synced."""
         self.world = World(1)
-        self.world.now_s = 100.0
         wall = WallClock(self.world, 0)
         self.runtime = SimulatedRuntime(self.world, wall, self.world.random("a"), _nothing, _raise, _nothing)
+        self.world.now_s = 100.0
         self.disk = SimulatedDisk(self.world.random("disk"), self.world.after)
         hard_state = HardStateFile(self.disk, "", b"test")
         self.journal = SegmentedJournal(self.disk, "log", b"test", _raise, hard_state, **journal)
@@ -450,6 +451,30 @@ def test_h6_a_large_entry_is_an_entry_like_any_other() -> None:
     assert [len(entry.payload) for entry in entries] == [500_000] * len(PEERS)
 
 
+def test_h6_large_entries_go_one_by_one_and_one_in_a_turn() -> None:
+    """Two together once made a frame that no link took."""
+    node = OurNode(0, slice_bytes=1000)
+    node.lead()
+    for _ in range(3):
+        node.engine.propose(b"\x00" * 2_000_000)
+    node.journal.sync_now()
+    node.engine.receive("b", refused(node.engine.term, 2))
+    node.engine.receive("b", appended(node.engine.term, 3))
+    sizes: list[list[list[int]]] = []
+    for _ in range(4):
+        node.engine.outbox.clear()
+        node.turn()
+        sizes.append([[len(entry.payload) for entry in append.entries] for append in node.appends_to("b")])
+    assert sizes == [[[2_000_000]]] * 3 + [[[]]]
+
+
+def test_h6_a_conflicting_tail_of_large_entries_is_deleted() -> None:
+    node = OurNode(0, 1, 1, 1, slice_bytes=1)
+    node.append(2, [9])
+    assert [node.journal.term_at(index) for index in range(1, 4)] == [0, 1, 9]
+    assert node.journal.last_index == 3
+
+
 # H7: views of the log instead of copies
 
 
@@ -554,6 +579,51 @@ def test_h9_a_leader_that_hears_from_no_majority_steps_down_soon() -> None:
     node.lead()
     node.wait(Timing().election_max_s + 0.2)
     assert not node.engine.is_leader
+
+
+def test_h9_a_leader_stays_while_parts_of_a_large_message_or_signs_of_life_come() -> None:
+    node = OurNode(0)
+    node.lead()
+    for turn in range(20):
+        if turn % 2:
+            node.engine.part_received("b")
+        else:
+            node.engine.receive("c", Hearing(node.engine.term))
+        node.wait(Timing().election_min_s)
+    assert node.engine.is_leader
+    for _ in range(3):
+        node.engine.receive("c", Hearing(node.engine.term - 1))
+        node.wait(Timing().election_min_s)
+    assert not node.engine.is_leader
+
+
+def test_h9_a_large_message_on_its_way_from_the_leader_is_answered_and_deposes_nobody() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    node.journal.sync_now()
+    node.wait(0.1)
+    node.engine.outbox.clear()
+    for _ in range(100):
+        node.engine.part_received("b")
+        node.engine.part_received("b")
+        node.wait(0.1)
+    assert not node.sent(PreVoteRequest)
+    assert [(out.peer, out.message) for out in node.engine.outbox] == [("b", Hearing(9))] * 100
+    node.engine.receive("c", PreVoteRequest(term=10, last_index=5, last_term=9, round=1))
+    assert not node.sent(PreVote)[-1].granted
+    for _ in range(100):
+        node.engine.part_received("c")  # which does not lead
+        node.wait(0.1)
+    assert node.sent(PreVoteRequest)
+
+
+def test_h9_a_follower_whose_disk_is_at_work_tells_its_leader_that_it_is_there() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    assert [(type(out.message), out.barrier > node.journal.synced) for out in node.engine.outbox] == [
+        (Appended, True),
+        (Hearing, False),
+    ]
 
 
 def test_h9_stock_raises_its_term_again_and_again_while_cut_off(stock_clock: Clock) -> None:
@@ -698,6 +768,62 @@ def test_h11_a_membership_entry_is_just_bytes(intrusion: bytes) -> None:
 def test_h11_pickle_is_out_of_reach() -> None:
     with pytest.raises(RuntimeError, match="pickle"):
         stock.pickle.loads(b"")
+
+
+# H12: what is committed is never deleted
+
+
+def test_h12_stock_deletes_what_it_has_applied(stock_clock: Clock) -> None:
+    journal = MemoryJournal(log_of(0, 1, 1, 1), term=1)
+    follower = StockNode(journal)
+    append = {"type": "append_entries", "term": 1, "commit_index": 4, "prevLogIdx": 4, "prevLogTerm": 1}
+    follower.receive("b", **append, entries=[])
+    follower.doTick()
+    assert follower.raftLastApplied == 4
+    append = {"type": "append_entries", "term": 2, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0}
+    follower.receive("b", **append, entries=[(NO_OP, 2, 2)])
+    assert [term for _, _, term in journal.entries] == [0, 2]
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize(
+    ("prev_index", "prev_term", "terms"),
+    [(1, 0, [2]), (2, 1, [1, 3]), (3, 2, []), (1, 0, [1, 1, 2, 2])],
+    ids=["first", "second", "the one before", "the last that is committed"],
+)
+def test_h12_a_leader_without_a_committed_entry_is_refused_and_nothing_is_changed(
+    prev_index: int, prev_term: int, terms: Sequence[int], *, applied: bool
+) -> None:
+    node = OurNode(0, 1, 1, 1, 1)
+    node.append(4, [], commit_index=4, term=1)
+    if applied:
+        node.turn()
+        assert [index for index, _ in node.applied] == [2, 3, 4]
+    entries = [LogEntry(NO_OP, index, term) for index, term in enumerate(terms, start=prev_index + 1)]
+    with pytest.raises(ForeignLog, match=r"the log of node 'b', leader of term 9, has an entry \d of term"):
+        node.engine.receive("b", Append(9, 1, prev_index, prev_term, entries))
+    assert node.journal.last_index == 5
+    assert (node.engine.term, node.engine.leader) == (1, "b")
+
+
+def test_h12_a_leader_whose_log_ends_before_what_is_committed_is_refused() -> None:
+    node = OurNode(0, 1, 1, 1, 1)
+    node.append(4, [], commit_index=4, term=1)
+    node.engine.check_end_of("c", 1, 4)
+    node.engine.check_end_of("c", 0, 3)  # it does not know yet that it does not lead any more
+    with pytest.raises(
+        ForeignLog, match="leader of term 2, ends with entry 3; but all up to entry 4 is committed"
+    ):
+        node.engine.check_end_of("c", 2, 3)
+
+
+def test_h12_a_snapshot_of_another_log_is_refused() -> None:
+    node = OurNode(0, 1, 1, 1, 1)
+    node.append(4, [], commit_index=4, term=1)
+    for index, term in [(4, 1), (5, 2), (9, 2)]:
+        node.engine.check_snapshot("b", index, term)
+    with pytest.raises(ForeignLog, match="has an entry 4 of term 2, which is of term 1 here"):
+        node.engine.check_snapshot("b", 4, 2)
 
 
 # What the simulation found

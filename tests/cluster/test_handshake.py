@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,11 @@ from cluster.handshake import (
     Handshake,
     HandshakeError,
     Identity,
+    OtherMembersError,
+    OtherStateVersionError,
     RejectedError,
+    SecondProcessError,
+    Terms,
     UnknownNodeError,
     VersionMismatchError,
     WrongClusterError,
@@ -27,14 +33,24 @@ NONCE_2 = bytes(range(32, 64))
 NONCE_3 = bytes(range(64, 96))
 
 
+MEMBERS = ["n1", "n2", "n3"]
+PROCESS = b"the process of..."[:16]
+TERMS = Terms.of(MEMBERS, 7, PROCESS)
+
+
+def nobody_else(_peer: str, _process: bytes) -> bool:
+    return False
+
+
 def dialler(
     node: str = "n1",
     expected: str = "n2",
     cluster: str = "c",
     secret: bytes = SECRET,
     nonce: bytes = NONCE_1,
+    terms: Terms = TERMS,
 ) -> DiallerHandshake:
-    return DiallerHandshake(Identity(cluster, node, secret), expected, nonce)
+    return DiallerHandshake(Identity(cluster, node, secret, terms), expected, nonce)
 
 
 def acceptor(
@@ -43,8 +59,10 @@ def acceptor(
     cluster: str = "c",
     secret: bytes = SECRET,
     nonce: bytes = NONCE_2,
+    terms: Terms = TERMS,
+    is_second: Callable[[str, bytes], bool] = nobody_else,
 ) -> AcceptorHandshake:
-    return AcceptorHandshake(Identity(cluster, node, secret), callers, nonce)
+    return AcceptorHandshake(Identity(cluster, node, secret, terms), callers, nonce, is_second)
 
 
 def converse(one: DiallerHandshake, other: AcceptorHandshake) -> list[bytes]:
@@ -200,6 +218,71 @@ def test_another_cluster_is_told_so() -> None:
     told = error_of(one, error.reply)
     assert isinstance(told, RejectedError)
     assert told.cause is WrongClusterError
+
+
+DIFFERENCES = {
+    "only itself": (Terms.of(["n1"], 7, PROCESS), OtherMembersError),
+    "as many others": (Terms.of(["n1", "n2", "n4"], 7, PROCESS), OtherMembersError),
+    "one more": (Terms.of([*MEMBERS, "n4"], 7, PROCESS), OtherMembersError),
+    "an older version": (Terms.of(MEMBERS, 6, PROCESS), OtherStateVersionError),
+    "a newer version": (Terms.of(MEMBERS, 8, PROCESS), OtherStateVersionError),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_members_that_disagree_refuse_each_other_and_both_know_why(name: str) -> None:
+    terms, error_type = DIFFERENCES[name]
+    one, other = dialler(terms=terms), acceptor()
+    error = error_of(other, one.receive(other.receive(one.opening())))
+    told = error_of(one, error.reply)
+    assert type(error) is type(told) is error_type
+    if error_type is OtherMembersError:
+        assert str(error) == (
+            f"node 'n1' has another list of members ({terms.members_count} names) than this node (3): put the same "
+            "list into the configuration of all nodes"
+        )
+    else:
+        assert str(told) == (
+            f"node 'n2' runs version 7 of the state, this node {terms.state_version}: start the same program version "
+            "on all nodes"
+        )
+
+
+def test_the_order_of_the_list_does_not_matter_and_names_do_not_run_together() -> None:
+    assert Terms.of(reversed(MEMBERS), 7, PROCESS) == TERMS
+    assert Terms.of(["a", "bc"], 7, PROCESS) != Terms.of(["ab", "c"], 7, PROCESS)
+
+
+def test_a_stranger_does_not_hear_the_terms() -> None:
+    one, other = dialler(secret=b"another", terms=Terms.of(["n1"], 6, PROCESS)), acceptor()
+    challenge = other.receive(one.opening())
+    error = error_of(other, one.receive(challenge))
+    assert isinstance(error, WrongSecretError)
+    assert TERMS.members_digest not in challenge + error.reply
+
+
+def test_terms_are_those_of_who_proves_itself() -> None:
+    # The attacker in between lets both believe that the other one agrees with it.
+    one, other = dialler(terms=Terms.of(["n1"], 7, PROCESS)), acceptor()
+    proof = one.receive(other.receive(one.opening()))
+    forged = proof.replace(Terms.of(["n1"], 7, PROCESS).members_digest, TERMS.members_digest)
+    assert isinstance(error_of(other, forged), WrongSecretError)
+
+
+def test_a_second_process_of_a_name_is_told_so() -> None:
+    asked: list[tuple[str, bytes]] = []
+
+    def somebody_else(peer: str, process: bytes) -> bool:
+        asked.append((peer, process))
+        return True
+
+    one, other = dialler(), acceptor(is_second=somebody_else)
+    error = error_of(other, one.receive(other.receive(one.opening())))
+    assert isinstance(error, SecondProcessError)
+    assert asked == [("n1", PROCESS)]
+    told = error_of(one, error.reply)
+    assert isinstance(told, RejectedError)
+    assert told.cause is SecondProcessError
 
 
 def test_swapped_names_are_refused() -> None:

@@ -11,8 +11,11 @@ import pytest
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from cluster.identity import (
     FILE,
+    START_FILES,
     Claim,
     ForeignDirectory,
+    Identity,
+    OtherMembers,
     OtherVersion,
     Owner,
     claim_directory,
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OWNER = Owner("cluster", "a", 0)
+MEMBERS = ("a", "b", "c")
 
 
 def ignore(_delay_s: float, _callback: Callable[[], None]) -> None:
@@ -39,8 +43,14 @@ def a_disk(seed: int = 1) -> SimulatedDisk:
     return disk
 
 
-def claim(disk: SimulatedDisk, wall_ms: int = 0, owner: Owner = OWNER, version: int = 7) -> Claim:
-    return claim_directory(disk, "group", owner, wall_ms, version)
+def claim(
+    disk: SimulatedDisk,
+    wall_ms: int = 0,
+    owner: Owner = OWNER,
+    version: int = 7,
+    members: tuple[str, ...] = MEMBERS,
+) -> Claim:
+    return claim_directory(disk, "group", Identity(owner, version, members), wall_ms)
 
 
 def test_an_incarnation_is_later_than_the_last_and_not_before_the_clock() -> None:
@@ -73,12 +83,28 @@ def test_the_directory_of_another_version_of_the_machine_is_refused_and_stays(ve
     claim(disk, version=version)
 
 
-def test_a_directory_that_was_written_before_versions_were_noted_is_refused() -> None:
+@pytest.mark.parametrize("members", [("a",), ("b", "c", "d"), ("a", "b"), ("a", "b", "c", "d")])
+def test_the_directory_of_a_cluster_with_other_members_is_refused_and_stays(members: tuple[str, ...]) -> None:
     disk = a_disk()
-    old = pack_twice(b"RIDY", 2, b"", pack([*OWNER, 5, "session"]))
-    disk.replace_file(f"group/{FILE}", old)
-    with pytest.raises(OtherVersion, match=r"an older version, .* this program has version 7"):
-        claim(disk)
+    claim(disk)
+    before = {path: disk.read_file(path) for path in disk.files()}
+    with pytest.raises(OtherMembers) as caught:
+        claim(disk, members=members)
+    assert str(caught.value) == (
+        f"group: the directory belongs to the cluster of a, b, c, and the configuration lists {', '.join(members)}; "
+        "put the list back: the members of a cluster cannot be changed but by beginning anew with an empty directory "
+        "on every node"
+    )
+    assert {path: disk.read_file(path) for path in disk.files()} == before
+    claim(disk)
+
+
+def test_a_directory_of_an_older_format_is_refused() -> None:
+    disk = a_disk()
+    for old in (2, 3):
+        disk.replace_file(f"group/{FILE}", pack_twice(b"RIDY", old, b"", pack([*OWNER, 5, "session"])))
+        with pytest.raises(OtherVersion, match=r"an older version .* this program has version 7"):
+            claim(disk)
     disk.replace_file(f"group/{FILE}", pack_twice(b"RIDY", 1, b"", b""))
     with pytest.raises(UnknownFormat, match="format version 1"):
         claim(disk)
@@ -90,6 +116,7 @@ def test_one_damaged_copy_is_survived_and_two_are_not() -> None:
     for bit in range(0, 512 * 8, 7):
         disk.flip_bit(f"group/{FILE}", bit)
         assert claim(disk).incarnation > 100
+        disk.flip_bit(f"group/{FILE}", bit)
     disk.flip_bit(f"group/{FILE}", 80)
     disk.flip_bit(f"group/{FILE}", 512 * 8 + 80)
     with pytest.raises(ForeignDirectory, match="is damaged"):
@@ -100,7 +127,7 @@ def test_writes_may_be_lost_until_the_log_was_opened() -> None:
     disk = a_disk()
     assert claim(disk).writes_lost  # nothing is known of this directory
     assert claim(disk).writes_lost
-    forget_writes_lost(disk, "group")
+    forget_writes_lost(disk, "group", OWNER)
     assert not claim(disk).writes_lost
     disk.crash(power_loss=False)
     assert not claim(disk).writes_lost
@@ -108,30 +135,52 @@ def test_writes_may_be_lost_until_the_log_was_opened() -> None:
     assert claim(disk).writes_lost
     disk.crash(power_loss=False)
     assert claim(disk).writes_lost
-    forget_writes_lost(disk, "group")
-    forget_writes_lost(disk, "group")
+    forget_writes_lost(disk, "group", OWNER)
+    forget_writes_lost(disk, "group", OWNER)
     assert not claim(disk).writes_lost
-    note_writes_lost(disk, "group")
+    note_writes_lost(disk, "group", OWNER)
     disk.crash(power_loss=False)
     assert claim(disk).writes_lost
 
 
-def test_noting_a_failed_sync_needs_no_space() -> None:
+def test_what_was_claimed_before_is_claimed_without_space() -> None:
     disk = a_disk()
-    claim(disk)
-    forget_writes_lost(disk, "group")
+    claim(disk, 100)
     disk.full = True
-    note_writes_lost(disk, "group")
+    forget_writes_lost(disk, "group", OWNER)
+    assert claim(disk) == Claim(101, writes_lost=False)
+    note_writes_lost(disk, "group", OWNER)
+    assert claim(disk) == Claim(102, writes_lost=True)
+
+
+def test_a_first_claim_that_found_no_space_is_made_later() -> None:
+    disk = a_disk()
+    disk.full = True
+    with pytest.raises(OSError, match="No space"):
+        claim(disk)
     disk.full = False
-    assert claim(disk).writes_lost
+    claim(disk)
+
+
+def test_the_count_of_starts_survives_damage_of_one_file_and_may_be_lost() -> None:
+    disk = a_disk()
+    claim(disk, 100)
+    forget_writes_lost(disk, "group", OWNER)
+    for file in START_FILES:
+        for bit in range(0, 512 * 8, 7):
+            disk.flip_bit(f"group/{file}", bit)
+            assert not claim(disk).writes_lost
+    for file in START_FILES:
+        disk.flip_bit(f"group/{file}", 80)
+    assert claim(disk, 700) == Claim(700, writes_lost=True)
 
 
 def test_noting_a_failed_sync_does_what_the_disk_allows() -> None:
     disk = a_disk()
     claim(disk)
-    forget_writes_lost(disk, "group")
+    forget_writes_lost(disk, "group", OWNER)
     disk.fail_next_sync()
-    note_writes_lost(disk, "group")
+    note_writes_lost(disk, "group", OWNER)
     claim(disk)
 
 
@@ -140,7 +189,7 @@ def test_a_crash_within_a_claim_forgets_no_loss() -> None:
         for steps in range(10):
             disk = a_disk(seed)
             incarnation = claim(disk, 100).incarnation
-            forget_writes_lost(disk, "group")
+            forget_writes_lost(disk, "group", OWNER)
             disk.crash(power_loss=True)
             disk.end_process_after(steps)
             with suppress(ProcessEnds):

@@ -23,6 +23,7 @@ from cluster.inspection import (
     Leftover,
     LogFound,
     ManifestFound,
+    MarkFound,
     Problem,
     SegmentFound,
     Trouble,
@@ -34,11 +35,13 @@ from cluster.journal import SegmentedJournal
 from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
 from cluster.sealed import verify, write_sparse
 from cluster.segment import FILE_HEADER_BYTES, CorruptJournal, ForeignJournal, Segment, UnknownFormat
+from cluster.synced import MARK_NAME, Mark
 
 if TYPE_CHECKING:
     from cluster.ports import Disk
 
 OWNER = Owner("qq", "n1", 0)
+MEMBERS = ["n1", "n2", "n3"]
 MACHINE_VERSION = 7
 GROUP = "groups/0"
 SEGMENT_ENTRIES = 10
@@ -76,7 +79,7 @@ class World:
         self.group = GroupDirectory(self.disk, GROUP, OWNER)
 
     def start(self) -> SegmentedJournal:
-        claim = self.group.claim(1000, MACHINE_VERSION)
+        claim = self.group.claim(1000, MACHINE_VERSION, MEMBERS)
         journal, _ = self.group.start(claim, cast("Any", State()), self.open, repairable=False)
         return journal
 
@@ -179,13 +182,15 @@ def flip_copies(file: Path) -> None:
 
 
 def test_what_is_whole_is_described(group: Path) -> None:
-    whose, hard, manifest, log, *rest = found_in(group)
+    whose, hard, manifest, mark, log, *rest = found_in(group)
     assert isinstance(whose, Whose)
-    assert whose.identity is not None
-    assert (whose.identity.owner, whose.identity.incarnation, whose.problem) == (OWNER, 1000, None)
+    assert whose.identity == (OWNER, MACHINE_VERSION, ("n1", "n2", "n3"))
+    assert whose.start is not None
+    assert (whose.start.incarnation, whose.problem) == (1000, None)
     assert hard == HardStateFound(HardState(2, "n3", Standing.VOTER), ("ok", "ok"), None)
     assert manifest == ManifestFound(present=True, problem=None)
     sizes = [(group / "log" / name).stat().st_size for name in (SPARSE, DENSE, SECOND_DENSE, OPEN)]
+    assert mark == MarkFound(Mark(OPEN, sizes[-1]), None)
     assert log == LogFound(11, 35, sum(sizes), 4)
     assert rest == [
         SegmentFound(SPARSE, "sparse", 1, 11, 2, sizes[0], (1, 1), 0, None),
@@ -249,7 +254,7 @@ def of_version_9(file: Path) -> None:
         for start in (0, half):
             end = start + 44 + int.from_bytes(data[start + 40 : start + 44], "little")
             data[end : end + 4] = crc32(data[start:end]).to_bytes(4, "little")
-    elif file.name.startswith("hardstate"):
+    elif file.name.startswith(("hardstate", "start")):
         data[-4:] = crc32(data[:-4]).to_bytes(4, "little")
     elif file.suffix == ".checkpoint":
         data[64:68] = crc32(data[:64]).to_bytes(4, "little")
@@ -275,7 +280,7 @@ def of_another_machine(group: Path) -> None:
     """A directory that a program with another machine has made."""
     disk = RealDisk(group.parent.parent)
     disk.remove(f"{GROUP}/identity")
-    GroupDirectory(disk, GROUP, OWNER).claim(1000, MACHINE_VERSION - 1)
+    GroupDirectory(disk, GROUP, OWNER).claim(1000, MACHINE_VERSION - 1, MEMBERS)
     disk.close()
 
 
@@ -284,6 +289,11 @@ DAMAGES = {
     "one copy of the identity": Damage(change("identity", lambda file: flip(file, 20)), Whose, SPARE),
     "the identity": Damage(change("identity", flip_copies), Whose, OPERATOR, "delete that file"),
     "the version of the machine": Damage(of_another_machine, Whose, OPERATOR, "version 6 of the state"),
+    "one count of starts": Damage(change("start-1", flip_in_middle), Whose, SPARE, "start-1: damaged"),
+    "both counts of starts are missing": Damage(
+        both(remove("start-0"), remove("start-1")), Whose, SPARE, "start-0 and start-1"
+    ),
+    "the version of a count of starts": Damage(change("start-0", of_version_9), Whose, OPERATOR, "version 9"),
     "the identity is missing": Damage(remove("identity"), Whose, SPARE, "is missing"),
     "the version of the identity": Damage(change("identity", of_version_9), Whose, OPERATOR, "version 9"),
     "one hard state": Damage(change("hardstate-1", flip_in_middle), HardStateFound, SPARE, "hardstate-1"),
@@ -423,13 +433,43 @@ def test_a_state_of_another_version_needs_the_operator(group: Path) -> None:
 
 def test_a_torn_tail_is_no_damage_and_stays(group: Path) -> None:
     file = group / "log" / OPEN
-    cut(file)
+    with file.open("ab") as appending:
+        appending.write(b"\x32")  # of a record's magic number
     assert problems_in(group) == []
     [opened] = [found for found in found_in(group) if isinstance(found, SegmentFound) and found.name == OPEN]
-    record = opened.file_bytes - (group / "log" / OPEN).stat().st_size + opened.torn_bytes
-    assert (opened.end, opened.entries) == (35, 4)
-    assert record == opened.torn_bytes > 0
-    assert [entry.index for entry in entries(reading(group), "", 34) if isinstance(entry, EntryFound)] == [34]
+    assert (opened.end, opened.entries, opened.torn_bytes) == (36, 5, 1)
+    assert file.read_bytes()[-1:] == b"\x32"
+
+
+def test_records_that_are_missing_at_the_end_are_damage(group: Path) -> None:
+    file = group / "log" / OPEN
+    size = file.stat().st_size
+    with file.open("r+b") as shortened:
+        shortened.truncate(size - (size - FILE_HEADER_BYTES) // 5)
+    [problem] = problems_in(group)
+    assert problem.what.endswith(f"the whole records end here, and the first {size} bytes were synced")
+    assert problem.cure is Cure.REPAIR
+    found = list(entries(reading(group), ""))
+    assert isinstance(found[-2], EntryFound)
+    assert found[-2].index == 34
+    assert isinstance(found[-1], Trouble)
+
+
+@pytest.mark.parametrize("state", ["missing", "damaged"])
+def test_a_mark_that_is_lost_is_made_anew(group: Path, state: str) -> None:
+    mark = group / "log" / MARK_NAME
+    mark.unlink()
+    if state == "damaged":
+        mark.write_bytes(b"no mark")
+    assert problems_in(group) == [Problem(f"the file is {state}; made anew at the next start", Cure.SPARE)]
+
+
+def test_a_mark_of_another_version_is_left_to_that(group: Path) -> None:
+    mark = group / "log" / MARK_NAME
+    start = bytearray(mark.read_bytes()[:-4])
+    start[4] += 1
+    mark.write_bytes(start + crc32(start, crc32(OWNER.key())).to_bytes(4, "little"))
+    assert {problem.cure for problem in problems_in(group)} == {Cure.OPERATOR}
 
 
 def test_what_lies_about_is_listed(group: Path) -> None:

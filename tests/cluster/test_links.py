@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import random
+import re
 import socket
 import ssl
 import subprocess
@@ -19,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import links as links_module
-from cluster.handshake import DiallerHandshake, Identity
-from cluster.links import FrameTooLargeError, Limits, PeerLinks, Tls, _FrameBuffer
+from cluster.handshake import DiallerHandshake, HandshakeError, RejectedError, SecondProcessError
+from cluster.links import Backlog, FrameTooLargeError, Limits, PeerLinks, Tls, _FrameBuffer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
@@ -48,6 +49,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
+        self.parts = 0
 
     def peer_connected(self, peer: str) -> None:
         self.heard.append(("connected", peer))
@@ -57,6 +59,9 @@ class Recorder:
 
     def peer_drained(self, peer: str) -> None:
         self.heard.append(("drained", peer))
+
+    def part_received(self, peer: str) -> None:
+        self.parts += 1
 
     def frame_received(self, peer: str, frame: bytes) -> None:
         self.heard.append(("frame", peer, frame))
@@ -92,17 +97,23 @@ def make_nodes(
     limits: Limits | None = None,
     tls: Tls | None = None,
     secrets: dict[str, bytes] | None = None,
+    versions: dict[str, int] | None = None,
+    unknown: dict[str, list[str]] | None = None,
 ) -> dict[str, Node]:
+    """`unknown` are members that some of them list, and the others do not."""
     names = [f"n{number}" for number in range(1, count + 1)]
     addresses = {name: ("127.0.0.1", port) for name, port in zip(names, free_ports(count), strict=True)}
+    nowhere = ("127.0.0.1", 1)
     return {
         name: Node(
             PeerLinks(
                 name,
                 "c",
                 (secrets or {}).get(name, SECRET),
-                {peer: address for peer, address in addresses.items() if peer != name},
+                {peer: address for peer, address in addresses.items() if peer != name}
+                | dict.fromkeys((unknown or {}).get(name, ()), nowhere),
                 addresses[name],
+                state_version=(versions or {}).get(name, 7),
                 tls=tls,
                 limits=limits,
             )
@@ -168,14 +179,20 @@ async def stranger(node: Node) -> Impersonator:
     return Impersonator(*await asyncio.open_connection(*address(node)))
 
 
-async def impersonate(name: str, node: Node, secret: bytes = SECRET) -> Impersonator:
+async def impersonate(name: str, node: Node, process: bytes = bytes(16)) -> Impersonator:
     one = await stranger(node)
-    handshake = DiallerHandshake(Identity("c", name, secret), node.links._identity.node, random.randbytes(32))
+    own = node.links._identity
+    identity = own._replace(node=name, terms=own.terms._replace(process=process))
+    handshake = DiallerHandshake(identity, own.node, random.randbytes(32))
     one.send(handshake.opening())
-    while not handshake.authenticated:
-        data = await one.reader.read(1000)
-        assert data
-        one.send(handshake.receive(data))
+    try:
+        while not handshake.authenticated:
+            data = await one.reader.read(1000)
+            assert data
+            one.send(handshake.receive(data))
+    except HandshakeError:
+        one.writer.close()
+        raise
     return one
 
 
@@ -229,11 +246,41 @@ def test_frames_go_to_their_group_and_frames_of_no_group_are_dropped(run: Run) -
     run(story())
 
 
-def test_a_frame_above_the_limit_is_refused_at_home(run: Run) -> None:
+def test_a_frame_above_the_limit_ends_the_epoch_and_says_so(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What follows must not arrive without it; who sends it, in the middle of a turn, hears of no error."""
+
     async def story() -> None:
         async with cluster(2, limits=Limits(frame_bytes_max=1000)) as nodes:
-            with pytest.raises(ValueError, match="1001 bytes is above the limit of 1000"):
-                nodes["n1"].links.send("n2", GROUP, [b"x" * 1000, b"x"])
+            one, two = nodes["n1"], nodes["n2"]
+            one.links.send("n2", GROUP, [b"x" * 1000, b"x"])
+            one.links.send("n2", GROUP, [b"behind it"])
+            await until(lambda: ("lost", "n2", False) in one.recorder.events())
+            await until(lambda: one.links.connected("n2") and two.links.connected("n1"))
+            one.links.send("n2", GROUP, [b"y" * 1000])
+            await until(lambda: two.recorder.frames("n1") == [b"y" * 1000])
+
+    run(story())
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert len(lines) == 1
+    assert lines[0].startswith("cannot send to peer n2: a frame of 1001 bytes is above the limit of 1000")
+
+
+def test_a_frame_larger_than_any_queue_arrives_and_its_parts_are_heard_of(run: Run) -> None:
+    async def story() -> None:
+        limits = Limits(high_water_bytes=64 << 10, low_water_bytes=16 << 10, queued_bytes_max=1 << 20)
+        async with cluster(2, limits=limits) as nodes:
+            one, two = nodes["n1"], nodes["n2"]
+            large = random.Random(1).randbytes(48 << 20)
+            one.links.send("n2", GROUP, [large])
+            assert one.links.congested("n2")
+            for number in range(100):
+                one.links.send("n2", GROUP, [b"behind it %d" % number])
+            await until(lambda: len(two.recorder.frames("n1")) == 101)
+            assert two.recorder.frames("n1")[0] == large
+            assert two.recorder.parts > 3
+            assert [what[0] for what in one.recorder.events()] == ["connected", "drained"]
 
     run(story())
 
@@ -498,7 +545,9 @@ def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
             left = await stranger(target)
             left.writer.close()
             wrong = await stranger(target)
-            handshake = DiallerHandshake(Identity("c", "n1", b"guess"), "n2", bytes(32))
+            handshake = DiallerHandshake(
+                target.links._identity._replace(node="n1", secret=b"guess"), "n2", bytes(32)
+            )
             wrong.send(handshake.opening())
             wrong.send(handshake.receive(await wrong.reader.readexactly(167)))
             assert len(await wrong.left_alone()) == 8
@@ -542,9 +591,26 @@ def test_idle_strangers_are_few_and_do_not_keep_a_peer_out(run: Run) -> None:
             await until(lambda: node.links.connected("n1"))
             for pushed_out in idle[:8]:
                 assert await pushed_out.left_alone() == b""
-            assert len(node.links._strangers) <= 4
+            assert node.links._strangers.strangers <= 4
             for one in [*idle[8:], peer]:
                 one.writer.close()
+
+    run(story())
+
+
+def test_a_flood_of_one_address_pushes_nobody_else_out(run: Run) -> None:
+    async def story() -> None:
+        node = make_nodes(2, limits=Limits(strangers_max=4))["n2"]
+        async with started({"n2": node}):
+            slow = await stranger(node)
+            flood = [
+                await asyncio.open_connection(*address(node), local_addr=("127.0.0.2", 0)) for _ in range(20)
+            ]
+            assert await flood[0][0].read() == b""
+            assert not slow.reader.at_eof()
+            for _, writer in flood:
+                writer.close()
+            slow.writer.close()
 
     run(story())
 
@@ -563,6 +629,77 @@ def test_a_node_with_another_secret_is_named_in_both_logs(run: Run, caplog: pyte
     dialler_lines = [line for line in lines if line.startswith("cannot connect to peer n2")]
     assert len(dialler_lines) == 1
     assert dialler_lines[0].endswith("the peer rejects this node: its cluster secret differs")
+
+
+VERSIONS = "node {!r} runs version {} of the state, this node {}: start the same program version on all nodes"
+LISTS = (
+    "node {!r} has another list of members ({} names) than this node ({}): put the same list into the configuration "
+    "of all nodes"
+)
+REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "another version": (
+        {"versions": {"n2": 6}},
+        [VERSIONS.format("n1", 7, 6), VERSIONS.format("n2", 6, 7)],
+    ),
+    "another list": (
+        {"unknown": {"n1": ["n3", "n4"]}},
+        [LISTS.format("n1", 4, 2), LISTS.format("n2", 2, 4)],
+    ),
+}
+
+
+@pytest.mark.parametrize("difference", REFUSED)
+def test_members_that_disagree_never_hear_each_other_and_each_says_so_once(
+    run: Run, caplog: pytest.LogCaptureFixture, difference: str
+) -> None:
+    options, (accepting, dialling) = REFUSED[difference]
+
+    async def story() -> None:
+        nodes = make_nodes(2, limits=Limits(retry_first_s=0.005, retry_max_s=0.01), **options)
+        async with started(nodes):
+            await until(lambda: len(warnings_in(caplog)) >= 2)
+            await asyncio.sleep(0.2)
+            assert nodes["n1"].recorder.heard == nodes["n2"].recorder.heard == []
+            assert not nodes["n1"].links.connected("n2")
+            assert not nodes["n2"].links.connected("n1")
+
+    run(story())
+    lines = [line for line in warnings_in(caplog) if "n3" not in line and "n4" not in line]
+    host, port = "127.0.0.1", "[0-9]+"
+    assert len(lines) == 2
+    assert f"refused a connection from {host}: {accepting}" in lines
+    assert any(
+        re.fullmatch(f"cannot connect to peer n2 at {host}:{port}: {re.escape(dialling)}", line)
+        for line in lines
+    )
+
+
+def test_a_second_process_of_a_name_is_kept_out_while_the_first_one_works(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links_module, "_SILENT_AFTER_S", 0.3)
+
+    async def story() -> None:
+        node = make_nodes(2)["n2"]
+        async with started({"n2": node}):
+            first = await impersonate("n1", node, b"first of that na")
+            await until(lambda: node.links.connected("n1"))
+            for _ in range(3):
+                first.send(framed(b"here"))
+                with pytest.raises(RejectedError, match="another process with this node's name") as caught:
+                    await impersonate("n1", node, b"second of the na")
+                assert caught.value.cause is SecondProcessError
+            await until(lambda: len(node.recorder.frames("n1")) == 3)
+            assert node.recorder.events() == [("connected", "n1")]
+            await asyncio.sleep(0.4)  # its host is gone, and TCP has not noticed yet
+            second = await impersonate("n1", node, b"second of the na")
+            await until(lambda: node.recorder.events()[1:] == [("lost", "n1", False), ("connected", "n1")])
+            first.writer.close()
+            second.writer.close()
+
+    run(story())
+    why = "another process calls itself node 'n1', which is connected; stop one of the two"
+    assert warnings_in(caplog) == [f"refused a connection from 127.0.0.1: {why}"]
 
 
 # Congestion.
@@ -591,6 +728,17 @@ def test_a_congested_link_reports_when_it_has_room_again(run: Run) -> None:
     run(story())
 
 
+def test_a_backlog_takes_a_frame_of_any_size_and_then_a_bounded_rest() -> None:
+    backlog = Backlog(Limits(queued_bytes_max=100))
+    assert backlog.admits(10**9, 0)
+    assert backlog.admits(10, 10**9)
+    assert backlog.admits(10, 10**9 + 100)
+    assert not backlog.admits(10, 10**9 + 101)
+    assert backlog.admits(10, 0)  # it was free meanwhile
+    assert backlog.admits(10, 110)
+    assert not backlog.admits(10, 111)
+
+
 def test_a_peer_that_never_reads_is_dropped_at_the_limit(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         node = make_nodes(2, limits=SMALL_BUFFERS)["n2"]
@@ -617,8 +765,9 @@ def test_a_stopped_node_sends_what_is_queued_and_reports_nothing(run: Run) -> No
             one, two = nodes["n1"], nodes["n2"]
             for _ in range(20):
                 one.links.send("n2", GROUP, [bytes(1 << 20)])
+            one.links.send("n2", GROUP, [bytes(40 << 20)])
             await one.links.stop()
-            await until(lambda: len(two.recorder.frames("n1")) == 20)
+            await until(lambda: len(two.recorder.frames("n1")) == 21)
             assert one.recorder.events() == [("connected", "n2")]
             assert not one.links.connected("n2")
             assert not one.links._tasks
@@ -659,10 +808,10 @@ def test_a_port_in_use_is_an_error_of_start(run: Run) -> None:
 def test_impossible_configurations_are_refused() -> None:
     here = ("127.0.0.1", 1)
     with pytest.raises(ValueError, match="its own peer"):
-        PeerLinks("n1", "c", SECRET, {"n1": here}, here)
+        PeerLinks("n1", "c", SECRET, {"n1": here}, here, state_version=7)
     with pytest.raises(ValueError, match="at least 231"):
-        PeerLinks("n1", "c", SECRET, {}, here, limits=Limits(stranger_bytes_max=100))
-    links = PeerLinks("n1", "c", SECRET, {}, here)
+        PeerLinks("n1", "c", SECRET, {}, here, state_version=7, limits=Limits(stranger_bytes_max=100))
+    links = PeerLinks("n1", "c", SECRET, {}, here, state_version=7)
     links.register(GROUP, Recorder())
     with pytest.raises(ValueError, match="group 7 is registered already"):
         links.register(GROUP, Recorder())
@@ -699,6 +848,29 @@ def test_links_work_over_tls(run: Run, tls: Tls) -> None:
             await nodes["n2"].links.stop()
             await until(lambda: ("lost", "n2", True) in nodes["n1"].recorder.events())
             await until(lambda: ("lost", "n2", True) in nodes["n3"].recorder.events())
+
+    run(story())
+
+
+def test_a_large_frame_over_tls_goes_as_far_as_the_peer_reads_and_does_not_hold_up_the_loop(
+    run: Run, tls: Tls
+) -> None:
+    """It is encrypted as it leaves, and not all at once."""
+
+    async def story() -> None:
+        async with cluster(2, tls=tls) as nodes:
+            one, two = nodes["n1"], nodes["n2"]
+            large = random.Random(1).randbytes(1 << 20) * 48
+            one.links.send("n2", GROUP, [b"before it", large])
+            one.links.send("n2", GROUP, [b"behind it"])
+            assert one.links.congested("n2")
+            connection = one.links._links["n2"]
+            assert connection._pieces_bytes > len(large) / 2
+            await until(lambda: len(two.recorder.frames("n1")) == 2)
+            assert two.recorder.frames("n1") == [b"before it" + large, b"behind it"]
+            await until(lambda: one.recorder.events() == [("connected", "n2"), ("drained", "n2")])
+            assert not one.links.congested("n2")
+            assert connection._pieces_bytes == 0
 
     run(story())
 

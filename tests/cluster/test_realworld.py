@@ -40,6 +40,16 @@ def test_a_second_user_of_the_directory_is_refused(disk: RealDisk, tmp_path: Pat
         RealDisk(tmp_path / "data")
 
 
+def test_the_lock_of_an_earlier_process_is_overwritten_in_place(tmp_path: Path) -> None:
+    sizes: list[int] = []
+    for earlier in ("", "4194303\n"):
+        (tmp_path / "lock").write_text(earlier)
+        RealDisk(tmp_path).close()
+        assert (tmp_path / "lock").read_text().strip() == str(os.getpid())
+        sizes.append((tmp_path / "lock").stat().st_size)
+    assert sizes[0] == sizes[1]
+
+
 def test_the_directory_is_free_after_close(tmp_path: Path) -> None:
     RealDisk(tmp_path).close()
     RealDisk(tmp_path).close()
@@ -59,26 +69,37 @@ def test_more_buffers_than_one_system_call_takes_are_written_in_order(disk: Real
 
 
 def test_short_writes_are_completed(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_some(descriptor: int, buffers: list[bytes]) -> int:
-        return os.write(descriptor, b"".join(buffers)[:7])
+    def write_some(descriptor: int, buffers: list[bytes], offset: int) -> int:
+        return os.pwrite(descriptor, b"".join(buffers)[:7], offset)
 
-    monkeypatch.setattr("cluster.realworld.os.writev", write_some)
+    monkeypatch.setattr("cluster.realworld.os.pwritev", write_some)
     file = disk.open("short", create=True)
     file.append([b"hello ", b"big ", b"world"])
+    file.append([b"! ", b"and more"])
     file.close()
-    assert disk.read_file("short") == b"hello big world"
+    assert disk.read_file("short") == b"hello big world! and more"
 
 
 def test_a_failed_append_tells_the_true_size(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_half_way(descriptor: int, buffers: list[bytes]) -> int:
-        os.write(descriptor, buffers[0][:2])
+    def fail_half_way(descriptor: int, buffers: list[bytes], offset: int) -> int:
+        os.pwrite(descriptor, buffers[0][:2], offset)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cluster.realworld.os.writev", fail_half_way)
+    monkeypatch.setattr("cluster.realworld.os.pwritev", fail_half_way)
     file = disk.open("full", create=True)
     with pytest.raises(OSError, match="No space"):
         file.append([b"hello"])
     assert file.size == 2
+    file.close()
+
+
+def test_the_beginning_of_a_file_is_overwritten(disk: RealDisk) -> None:
+    file = disk.open("file", create=True)
+    file.append([b"before and after"])
+    file.overwrite(b"BEFORE")
+    file.append([b"wards"])
+    file.sync()
+    assert (file.size, disk.read_file("file")) == (21, b"BEFORE and afterwards")
     file.close()
 
 

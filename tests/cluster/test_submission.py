@@ -120,3 +120,15 @@ def test_an_incarnation_is_expelled_once() -> None:
     assert proposals.expel("n2", 6)
     kinds = [view.kind for view in batches_of(make_entry(0, proposals.next_entry(10_000)))]
     assert kinds == [KIND_EXPEL, KIND_EXPEL]
+
+
+def test_what_an_entry_may_cost_is_bounded_by_what_its_batches_say() -> None:
+    proposals, submissions = Proposals(), Submissions("n1")
+    for weight in (0, 12, 8, 0, 1, 300, 20, 0):
+        submissions.add([b"x"], weight)
+    assert submissions.has_unsent(Reign("n1", 1))
+    proposals.extend(submissions.take_unsent())
+    entries: list[list[int]] = []
+    while proposals:
+        entries.append([batch.weight for batch in proposals.next_entry(10_000, 20)])
+    assert entries == [[0, 12, 8, 0], [1], [255], [20, 0]]

@@ -10,6 +10,7 @@ from pamqp.commands import Basic
 
 from cluster.entry import batches_of, make_batch, make_entry
 from cluster.group import Confirmed
+from cluster.strangers import Places
 from qq.amqp.connection import Settings
 from qq.broker.broker import Broker
 from qq.broker.login import is_loopback
@@ -41,12 +42,13 @@ class FakeView:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.broken = False
+        self.is_open = True
         self.tags = {"guest": ["administrator"]}
 
     def cluster_status(self) -> ClusterStatus:
         if self.broken:
             raise RuntimeError("an invariant")
-        leader = NodeStatus("n1", NodeState.LEADER, "voter", 3, 5, 12, 11, 10, 9, 2**30, False)
+        leader = NodeStatus("n1", NodeState.LEADER, "voter", 3, 5, 12, 11, 10, 9, 2**30, False, -3)
         return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)])
 
     def ready(self) -> str | None:
@@ -76,7 +78,7 @@ class _Group:
     def disk_failed(self, error: Exception) -> None:
         raise error
 
-    def submit(self, payload: Any) -> int:
+    def submit(self, payload: Any, weight: int = 0) -> int:
         self._sequence += 1
         asyncio.get_running_loop().call_soon(self._apply, self._sequence, payload)
         return self._sequence
@@ -94,6 +96,9 @@ class _Group:
     def statuses(self) -> list[Any]:
         return []
 
+    def time_ms(self) -> int:
+        return 0
+
     def payload(self, index: int) -> bytes | None:
         return self.entries.get(index)
 
@@ -105,14 +110,11 @@ class _Runtime:
     def call_soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
-    def wall_ms(self) -> int:
-        return 0
-
 
 def _broker() -> Broker:
     machine, runtime = QueueMachine(), cast("Any", _Runtime())
     group = _Group(machine)
-    broker = Broker("n1", machine, runtime, Settings(), ["guest"], Limits())
+    broker = Broker("n1", machine, runtime, Settings(), ["guest"], Limits(), Places(1))
     group.broker = broker
     broker.attach(cast("Any", group), cast("Any", group))
     return broker
@@ -123,7 +125,7 @@ class MachineManagement(Management):
 
     def __init__(self) -> None:
         broker = _broker()
-        super().__init__(broker, cast("Any", broker.group), cast("Any", _Runtime()))
+        super().__init__(broker, cast("Any", broker.group))
         self.machine = broker.machine
         self.entries = cast("Any", broker.group).entries
         self.asked: list[Any] = []

@@ -11,8 +11,12 @@ import pytest
 from fakes import MachineManagement
 from http_node import GUEST, Node
 
+from cluster.entry import batches_of
 from qq.http.login import Login
+from qq.machine import catalog
+from qq.machine.codec import decode_commands
 from qq.machine.commands import PutVhost, SetUserLimits, SetVhostLimits
+from qq.machine.limits import ARGUMENTS_BYTES_MAX, VHOST_LIMITS
 
 Machine = Node[MachineManagement]
 
@@ -41,6 +45,7 @@ def test_a_virtual_host_is_created_described_anew_and_deleted(node: Machine) -> 
         "name": "a/b é",
         **metadata,
         "metadata": metadata,
+        "effective_limits": dict(VHOST_LIMITS),
         "tracing": False,
         "protected_from_deletion": False,
     }
@@ -329,6 +334,152 @@ def test_limits_of_a_user_come_with_the_user(node: Machine) -> None:
     assert node.api("users/ann").json["limits"] == {"max-channels": 3}
 
 
+# --- limits of what there may be
+
+
+def test_the_limits_in_force_are_shown(node: Machine) -> None:
+    assert node.api("vhost-limits/%2F/max-bindings", "PUT", json={"value": 7}).status == 204
+    assert node.api("vhost-limits/%2F/max-queues", "PUT", json={"value": -5}).status == 204
+    shown = node.api("vhosts/%2F").json["effective_limits"]
+    assert shown == {**VHOST_LIMITS, "max-bindings": 7, "max-queues": -1}
+    assert node.api("vhost-limits").json == [{"vhost": "/", "value": {"max-bindings": 7, "max-queues": -5}}]
+
+
+@pytest.mark.parametrize("name", VHOST_LIMITS)
+def test_each_limit_of_a_virtual_host_can_be_set(node: Machine, name: str) -> None:
+    assert node.api(f"vhost-limits/%2F/{name}", "PUT", json={"value": 12}).status == 204
+    assert node.api("vhosts/%2F").json["effective_limits"][name] == 12
+    assert node.api(f"vhost-limits/%2F/{name}", "DELETE").status == 204
+    assert node.api("vhosts/%2F").json["effective_limits"] == VHOST_LIMITS
+
+
+POLICY = {"pattern": "x", "definition": {"max-length": 1}}
+AT_A_LIMIT: dict[str, tuple[str, str, str, Any, str]] = {
+    "vhosts": ("VHOSTS_MAX", "vhosts/{}", "PUT", {}, "create vhost 'b': limit max-vhosts (2) of the cluster"),
+    "users": (
+        "USERS_MAX",
+        "users/{}",
+        "PUT",
+        {"tags": ""},
+        "create user 'b': limit max-users (2) of the cluster",
+    ),
+    "permissions": (
+        "PERMISSIONS_MAX",
+        "permissions/{}/guest",
+        "PUT",
+        PERMISSIONS,
+        "set permissions of user 'guest': limit max-permissions (2) of the cluster",
+    ),
+    "topic-permissions": (
+        "TOPIC_PERMISSIONS_MAX",
+        "topic-permissions/{}/guest",
+        "PUT",
+        {"exchange": "x", "write": "", "read": ""},
+        "set topic permissions of user 'guest': limit max-topic-permissions (1) of the cluster",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("constant", "path", "method", "body", "refused"), AT_A_LIMIT.values(), ids=list(AT_A_LIMIT)
+)
+def test_at_a_limit_of_the_cluster_there_is_400_and_nothing_in_the_log(
+    node: Machine,
+    constant: str,
+    path: str,
+    method: str,
+    body: Any,
+    refused: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "permissions" in path:
+        node.management.make(PutVhost("a", "", [], ""), PutVhost("b", "", [], ""))
+    monkeypatch.setattr(catalog, constant, 1 if constant == "TOPIC_PERMISSIONS_MAX" else 2)
+    assert node.api(path.format("a"), method, json=body).status == 201
+    logged = dict(node.management.entries)
+    answer = node.api(path.format("b"), method, json=body)
+    assert (answer.status, answer.json["reason"]) == (400, f"cannot {refused} is reached")
+    for index, entry in node.management.entries.items():
+        if index not in logged:  # empty: only to look whether it is there
+            [batch] = batches_of(entry)
+            assert decode_commands(entry[batch.start : batch.end]) == []
+    assert node.api(path.format("a"), method, json=body).status == 204
+
+
+def test_at_a_limit_of_a_virtual_host_there_is_400(node: Machine) -> None:
+    for name, value in (("max-policies", 1), ("max-queues", 1), ("max-exchanges", 8), ("max-bindings", 1)):
+        node.api(f"vhost-limits/%2F/{name}", "PUT", json={"value": value})
+    for path, method, body, refused in (
+        (
+            "policies/%2F/{}",
+            "PUT",
+            POLICY,
+            "create policy 'b': limit max-policies (1) of vhost '/' is reached",
+        ),
+        (
+            "queues/%2F/{}",
+            "PUT",
+            {},
+            "declare queue 'b': queue limit in vhost '/' (1) is reached",
+        ),
+        (
+            "exchanges/%2F/{}",
+            "PUT",
+            {"type": "direct"},
+            "declare exchange 'b': limit max-exchanges (8) of vhost '/' is reached",
+        ),
+        (
+            "bindings/%2F/e/amq.direct/q/a",
+            "POST",
+            {"routing_key": "{}"},
+            "bind queue 'a': limit max-bindings (1) of vhost '/' is reached",
+        ),
+    ):
+        first, second = (
+            node.api(
+                path.format(each),
+                method,
+                json={**body, **({"routing_key": each} if "routing_key" in body else {})},
+            )
+            for each in "ab"
+        )
+        assert (first.status, second.status) == (201, 400), path
+        assert second.json["reason"] == f"cannot {refused}"
+
+
+def test_what_is_too_long_or_too_large_is_400(node: Machine) -> None:
+    large = {"a": "x" * ARGUMENTS_BYTES_MAX}
+    for path, method, body, said in (
+        ("queues/%2F/q", "PUT", {"arguments": large}, f"the limit is {ARGUMENTS_BYTES_MAX}"),
+        (
+            "exchanges/%2F/x",
+            "PUT",
+            {"type": "direct", "arguments": large},
+            f"the limit is {ARGUMENTS_BYTES_MAX}",
+        ),
+        (
+            "bindings/%2F/e/amq.direct/q/q",
+            "POST",
+            {"arguments": large},
+            f"the limit is {ARGUMENTS_BYTES_MAX}",
+        ),
+        ("policies/%2F/p", "PUT", POLICY | {"definition": large}, f"the limit is {ARGUMENTS_BYTES_MAX}"),
+        (f"policies/%2F/{'p' * 256}", "PUT", POLICY, "name is longer than 255 octets"),
+        ("vhosts/v", "PUT", {"description": "x" * 1025}, "description is longer than 1024 octets"),
+        ("vhosts/v", "PUT", {"tags": ["x" * 256]}, "a tag is longer than 255 octets"),
+        (
+            "vhosts/v",
+            "PUT",
+            {"tags": [str(number) for number in range(33)]},
+            "A vhost can have at most 32 tags",
+        ),
+        ("users/u", "PUT", {"tags": ["x" * 256]}, "a tag is longer than 255 octets"),
+    ):
+        answer = node.api(path, method, json=body)
+        assert (answer.status, said in answer.json["reason"]) == (400, True), (path, answer.json)
+    assert node.management.asked == []
+
+
 # --- who may
 
 
@@ -346,6 +497,8 @@ CHANGES: list[tuple[str, str, Any]] = [
     ("vhost-limits/%2F/max-queues", "DELETE", None),
     ("user-limits/guest/max-channels", "PUT", {"value": 1}),
     ("user-limits/guest/max-channels", "DELETE", None),
+    ("operator-policies/%2F/p", "PUT", POLICY),
+    ("global-parameters/publisher-deduplication", "PUT", {"value": {"limit": 1000}}),
     ("definitions", "POST", {}),
     ("definitions/%2F", "POST", {}),
 ]

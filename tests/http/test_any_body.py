@@ -11,6 +11,8 @@ from http_node import Node
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from qq.machine.machine import QueueMachine
+
 PATHS = [
     ("vhosts/v", "PUT"),
     ("users/u", "PUT"),
@@ -133,9 +135,37 @@ def test_no_definitions_are_an_error_of_ours(document: dict[str, Any]) -> None:
     check("definitions", "POST", document)
 
 
+STRANGE = {
+    "[" * 2000 + "]" * 2000: "",
+    '{"a":' * 45 + "{}" + "}" * 45: "the JSON is nested deeper than 40 levels",
+    '{"pattern": ' + "[" * 900 + "]" * 900 + "}": "the JSON is nested deeper than 40 levels",
+    '{"a": 1e999}': "a number is out of range",
+    '{"a": NaN}': "not_json",
+    '{"a": -Infinity}': "not_json",
+    '{"a": "\\ud800"}': "not_json",
+    '{"a": ' + "9" * 5000 + "}": "not_json",
+    "\xff": "not_json",
+}
+"""Bodies, and what is said of them."""
+
+
+@pytest.mark.parametrize("text", STRANGE)
+@pytest.mark.parametrize("path", ["policies/%2F/p", "definitions", "queues/%2F/p"])
+def test_json_that_nothing_here_could_store_is_400(path: str, text: str) -> None:
+    node = Node(MachineManagement())
+    answer = node.api(path, "POST" if path == "definitions" else "PUT", data=text.encode("latin-1"))
+    assert answer.status == 400
+    assert STRANGE[text] in answer.json["reason"]
+    assert node.management.asked == []
+    assert node.api("queues").json == []
+
+
 def check(path: str, method: str, body: dict[str, Any]) -> None:
     node = Node(MachineManagement())
     node.api("queues/%2F/q", "PUT")
     answer = node.api(path, method, data=json.dumps(body))
     assert answer.status in (200, 201, 204, 400, 401, 404)
     assert node.api("definitions").status == 200
+    machine, other = node.management.machine, QueueMachine()
+    other.load(machine.dump())
+    assert other.dump() == machine.dump()

@@ -59,6 +59,7 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[F
                 "checkpoint_index": 9,
                 "disk_free_bytes": 2**30,
                 "alarm": False,
+                "clock_offset_ms": -3,
             },
             {
                 "name": "n2",
@@ -72,6 +73,7 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[F
                 "checkpoint_index": None,
                 "disk_free_bytes": None,
                 "alarm": None,
+                "clock_offset_ms": None,
             },
         ],
     }

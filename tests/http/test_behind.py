@@ -205,9 +205,9 @@ def test_requests_that_keep_what_they_do_not_tell_go_one_after_the_other(node: M
         return [each.status for each in await asyncio.gather(*answers)]
 
     path = "/api/global-parameters/publisher-deduplication"
-    bodies = [{"value": {"limit": 3}}, {"value": {"age_ms": 7}}] * count
+    bodies = [{"value": {"limit": 3000}}, {"value": {"age_ms": 70_000}}] * count
     assert set(node.tell(lambda client: put_all(client, path, bodies))) == {204}
-    assert node.management.machine.catalog.publishers_bounds == (3, 7)
+    assert node.management.machine.catalog.publishers_bounds == (3000, 70_000)
     bodies = [{"default_queue_type": "quorum"}] + [{"tags": "t"}] * count
     assert set(node.tell(lambda client: put_all(client, "/api/vhosts/v", bodies))) == {204}
     assert node.api("vhosts/v").json["default_queue_type"] == "quorum"
@@ -230,8 +230,8 @@ def test_who_describes_a_virtual_host_anew_is_not_let_in_again(node: Machine) ->
 def test_bounds_of_deduplication_that_another_node_has_set_stay(node: Machine) -> None:
     node.management.make_elsewhere(c.LimitPublishers(5, 7))
     path = "global-parameters/publisher-deduplication"
-    assert node.api(path, "PUT", json={"value": {"limit": 9}}).status == 204
-    assert node.api(path).json["value"] == {"limit": 9, "age_ms": 7}
+    assert node.api(path, "PUT", json={"value": {"limit": 9000}}).status == 204
+    assert node.api(path).json["value"] == {"limit": 9000, "age_ms": 7}
 
 
 def test_definitions_leave_a_queue_as_another_node_has_declared_it(node: Machine) -> None:

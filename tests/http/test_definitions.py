@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from qq.http.large import read_large_object
 from qq.http.view import Unavailable
+from qq.machine import limits
 from qq.machine.commands import (
     BindExchange,
     BindQueue,
@@ -230,7 +231,7 @@ def fill(node: Machine) -> None:
         SetTopicPermissions("ann", "v", "x", "a", "b"),
         SetUserLimits("ann", {"max-connections": 3}),
         SetVhostLimits("v", {"max-queues": 9}),
-        LimitPublishers(5, 6),
+        LimitPublishers(5000, 600_000),
         PutPolicy("v", "p", False, "^q", "queues", 3, {"expires": 60_000}),
         PutPolicy("v", "o", True, "^q", "queues", 3, {"max-length": 60_000}),
         DeclareQueue(
@@ -333,7 +334,7 @@ def test_one_virtual_host_is_written_without_its_name_and_taken_over_by_another(
         (
             "queues",
             {"name": "q", "vhost": "/", "arguments": {"x": 2**64}},
-            "queues[0] (name 'q'): arguments holds",
+            "queues[0] (name 'q'): arguments: a number in a field table is out of range",
         ),
         ("queues", {"vhost": "/"}, "queues[0]: key_missing: name"),
         (
@@ -501,3 +502,94 @@ def test_of_two_of_the_same_the_later_one_counts(node: Machine) -> None:
     users = [{"name": "ann", "tags": tag} for tag in ("a", "b")]
     assert node.api("definitions", "POST", json={"users": users}).status == 204
     assert node.management.machine.users["ann"].tags == ["b"]
+
+
+# --- limits
+
+
+def queues(count: int) -> list[dict[str, Any]]:
+    return [{"name": f"q{number}", "vhost": "/"} for number in range(count)]
+
+
+def bindings(count: int) -> list[dict[str, Any]]:
+    ends = {"vhost": "/", "source": "amq.direct", "destination": "amq.fanout", "destination_type": "exchange"}
+    return [{**ends, "routing_key": f"k{number}", "arguments": {}} for number in range(count)]
+
+
+def limited(**limits: int) -> dict[str, Any]:
+    value = {name.replace("_", "-"): limit for name, limit in limits.items()}
+    return {"name": "limits", "component": "vhost-limits", "vhost": "/", "value": value}
+
+
+POLICY = {"vhost": "/", "pattern": "x", "definition": {"max-length": 1}}
+TOO_MUCH: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "queues": ("max-queues", 2, {"queues": queues(3)}),
+    "exchanges": (
+        "max-exchanges",
+        8,
+        {"exchanges": [{"name": name, "vhost": "/", "type": "direct"} for name in "ab"]},
+    ),
+    "bindings": ("max-bindings", 2, {"bindings": bindings(3)}),
+    "bindings-of-exchange": ("max-bindings-per-exchange", 2, {"bindings": bindings(3)}),
+    "bindings-to-destination": ("max-bindings-per-queue", 2, {"bindings": bindings(3)}),
+    "policies": ("max-policies", 1, {"policies": [{**POLICY, "name": name} for name in "ab"]}),
+    "arguments": (
+        "max-argument-bytes",
+        500,
+        {"queues": [{**each, "arguments": {"x": "y" * 200}} for each in queues(2)]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "limit", "document"), TOO_MUCH.values(), ids=list(TOO_MUCH))
+def test_what_exceeds_a_limit_together_changes_nothing(
+    node: Machine, name: str, limit: int, document: dict[str, Any]
+) -> None:
+    node.management.make(SetVhostLimits("/", {name: limit}))
+    before = node.management.machine.digest()
+    whole = {**document, "users": [{"name": "ann", "tags": ""}]}
+    answer = node.api("definitions", "POST", json=whole)
+    assert answer.status == 400
+    assert f"limit {name} ({limit}) of " in answer.json["reason"]
+    assert answer.json["reason"].endswith("would be exceeded; nothing is imported")
+    assert node.management.machine.digest() == before
+    node.management.make(SetVhostLimits("/", {}))
+    assert node.api("definitions", "POST", json=whole).status == 204
+    node.management.make(SetVhostLimits("/", {name: limit}))
+    assert node.api("definitions", "POST", json=whole).status == 204  # it is there already
+
+
+def test_the_cluster_has_room_for_what_is_imported(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "USERS_MAX", 2)
+    answer = node.api("definitions", "POST", json={"users": [{"name": name, "tags": ""} for name in "ab"]})
+    assert (answer.status, "limit max-users (2) of the cluster" in answer.json["reason"]) == (400, True)
+    assert node.management.asked == []
+
+
+def test_a_limit_of_the_document_that_keeps_less_out_holds_from_the_beginning(node: Machine) -> None:
+    node.management.make(SetVhostLimits("/", {"max-queues": 1, "max-bindings": 5}))
+    document = {
+        "queues": queues(3),
+        "parameters": [limited(max_queues=3, max_bindings=1)],
+        "bindings": bindings(2),
+    }
+    assert node.api("definitions", "POST", json=document).status == 204
+    vhost = node.management.machine.vhosts["/"]
+    assert (len(vhost.queues), len(vhost.bindings)) == (3, 2)
+    assert vhost.limits == {"max-queues": 3, "max-bindings": 1}
+    answer = node.api(
+        "definitions", "POST", json={"queues": queues(5), "parameters": [limited(max_queues=4)]}
+    )
+    assert (answer.status, "limit max-queues (4) of vhost '/'" in answer.json["reason"]) == (400, True)
+    assert vhost.limits == {"max-queues": 3, "max-bindings": 1}
+
+
+def test_a_new_virtual_host_has_the_defaults(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(limits._DEFAULTS, "max-queues", 2)
+    rows = [{**row, "vhost": "new"} for row in queues(3)]
+    answer = node.api("definitions", "POST", json={"vhosts": [{"name": "new"}], "queues": rows})
+    assert (answer.status, "limit max-queues (2) of vhost 'new'" in answer.json["reason"]) == (400, True)
+    assert list(node.management.machine.vhosts) == ["/"]
+    assert (
+        node.api("definitions", "POST", json={"vhosts": [{"name": "new"}], "queues": rows[:2]}).status == 204
+    )

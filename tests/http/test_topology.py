@@ -62,6 +62,10 @@ def test_line_ends_are_dropped_from_a_name_as_of_a_clients(node: Machine) -> Non
     assert [each["name"] for each in node.api("queues").json] == ["q"]
 
 
+def nested_json(depth: int) -> dict[str, Any]:
+    return {} if depth == 1 else {"x": nested_json(depth - 1)}
+
+
 @pytest.mark.parametrize(
     ("name", "body", "reason"),
     [
@@ -70,7 +74,10 @@ def test_line_ends_are_dropped_from_a_name_as_of_a_clients(node: Machine) -> Non
         ("q", {"durable": False}, "inequivalent arg 'durable' for queue 'q' in vhost '/'"),
         ("p", {"durable": 1}, "durable should be a boolean, actually was 1"),
         ("p", {"arguments": [1]}, "arguments: a field table is not a map"),
-        ("p", {"arguments": {"x": [2**63]}}, "arguments holds a number that is out of range"),
+        ("p", {"arguments": {"x": [2**64]}}, "arguments: a number in a field table is out of range"),
+        ("p", {"arguments": {"x" * 256: 1}}, "arguments: the name of a field has 256 octets"),
+        ("p", {"arguments": nested_json(33)}, "arguments: a field table is nested deeper than 32 levels"),
+        ("p", {"x": nested_json(40)}, "the JSON is nested deeper than 40 levels"),
         ("x" * 256, {}, "name is longer than 255 octets"),
     ],
 )

@@ -4,6 +4,7 @@ import datetime as dt
 import struct
 from decimal import Decimal
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 from machine_driver import batch
 
 from qq.machine.codec import (
-    TABLE_DEPTH_MAX,
+    COMMAND_BYTES_MAX,
+    InvalidCommand,
     MalformedBatch,
     Publication,
-    check_table,
+    check_command,
     decode_batch,
     decode_commands,
     decode_kept,
@@ -43,6 +45,7 @@ from qq.machine.commands import (
     Settle,
 )
 from qq.machine.machine import QueueMachine
+from qq.tables import TABLE_BYTES_MAX
 
 TABLE = {
     "void": None,
@@ -124,7 +127,8 @@ def test_a_malformed_batch_is_named_as_such(payload: bytes, complaint: str) -> N
         decode_commands(payload)
     machine = QueueMachine()
     before = machine.digest()
-    assert machine.apply_batch("n1", 1, 0, 0, payload) == []
+    with pytest.raises(MalformedBatch, match=complaint):
+        machine.apply_batch("n1", 1, 0, 0, payload)
     assert machine.digest() == before
 
 
@@ -136,15 +140,33 @@ def test_sizes_that_do_not_add_up_are_found_when_the_messages_are_wanted() -> No
         decode_batch(payload[:-1])
 
 
-def test_a_table_is_checked_before_it_is_sent() -> None:
-    check_table(TABLE)
-    deep: dict[str, object] = {}
-    for _ in range(TABLE_DEPTH_MAX):
-        deep = {"d": deep}
-    with pytest.raises(MalformedBatch, match="nested deeper"):
-        check_table(deep)
-    with pytest.raises(MalformedBatch, match="holds a set"):
-        check_table({"a": set()})
+def declaring(table: dict[str, Any]) -> DeclareQueue:
+    return DeclareQueue(1, 1, "q", False, True, False, False, False, table)
+
+
+def test_a_command_that_can_be_proposed_is_as_large_as_it_is_said_to_be() -> None:
+    command = declaring(TABLE)
+    assert check_command(command) == len(batch([command])) - len(batch([]))
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        (declaring({"a": set()}), "DeclareQueue: a field table holds a set"),
+        (declaring({"x": "y" * TABLE_BYTES_MAX}), f"larger than {TABLE_BYTES_MAX} bytes"),
+        (Settle(1, 0, 2**64), "Settle: "),
+        (Settle(1, -1, 0), "a negative number in Settle"),
+        (DeclareQueue(1, 1, "\ud800", False, True, False, False, False, {}), "DeclareQueue: .*surrogates"),
+        (PutUser("u", b"", b"", ["x" * COMMAND_BYTES_MAX]), f"PutUser of .* larger than {COMMAND_BYTES_MAX}"),
+        (PutUser("u", b"", b"", [None]), "a list of PutUser"),  # pyright: ignore[reportArgumentType]
+        (PutUser("u", "", b"", []), "fields of PutUser"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_a_command_that_the_log_cannot_hold_is_named_before_it_is_in_a_batch(
+    command: Command, complaint: str
+) -> None:
+    with pytest.raises(InvalidCommand, match=complaint):
+        check_command(command)
 
 
 counts = st.lists(st.integers(1, 4), min_size=1, max_size=5)
@@ -231,10 +253,11 @@ def test_what_is_kept_is_small() -> None:
 @pytest.mark.parametrize(
     "payload", [b"", b"x" * 20, batch([Enqueue(1, 1, 1, "", "q", False, 1)], [b"abc"]) + b"x"]
 )
-def test_a_batch_that_cannot_be_read_is_kept_whole(payload: bytes) -> None:
+def test_a_batch_that_cannot_be_read_is_not_compacted_in_silence(payload: bytes) -> None:
     with pytest.raises(MalformedBatch):
         keep(payload, [(0, 1)])
-    assert QueueMachine().compact(memoryview(payload), [(0, 1)]) == payload
+    with pytest.raises(MalformedBatch):
+        QueueMachine().compact(memoryview(payload), [(0, 1)])
 
 
 @given(st.integers(0, 200), st.integers(0, 255), st.integers(0, 100))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.machine import policies as policies_module
 from qq.machine.arguments import CLASSIC, QUORUM
 from qq.machine.policies import (
     InvalidPolicy,
     Policies,
     Policy,
+    alternate_exchange,
     check_policy,
     effective_definition,
 )
+from qq.machine.work import Work
 
 NAMES = ["", "a", "b", "ab", "ba", "aab"]
 MATCHES = {
@@ -79,57 +78,53 @@ changes = st.lists(
 )
 
 
-@given(changes, st.booleans())
-def test_the_highest_then_the_first_of_those_that_apply(
-    steps: list[Policy | tuple[str, bool]],
-    forgetful: bool,
-) -> None:
-    with mock.patch.object(policies_module, "ANSWERS_MAX", 2 if forgetful else 1000):
-        tested = Policies()
-        model: dict[tuple[bool, str], Policy] = {}
-        for step in steps:
-            if isinstance(step, Policy):
-                tested.put(step)
-                model[step.operator, step.name] = step
-            else:
-                name, operator = step
-                assert tested.delete(name, operator=operator) == ((operator, name) in model)
-                model.pop((operator, name), None)
-            assert tested.rows() == [model[key] for key in sorted(model)]
-            for name in NAMES:
-                expected = {
-                    kind: tuple(
-                        best([p for p in model.values() if p.operator is operator and applies(p, name, kind)])
-                        for operator in (False, True)
-                    )
-                    for kind in (CLASSIC, QUORUM, "exchange")
-                }
-                assert tested.match(name, CLASSIC) == expected[CLASSIC]
-                assert tested.match(name, QUORUM) == expected[QUORUM]
-                assert tested.match_exchange(name) == expected["exchange"]
+@given(changes)
+def test_the_highest_then_the_first_of_those_that_apply(steps: list[Policy | tuple[str, bool]]) -> None:
+    tested = Policies(Work())
+    model: dict[tuple[bool, str], Policy] = {}
+    for step in steps:
+        if isinstance(step, Policy):
+            tested.put(step)
+            model[step.operator, step.name] = step
+        else:
+            name, operator = step
+            assert tested.delete(name, operator=operator) == ((operator, name) in model)
+            model.pop((operator, name), None)
+        assert tested.rows() == [model[key] for key in sorted(model)]
+        for name in NAMES:
+            expected = {
+                kind: tuple(
+                    best([p for p in model.values() if p.operator is operator and applies(p, name, kind)])
+                    for operator in (False, True)
+                )
+                for kind in (CLASSIC, QUORUM, "exchange")
+            }
+            assert tested.match(name, CLASSIC) == expected[CLASSIC]
+            assert tested.match(name, QUORUM) == expected[QUORUM]
+            assert tested.match_exchange(name) == expected["exchange"]
 
 
 def test_the_order_in_which_policies_came_does_not_matter() -> None:
     one, other = policy({"expires": 1}, name="b"), policy({"expires": 2}, name="a")
     for order in ([one, other], [other, one]):
-        tested = Policies()
+        tested = Policies(Work())
         for each in order:
             tested.put(each)
         assert tested.match("q", QUORUM) == (other, None)
 
 
 def test_an_exchange_gets_its_alternate_exchange_from_the_policy_that_applies() -> None:
-    tested = Policies()
-    assert tested.alternate_exchange("x") is None
+    tested = Policies(Work())
+    assert alternate_exchange(tested.match_exchange("x")) is None
     tested.put(Policy("p", "^x$", {"alternate-exchange": "ae"}, 0, "exchanges"))
-    assert tested.alternate_exchange("x") == "ae"
-    assert tested.alternate_exchange("y") is None
+    assert alternate_exchange(tested.match_exchange("x")) == "ae"
+    assert alternate_exchange(tested.match_exchange("y")) is None
     tested.put(Policy("q", "", {"max-length": 1}, 5, "all"))
-    assert tested.alternate_exchange("x") is None
+    assert alternate_exchange(tested.match_exchange("x")) is None
 
 
 def test_a_refused_policy_changes_nothing() -> None:
-    tested = Policies()
+    tested = Policies(Work())
     tested.put(policy({"max-length": 1}))
     with pytest.raises(InvalidPolicy):
         tested.put(policy({"max-length": -1}))

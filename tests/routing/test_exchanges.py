@@ -7,16 +7,18 @@ from hypothesis import strategies as st
 from qq.routing.content import Content, NeedsContent
 from qq.routing.exchanges import (
     EXCHANGE_TYPES,
+    QUEUES_MAX,
     Binding,
     Destination,
     DestinationKind,
+    RouteTooLong,
     RoutingTable,
     UnknownExchangeType,
     check_exchange,
     routing_type,
 )
 from qq.routing.routers import InvalidBinding
-from qq.routing.topics import TopicTrie
+from qq.routing.topics import TopicPatterns
 
 TYPES = {"d": "direct", "f": "fanout", "t": "topic"}
 QUEUES = ("q1", "q2", "q3")
@@ -273,7 +275,7 @@ def reached(bindings: list[Binding], alternates: dict[str, str], source: str, ke
 
 def _matches(kind: str, binding_key: str, key: str) -> bool:
     if kind == "topic":
-        trie: TopicTrie[int] = TopicTrie()
+        trie: TopicPatterns[int] = TopicPatterns()
         trie.add(binding_key, 1)
         return bool(trie.match(key))
     return kind == "fanout" or binding_key == key
@@ -352,3 +354,41 @@ def test_no_type_depends_on_the_order_of_binding_nor_on_content_it_did_not_ask_f
         except NeedsContent:
             with pytest.raises(NeedsContent):
                 other.route(source, *keys)
+
+
+def test_a_message_reaches_so_many_queues_at_most() -> None:
+    routing = RoutingTable()
+    routing.add_exchange("f", "fanout", {})
+    for number in range(QUEUES_MAX + 1):
+        if number == QUEUES_MAX:
+            assert len(routing.route("f", "")) == QUEUES_MAX
+        routing.bind(Binding("f", Destination(DestinationKind.QUEUE, f"q{number}"), "", b""), {})
+    with pytest.raises(RouteTooLong, match=r"reaches 5001 queues, above the limit \(5000\)"):
+        routing.route("f", "")
+
+
+def test_the_way_from_exchange_to_exchange_is_bounded() -> None:
+    """Each leads to each, and all of them have to be asked for the longest key there is."""
+    routing = RoutingTable()
+    names = [f"t{number}" for number in range(60)]
+    for name in names:
+        routing.add_exchange(name, "topic", {})
+    pattern = ".".join(["#", "a"] * 60)
+    for source in names:
+        for name in names:
+            routing.bind(Binding(source, Destination(DestinationKind.EXCHANGE, name), pattern, b""), {})
+    assert routing.route("t0", "a.b.c.d") == ()
+    with pytest.raises(RouteTooLong, match=r"more steps than the limit \(75000\)"):
+        routing.route("t0", ".".join("a" * 127))
+
+
+def test_a_binding_key_is_refused_that_would_make_matches_cost_too_much() -> None:
+    routing = RoutingTable()
+    routing.add_exchange("t", "topic", {})
+    for number in range(4094):
+        routing.bind(Binding("t", Destination(DestinationKind.QUEUE, f"q{number}"), f"*.{number}", b""), {})
+    longest = ".".join(["#", "a"] * 97)
+    routing.check_binding("t", "x." * 200, {})  # without wildcards it costs nothing
+    routing.check_binding("t", longest[:-2], {})
+    with pytest.raises(InvalidBinding, match=r"would take 50177 steps, above the limit \(50000\)"):
+        routing.check_binding("t", longest + ".b", {})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qq.routing.content import Content, NeedsContent
 from qq.routing.exchanges import check_exchange
-from qq.routing.hashing import ConsistentHash, ModulusHash, Random, _log2
+from qq.routing.hashing import HASH_STEPS_MAX, ConsistentHash, ModulusHash, Random, _log2
 from qq.routing.routers import (
     Arguments,
     Binding,
@@ -271,3 +271,17 @@ def test_what_is_hashed_is_checked_when_declaring(arguments: dict[str, object], 
             check_exchange(kind, {"x-delayed-type": "x-consistent-hash", **arguments})
         assert str(caught.value) == text
     check_exchange("x-modulus-hash", arguments)
+
+
+@pytest.mark.parametrize(("same", "fit"), [(True, HASH_STEPS_MAX - 15), (False, HASH_STEPS_MAX // 16)])
+def test_what_a_message_costs_in_a_consistent_hash_exchange_is_bounded(same: bool, fit: int) -> None:
+    router = ConsistentHash({})
+    for number in range(1, fit + 1):
+        weight = 1 if same else number
+        router.check(str(weight), {})
+        router.bind(binding(f"q{number}", weight), {})
+    assert router.steps(("k",), None) == HASH_STEPS_MAX
+    with pytest.raises(InvalidBinding, match=r"would cost \d+ steps.* above the limit \(4000\)"):
+        router.check("1", {})
+    router.unbind(binding("q1"))
+    router.check("1", {})

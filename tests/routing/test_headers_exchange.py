@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qq.routing import headers as headers_module
 from qq.routing.content import Content, NeedsContent
-from qq.routing.headers import Headers
+from qq.routing.headers import Condition, Headers
+from qq.routing.masks import Masks
 from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBinding
 
 Table = dict[str, object]
@@ -125,16 +127,35 @@ def test_removing_everything_leaves_nothing() -> None:
     router.bind(binding(3), {})
     for number in range(4):
         router.unbind(binding(number))
-    assert not router._index
-    assert not router._entered
+    assert not router._bindings
+    assert not any((router._any, router._all, router._wants_all, router._wanted, router._conditions))
 
 
-def test_a_binding_waits_where_few_others_do() -> None:
-    router = Headers({})
-    for number in range(1000):
-        router.bind(binding(number), {"type": "order", "id": number, "unit": None})
-    assert matched(router, {"type": "order", "id": 7, "unit": "kg"}) == {binding(7)}
-    assert max(map(len, router._index.values())) == 1
+class CountingMasks(Masks[Condition]):
+    """Counts how often a set is asked for."""
+
+    asked = 0
+
+    def get(self, key: Condition) -> int:
+        CountingMasks.asked += 1
+        return super().get(key)
+
+
+@pytest.mark.parametrize("how", ["all", "any"])
+def test_bindings_that_share_their_conditions_cost_no_more_than_one(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headers_module, "Masks", CountingMasks)
+    headers: Table = {"type": "order", "unit": "kg", "id": 7, **{f"h{number}": 1 for number in range(50)}}
+    for count in (1, 10_000):
+        router = Headers({})
+        for number in range(count):
+            router.bind(binding(number), {"x-match": how, "type": "order", "unit": None, "h1": 1, "no": 1})
+        CountingMasks.asked = 0
+        assert len(matched(router, headers)) == (count if how == "any" else 0)
+        assert CountingMasks.asked == 2 * len(headers)
+        content = Content(headers, {}, 0)
+        assert router.steps(("k",), content) >= CountingMasks.asked
 
 
 def test_no_route_is_known_without_the_headers() -> None:

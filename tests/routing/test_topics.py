@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qq.routing.topics import TopicTrie, words_of
+from qq.routing import topics
+from qq.routing.masks import Masks
+from qq.routing.topics import TopicPatterns, words_of
 
 words = st.sampled_from(["a", "b", "", "*", "#"])
 keys = st.lists(words, max_size=6).map(".".join)
@@ -20,40 +24,39 @@ def matches(pattern: list[str], key: list[str]) -> bool:
 
 
 @given(st.lists(keys, max_size=8), st.lists(keys, min_size=1, max_size=8), st.data())
-def test_the_trie_matches_what_the_definition_matches(
+def test_the_patterns_that_match_are_what_the_definition_matches(
     patterns: list[str], routed: list[str], data: st.DataObject
 ) -> None:
-    trie: TopicTrie[int] = TopicTrie()
+    index: TopicPatterns[int] = TopicPatterns()
     for item, pattern in enumerate(patterns):
-        trie.add(pattern, item)
+        index.add(pattern, item)
     left = set(range(len(patterns)))
     if patterns:
         for item in data.draw(st.sets(st.sampled_from(range(len(patterns))))):
-            trie.remove(patterns[item], item)
+            index.remove(patterns[item], item)
             left.discard(item)
     for key in routed:
         expected = {item for item in left if matches(words_of(patterns[item]), words_of(key))}
-        assert set(trie.match(key)) == expected
+        assert set(index.match(key)) == expected
 
 
 @given(st.lists(keys, max_size=8))
 def test_removing_everything_leaves_nothing(patterns: list[str]) -> None:
-    trie: TopicTrie[int] = TopicTrie()
+    index: TopicPatterns[int] = TopicPatterns()
     for item, pattern in enumerate(patterns):
-        trie.add(pattern, item)
+        index.add(pattern, item)
     for item, pattern in enumerate(patterns):
-        trie.remove(pattern, item)
-    assert not trie._root.children
-    assert not trie._root.items
+        index.remove(pattern, item)
+    assert not index
 
 
 def test_removing_what_is_not_there_is_an_error() -> None:
-    trie: TopicTrie[int] = TopicTrie()
-    trie.add("a.b", 1)
+    index: TopicPatterns[int] = TopicPatterns()
+    index.add("a.b", 1)
     with pytest.raises(KeyError):
-        trie.remove("a.c", 1)
+        index.remove("a.c", 1)
     with pytest.raises(KeyError):
-        trie.remove("a", 1)
+        index.remove("a", 1)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +75,41 @@ def test_removing_what_is_not_there_is_an_error() -> None:
     ],
 )
 def test_known_keys(pattern: str, key: str, expected: bool) -> None:
-    trie: TopicTrie[int] = TopicTrie()
-    trie.add(pattern, 1)
-    assert bool(trie.match(key)) is expected
+    index: TopicPatterns[int] = TopicPatterns()
+    index.add(pattern, 1)
+    assert bool(index.match(key)) is expected
 
 
 def test_hostile_binding_keys_do_not_make_a_match_explode() -> None:
-    trie: TopicTrie[int] = TopicTrie()
-    trie.add(".".join(["#", "a"] * 60), 1)
-    trie.add(".".join(["#"] * 120), 2)
-    assert set(trie.match(".".join("a" * 120))) == {1, 2}
-    assert set(trie.match(".".join("b" * 120))) == {2}
+    index: TopicPatterns[int] = TopicPatterns()
+    index.add(".".join(["#", "a"] * 60), 1)
+    index.add(".".join(["#"] * 120), 2)
+    assert set(index.match(".".join("a" * 120))) == {1, 2}
+    assert set(index.match(".".join("b" * 120))) == {2}
+
+
+class CountingMasks(Masks[str]):
+    """Counts how often a set is asked for: once for each place where any binding key stands, for each word."""
+
+    asked = 0
+
+    def get(self, key: str) -> int:
+        CountingMasks.asked += 1
+        return super().get(key)
+
+
+def test_ten_thousand_hostile_binding_keys_cost_what_a_hundred_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics, "Masks", CountingMasks)
+    asked: list[int] = []
+    rnd = random.Random(15)
+    patterns = list(dict.fromkeys(".".join(["#", rnd.choice("ab")] * 62) for _ in range(20_000)))
+    key = ".".join(rnd.choice("ab") for _ in range(127))
+    for count in (100, 10_000):
+        CountingMasks.asked = 0
+        index: TopicPatterns[int] = TopicPatterns()
+        for item, pattern in enumerate(patterns[:count]):
+            index.add(pattern, item)
+        index.match(key)
+        asked.append(CountingMasks.asked)
+        assert index.steps(127) >= CountingMasks.asked
+    assert asked[0] == asked[1]

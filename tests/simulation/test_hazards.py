@@ -17,19 +17,26 @@ from pysyncobj.node import Node
 
 from chaos.sim.checks import Checks
 from chaos.sim.cluster import Options, Parts
-from chaos.sim.network import Connection, Network, NetworkOptions, Pipe
-from chaos.sim.run import draw_options, run
+from chaos.sim.network import Connection, Network, NetworkOptions, Pipe, SimulatedLinks
+from chaos.sim.run import LARGEST_BYTES, draw_options, run, with_largest_entries
+from cluster.clock import ClusterClock
 from cluster.compaction import Compact, compact_entry
 from cluster.engine import Engine
 from cluster.envelope import Appended
 from cluster.group import Group
 from cluster.housekeeping import Housekeeping
+from cluster.identity import Identity
+from cluster.journal import SegmentedJournal
+from cluster.links import Backlog as LinkBacklog
 from cluster.origins import Admission, Origins
+from cluster.ports import Disk
+from cluster.register import Register
 from cluster.segment import Segment
 from cluster.submission import Reign, Submissions
 from qq.broker.dead_letters import DeadLetters
 from qq.machine.backlog import Backlog
-from qq.machine.commands import Command
+from qq.machine.codec import Buffer, encode_batch
+from qq.machine.commands import Command, DeclareQueue
 from qq.machine.consumers import Budget, Consumer
 from qq.machine.effects import CloseConnection, Effect
 from qq.machine.machine import QueueMachine
@@ -37,6 +44,7 @@ from qq.machine.publishers import FrozenPublishers, Publishers
 from qq.machine.publishing import Publishing
 from qq.machine.queue import Dying, Queue
 from qq.machine.vhost import VirtualHost
+from qq.tables import TABLE_DEPTH_MAX
 
 POWER_LOSSES = Options(
     duration_s=12.0,
@@ -72,6 +80,12 @@ LONG_LOGS = Options(
 SMALL_LOGS = replace(
     POWER_LOSSES, segment_bytes=2 * 1024, checkpoint_entries=10, checkpoint_bytes=2**20, retained_bytes=0
 )
+FULL_DISKS = replace(
+    SMALL_LOGS,
+    fault_interval_s=0.3,
+    disk_slowness=1.0,
+    faults={"full disk": 1.0, "small disk": 1.0, "kill": 2.0, "crash in a write": 1.0},
+)
 SLOW_DISKS = Options(
     duration_s=15.0,
     submit_interval_s=0.05,
@@ -85,7 +99,16 @@ LOSSES = Options(
     fault_interval_s=0.7,
     faults={"lose directory": 1.0, "kill": 1.0, "transfer": 0.5, "power loss": 0.5},
 )
+SHORTENED_LOGS = replace(LOSSES, faults={"shorten log": 1.0, "kill": 0.5, "power loss": 0.5})
 NO_FAULTS = Options(duration_s=5.0, fault_interval_s=1e9, faults={"reset": 1.0})
+LISTS = Options(
+    nodes=5,
+    duration_s=15.0,
+    submit_interval_s=0.15,
+    fault_interval_s=1.0,
+    faults={"wrong members": 2.0, "partition": 1.0, "kill": 1.0},
+)
+VERSIONS = replace(LISTS, nodes=3, faults={"foreign version": 1.0})
 LAGGARDS = Options(
     duration_s=15.0,
     submit_interval_s=0.05,
@@ -103,7 +126,31 @@ QUEUES = Options(
     queues=True,
     faults={"kill": 1.0, "transfer": 1.0, "isolate": 0.5, "power loss of all": 0.3},
 )
-_APPENDED = 3
+LARGEST = with_largest_entries(
+    Options(
+        fault_interval_s=1.5,
+        faults={"kill": 2.0, "pause": 1.0, "isolate": 1.0, "reset": 0.5},
+        retained_bytes=2**26,
+        network=NetworkOptions(timeout_min_s=10.0, timeout_max_s=15.0),
+    ),
+    bytes_per_s=60_000,
+)
+"""The largest takes several times as long as an election."""
+MOSTLY_LARGE = replace(LARGEST, large_batches=0.6, network=replace(LARGEST.network, bytes_per_s=2**40))
+SMALL_QUEUES = replace(
+    LARGEST,
+    network=replace(
+        LARGEST.network, limits=LARGEST.network.limits._replace(queued_bytes_max=LARGEST_BYTES * 3 // 4)
+    ),
+)
+CLOCK_JUMPS = Options(
+    duration_s=12.0,
+    submit_interval_s=0.1,
+    fault_interval_s=2.0,
+    queues=True,
+    faults={"clock jump": 1.0, "kill": 0.2, "transfer": 0.3},
+)
+_APPENDED = b"\x03"
 """First byte of the frame of an acknowledgement."""
 
 
@@ -185,6 +232,26 @@ class LeadsForEver(Engine):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._SyncObj__conf.leaderFallbackTimeout = 30.0
+
+
+class HearsWholeMessagesOnly(Engine):
+    """H9: a leader that is in the middle of sending much is silent."""
+
+    def part_received(self, peer: str) -> None:
+        """Wait for the rest."""
+
+
+def two_entries_at_least(journal: SegmentedJournal, index: int, end: int) -> int:
+    """In place of `SegmentedJournal.slice_end`: whatever their size."""
+    return min(max(slice_end(journal, index, end), index + 2), end)
+
+
+slice_end = SegmentedJournal.slice_end
+
+
+def admit_up_to_the_bound(backlog: LinkBacklog, _length: int, queued_bytes: int) -> bool:
+    """In place of `Backlog.admits`: it was no larger for a large frame."""
+    return queued_bytes <= backlog._bytes_max
 
 
 class AppliesRepeats(Group):
@@ -269,6 +336,16 @@ class TellsTheTimeOfItsNode(Group):
         return super()._apply_entry(index, payload)
 
 
+class GoesByTheLeadersClock(Group):
+    """As it was: an entry has the leader's wall clock, or the time of the state while that is ahead."""
+
+    def time_ms(self) -> int:
+        return max(self._runtime.wall_ms(), self._state.time_ms)
+
+    def _wake_in(self, delay_s: float) -> None:
+        """Each beat looks at that clock, which is soon enough."""
+
+
 class OwesNothing:
     def outstanding(self, origin: str) -> Sequence[Any]:
         return []
@@ -309,7 +386,7 @@ class RepeatsAcknowledgements(Network):
 
     def _receive(self, connection: Connection, pipe: Pipe, frame: bytes) -> None:
         super()._receive(connection, pipe, frame)
-        if frame[0] == _APPENDED and self._random.random() < 0.2:
+        if frame[:1] == _APPENDED and self._random.random() < 0.2:
             delay_s = self._random.uniform(0.2, 6.0)
             self._world.after(delay_s, partial(self._receive_again, pipe.source, pipe.target, frame))
 
@@ -317,6 +394,31 @@ class RepeatsAcknowledgements(Network):
         links = self._links.get(target)
         if links is not None and source in links.current and links.events is not None:
             links.runtime.enter(partial(links.events.frame_received, source, frame))
+
+
+class LinksWhoeverIsListed(Network):
+    """The handshake compares neither lists nor versions."""
+
+    def _agree(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> bool:
+        return dialler.name in acceptor.members
+
+
+def write_anew(register: Register, path: str, data: bytes) -> None:
+    """In place of `Register._write`: what changes with a start is not overwritten in place, and needs space."""
+    register._disk.replace_file(path, data)
+
+
+def let_everybody_in(_disk: Disk, _directory: str, _identity: Identity) -> None:
+    """In place of `identity._check`: whatever the configuration says now is right."""
+
+
+def let_clocks_jump(_checks: Checks, _time_ms: int) -> None:
+    """In place of `Checks._check_clocks`, to see what else there is to be found."""
+
+
+def believe_one_peer(clock: ClusterClock, _peer: str, steady_ms: int, now_s: float) -> None:
+    """In place of `ClusterClock.hear`: no majority is asked."""
+    clock.follow(steady_ms, now_s)
 
 
 def take_dying_whatever_is_meant(queue: Queue, first: int, count: int) -> list[Dying]:
@@ -400,6 +502,19 @@ def release_as_of_then(backlog: Backlog, now_ms: int, limit: int) -> int:
 release = Backlog.release
 
 
+def believe_what_the_log_says(*_: object) -> None:
+    """In place of `load_mark`: what is missing at the end of the open segment was never there."""
+
+
+def lets_in_too_deep_a_table(commands: Sequence[Command], messages: Sequence[bytes]) -> list[Buffer]:
+    """What a reader that knew other limits than the codec would bring into a batch of others."""
+    table: dict[str, Any] = {}
+    for _ in range(TABLE_DEPTH_MAX):
+        table = {"a": table}
+    deep = DeclareQueue(1, 1, "deep", True, False, False, False, False, table)
+    return encode_batch([*commands, deep], messages)
+
+
 class Hazard(NamedTuple):
     parts: Parts
     options: Options | None
@@ -425,6 +540,21 @@ HAZARDS = [
     ),
     Hazard(Parts(engine=CampaignsWithoutAsking), PARTITIONS, 5, "campaigns though cut off"),
     Hazard(Parts(engine=LeadsForEver), PARTITIONS, 10, "leads though cut off"),
+    Hazard(Parts(engine=HearsWholeMessagesOnly), LARGEST, 10, "has not converged"),
+    Hazard(
+        Parts(),
+        MOSTLY_LARGE,
+        10,
+        "is above the limit",
+        ("cluster.journal.SegmentedJournal.slice_end", two_entries_at_least),
+    ),
+    Hazard(
+        Parts(),
+        SMALL_QUEUES,
+        10,
+        "has not converged",
+        ("cluster.links.Backlog.admits", admit_up_to_the_bound),
+    ),
     Hazard(Parts(group=AppliesRepeats), None, 20, "took effect, batch"),
     Hazard(Parts(group=SubmitsOnce), None, 20, "has not converged"),
     Hazard(
@@ -445,6 +575,21 @@ HAZARDS = [
     Hazard(Parts(group=ForgetsWhatItSkipped), LAGGARDS, 100, "client"),
     Hazard(Parts(group=WaitsForSubmissions), NO_FAULTS, 5, "leaves undone what was due"),
     Hazard(Parts(group=TellsTheTimeOfItsNode), NO_FAULTS, 5, "was Applied"),
+    Hazard(Parts(group=GoesByTheLeadersClock), CLOCK_JUMPS, 5, "ahead of the clocks of any majority"),
+    Hazard(
+        Parts(group=GoesByTheLeadersClock),
+        CLOCK_JUMPS,
+        10,
+        "leaves undone what was due",
+        ("chaos.sim.checks.Checks._check_clocks", let_clocks_jump),
+    ),
+    Hazard(
+        Parts(),
+        CLOCK_JUMPS,
+        10,
+        "ahead of the clocks of any majority",
+        ("cluster.clock.ClusterClock.hear", believe_one_peer),
+    ),
     Hazard(
         Parts(),
         QUEUES,
@@ -489,11 +634,35 @@ HAZARDS = [
     Hazard(
         Parts(),
         LAGGARDS,
-        40,
+        80,
         "was not told to close",
         ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
     ),
+    Hazard(
+        Parts(),
+        QUEUES,
+        1,
+        "a field table is nested deeper than",
+        ("chaos.sim.queue_workload.encode_batch", lets_in_too_deep_a_table),
+    ),
     Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and"),
+    Hazard(
+        Parts(),
+        SHORTENED_LOGS,
+        10,
+        "which it had acknowledged",
+        ("cluster.segment_files.load_mark", believe_what_the_log_says),
+    ),
+    Hazard(Parts(), FULL_DISKS, 20, "No space left", ("cluster.register.Register._write", write_anew)),
+    Hazard(Parts(), LISTS, 20, "both lead term", ("cluster.identity._check", let_everybody_in)),
+    Hazard(Parts(network=LinksWhoeverIsListed), VERSIONS, 20, "another state"),
+    Hazard(
+        Parts(network=LinksWhoeverIsListed),
+        LISTS,
+        20,
+        "both lead term",
+        ("cluster.identity._check", let_everybody_in),
+    ),
     Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged"),
     Hazard(Parts(network=LosesFrames), None, 20, "has not converged"),
 ]
@@ -508,9 +677,10 @@ def quiet() -> Iterator[None]:
 
 
 def _name(hazard: Hazard) -> str:
+    names = [part.__name__ for part in hazard.parts if part not in Parts()]
     if hazard.replaced is not None:
-        return getattr(hazard.replaced[1], "__name__", hazard.replaced[0])
-    return next(part.__name__ for part in hazard.parts if part not in Parts())
+        names.append(getattr(hazard.replaced[1], "__name__", hazard.replaced[0]))
+    return "-".join(names)
 
 
 @pytest.mark.parametrize("hazard", HAZARDS, ids=_name)
@@ -540,6 +710,10 @@ def test_an_entry_is_lost_if_acknowledgements_do_not_wait_for_the_sync(
     assert any("entry" in run(seed, POWER_LOSSES, parts).violation for seed in range(120))
 
 
-@pytest.mark.parametrize("options", [POWER_LOSSES, PARTITIONS], ids=["power losses", "partitions"])
+@pytest.mark.parametrize(
+    "options",
+    [POWER_LOSSES, PARTITIONS, LARGEST, SMALL_QUEUES],
+    ids=["power losses", "partitions", "largest entries", "small queues"],
+)
 def test_without_the_hazard_the_same_worlds_are_survived(options: Options) -> None:
     assert [run(seed, options).violation for seed in range(20)] == [""] * 20

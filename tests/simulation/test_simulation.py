@@ -21,6 +21,7 @@ from chaos.sim.run import Simulation, draw_options, run_seed
 from cluster.engine import Engine
 from cluster.envelope import Message, TimeoutNow, VoteRequest, encode
 from cluster.hardstate import HardState, Standing
+from cluster.links import Limits
 from cluster.recovery import Recovery
 
 ROOT = Path(__file__).parent.parent.parent
@@ -281,7 +282,7 @@ def test_each_fault_alone_is_survived(fault: str) -> None:
 
 
 def test_h8_a_peer_that_does_not_read_is_sent_little_more_than_its_link_takes() -> None:
-    network = NetworkOptions(high_water_bytes=4096, low_water_bytes=1024)
+    network = NetworkOptions(limits=Limits(high_water_bytes=4096, low_water_bytes=1024))
     options = Options(submit_interval_s=0.02, fault_interval_s=1e9, faults={"reset": 1.0}, network=network)
     simulation = Simulation(5, options)
     world, cluster = simulation.world, simulation.cluster
@@ -292,7 +293,7 @@ def test_h8_a_peer_that_does_not_read_is_sent_little_more_than_its_link_takes() 
     logged_bytes = leader.group.journal.bytes_from(begun)
     connection = cluster.network._links[leader.name].current[peer.name]
     assert connection.pipes[leader.name].congested
-    assert connection.pipes[leader.name].queued_bytes < 2 * network.high_water_bytes < logged_bytes / 4
+    assert connection.pipes[leader.name].queued_bytes < 2 * network.limits.high_water_bytes < logged_bytes / 4
     peer.runtime.go_on()
     simulation.workload.stop()
     world.run_until(20.0)

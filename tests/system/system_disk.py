@@ -19,7 +19,7 @@ from zlib import crc32
 
 import pytest
 
-from cluster.inspection import CheckpointFound, LogFound, SegmentFound, inspect
+from cluster.inspection import CheckpointFound, LogFound, MarkFound, SegmentFound, inspect
 from cluster.realworld import ReadOnlyDisk
 from cluster.segment import FILE_HEADER_BYTES
 from qq.machine.state import VERSION
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from qq.testing import ClusterNode
 
 MIB = 1024 * 1024
+RECORD_MAGIC = 0xD1B54A32.to_bytes(4, "little")
 _UNSHARED = "QQ_TEST_UNSHARED"
 _BALLAST = "ballast"
 _TRY_TO_MOUNT = """
@@ -82,6 +83,14 @@ class NodeFiles:
         found = self.findings()
         return [self.log / row.name for row in found if isinstance(row, SegmentFound) and row.kind == kind]
 
+    def cut_last_synced_record(self) -> Path:
+        """Shorten the open segment to the beginning of the last record that was synced; the file."""
+        [mark] = [row.mark for row in self.findings() if isinstance(row, MarkFound) and row.mark]
+        file = self.log / mark.name
+        with file.open("r+b") as opened:
+            opened.truncate(file.read_bytes().rindex(RECORD_MAGIC, 0, mark.size))
+        return file
+
     def checkpoints(self) -> list[Path]:
         return [self.log / row.name for row in self.findings() if isinstance(row, CheckpointFound)]
 
@@ -121,7 +130,7 @@ def change_version(file: Path) -> None:
     for start in starts if len(starts) > 1 else ():
         end = start + 44 + int.from_bytes(data[start + 40 : start + 44], "little")
         data[end : end + 4] = _crc(data[start:end])
-    if file.name.startswith("hardstate"):
+    if file.name.startswith(("hardstate", "start")):
         data[-4:] = _crc(data[:-4])
     elif file.suffix == ".checkpoint":
         data[64:68] = _crc(data[:64])

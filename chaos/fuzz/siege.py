@@ -1,0 +1,551 @@
+"""One seed of legal harm: a cluster, hostile clients, and honest publishers that count what was confirmed to them.
+
+Lives here: sockets, HTTP, honest publishers, and what must hold whatever the hostile ones do. Not here: what they do
+(legal.py).
+
+Law: what each hostile client sends is a function of the seed and its number. What must hold: every node lives and logs
+no error of its own; each message that an honest publisher was confirmed is there at the end, once; no confirm and no
+answer of /livez takes longer than `WAIT_MAX_S`; hostile clients hear errors of the protocol and are not hung up on
+without a word; states of equal index are equal on all nodes.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import re
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+
+import pamqp.frame
+from pamqp import commands
+from pamqp.body import ContentBody
+
+from chaos.fuzz.conversations import marshal
+from chaos.fuzz.legal import STRANGER, USER, VHOSTS, Act, Request, draw_act, opening, publish
+from chaos.fuzz.run import INTERNAL_ERROR, QUIET_S, TROUBLE, Violation
+from cluster.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
+from cluster.identity import Owner
+from cluster.realworld import ReadOnlyDisk
+from qq.cli.layout import HOST, PASSWORD
+from qq.cli.layout import USER as ADMINISTRATOR
+from qq.testing import ClusterError, ClusterNode, LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+WAIT_MAX_S = 10.0
+"""A confirm to an honest publisher, or an answer of /livez; generous, for machines that have more to do."""
+PATIENCE_S = 60.0
+"""For whatever must come in the end, also to hostile clients."""
+AT_A_TIME = 6
+HONEST_BATCH = 20
+HONEST_INTERVAL_S = 0.02
+LIVEZ_INTERVAL_S = 0.2
+RESTART_INTERVAL_S = 12.0
+SEND_BYTES = 256 * 1024
+PROPERTIES = {"delivery_mode": 2}
+_ERROR = re.compile(r"\b(ERROR|CRITICAL)\b")
+_METHOD_FRAME, _FRAME_TYPES, _FRAME_START_BYTES, _FRAME_END = 1, (1, 2, 3, 8), 7, 0xCE
+_OPEN_OK, _CLOSE, _CLOSE_OK = (bytes((0, 10, 0, number)) for number in (41, 50, 51))
+_CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (bytes((0, 20, 0, number)) for number in (40, 41))
+_BYE = (200, "bye", 0, 0)
+
+
+class Outcome(NamedTuple):
+    """What became of a seed."""
+
+    seed: int
+    acts: int
+    confirmed: int
+    """To the honest publishers."""
+    longest_confirm_s: float
+    longest_livez_s: float
+    compared: int
+    """States of one index that were found on more than one node."""
+    told: Counter[str]
+    """What hostile clients were told, by reply code and what it closed, or HTTP status."""
+    violation: str
+
+
+def run_siege(
+    seed: int,
+    *,
+    nodes: int,
+    acts: int,
+    until_s: float,
+    factor: float = 1.0,
+    only: str = "",
+    restarts: bool = True,
+) -> Outcome:
+    """Let `acts` hostile clients act, or fewer if it is `until_s` by the monotonic clock."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="qq-siege-")))
+        cluster = stack.enter_context(LocalCluster(nodes, directory))
+        siege = _Siege(cluster, seed, factor, only)
+        violations: list[str] = []
+        try:
+            # What was confirmed is counted also if something else went wrong before.
+            for step in (
+                siege.prepare,
+                partial(siege.lay, acts, until_s, restarts=restarts and nodes > 1),
+                siege.count,
+                partial(siege.compare, directory),
+            ):
+                try:
+                    step()
+                except (Violation, OSError, ClusterError, http.client.HTTPException) as error:
+                    violations.append(f"{error or type(error).__name__} ({siege.where()})")
+        finally:
+            siege.stop()
+        return siege.outcome("; ".join(violations))
+
+
+class _Siege:
+    """The hostile clients and the honest ones, and the nodes as they see them."""
+
+    def __init__(self, cluster: LocalCluster, seed: int, factor: float, only: str) -> None:
+        self.done = 0
+        self._under_way: dict[int, str] = {}
+        """The acts by their numbers; those that ended badly stay."""
+        self._cluster = cluster
+        # One node of three is restarted now and then: nobody of those who count is connected to it.
+        self._nodes = cluster.nodes[: max(1, len(cluster.nodes) - 1)]
+        self._seed, self._factor, self._only = seed, factor, only
+        self._told: Counter[str] = Counter()
+        self._publishers: list[HonestPublisher] = []
+        self._pulses: list[_Pulse] = []
+        self._compared = 0
+
+    def prepare(self) -> None:
+        """Make what the hostile may use, and begin to publish honestly."""
+        first = self._nodes[0]
+        for user in (USER, STRANGER):
+            _ask(first, _put(f"users/{user}", {"password": user, "tags": ""}))
+        for vhost in VHOSTS:
+            _ask(first, _put(f"vhosts/{quote(vhost, safe='')}", {}))
+            for user, pattern in ((USER, ".*"), (STRANGER, "^$")):
+                permissions = dict.fromkeys(("configure", "write", "read"), pattern)
+                _ask(first, _put(f"permissions/{quote(vhost, safe='')}/{user}", permissions))
+        for number, node in enumerate(self._nodes * 2):
+            self._publishers.append(HonestPublisher(node.amqp_port, f"honest-{number}"))
+        self._pulses = [_Pulse(node) for node in self._nodes]
+        for one in (*self._publishers, *self._pulses):
+            one.start()
+
+    def lay(self, acts: int, until_s: float, *, restarts: bool) -> None:
+        restart_s = time.monotonic() + RESTART_INTERVAL_S
+        with ThreadPoolExecutor(AT_A_TIME) as pool, ThreadPoolExecutor(1) as operator:
+            restarting = None
+            while self.done < acts and (time.monotonic() < until_s or not self.done):
+                numbers = range(self.done + 1, min(self.done + AT_A_TIME, acts) + 1)
+                for told in pool.map(self._act, numbers):
+                    self._told += told
+                self.done = numbers[-1]
+                self.check()
+                if restarts and time.monotonic() > restart_s and (restarting is None or restarting.done()):
+                    if restarting is not None:
+                        restarting.result()
+                    restarting = operator.submit(self._restart)
+                    restart_s = time.monotonic() + RESTART_INTERVAL_S
+            if restarting is not None:
+                restarting.result()
+
+    def _restart(self) -> None:
+        """As an operator does it, one node of three."""
+        node = self._cluster.nodes[-1]
+        node.stop()
+        node.start()
+        node.wait_ready()
+
+    def _act(self, number: int) -> Counter[str]:
+        random = Random(f"{self._seed}-{number}")
+        act = draw_act(random, number, self._factor, self._only)
+        self._under_way[number] = act.name
+        told: Counter[str] = Counter()
+        node = random.choice(self._nodes)
+        with ExitStack() as stack:
+            frames = list(act.frames) if act.connections > 1 else act.frames
+            for _ in range(act.connections):
+                client = stack.enter_context(socket.create_connection((HOST, node.amqp_port), PATIENCE_S))
+                hostile_client(client, act, frames, told)
+            for request in act.requests:
+                told[f"HTTP {_ask(node, request)}"] += 1
+        del self._under_way[number]
+        return told
+
+    def check(self) -> None:
+        """Look whether all is well."""
+        for one in (*self._publishers, *self._pulses):
+            one.check()
+        for node in self._cluster.nodes:
+            if not node.running and node in self._nodes:
+                raise Violation(f"{node.name} is gone: {_trouble(node) or 'it says nothing'}")
+            if trouble := _trouble(node):
+                raise Violation(f"{node.name} logs {trouble}")
+
+    def count(self) -> None:
+        """Look whether all is there that was confirmed, now that the hostile have gone."""
+        for publisher in self._publishers:
+            publisher.finish()
+        lost = [complaint for publisher in self._publishers if (complaint := publisher.collect())]
+        if lost:
+            raise Violation("; ".join(lost))
+        self.check()
+
+    def compare(self, directory: Path) -> None:
+        """Stop all nodes at once, in good order, and look whether the state of each is the same."""
+        self._cluster.wait_caught_up()
+        self.stop()
+        with ThreadPoolExecutor(len(self._cluster.nodes)) as pool:
+            list(pool.map(ClusterNode.stop, self._cluster.nodes))
+        self._compared = compare_states([(node.name, directory / node.name) for node in self._cluster.nodes])
+
+    def where(self) -> str:
+        """What went on meanwhile, and what the nodes say of it."""
+        said = [f"{node.name} logs {trouble}" for node in self._cluster.nodes if (trouble := _trouble(node))]
+        gone = [f"{node.name} is gone" for node in self._nodes if not node.running]
+        acts = ", ".join(f"{number} {name}" for number, name in sorted(self._under_way.items()))
+        return "; ".join([f"behind act {self.done}, under way: {acts or 'none'}", *gone, *said])
+
+    def stop(self) -> None:
+        for one in (*self._publishers, *self._pulses):
+            one.stop()
+
+    def outcome(self, violation: str) -> Outcome:
+        return Outcome(
+            self._seed,
+            self.done,
+            sum(publisher.confirmed for publisher in self._publishers),
+            max((publisher.longest_s for publisher in self._publishers), default=0.0),
+            max((pulse.longest_s for pulse in self._pulses), default=0.0),
+            self._compared,
+            self._told,
+            violation,
+        )
+
+
+class _Background:
+    """Something that goes on until it is stopped, and keeps what went wrong."""
+
+    longest_s = 0.0
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._error: Exception | None = None
+        self.begun_s: float | None = None
+        """Since when it has waited for the answer that is due."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have it end; wait until it has."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE_S)
+
+    def check(self) -> None:
+        """Raise Violation if something went wrong, or took too long."""
+        if self._error is not None:
+            raise Violation(f"{self}: {self._error or type(self._error).__name__}") from self._error
+        begun_s = self.begun_s
+        waited_s = max(self.longest_s, time.monotonic() - begun_s if begun_s else 0.0)
+        if waited_s > WAIT_MAX_S:
+            self.longest_s = waited_s
+            raise Violation(f"{self} has waited {waited_s:.1f} s")
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                begun_s = self.begun_s = time.monotonic()
+                self.turn()
+                self.begun_s = None
+                self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
+                self._stopped.wait(self.interval_s())
+        except (Violation, OSError, http.client.HTTPException) as error:
+            self._error = error
+
+    def turn(self) -> None:
+        raise NotImplementedError
+
+    def interval_s(self) -> float:
+        raise NotImplementedError
+
+
+class _Pulse(_Background):
+    """Asks a node for /livez."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        super().__init__()
+        self._node = node
+
+    def __str__(self) -> str:
+        return f"/livez of {self._node.name}"
+
+    def turn(self) -> None:
+        connection = http.client.HTTPConnection(HOST, self._node.http_port, timeout=PATIENCE_S)
+        try:
+            connection.request("GET", "/livez")
+            status = connection.getresponse().status
+        finally:
+            connection.close()
+        if status != http.client.OK:
+            raise Violation(f"answers {status}")
+
+    def interval_s(self) -> float:
+        return LIVEZ_INTERVAL_S
+
+
+class HonestPublisher(_Background):
+    """Publishes numbers to a queue of its own, a batch at a time, and counts those that are confirmed."""
+
+    def __init__(self, port: int, queue: str) -> None:
+        super().__init__()
+        self.confirmed = 0
+        self._port = port
+        self._queue = queue
+        self._client = _Client(port)
+        self._client.open(ADMINISTRATOR, "/")
+        arguments = {"x-queue-type": "quorum"}
+        self._client.call(
+            commands.Queue.Declare(queue=queue, durable=True, arguments=arguments), commands.Queue.DeclareOk
+        )
+        self._client.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+
+    def __str__(self) -> str:
+        return f"the honest publisher to {self._queue}"
+
+    def turn(self) -> None:
+        numbers = range(self.confirmed, self.confirmed + HONEST_BATCH)
+        self._client.send(
+            b"".join(publish("", self._queue, b"%d" % number, **PROPERTIES) for number in numbers)
+        )
+        while self.confirmed < numbers.stop:
+            ack = self._client.expect(commands.Basic.Ack)
+            self.confirmed = ack.delivery_tag if ack.multiple else self.confirmed + 1
+
+    def interval_s(self) -> float:
+        return HONEST_INTERVAL_S
+
+    def finish(self) -> None:
+        self.stop()
+        self._client.close()
+
+    def collect(self) -> str:
+        """What is wrong with what is in the queue: each message that was confirmed must be, once."""
+        client = _Client(self._port)
+        client.open(ADMINISTRATOR, "/")
+        client.call(commands.Basic.Consume(queue=self._queue, no_ack=True), commands.Basic.ConsumeOk)
+        found: Counter[int] = Counter()
+        with suppress(TimeoutError):
+            while True:
+                wait_s = WAIT_MAX_S if len(found) < self.confirmed else QUIET_S
+                found[int(client.expect(ContentBody, wait_s).value)] += 1
+        client.close()
+        lost = [number for number in range(self.confirmed) if number not in found]
+        twice = [number for number, times in found.items() if times > 1]
+        if lost:
+            return f"of {self.confirmed} messages confirmed to {self} {len(lost)} are lost, the first is {lost[0]}"
+        return f"{len(twice)} messages of {self} came twice" if twice else ""
+
+
+class _Client:
+    """A connection without fault."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection((HOST, port), PATIENCE_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._rest = bytearray()
+
+    def open(self, user: str, vhost: str) -> None:
+        self.send(b"".join(opening(user, vhost)))
+        self.expect(commands.Connection.OpenOk)
+        self.send(marshal(1, commands.Channel.Open()))
+        self.expect(commands.Channel.OpenOk)
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def call(self, frame: Any, answer: Any) -> Any:
+        self.send(marshal(1, frame))
+        return self.expect(answer)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def expect(self, kind: Any, wait_s: float = PATIENCE_S) -> Any:
+        """The next frame of this kind; raises Violation if what comes is bad news, TimeoutError if nothing does."""
+        bad = (commands.Connection.Close, commands.Channel.Close, commands.Basic.Nack, commands.Basic.Return)
+        while True:
+            frame = self._next(wait_s)
+            if isinstance(frame, kind):
+                return frame
+            if isinstance(frame, bad):
+                raise Violation(f"was told {frame.name} {getattr(frame, 'reply_text', '')}")
+
+    def _next(self, wait_s: float) -> Any:
+        while (taken := _take_frame(self._rest)) is None:
+            self._socket.settimeout(wait_s)
+            data = self._socket.recv(65_536)
+            if not data:
+                raise Violation("was hung up on")
+            self._rest += data
+        return pamqp.frame.unmarshal(taken)[2]
+
+
+def hostile_client(client: socket.socket, act: Act, frames: Iterable[bytes], told: Counter[str]) -> None:
+    """Send all of an act and read what comes; if it has one connection, take leave. The socket stays open.
+
+    Raises Violation if the node says what it may not.
+    """
+    _HostileClient(client, told).run(act, frames)
+
+
+class _HostileClient:
+    """One connection that does harm, and what it is told."""
+
+    def __init__(self, client: socket.socket, told: Counter[str]) -> None:
+        self._socket = client
+        self._told = told
+        self._rest = bytearray()
+        self._heard: set[bytes] = set()
+        """Methods, by the numbers that they begin with."""
+        self._closed: set[int] = set()
+        """Channels, by whomever."""
+        self._ended = False
+        """There is nothing more to be said or heard."""
+
+    def run(self, act: Act, frames: Iterable[bytes]) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # what it was told before is lost with it
+            self._pump([b"".join(opening(act.user, act.vhost))], lambda: _OPEN_OK in self._heard)
+            self._pump(_pieces([marshal(1, commands.Channel.Open())], frames), lambda: True)
+            if act.connections == 1:
+                channels = set(range(1, act.channels + 1))
+                # What is under way on a channel when the connection is closed is not carried out any more.
+                closes = [
+                    marshal(channel, commands.Channel.Close(*_BYE)) for channel in channels - self._closed
+                ]
+                self._pump(closes, lambda: channels <= self._closed)
+                self._pump([marshal(0, commands.Connection.Close(*_BYE))], lambda: _CLOSE_OK in self._heard)
+
+    def _pump(self, pieces: Iterable[bytes], done: Callable[[], bool]) -> None:
+        """Write as much as the node takes and read what it says, until all is written and it is `done`.
+
+        Not after a connection.close. Raises Violation if nothing happens for long.
+        """
+        client, data = self._socket, iter(pieces)
+        client.setblocking(False)
+        piece = memoryview(next(data, b""))
+        while (piece or not done()) and not self._ended:
+            readable, writable, _ = select.select([client], [client] if piece else [], [], PATIENCE_S)
+            if not readable and not writable:
+                raise Violation(f"a hostile client has heard nothing for {PATIENCE_S:g} s")
+            if readable:
+                self._read(client.recv(SEND_BYTES))
+            if writable:
+                with suppress(BlockingIOError):
+                    piece = piece[client.send(piece) :]
+                if not piece:
+                    piece = memoryview(next(data, b""))
+
+    def _read(self, data: bytes) -> None:
+        if not data:
+            raise Violation("a hostile client was hung up on without a word")
+        self._rest += data
+        while (frame := _take_frame(self._rest)) is not None:
+            if frame[0] == _METHOD_FRAME:
+                self._take_method(frame[_FRAME_START_BYTES : _FRAME_START_BYTES + 4], frame)
+
+    def _take_method(self, kind: bytes, frame: bytes) -> None:
+        self._heard.add(kind)
+        if kind in (_CHANNEL_CLOSE, _CHANNEL_CLOSE_OK):
+            self._closed.add(int.from_bytes(frame[1:3], "big"))
+        if kind in (_CHANNEL_CLOSE, _CLOSE):
+            close: Any = pamqp.frame.unmarshal(frame)[2]
+            self._ended = self._ended or kind == _CLOSE
+            self._told[f"{'connection' if kind == _CLOSE else 'channel'} {close.reply_code}"] += 1
+            if close.reply_code == INTERNAL_ERROR:
+                raise Violation(f"a hostile client was told {close.reply_text}")
+
+
+def _pieces(first: list[bytes], more: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces worth a system call."""
+    gathered, size = first, 0
+    for data in more:
+        gathered.append(data)
+        size += len(data)
+        if size >= SEND_BYTES:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+    yield b"".join(gathered)
+
+
+def _take_frame(rest: bytearray) -> bytes | None:
+    """Take a whole frame from the front; None if it has not come, raises Violation if it is none."""
+    if rest and rest[0] not in _FRAME_TYPES:
+        raise Violation(f"the node has sent {bytes(rest[:40])!r}")
+    if len(rest) < _FRAME_START_BYTES:
+        return None
+    end = int.from_bytes(rest[3:_FRAME_START_BYTES], "big") + _FRAME_START_BYTES + 1
+    if len(rest) < end:
+        return None
+    frame = bytes(rest[:end])
+    del rest[:end]
+    if frame[-1] != _FRAME_END:
+        raise Violation(f"the node has sent {frame[:40]!r}")
+    return frame
+
+
+def _put(path: str, body: Any) -> Request:
+    return Request("PUT", f"/api/{path}", json.dumps(body).encode())
+
+
+def _ask(node: ClusterNode, request: Request) -> int:
+    """The status; raises Violation if the node says that the fault is its own."""
+    credentials = base64.b64encode(f"{ADMINISTRATOR}:{PASSWORD}".encode()).decode()
+    headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}
+    connection = http.client.HTTPConnection(HOST, node.http_port, timeout=PATIENCE_S)
+    try:
+        connection.request(request.method, request.path, request.body, headers)
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    if status == http.client.INTERNAL_SERVER_ERROR:
+        raise Violation(f"{request.method} {request.path[:80]}: status {status}")
+    return status
+
+
+def _trouble(node: ClusterNode) -> str:
+    """The first line of the node's log that tells of an error of ours."""
+    lines = node.log.read_text(errors="replace").splitlines()
+    return next((line[:300] for line in lines if TROUBLE.search(line) or _ERROR.search(line)), "")
+
+
+def compare_states(nodes: Sequence[tuple[str, Path]]) -> int:
+    """Raise Violation if checkpoints of one index differ between nodes that do not run; how many were compared."""
+    seen: dict[int, tuple[str, bytes]] = {}
+    compared = 0
+    for name, directory in nodes:
+        disk: Any = ReadOnlyDisk(directory / "data" / "groups" / "0")
+        for index in list_checkpoints(disk, "log"):
+            identity = Owner("qq", name, 0).key()
+            body = read_checkpoint(disk, f"log/{checkpoint_name(index)}", identity).body
+            other, known = seen.setdefault(index, (name, body))
+            if known != body:
+                raise Violation(f"{other} and {name} have different states at index {index}")
+            compared += other != name
+    return compared

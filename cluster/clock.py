@@ -1,0 +1,173 @@
+"""What time it is for the cluster: the time that a leader puts into entries.
+
+Wall clocks jump: by a wrong time server, an operator's hand, a virtual machine that was asleep. So time *goes on* by
+the monotonic clock of whoever leads, whatever wall clocks do, and wall clocks only say how late it is:
+
+- A node's wall clock counts as far as it keeps in step with the node's monotonic clock. Where it jumps to counts when
+  it has stayed there for `PATIENCE_S`; until then, what it said before goes on. The first reading of a life counts.
+- Time is put forward to what the clocks of a majority of the members have reached, never further. With three members
+  known that is the median, with two of three the earlier one, so no single clock moves it.
+- Time never goes back. While it is later than the clocks of a majority say, it goes on a little slower.
+
+Every node keeps this clock and follows the time of the entries, so a new leader goes on where the last one was. Each
+member tells its clock first of all on a new link, so who was elected knows those of a majority.
+
+Lives here: these rules, and the log lines on clocks that are off. Sans-IO: readings are handed in, `now_s` is always
+the node's monotonic clock. Not here: how clocks come from node to node (group.py, envelope.py), what is due
+(the machine).
+
+Law: time always runs, at no less than `SLOWER` of its pace, and the clocks of a minority never put it forward.
+"""
+
+from __future__ import annotations
+
+import logging
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+STEP_MS = 2_000.0
+"""A wall clock that changes by no more is believed at once: a correction by a time server, or a leap second."""
+OFF_MS = 5_000
+"""A wall clock that differs by more from the cluster's time is off, and the log says so, ..."""
+OFF_NO_MORE_MS = OFF_MS / 2
+"""... until it differs by less than this."""
+SLOWER = 0.99
+"""The pace of time that is ahead: a delay takes a hundredth longer, and an hour is made up for in four days."""
+WALL_MAX_MS = 2**43
+"""The year 2248. No clock is later, nor before 1970: what is derived from times has room in 64 bits."""
+
+
+def bounded(wall_ms: int) -> int:
+    """The reading of a wall clock, however wrong that is, as a time that the formats have room for."""
+    return min(max(wall_ms, 0), WALL_MAX_MS)
+
+
+class SteadyClock:
+    """A wall clock as far as it keeps in step with the monotonic one."""
+
+    def __init__(self, wall_ms: int, now_s: float, patience_s: float) -> None:
+        self.offset_ms = wall_ms - now_s * 1000
+        """From the monotonic clock."""
+        self._patience_s = patience_s
+        self._doubtful_ms: float | None = None
+        """The offset after a jump, ..."""
+        self._since_s = 0.0
+        """... and when it was seen first."""
+
+    def look(self, wall_ms: int, now_s: float) -> None:
+        offset_ms = wall_ms - now_s * 1000
+        if abs(offset_ms - self.offset_ms) <= STEP_MS:
+            self.offset_ms, self._doubtful_ms = offset_ms, None
+        elif self._doubtful_ms is None or abs(offset_ms - self._doubtful_ms) > STEP_MS:
+            self._doubtful_ms, self._since_s = offset_ms, now_s
+        elif now_s - self._since_s >= self._patience_s:
+            self.offset_ms, self._doubtful_ms = offset_ms, None
+
+
+class ClusterClock:
+    """The cluster's time as one of its members knows it."""
+
+    def __init__(
+        self,
+        name: str,
+        members: int,
+        time_ms: int,
+        wall_ms: int,
+        now_s: float,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`members`: how many there are; `time_ms`: that of the last entry, 0 if there is none."""
+        self._name = name
+        self._majority = members // 2 + 1
+        self._own = SteadyClock(wall_ms, now_s, patience_s)
+        self._peers: dict[str, float] = {}
+        """Of each connected peer, by how much its steady clock is ahead of this node's monotonic one, in ms."""
+        self._base_ms, self._base_s, self._pace = float(time_ms), now_s, 1.0
+        self._knows_entry = time_ms > 0
+        self._is_agreed = False
+        """Whether in this life the clocks of a majority have ever not been behind."""
+        self._is_off = False
+        self.look(wall_ms, now_s)
+
+    # What time it is
+
+    def time_ms(self, now_s: float) -> int:
+        return int(self._time_ms(now_s))
+
+    def wait_s(self, due_ms: int, now_s: float) -> float:
+        """How long it takes until it is `due_ms`, on the monotonic clock, if nothing puts time forward."""
+        return (due_ms - self.time_ms(now_s)) / (1000 * self._pace)
+
+    def steady_ms(self, now_s: float) -> int:
+        """What this node's wall clock says, as far as it counts."""
+        return bounded(int(now_s * 1000 + self._own.offset_ms))
+
+    def _time_ms(self, now_s: float) -> float:
+        return self._base_ms + (now_s - self._base_s) * 1000 * self._pace
+
+    # How it is known
+
+    def follow(self, time_ms: int, now_s: float) -> None:
+        """An entry says that it is so late already."""
+        if time_ms > self._time_ms(now_s):
+            self._base_ms, self._base_s = float(time_ms), now_s
+            self._knows_entry = True
+
+    def look(self, wall_ms: int, now_s: float) -> None:
+        """Look at this node's wall clock: once a second."""
+        self._own.look(wall_ms, now_s)
+        self._agree(now_s)
+        if self._majority <= 1 + len(self._peers):
+            self._watch(wall_ms - self._time_ms(now_s))
+
+    def hear(self, peer: str, steady_ms: int, now_s: float) -> None:
+        """A peer tells its steady clock. What was long on its way makes it seem early, which does no harm."""
+        self._peers[peer] = steady_ms - now_s * 1000
+        self._agree(now_s)
+
+    def forget(self, peer: str) -> None:
+        """The link is gone: whether its clock is still right nobody knows."""
+        self._peers.pop(peer, None)
+
+    def _agree(self, now_s: float) -> None:
+        """Go by the clocks of a majority, if so many are known."""
+        offsets = sorted([self._own.offset_ms, *self._peers.values()])
+        self._base_ms, self._base_s, self._pace = self._time_ms(now_s), now_s, 1.0
+        if len(offsets) < self._majority:
+            return
+        # A majority's clocks have reached the one, and a majority's have not passed the other; of an odd number of
+        # members that are all known both are the median.
+        reached_ms = now_s * 1000 + offsets[-self._majority]
+        passed_ms = now_s * 1000 + offsets[self._majority - 1]
+        lead_ms = reached_ms - self._base_ms
+        if lead_ms > 0:
+            if lead_ms > OFF_MS:
+                self._tell_lead(lead_ms)
+            self._base_ms = reached_ms
+        elif self._base_ms > passed_ms:
+            self._pace = SLOWER
+        self._is_agreed = self._is_agreed or lead_ms > -OFF_MS
+
+    def _tell_lead(self, lead_ms: float) -> None:
+        seconds = lead_ms / 1000
+        if self._is_agreed:
+            log.warning(
+                "time is put forward by %.1f s: the clocks of a majority of the members say so", seconds
+            )
+        elif self._knows_entry:
+            log.info("the last entry is %.1f s old by the clocks of a majority of the members", seconds)
+
+    def _watch(self, off_ms: float) -> None:
+        """Say once that this node's wall clock is off, and once that it is not any more."""
+        if not self._is_off and abs(off_ms) > OFF_MS:
+            self._is_off = True
+            log.warning(
+                "the clock of node %s is %.1f s %s the cluster's time, which goes on without it",
+                self._name,
+                abs(off_ms) / 1000,
+                "ahead of" if off_ms > 0 else "behind",
+            )
+        elif self._is_off and abs(off_ms) < OFF_NO_MORE_MS:
+            self._is_off = False
+            log.info("the clock of node %s agrees with the cluster's time again", self._name)

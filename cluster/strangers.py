@@ -1,0 +1,134 @@
+"""Who is connected and has not said who it is: how many there may be, and who of them has to go.
+
+Lives here: that. Not here: how somebody says who it is, and what happens to a socket (the callers).
+
+Law: strangers are bounded, however many come; one that comes when there is no room pushes out the one that has been
+there for longest of the address that has most. So one address never takes the room of the others, and whoever says
+who it is as soon as it is connected is let in, also in a flood. Who is known is counted and never pushed out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_IPV6_NETWORK_BITS = 64
+"""What one customer has of IPv6, at least: single addresses are free to choose."""
+
+
+class Places:
+    """The connections of one kind that there may be."""
+
+    def __init__(self, strangers_max: int, total_max: int | None = None) -> None:
+        """At most `strangers_max` strangers, and `total_max` together with those who are known (None: any number)."""
+        self.strangers_max = strangers_max
+        self.total_max = total_max
+        self.strangers = 0
+        self.known = 0
+        self._by_source: dict[str, dict[Place, None]] = {}
+        """Strangers, oldest first."""
+
+    def take(self, host: str) -> Place | None:
+        """A place for a stranger from `host`; None if all are taken by who is known."""
+        while self._is_full():
+            if not self.strangers:
+                return None
+            self._push_one_out()
+        place = Place(self, source_of(host))
+        self._add(place)
+        return place
+
+    def _is_full(self) -> bool:
+        total_max = self.total_max
+        return self.strangers >= self.strangers_max or (
+            total_max is not None and self.strangers + self.known >= total_max
+        )
+
+    def _push_one_out(self) -> None:
+        most = max(self._by_source.values(), key=len)
+        place = next(iter(most))
+        place.leave()
+        place.push_out()
+
+    def _add(self, place: Place) -> None:
+        self.strangers += 1
+        self._by_source.setdefault(place.source, {})[place] = None
+
+    def _remove(self, place: Place) -> None:
+        self.strangers -= 1
+        of_source = self._by_source[place.source]
+        del of_source[place]
+        if not of_source:
+            del self._by_source[place.source]
+
+
+class Place:
+    """What one connection takes."""
+
+    __slots__ = ("_is_known", "_is_taken", "_places", "push_out", "source")
+
+    def __init__(self, places: Places, source: str) -> None:
+        self.push_out: Callable[[], object] = _do_nothing
+        """Called when another stranger takes the place."""
+        self.source = source
+        self._places = places
+        self._is_taken = True
+        self._is_known = False
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether it has not been left, nor given to another."""
+        return self._is_taken
+
+    def comes_from(self, host: str) -> None:
+        """The stranger is, as a proxy says, from elsewhere."""
+        if self._is_taken and not self._is_known:
+            self._places._remove(self)
+            self.source = source_of(host)
+            self._places._add(self)
+
+    def make_known(self) -> None:
+        """It has said who it is."""
+        if self._is_taken and not self._is_known:
+            self._is_known = True
+            self._places._remove(self)
+            self._places.known += 1
+
+    def make_stranger(self) -> None:
+        """It has to say again who it is; it is the youngest of the strangers."""
+        if self._is_taken and self._is_known:
+            self._is_known = False
+            self._places.known -= 1
+            self._places._add(self)
+            if self._places.strangers > self._places.strangers_max:
+                self._places._push_one_out()
+
+    def leave(self) -> None:
+        """It is gone; harmless if that was known."""
+        if not self._is_taken:
+            return
+        self._is_taken = False
+        if self._is_known:
+            self._places.known -= 1
+        else:
+            self._places._remove(self)
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def source_of(host: str) -> str:
+    """What counts as one address: with IPv6 a network."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a socket that has no address
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address), _IPV6_NETWORK_BITS), strict=False))

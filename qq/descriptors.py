@@ -1,0 +1,80 @@
+"""How many files a process may have open, and who gets how many of them.
+
+Lives here: asking the operating system, and the shares. Not here: who is turned away when a share is used up
+(cluster/strangers.py).
+
+Law: what all ports together may have open leaves a node the descriptors for its own work: its log, its checkpoints, its
+peers, what it reads about itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.errors import StartError
+
+if TYPE_CHECKING:
+    from qq.config import Limits
+
+log = logging.getLogger(__name__)
+
+OWN = 192
+"""For the node's own work: 64 strangers at the peer port, three sockets for each of six peers, and about a hundred for
+listeners, the event loop, the log, checkpoints, snapshots, certificates and what is read about the process."""
+LEAST = 256
+"""With fewer a node does not start."""
+_HTTP_SHARE = 10
+"""A tenth of what is left is for HTTP."""
+_HTTP_MAX = 256
+_FILES_PER_HTTP = 2
+"""The socket, and the page that is being sent."""
+_STRANGERS_SHARE = 2
+_STRANGERS_MAX = 512
+
+
+class Shares(NamedTuple):
+    """Connections that there may be at a time."""
+
+    clients: int
+    """AMQP, with TLS or without."""
+    strangers: int
+    """Of those, they who have not logged in."""
+    http: int
+
+
+def allow_all() -> None:
+    """Raise the limit of this process as far as it may."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def shares(limits: Limits) -> Shares:
+    """What the limit of this process allows. Raises StartError if that is too little for any node."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return shares_of(sys.maxsize if files == resource.RLIM_INFINITY else files, limits)
+
+
+def shares_of(files: int, limits: Limits) -> Shares:
+    """What so many files allow. Raises StartError."""
+    if files < LEAST:
+        raise StartError(
+            f"the process may have {files} files open (ulimit -n), and a node needs {LEAST} at least"
+        )
+    left = files - OWN
+    http = min(
+        limits.http_connection_max or min(left // _HTTP_SHARE, _HTTP_MAX), left // (2 * _FILES_PER_HTTP)
+    )
+    clients = left - http * _FILES_PER_HTTP
+    for name, wanted, there in (
+        ("connection_max", limits.connection_max, clients),
+        ("http_connection_max", limits.http_connection_max, http),
+    ):
+        if wanted > there:
+            log.warning(
+                "[limits] %s is %d, but %d open files (ulimit -n) allow %d", name, wanted, files, there
+            )
+    strangers = limits.strangers_max or min(clients // _STRANGERS_SHARE, _STRANGERS_MAX)
+    return Shares(clients, min(strangers, clients), http)

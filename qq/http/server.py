@@ -1,0 +1,256 @@
+"""The HTTP port: which connections there may be, and for how long.
+
+Lives here: that, around aiohttp, which bounds neither. Not here: what is answered (app.py), who has logged in
+(login.py).
+
+Law: whoever has no request of a user's under way is a stranger here, however it came: bounded in number and in time,
+and pushed out when others come. Users' requests are bounded, too, and one too many is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiohttp import web
+
+from cluster.accepting import accept_all, begin, listen_on
+from cluster.complaints import Complaints
+from cluster.strangers import Place, Places
+from qq.errors import StartError
+from qq.http.errors import overloaded
+from qq.http.login import has_login
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from aiohttp.web_protocol import RequestHandler
+
+    from qq.http.errors import Handler
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+LINE_BYTES_MAX = 8190
+FIELD_BYTES_MAX = 4096
+FIELDS_MAX = 64
+"""Of a request's header."""
+_STOP_TIMEOUT_S = 1.0
+
+
+class HttpLimits(NamedTuple):
+    """As in `[limits]` of the configuration."""
+
+    connections: int = 256
+    requests: int = 128
+    """Of users, under way at a time."""
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    idle_timeout_s: float = 60.0
+
+
+class HttpServer:
+    """Serves one application on one address."""
+
+    def __init__(self, app: web.Application, limits: HttpLimits) -> None:
+        self.limits = limits
+        self.places = Places(limits.connections, limits.connections)
+        self.complaints = Complaints(log)
+        # What strangers send that is no HTTP is theirs to wonder about.
+        quiet = log.getChild("requests")
+        quiet.setLevel(logging.CRITICAL)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=quiet,
+            shutdown_timeout=_STOP_TIMEOUT_S,
+            keepalive_timeout=limits.idle_timeout_s,
+            max_line_size=LINE_BYTES_MAX,
+            max_field_size=FIELD_BYTES_MAX,
+            max_headers=FIELDS_MAX,
+        )
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._listeners: list[socket.socket] = []
+
+    async def listen(self, host: str, port: int) -> None:
+        """Serve until `cleanup`; raises StartError if the address cannot be used."""
+        await self._runner.setup()
+        try:
+            self._listeners = await listen_on(host, port, BACKLOG)
+        except OSError as error:
+            await self.cleanup()
+            raise StartError(f"HTTP cannot listen on {host}:{port}: {error.strerror}") from None
+        for listener in self._listeners:
+            self._spawn(accept_all(listener, self._take, self.complaints, "HTTP"))
+
+    @property
+    def port(self) -> int:
+        return self._listeners[0].getsockname()[1]
+
+    async def cleanup(self) -> None:
+        """End in good order: requests under way have a moment."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
+        await self._runner.cleanup()
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _take(self, sock: socket.socket, address: Any) -> None:
+        place = self.places.take(address[0])
+        if place is None:
+            self.complaints.about(
+                "too many", f"a connection from {address[0]} is refused: there are too many"
+            )
+            sock.close()
+            return
+        begin(self._spawn(self._begin(sock, place)), sock, place)
+
+    async def _begin(self, sock: socket.socket, place: Place) -> None:
+        make = self._runner.server
+        assert make is not None  # it is set up
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Connection(self, make(), place), sock
+            )
+        except OSError:  # it has left again
+            place.leave()
+
+
+class _Connection(asyncio.Protocol):
+    """Between a socket and aiohttp: looks at the clock."""
+
+    def __init__(self, server: HttpServer, inner: RequestHandler, place: Place) -> None:
+        self._server = server
+        self._inner = inner
+        self._place = place
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._is_idle = False
+        """Between two requests, and nothing of the next has come."""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport: asyncio.Transport = transport
+        self._inner.connection_made(transport)
+        if not self._place.is_taken:
+            self._pushed_out()
+            return
+        self._place.push_out = self._pushed_out
+        self._expect_within(self._server.limits.header_timeout_s)
+
+    def _expect_within(self, seconds: float) -> None:
+        self._expect_nothing()
+        if not self._transport.is_closing():
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self._too_slow)
+
+    def _expect_nothing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._transport.abort()
+
+    def _pushed_out(self) -> None:
+        self._server.complaints.about(
+            "pushed out", "dropped an HTTP connection, as others wait for an answer"
+        )
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_idle:
+            self._is_idle = False
+            self._expect_within(self._server.limits.header_timeout_s)
+        try:
+            self._inner.data_received(data)
+        except Exception:
+            log.exception("what a client sent was too much for aiohttp")
+            self._transport.abort()
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._stalled = asyncio.get_running_loop().call_later(
+            self._server.limits.idle_timeout_s, self._too_slow
+        )
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+        self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_nothing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+        self._place.leave()
+        self._inner.connection_lost(exc)
+
+    # What the application tells
+
+    def request_begun(self) -> None:
+        """The header is there; whose request it is, is not known yet."""
+        self._is_idle = False
+        self._expect_within(self._server.limits.idle_timeout_s)
+
+    def logged_in(self) -> None:
+        """The request is a user's."""
+        self._place.make_known()
+        self._expect_nothing()
+
+    def request_ended(self) -> None:
+        self._place.make_stranger()
+        self._is_idle = True
+        self._expect_within(self._server.limits.idle_timeout_s)
+
+
+def _connection_of(request: web.Request) -> _Connection | None:
+    """None if the request came by a server of somebody else's (tests)."""
+    protocol = request.transport.get_protocol() if request.transport is not None else None
+    return protocol if isinstance(protocol, _Connection) else None
+
+
+@web.middleware
+async def strangers_watched(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """For all requests, before anything is known of them."""
+    connection = _connection_of(request)
+    if connection is None:
+        return await handler(request)
+    connection.request_begun()
+    try:
+        return await handler(request)
+    finally:
+        connection.request_ended()
+
+
+def users_bounded(limits: HttpLimits) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Make the middleware for requests whose user is known."""
+    under_way = 0
+
+    @web.middleware
+    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+        nonlocal under_way
+        if not has_login(request):
+            return await handler(request)
+        if under_way >= limits.requests:
+            raise overloaded(f"{limits.requests} requests are under way (http_request_max)")
+        connection = _connection_of(request)
+        if connection is not None:
+            connection.logged_in()
+        under_way += 1
+        try:
+            return await handler(request)
+        finally:
+            under_way -= 1
+
+    return count

@@ -1,0 +1,203 @@
+"""What commands are expected to cost every node, before they are in the log.
+
+Lives here: estimates in steps, each about a microsecond of `apply`; who gathers commands into a batch ends it by them.
+Not here: limits that a command must keep (qq/routing, vhost.py), what an entry has cost (work.py).
+
+Law: an estimate is of the state of this node, and changes nothing. It follows what a command touches: the queues that
+a message reaches, the bindings and consumers that go with a queue. To make it costs no more than a look-up, but where
+a route is not known yet: then that is looked for, as long as `LOOKED_MAX` allows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qq.machine import commands as c
+from qq.machine.errors import Refused
+from qq.routing.content import NeedsContent
+from qq.routing.routers import Destination, DestinationKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.machine.core import Core
+    from qq.machine.queue import Queue
+    from qq.machine.vhost import VirtualHost
+
+BATCH_STEPS_MAX = 5_000
+"""A batch ends when it costs so much: an entry has room for three such batches, whosever they are."""
+CHEAP_STEPS_MAX = 200
+"""A route that takes no more steps is looked for always: that costs no more than to take the message in."""
+LOOKED_MAX = 5_000
+"""Steps of dearer routes that are looked for before their messages are in the log, in one turn of the loop; then each
+message counts as a batch."""
+
+_COMMAND = 15
+_RUN = 6
+_ROUTE_STEPS = 2
+"""So many of a route (`Router.steps`) are one here."""
+_COPY = 4
+"""For each queue that gets plain messages, ..."""
+_COPY_WITH_PROPERTIES = 6
+"""... or others."""
+_MESSAGE_BY_SIZE = 2
+"""For each message, in each queue that limits its octets."""
+_CONTENT = 15
+"""Of a message that is looked into."""
+_RANGE = 3
+"""Of messages that come back, or go."""
+_BINDING = 12
+_HOLDER = 6
+_QUEUE = 60
+_CONNECTION = 2
+_DYING = 10
+
+_FLAT: dict[type[c.Command], int] = {
+    c.DeclareQueue: _QUEUE,
+    c.BindQueue: 40,
+    c.BindExchange: 40,
+    c.UnbindQueue: 30,
+    c.UnbindExchange: 30,
+    c.Checkout: 25,
+    c.Get: 25,
+    c.Credit: 8,
+    c.SetPrefetch: 8,
+    c.PutPolicy: BATCH_STEPS_MAX,
+    c.DeletePolicy: BATCH_STEPS_MAX,
+    c.LimitPublishers: BATCH_STEPS_MAX,
+}
+
+
+class Costs:
+    """Looks at the state of a machine."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._looked = 0
+        self._counted: set[tuple[str, str, str]] = set()
+        """Routes whose steps have been counted in this turn: this node remembers them, but another one may not."""
+
+    def begin_turn(self) -> None:
+        """Routes may be looked for again."""
+        self._looked = 0
+        self._counted.clear()
+
+    def of(self, origin: str, command: c.Command) -> int:
+        """Steps of a command that is no publish."""
+        core = self._core
+        match command:
+            case c.Settle() | c.Return() | c.Reject() | c.Discard():
+                consumer = core.consumers.get((origin, command.consumer))
+                if consumer is None or command.first == command.last:
+                    return _COMMAND
+                return _COMMAND + _RANGE * min(consumer.unacked.count_pieces, command.last - command.first)
+            case c.DeleteQueue() | c.PurgeQueue():
+                queue = self._vhost_of(origin, command.session).queues.get(command.name)
+                return _COMMAND if queue is None else self._of_queue(queue)
+            case c.DeleteExchange():
+                vhost = self._vhost_of(origin, command.session)
+                return _COMMAND + _BINDING * vhost.count_bindings(command.name)
+            case c.SessionDown() | c.Recover():
+                return self._of_session(origin, command.session)
+            case c.ConnectionDown():
+                owner = (origin, command.connection)
+                connection = core.catalog.connections.get(owner)
+                owned = connection.vhost.owned_queues(owner) if connection is not None else []
+                return self._of_session(origin, command.connection) + sum(map(self._of_queue, owned))
+            case c.DeleteVhost():
+                vhost = core.catalog.vhosts.get(command.name)
+                queues = vhost.queues.values() if vhost is not None else []
+                return _COMMAND + sum(5 + _HOLDER * len(queue.holders) for queue in queues)
+            case c.DeleteUser():
+                return _COMMAND + _CONNECTION * len(core.catalog.connections)
+            case c.DeadLetter():
+                return self._of_dead_letter(command)
+            case _:
+                return _FLAT.get(type(command), _COMMAND)
+
+    def of_messages(
+        self, vhost: str, exchange: str, keys: Sequence[str], messages: Sequence[bytes], *, is_plain: bool
+    ) -> tuple[int, list[int]]:
+        """Steps of messages that are published alike: of all together, and of each, if they may go different ways."""
+        known = self._core.catalog.vhosts.get(vhost)
+        if known is None:
+            return _RUN, []
+        steps = _RUN
+        route = known.known_route(exchange, keys[0]) if len(keys) == 1 else None
+        if route is None:
+            if known.looks_at_content(exchange):
+                return 0, [self._of_content(known, exchange, keys, message) for message in messages]
+            route = self._look(known, exchange, keys, None)
+            if route is None:
+                return BATCH_STEPS_MAX, []
+            steps += known.route_steps // _ROUTE_STEPS
+        elif (vhost, exchange, keys[0]) not in self._counted:
+            steps += known.known_steps(exchange, keys[0]) // _ROUTE_STEPS
+        self._counted.add((vhost, exchange, keys[0]))
+        copy = _COPY if is_plain else _COPY_WITH_PROPERTIES
+        by_size = sum(queue.settings.max_length_bytes is not None for queue in route)
+        return steps + copy * len(route) + _MESSAGE_BY_SIZE * by_size * len(messages), []
+
+    def _of_content(self, vhost: VirtualHost, exchange: str, keys: Sequence[str], message: bytes) -> int:
+        route = self._look(vhost, exchange, keys, message)
+        if route is None:
+            return BATCH_STEPS_MAX
+        steps = _RUN + _CONTENT + vhost.route_steps // _ROUTE_STEPS
+        return steps + _COPY_WITH_PROPERTIES * len(route)
+
+    def _look(
+        self, vhost: VirtualHost, exchange: str, keys: Sequence[str], message: bytes | None
+    ) -> tuple[Queue, ...] | None:
+        """The queues that are reached; None if too much was looked for in this turn already."""
+        if self._looked > LOOKED_MAX:
+            return None
+        try:
+            if message is not None:
+                route = vhost.route_all(exchange, keys, self._core.content_of(message, self._looked))
+            elif len(keys) == 1:
+                route = vhost.route(exchange, keys[0])
+            else:
+                route = vhost.route_all(exchange, keys)
+        except (Refused, NeedsContent):
+            route = ()
+        self._count_look(vhost)
+        return route
+
+    def _count_look(self, vhost: VirtualHost) -> None:
+        if vhost.route_steps > CHEAP_STEPS_MAX:
+            self._looked += vhost.route_steps // _ROUTE_STEPS
+
+    def _of_dead_letter(self, command: c.DeadLetter) -> int:
+        vhost = self._core.catalog.vhosts.get(command.vhost)
+        queue = None if vhost is None else vhost.queues.get(command.queue)
+        if vhost is None or queue is None or queue.settings.dead_letter_exchange is None:
+            return _COMMAND
+        exchange, key = queue.settings.dead_letter_exchange, queue.settings.dead_letter_routing_key
+        if command.has_content:
+            return _COMMAND + command.count * (_CONTENT + _DYING)
+        keys = [command.routing_key, *command.cc, *command.bcc] if key is None else [key]
+        known = vhost.known_route(exchange, keys[0]) if len(keys) == 1 else None
+        if known is not None:
+            width, steps = len(known), vhost.known_steps(exchange, keys[0])
+        elif self._looked > LOOKED_MAX:
+            return BATCH_STEPS_MAX
+        else:
+            width, steps = len(vhost.route_dead_letters(exchange, keys)), vhost.route_steps
+            self._count_look(vhost)
+        return _COMMAND + _DYING * (1 + width) + steps // _ROUTE_STEPS + command.count
+
+    def _of_queue(self, queue: Queue) -> int:
+        vhost = self._core.catalog.vhosts[queue.vhost]
+        bindings = vhost.count_bindings_of(Destination(DestinationKind.QUEUE, queue.name))
+        return _QUEUE + _BINDING * bindings + _HOLDER * len(queue.holders)
+
+    def _of_session(self, origin: str, number: int) -> int:
+        session = self._core.sessions.get((origin, number))
+        if session is None:
+            return _COMMAND
+        held = sum(consumer.unacked.count_pieces for consumer in session.consumers.values())
+        return _COMMAND + _COMMAND * len(session.consumers) + _RANGE * held
+
+    def _vhost_of(self, origin: str, number: int) -> VirtualHost:
+        session = self._core.sessions.get((origin, number))
+        return self._core.catalog.default_vhost if session is None else session.vhost

@@ -1,0 +1,55 @@
+"""What the entry that is being applied has cost so far, where that does not follow from its size.
+
+Lives here: the counts and their limits. Not here: what is done when a limit is reached (core.py, publishing.py), what
+commands are expected to cost before they are in the log (costs.py).
+
+Law: everything here is counted alike on every node, and begins anew with each entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+REVIEW_STEPS_MAX = 15_000
+"""In one entry, of finding the policies that apply to queues and exchanges; what is left is for the next entries."""
+
+FEW_QUEUES = 16
+"""What a message costs that reaches no more is in proportion to its size."""
+COPIES_MAX = 5000
+"""In one entry and virtual host, of messages that reach more. Who gathers messages into batches sees to it (costs.py),
+so this is reached only if bindings have changed on the way."""
+DEAD_STEPS_MAX = 75_000
+"""In one entry and virtual host, of finding where dead letters go; what is left is for the next entries."""
+
+
+@dataclass(slots=True)
+class Work:
+    """The counts of one entry."""
+
+    steps: int = 0
+    """Of patterns of policies, a quarter of a microsecond each."""
+    copies: dict[str, int] = field(default_factory=dict)
+    """Messages times the many queues that each reached, by virtual host; those that reach few are not counted."""
+
+    def copy(self, vhost: str, queues: int) -> bool:
+        """Note that messages reach so many queues; says whether that is too much for one entry."""
+        copies = self.copies[vhost] = self.copies.get(vhost, 0) + queues
+        return copies > COPIES_MAX
+
+    dead_steps: dict[str, int] = field(default_factory=dict)
+    """Of the ways of dead letters, by virtual host."""
+
+    def find(self, vhost: str, steps: int) -> None:
+        """Note what it has cost to find where a dead letter goes."""
+        self.dead_steps[vhost] = self.dead_steps.get(vhost, 0) + steps
+
+    def has_moved_enough(self, vhost: str) -> bool:
+        """Whether dead letters of a virtual host have to wait for another entry."""
+        return self.copies.get(vhost, 0) > COPIES_MAX or self.dead_steps.get(vhost, 0) > DEAD_STEPS_MAX
+
+    def clear(self) -> None:
+        self.steps = 0
+        if self.dead_steps:
+            self.dead_steps = {}
+        if self.copies:
+            self.copies = {}

@@ -1,0 +1,129 @@
+"""Whether there is room for many things at once: for definitions that are to be taken over.
+
+Lives here: counting together what is not there yet. Not here: the limits (machine/limits.py), and whether each thing is
+refused when its turn comes (machine/vhost.py, catalog.py): somebody else may have taken the room by then.
+
+Law: looks at the machine and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qq.errors import Reply
+from qq.http.view import Refused
+from qq.machine import commands as c
+from qq.machine import limits as lim
+from qq.routing.routers import Destination, DestinationKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from qq.http.view import Declaration
+    from qq.machine.catalog import Catalog
+    from qq.machine.commands import Change, Table
+    from qq.machine.vhost import VirtualHost
+
+
+class Room:
+    """What there is room for beside what is there, and beside all that was claimed before."""
+
+    def __init__(self, catalog: Catalog, told: Mapping[str, Table]) -> None:
+        """`told`: limits that virtual hosts will have; until then the looser ones hold."""
+        self._catalog = catalog
+        self._told = told
+        self._empty = catalog.gone_vhost("")
+        self._claimed: dict[tuple[str, str], int] = {}
+
+    def loosened(self, vhost: str) -> Table:
+        """Those of the limits that are told which are looser than the ones in force."""
+        now = self._vhost(vhost).limits
+        told = self._told.get(vhost, {})
+        return {
+            name: told[name] for name in told if _looser(lim.limit_of(told, name), lim.limit_of(now, name))
+        }
+
+    def change(self, change: Change) -> None:
+        """Claim what an operator's change makes new. Raises Refused."""
+        catalog, access = self._catalog, self._catalog.access
+        match change:
+            case c.PutVhost(name) if name not in catalog.vhosts:
+                self._claim("max-vhosts", _CLUSTER, lim.VHOSTS_MAX, len(catalog.vhosts))
+            case c.PutUser(name) | c.PutHashedUser(name) if name not in access.users:
+                self._claim("max-users", _CLUSTER, lim.USERS_MAX, len(access.users))
+            case c.SetPermissions(user, vhost) if access.permissions(user, vhost) is None:
+                there = len(access.all_permissions)
+                self._claim("max-permissions", _CLUSTER, lim.PERMISSIONS_MAX, there)
+            case c.SetTopicPermissions(user, vhost, exchange) if (
+                access.topic_permissions(user, vhost, exchange) is None
+            ):
+                there = len(access.all_topic_permissions)
+                self._claim("max-topic-permissions", _CLUSTER, lim.TOPIC_PERMISSIONS_MAX, there)
+            case c.PutPolicy(vhost, name, operator):
+                policies = self._vhost(vhost).policies
+                if not policies.has(name, operator=operator):
+                    self._claim_in(vhost, lim.MAX_POLICIES, len(policies))
+            case _:
+                pass
+
+    def declaration(self, vhost: str, declaration: Declaration) -> None:
+        """Claim what a declaration makes new. Raises Refused."""
+        known, arguments = self._vhost(vhost), {}
+        match declaration:
+            case c.DeclareQueue(name=name) if name not in known.queues:
+                arguments = declaration.arguments
+                self._claim_in(vhost, lim.MAX_QUEUES, len(known.queues))
+            case c.DeclareExchange(name=name) if name not in known.exchanges:
+                arguments = declaration.arguments
+                self._claim_in(vhost, lim.MAX_EXCHANGES, len(known.exchanges))
+            case c.BindQueue(_, _, name, source):
+                self._binding(vhost, known, declaration, source, Destination(DestinationKind.QUEUE, name))
+            case c.BindExchange(_, name, source):
+                self._binding(vhost, known, declaration, source, Destination(DestinationKind.EXCHANGE, name))
+            case _:
+                pass
+        self._claim_in(vhost, lim.MAX_ARGUMENT_BYTES, known.argument_bytes, lim.table_bytes(arguments))
+
+    def _binding(
+        self,
+        vhost: str,
+        known: VirtualHost,
+        command: c.BindQueue | c.BindExchange,
+        source: str,
+        destination: Destination,
+    ) -> None:
+        if known.is_bound(source, destination, command.routing_key, command.arguments):
+            return
+        to_it, from_there = known.binding_counts(source, destination)
+        self._claim_in(vhost, lim.MAX_BINDINGS, len(known.bindings))
+        of_queue = f"{destination.kind.name.lower()} '{destination.name}' in vhost '{vhost}'"
+        self._claim_in(vhost, lim.MAX_BINDINGS_PER_QUEUE, to_it, where=of_queue)
+        of_exchange = f"exchange '{source}' in vhost '{vhost}'"
+        self._claim_in(vhost, lim.MAX_BINDINGS_PER_EXCHANGE, from_there, where=of_exchange)
+        size = lim.table_bytes(command.arguments)
+        self._claim_in(vhost, lim.MAX_ARGUMENT_BYTES, known.argument_bytes, size)
+
+    def _vhost(self, name: str) -> VirtualHost:
+        """The virtual host; one that is not there yet is as every new one."""
+        return self._catalog.vhosts.get(name, self._empty)
+
+    def _claim_in(self, vhost: str, name: str, there: int, amount: int = 1, where: str = "") -> None:
+        limit = lim.limit_of(self._vhost(vhost).limits, name)
+        told = self._told.get(vhost, {})
+        if name in told and _looser(lim.limit_of(told, name), limit):
+            limit = lim.limit_of(told, name)
+        self._claim(name, where or f"vhost '{vhost}'", limit, there, amount)
+
+    def _claim(self, name: str, where: str, limit: int | None, there: int, amount: int = 1) -> None:
+        if not amount:
+            return
+        claimed = self._claimed[name, where] = self._claimed.get((name, where), 0) + amount
+        if limit is not None and there + claimed > limit:
+            raise Refused(Reply.PRECONDITION_FAILED, f"limit {name} ({limit}) of {where} would be exceeded")
+
+
+def _looser(one: int | None, other: int | None) -> bool:
+    return other is not None and (one is None or one > other)
+
+
+_CLUSTER = "the cluster"

@@ -1,0 +1,117 @@
+"""Field tables: which values the replicated log can hold.
+
+Lives here: the definition that AMQP's reader (qq/amqp/fields.py), the HTTP API (qq/http/bodies.py) and the log's codec
+(qq/machine/codec.py) share. Not here: bytes, which are theirs; what values mean (qq/routing/values.py).
+
+Law: what one of them lets in the others carry. A limit of a table that is not in here is none.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+Table = dict[str, Any]
+"""An AMQP field table; values are None, bool, int, float, str, bytes, Decimal, aware datetime, list and Table."""
+
+TABLE_DEPTH_MAX = 32
+"""Tables and arrays inside each other, the outermost one included; headers of real messages have three or four."""
+TABLE_BYTES_MAX = 128 * 1024
+"""As AMQP writes it, without the length in front: more does not fit into a frame of RabbitMQ's size (frame_max)."""
+NAME_BYTES_MAX = 255
+"""Of a field: an AMQP short string."""
+INTEGERS = range(-(2**63), 2**64)
+"""Signed ones of 64 bits; and a timestamp that no calendar has is a number of seconds."""
+DECIMAL_SCALES = range(256)
+DECIMAL_NUMBERS = range(-(2**31), 2**31)
+
+
+class InvalidTable(ValueError):
+    """The log cannot hold it; the text names the limit."""
+
+
+def too_deep() -> str:
+    return f"a field table is nested deeper than {TABLE_DEPTH_MAX} levels"
+
+
+def too_large(size: int) -> str:
+    return f"a field table of {size} bytes is larger than {TABLE_BYTES_MAX} bytes"
+
+
+def check_table(table: Any) -> None:
+    """Raise InvalidTable unless this is a field table that the log can hold."""
+    if type(table) is not dict:
+        raise InvalidTable("a field table is not a map")
+    size = _table_size(table, TABLE_DEPTH_MAX)
+    if size > TABLE_BYTES_MAX:
+        raise InvalidTable(too_large(size))
+
+
+# Sizes are those of the shortest encoding that AMQP has for a value: nothing counts for more here than it did for the
+# reader, who knows only how it was written.
+
+
+def _table_size(table: dict[Any, Any], depth: int) -> int:
+    if not depth:
+        raise InvalidTable(too_deep())
+    size = 0
+    for name, value in table.items():
+        if type(name) is not str:
+            raise InvalidTable("a field of a table has no name")
+        octets = _octets(name)
+        if octets > NAME_BYTES_MAX:
+            raise InvalidTable(
+                f"the name of a field has {octets} octets, which is more than {NAME_BYTES_MAX}"
+            )
+        size += 1 + octets + _size(value, depth - 1)
+    return size
+
+
+def _size(value: Any, depth: int) -> int:
+    """With the octet that names the type. `depth` is how many levels may be in it."""
+    kind = type(value)
+    if kind is str:
+        return 5 + _octets(value)
+    if kind is bytes:
+        return 5 + len(value)
+    if kind is int:
+        if value not in INTEGERS:
+            raise InvalidTable("a number in a field table is out of range: it has at most 64 bits")
+        return 2
+    if kind is dict:
+        return 5 + _table_size(value, depth)
+    if kind is list:
+        if not depth:
+            raise InvalidTable(too_deep())
+        return 5 + sum(_size(item, depth - 1) for item in value)
+    if kind is Decimal:
+        _check_decimal(value)
+        return 6
+    if kind is dt.datetime and value.tzinfo is None:
+        raise InvalidTable("a time in a field table has no time zone")
+    size = _FIXED_SIZES.get(kind)
+    if size is None:
+        raise InvalidTable(f"a field table holds a {kind.__name__}")
+    return size
+
+
+_FIXED_SIZES: dict[type, int] = {type(None): 1, bool: 2, float: 5, dt.datetime: 9}
+
+
+def _octets(text: str) -> int:
+    try:
+        return len(text.encode(errors="surrogateescape"))
+    except UnicodeEncodeError:
+        raise InvalidTable("a text in a field table is not Unicode") from None
+
+
+def _check_decimal(value: Decimal) -> None:
+    sign, digits, exponent = value.as_tuple()
+    if type(exponent) is int and -exponent in DECIMAL_SCALES:
+        number = int("".join(map(str, digits)))
+        if (-number if sign else number) in DECIMAL_NUMBERS:
+            return
+    raise InvalidTable(
+        "a decimal in a field table is out of range: it has at most 32 bits and 255 decimal places"
+    )

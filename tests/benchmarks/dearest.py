@@ -1,0 +1,425 @@
+"""What the dearest legal entries cost: a part of `make bench` (ARCHITECTURE, law 3).
+
+Builds each situation that is dear to a state machine at its limits, applies the largest entry to it that a leader
+would compose (`Costs`, `GroupConfig.entry_weight_max`) and takes the processor time of that, as every node spends it.
+Prints a Markdown table, and ends with status 1 if an entry takes more than is aimed at. Nothing is replicated or sent.
+
+    python tests/benchmarks/dearest.py [--only topic] [--repeat 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+from typing import NamedTuple
+
+from cluster.group import GroupConfig
+from qq.amqp.content import content_of
+from qq.amqp.properties import KEYS_MAX
+from qq.broker.dead_letters import CONTENT_MESSAGES_MAX, MESSAGES_MAX
+from qq.broker.submissions import WEIGHT_STEPS
+from qq.machine.codec import encode_batch
+from qq.machine.commands import (
+    NO_PRIORITY,
+    NO_TTL,
+    BindExchange,
+    BindQueue,
+    Cancel,
+    Checkout,
+    Command,
+    DeadLetter,
+    DeclareExchange,
+    DeclareQueue,
+    DeleteExchange,
+    DeleteQueue,
+    DeleteVhost,
+    Enqueue,
+    Limit,
+    Publish,
+    PurgeQueue,
+    PutPolicy,
+    Settle,
+)
+from qq.machine.effects import Failed
+from qq.machine.machine import QueueMachine
+from qq.routing.exchanges import QUEUES_MAX
+
+ENTRY_MS_MAX = 50.0
+"""Aim."""
+NAMES_MAX = 10_000
+"""Queues of a virtual host, binding keys of an exchange."""
+POLICIES = 1000
+CONSUMERS = 5000
+MESSAGES = 10_000_000
+
+Work = tuple[Sequence[Command], Sequence[bytes]]
+"""Commands of an entry, and their messages."""
+
+
+class Situation(NamedTuple):
+    """A machine in which something is dear, and entries that ask for it, each as large as it may be."""
+
+    machine: QueueMachine
+    entries: Iterator[Work]
+
+
+class World:
+    """A machine that is being brought into a situation."""
+
+    def __init__(self) -> None:
+        self.machine = QueueMachine(content_of)
+        self.index = 0
+
+    def do(self, commands: Sequence[Command], messages: Sequence[bytes] = ()) -> None:
+        apply(self.machine, commands, messages)
+        while self.machine.due_ms() == 0:
+            self.machine.end_entry(1000)
+
+    def queues(self, number: int, **arguments: object) -> list[str]:
+        names = [f"q{each}" for each in range(number)]
+        table = {name.replace("_", "-"): value for name, value in arguments.items()}
+        self.do([DeclareQueue(1, 1, name, False, True, False, False, False, table) for name in names])
+        return names
+
+
+_indexes = count(1)
+
+
+def apply(machine: QueueMachine, commands: Sequence[Command], messages: Sequence[bytes]) -> float:
+    """Processor time of an entry, in milliseconds."""
+    payload = b"".join(encode_batch(commands, messages))
+    gc.collect()
+    gc.disable()
+    begun_s = time.thread_time()
+    effects = machine.apply_batch("n1", next(_indexes), 0, 1000, payload)
+    machine.end_entry(1000)
+    took_ms = (time.thread_time() - begun_s) * 1000
+    gc.enable()
+    refused = [effect.text for effect in effects if isinstance(effect, Failed)]
+    if refused:
+        raise ValueError(f"this is not legal: {refused[0]}")
+    return took_ms
+
+
+def filled(machine: QueueMachine, works: Iterator[tuple[Command, list[bytes]]]) -> Iterator[Work]:
+    """Entries of as many commands as a leader would put into one."""
+    limit = GroupConfig("n1", [], "c").entry_weight_max * WEIGHT_STEPS
+    commands: list[Command] = []
+    messages: list[bytes] = []
+    steps = 0
+    for command, published in works:
+        machine.costs.begin_turn()
+        cost = cost_of(machine, command, published)
+        if commands and steps + cost > limit:
+            yield commands, messages
+            commands, messages, steps = [], [], 0
+        commands.append(command)
+        messages += published
+        steps += cost
+    if commands:
+        yield commands, messages
+
+
+def cost_of(machine: QueueMachine, command: Command, messages: list[bytes]) -> int:
+    if not isinstance(command, Enqueue | Publish):
+        return machine.costs.of("n1", command)
+    keys = [command.routing_key, *(command.more_keys if isinstance(command, Publish) else ())]
+    once, each = machine.costs.of_messages(
+        "/", command.exchange, keys, messages, is_plain=isinstance(command, Enqueue)
+    )
+    machine.vhosts["/"]._forget_routes()  # so that the entry finds them itself
+    return once + sum(each)
+
+
+def publish(exchange: str, key: str, keys: Sequence[str] = (), priority: int = NO_PRIORITY) -> Command:
+    plain = Enqueue(1, 0, 1, exchange, key, False, 1)
+    if not keys and priority == NO_PRIORITY:
+        return plain
+    return Publish(*plain, list(keys), priority, NO_TTL, 0, "", 0)
+
+
+def consume(number: int, queue: str, credit: int, session: int = 1) -> Checkout:
+    flags = (False, False, True, False, False)
+    return Checkout(session, 1, 1, number, queue, f"t{number}", credit, *flags, 0, {})
+
+
+def message(headers: dict[str, str]) -> bytes:
+    """The stored form of an empty message."""
+    table = b"".join(
+        bytes([len(name)]) + name.encode() + b"S" + len(value).to_bytes(4, "big") + value.encode()
+        for name, value in headers.items()
+    )
+    payload = b"\x00\x3c\x00\x00" + bytes(8) + b"\x20\x00" + len(table).to_bytes(4, "big") + table
+    return b"\x02\x00\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce"
+
+
+# --- the situations
+
+
+def topic_patterns() -> Situation:
+    """10,000 binding keys like #.a.#.b of 63 words, and the longest keys"""
+    world, rnd = World(), random.Random(1)
+    world.queues(1)
+    patterns = [".".join(["#", rnd.choice("ab")] * 31) + f".{number}" for number in range(NAMES_MAX)]
+    world.do([BindQueue(1, 1, "q0", "amq.topic", pattern, {}) for pattern in patterns])
+    keys = (".".join(rnd.choice("ab") for _ in range(127)) for _ in count())
+    return Situation(
+        world.machine, filled(world.machine, ((publish("amq.topic", key), [b"x"]) for key in keys))
+    )
+
+
+def topic_stars() -> Situation:
+    """10,000 binding keys of * and a, all of which stand at each word, and match"""
+    world = World()
+    world.queues(1)
+    patterns = [
+        f"{number:014b}".replace("0", "a.").replace("1", "*.") + "*." * 45 + "#"
+        for number in range(NAMES_MAX)
+    ]
+    world.do([BindQueue(1, 1, "q0", "amq.topic", pattern, {}) for pattern in patterns])
+    keys = (".".join(["a"] * 126 + [str(number)]) for number in count())
+    return Situation(
+        world.machine, filled(world.machine, ((publish("amq.topic", key), [b"x"]) for key in keys))
+    )
+
+
+def routing_keys() -> Situation:
+    """256 keys in CC, past 10,000 binding keys with wildcards"""
+    world = World()
+    world.queues(1)
+    world.do([BindQueue(1, 1, "q0", "amq.topic", f"*.{number}.#.z", {}) for number in range(NAMES_MAX)])
+    keys = ([f"a.{number}.b.{batch}.z" for number in range(KEYS_MAX)] for batch in count())
+    works = ((publish("amq.topic", "k", more), [b"x"]) for more in keys)
+    return Situation(world.machine, filled(world.machine, works))
+
+
+def exchange_graph() -> Situation:
+    """250 exchanges, each bound to each"""
+    world = World()
+    names = [f"x{number}" for number in range(250)]
+    world.do([DeclareExchange(1, name, "fanout", False, True, False, False, {}) for name in names])
+    world.do([BindExchange(1, name, source, "", {}) for source in names for name in names])
+    works = ((publish("x0", str(number)), [b"x"]) for number in count())
+    return Situation(world.machine, filled(world.machine, works))
+
+
+def fanout(priority: int = NO_PRIORITY) -> Situation:
+    """one message to 5000 queues"""
+    world = World()
+    names = world.queues(QUEUES_MAX)
+    world.do([BindQueue(1, 1, name, "amq.fanout", "", {}) for name in names])
+    works = ((publish("amq.fanout", str(number), priority=priority), [b"x"]) for number in count())
+    return Situation(world.machine, filled(world.machine, works))
+
+
+def fanout_with_properties() -> Situation:
+    """one message with a priority to 5000 queues"""
+    return fanout(priority=3)
+
+
+def headers() -> Situation:
+    """10,000 bindings with the same conditions, and messages with 1000 headers"""
+    world = World()
+    world.queues(1)
+    conditions = {f"h{number}": "v" for number in range(20)}
+    world.do(
+        [
+            BindQueue(1, 1, "q0", "amq.headers", str(number), {**conditions, "x-match": how, "n": number})
+            for number in range(NAMES_MAX // 2)
+            for how in ("all", "any")
+        ]
+    )
+    stored = message({f"h{number}": "v" for number in range(1000)})
+    works = ((publish("amq.headers", str(number)), [stored]) for number in count())
+    return Situation(world.machine, filled(world.machine, works))
+
+
+def consistent_hash() -> Situation:
+    """249 bindings, each with a weight of its own, and ever new keys"""
+    world = World()
+    names = world.queues(249)
+    world.do([DeclareExchange(1, "h", "x-consistent-hash", False, True, False, False, {})])
+    world.do([BindQueue(1, 1, name, "h", str(weight), {}) for weight, name in enumerate(names, 1)])
+    works = ((publish("h", str(number)), [b"x"]) for number in count())
+    return Situation(world.machine, filled(world.machine, works))
+
+
+def acknowledgements() -> Situation:
+    """acknowledgements on a channel whose limit 5000 consumers wait for"""
+    world = World()
+    world.queues(1)
+    world.do([Limit(1, 1), *(consume(number, "q0", 10) for number in range(CONSUMERS))])
+    world.do([Enqueue(1, 0, CONSUMERS, "", "q0", False, 1)], [b"x"] * CONSUMERS)
+    works = ((Settle(number % CONSUMERS, 0, 9), list[bytes]()) for number in count())
+    return Situation(world.machine, filled(world.machine, works))
+
+
+def limit_lifted() -> Situation:
+    """the limit of a channel lifted for which 5000 consumers wait"""
+    world = World()
+    world.queues(1)
+    world.do([Limit(1, 1), *(consume(number, "q0", 10) for number in range(CONSUMERS))])
+    world.do([Enqueue(1, 0, CONSUMERS, "", "q0", False, 1)], [b"x"] * CONSUMERS)
+    return Situation(world.machine, iter([([Limit(1, 0)], []), ([Limit(1, 1)], []), ([Limit(1, 0)], [])]))
+
+
+def single_active_consumer() -> Situation:
+    """single active consumers that go, one after the other, with 5000 that wait"""
+    world = World()
+    world.queues(1, x_single_active_consumer=True)
+    world.do([consume(number, "q0", 10) for number in range(CONSUMERS)])
+    works = ((Cancel(1, number), list[bytes]()) for number in range(CONSUMERS))
+    return Situation(world.machine, filled(world.machine, works))
+
+
+def policy(number: int, pattern: str) -> PutPolicy:
+    return PutPolicy("/", f"p{number}", False, pattern, "all", number, {"max-length": 1 + number})
+
+
+def policies() -> Situation:
+    """a policy for 10,000 queues, beside 1000 others"""
+    world = World()
+    world.do([policy(number, "no.*such.*queue") for number in range(POLICIES)])
+    world.queues(NAMES_MAX)
+    return Situation(world.machine, iter([([policy(n, "q.*1")], list[bytes]()) for n in range(5)]))
+
+
+def dear_patterns() -> Situation:
+    """queues declared for which the patterns of 1000 policies need all steps that there are"""
+    world = World()
+    world.do([policy(number, "(.*)(.*)(.*)x") for number in range(POLICIES)])
+    name = "a" * 240
+    declared = (
+        DeclareQueue(1, 1, f"{name}{number}", False, True, False, False, False, {}) for number in count()
+    )
+    return Situation(world.machine, filled(world.machine, ((command, []) for command in declared)))
+
+
+def queue_with_bindings() -> Situation:
+    """a queue deleted with 1000 bindings of 60 words"""
+    world = World()
+    names = world.queues(6)
+    pattern = ".".join(["#", "a"] * 30)
+    for name in names:
+        world.do([BindQueue(1, 1, name, "amq.topic", f"{pattern}.{name}{n}", {}) for n in range(1000)])
+    works = ((DeleteQueue(1, 1, name, False, False), list[bytes]()) for name in names)
+    return Situation(world.machine, filled(world.machine, works))
+
+
+def exchange_with_bindings() -> Situation:
+    """an exchange deleted that has 10,000 bindings"""
+    world = World()
+    names = world.queues(NAMES_MAX)
+    exchanges = ["a", "b", "c"]
+    for exchange in exchanges:
+        world.do([DeclareExchange(1, exchange, "direct", False, True, False, False, {})])
+        world.do([BindQueue(1, 1, name, exchange, name, {}) for name in names])
+    works = ((DeleteExchange(1, exchange, False), list[bytes]()) for exchange in exchanges)
+    return Situation(world.machine, filled(world.machine, works))
+
+
+def virtual_host() -> Situation:
+    """a virtual host deleted with 10,000 queues, and as many bindings and consumers"""
+    world = World()
+    names = world.queues(NAMES_MAX)
+    world.do([BindQueue(1, 1, name, "amq.fanout", "", {}) for name in names])
+    world.do([consume(number, name, 1) for number, name in enumerate(names)])
+    return Situation(world.machine, iter([([DeleteVhost("/")], [])]))
+
+
+def long_backlog() -> Situation:
+    """a queue purged of ten million messages"""
+    world = World()
+    world.queues(1)
+    for _ in range(MESSAGES // 100_000):
+        world.do([Enqueue(1, 0, 1, "", "q0", False, 1)] * 1, [b""])
+        world.machine.vhosts["/"].queues["q0"].backlog.add(next(_indexes), 0, 99_999, 0)
+    return Situation(world.machine, iter([([PurgeQueue(1, 1, "q0")], [])]))
+
+
+def expiry() -> Situation:
+    """100,000 messages that expire at one moment, each by itself"""
+    world = World()
+    world.queues(1, x_message_ttl=1)
+    queue = world.machine.vhosts["/"].queues["q0"]
+    for number in range(100_000):
+        queue.backlog.add(next(_indexes), 0, 1, 1, expires_ms=1 + number % 900)
+    world.machine._core.touch(queue)
+    return Situation(world.machine, iter([([], []) for _ in range(3)]))
+
+
+def dead_letters(content: bool = False) -> Situation:
+    """20,000 messages dead-lettered in one step"""
+    world = World()
+    exchange = "amq.headers" if content else "amq.fanout"
+    world.queues(1, x_dead_letter_exchange=exchange, x_max_length=0)
+    bounded = {"x-max-length": 5, "x-overflow": "reject-publish"}
+    world.do([DeclareQueue(1, 1, "d", False, True, False, False, False, bounded)])
+    world.do([BindQueue(1, 1, "d", exchange, "", {})])
+    total = CONTENT_MESSAGES_MAX if content else MESSAGES_MAX
+    entries: list[Work] = []
+    queue = world.machine.vhosts["/"].queues["q0"]
+    for number in range(3):
+        world.do([Enqueue(1, 0, total, "", "q0", False, 1)], [b"x"] * total)
+        place = ("/", "q0", queue.number, number * total, total)
+        entries.append(([DeadLetter(*place, "", "q0", [], [], "", NO_PRIORITY, content, {}, {})], []))
+    return Situation(world.machine, iter(entries))
+
+
+def dead_letters_with_content() -> Situation:
+    """1000 messages dead-lettered each by itself in one step"""
+    return dead_letters(content=True)
+
+
+SITUATIONS: list[Callable[[], Situation]] = [
+    topic_patterns,
+    topic_stars,
+    routing_keys,
+    exchange_graph,
+    fanout,
+    fanout_with_properties,
+    headers,
+    consistent_hash,
+    acknowledgements,
+    limit_lifted,
+    single_active_consumer,
+    policies,
+    dear_patterns,
+    queue_with_bindings,
+    exchange_with_bindings,
+    virtual_host,
+    long_backlog,
+    expiry,
+    dead_letters,
+    dead_letters_with_content,
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What the dearest legal entries cost.")
+    parser.add_argument("--only", default="", help="those whose name has this in it")
+    parser.add_argument("--repeat", type=int, default=3, help="entries of each kind")
+    options = parser.parse_args()
+    print(f"| entry | commands | ms (aim: {ENTRY_MS_MAX:.0f}) |\n| --- | --- | --- |")
+    missed = 0
+    for make in SITUATIONS:
+        if options.only not in make.__name__:
+            continue
+        situation = make()
+        entries = list(islice(situation.entries, options.repeat))
+        took_ms = statistics.median(apply(situation.machine, *entry) for entry in entries)
+        is_missed = took_ms > ENTRY_MS_MAX
+        missed += is_missed
+        shown = f"**{took_ms:.1f}**" if is_missed else f"{took_ms:.1f}"
+        print(f"| {make.__doc__} | {len(entries[0][0])} | {shown} |", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""What would cost the nodes too much at once becomes several batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from qq.amqp.content import content_of
+from qq.broker.submissions import BATCHES_IN_FLIGHT_MAX, OpenEnqueue, Submissions
+from qq.machine.codec import decode_commands, encode_batch
+from qq.machine.commands import BindQueue, Command, DeclareQueue, DeleteQueue, Enqueue
+from qq.machine.costs import BATCH_STEPS_MAX
+from qq.machine.machine import QueueMachine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cluster.group import Group
+    from cluster.ports import Runtime
+    from qq.broker.channel import Channel
+
+
+class Connection:
+    vhost = "/"
+
+    def count_uncommitted(self, size: int) -> None:
+        pass
+
+
+@dataclass(eq=False)
+class Client:
+    """A channel, as far as submissions know one."""
+
+    session: int = 1
+    number: int = 1
+    confirming: bool = True
+    published: int = 0
+    confirmed: list[int] = field(default_factory=list)
+    connection: Connection = field(default_factory=Connection)
+
+    def confirm(self, published: int) -> None:
+        self.confirmed.append(published)
+
+
+class World:
+    """A node whose batches are applied when the test says so."""
+
+    def __init__(self, queues: int, *bindings: Callable[[str], Command]) -> None:
+        self.machine = QueueMachine(content_of)
+        self.batches: list[tuple[bytes, int]] = []
+        self.client = Client()
+        self._asked: list[Callable[[], None]] = []
+        self.submissions = Submissions(
+            "n1", cast("Group", self), self.machine, cast("Runtime", self), publish_timeout_s=0.0
+        )
+        names = [f"q{number}" for number in range(queues)]
+        declare = [DeclareQueue(1, 1, name, False, True, False, False, False, {}) for name in names]
+        bind = [make(name) for name in names for make in bindings]
+        self.machine.apply_batch("n1", 1, 0, 7, b"".join(encode_batch([*declare, *bind], [])))
+        self.machine.end_entry(7)
+        self.applied = 0
+
+    def submit(self, payload: Sequence[bytes], weight: int) -> int:
+        self.batches.append((b"".join(payload), weight))
+        return len(self.batches)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._asked.append(callback)
+
+    def turn(self) -> None:
+        asked, self._asked = self._asked, []
+        for callback in asked:
+            callback()
+
+    def apply(self) -> list[Command]:
+        """Have the next batch applied."""
+        payload, _ = self.batches[self.applied]
+        self.applied += 1
+        assert len(self.batches) - self.applied < BATCHES_IN_FLIGHT_MAX
+        self.machine.apply_batch("n1", 1 + self.applied, 0, 7, payload)
+        self.machine.end_entry(7)
+        self.submissions.applied(self.applied)
+        return decode_commands(payload)
+
+    def publish(self, exchange: str, key: str, messages: list[bytes]) -> None:
+        client = self.client
+        run = OpenEnqueue(cast("Channel", client), client.published + 1, exchange, key, False, None)
+        client.published += len(messages)
+        self.submissions.publish(run, messages, is_new=True)
+
+
+def to_fanout(name: str) -> Command:
+    return BindQueue(1, 1, name, "amq.fanout", "", {})
+
+
+def test_messages_for_many_queues_go_in_several_batches_two_at_a_time() -> None:
+    world = World(600, to_fanout)
+    for number in range(20):
+        world.publish("amq.fanout", str(number % 2), [b"x"])
+    world.turn()
+    published = 0
+    while world.applied < len(world.batches):
+        commands = world.apply()
+        assert len(commands) * 600 * 4 <= BATCH_STEPS_MAX
+        published += len(commands)
+        assert world.client.confirmed[-1] == published
+    assert published == 20
+    ready = world.machine.vhosts["/"].queues["q7"].backlog.browse(0, 20)
+    assert sum(each.count for each in ready) == 20
+    assert [(each.index, each.slot) for each in ready] == sorted((each.index, each.slot) for each in ready)
+
+
+def test_a_message_for_more_queues_than_a_batch_has_room_for_weighs_what_it_costs() -> None:
+    world = World(5000, to_fanout)
+    world.publish("", "q0", [b"x"])
+    world.publish("amq.fanout", "", [b"x"])
+    world.publish("", "q0", [b"x"])
+    world.turn()
+    world.apply()
+    world.apply()
+    world.apply()
+    assert [weight for _, weight in world.batches] == [0, 22, 0]
+
+
+def message(headers: bytes) -> bytes:
+    """The stored form of an empty message with these headers, packed."""
+    table = len(headers).to_bytes(4, "big") + headers
+    payload = b"\x00\x3c\x00\x00" + bytes(8) + b"\x20\x00" + table
+    return b"\x02\x00\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce"
+
+
+def test_messages_that_are_looked_into_are_counted_one_by_one() -> None:
+    world = World(500, lambda name: BindQueue(1, 1, name, "amq.headers", "", {"to": "all"}))
+    all_of_them = message(b"\x02toS\x00\x00\x00\x03all")
+    nobody = message(b"\x02toS\x00\x00\x00\x03one")
+    world.publish("amq.headers", "", [nobody, all_of_them, nobody, all_of_them, nobody])
+    world.turn()
+    batches: list[list[tuple[int, int]]] = []
+    while world.applied < len(world.batches):
+        enqueued = [command for command in world.apply() if isinstance(command, Enqueue)]
+        batches.append([(command.first_seq, command.count) for command in enqueued])
+    assert world.machine.vhosts["/"].queues["q1"].ready == 2
+    assert world.client.confirmed[-1] == 5
+    assert batches == [[(1, 3)], [(4, 2)]]
+
+
+def test_what_goes_with_a_queue_counts_when_it_is_deleted() -> None:
+    def binding(key: int) -> Callable[[str], Command]:
+        return lambda name: BindQueue(1, 1, name, "amq.direct", str(key), {})
+
+    world = World(2, *map(binding, range(300)))
+    for name in ("q0", "q1"):
+        world.submissions.add(DeleteQueue(1, 1, name, False, False))
+    world.turn()
+    while world.applied < len(world.batches):
+        world.apply()
+    assert [weight for _, weight in world.batches] == [3, 3]
+
+
+def test_keys_that_nobody_has_used_before_share_batches_if_their_way_is_short() -> None:
+    """Once each was taken for the dearest message, as soon as some hundred of them came in one turn of the loop."""
+    world = World(1, lambda name: BindQueue(1, 1, name, "amq.topic", "orders.*.created", {}))
+    for number in range(3000):
+        world.publish("amq.topic", f"orders.{number}.created", [b"x"])
+    world.turn()
+    while world.applied < len(world.batches):
+        world.apply()
+    assert world.machine.vhosts["/"].queues["q0"].ready == 3000
+    assert len(world.batches) < 30
+
+
+def test_a_long_way_that_this_node_remembers_counts_as_another_node_may_have_to_find_it() -> None:
+    def binding(key: int) -> Callable[[str], Command]:
+        return lambda name: BindQueue(1, 1, name, "amq.topic", f"{key}." + ".".join(["#", "*"] * 60), {})
+
+    world = World(1, *map(binding, range(100)))
+    keys = [f"{number}" + ".a" * 120 for number in range(30)]
+    routes = [world.machine.vhosts["/"].route("amq.topic", key) for key in keys]
+    assert all(map(len, routes))
+    for _ in range(2):
+        for key in keys:
+            world.publish("amq.topic", key, [b"x"])
+    world.turn()
+    while world.applied < len(world.batches):
+        world.apply()
+    # Each that is named first is dear, and the others share one.
+    assert len(keys) <= len(world.batches) < len(keys) + 5

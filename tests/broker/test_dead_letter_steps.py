@@ -1,0 +1,110 @@
+"""The leader's steps of dead letters: how large one may be, and what happens if one changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+from pamqp import frame, header
+from pamqp.commands import Basic
+
+from qq.broker.dead_letters import BYTES_MAX, RETRY_S, STEPS_MAX, DeadLetters
+from qq.broker.entries import Messages
+from qq.machine.codec import check_command
+from qq.machine.commands import DeadLetter
+from qq.machine.machine import DyingMessages
+from qq.ranges import Range
+
+
+class World:
+    """The machine, the submissions, the entries and the runtime, as far as dead letters look."""
+
+    def __init__(self, stored: list[bytes], *, makes_progress: bool) -> None:
+        self.stored = stored
+        self.makes_progress = makes_progress
+        self.first = 0
+        self.steps_each = 0
+        """What a command is expected to cost."""
+        self.steps: list[list[DeadLetter]] = []
+        self.delays_s: list[float] = []
+        self.later: list[Callable[[], None]] = []
+        self._step: list[DeadLetter] = []
+        self._applied: list[Callable[[], None]] = []
+        self.dead_letters = DeadLetters(*[cast("Any", self)] * 4)
+
+    def dying(self, _ranges_max: int, _first: int) -> Iterator[DyingMessages]:
+        if self.first < len(self.stored):
+            left = Range(1, self.first, len(self.stored) - self.first)
+            yield DyingMessages("/", "q", 1, self.first, [left], needs_content=True)
+
+    def messages(self, part: Range) -> list[Messages]:
+        stored = self.stored[part.slot : part.slot + part.count]
+        return [Messages("", "q", 1, stored)]
+
+    def add(self, command: DeadLetter) -> int:
+        self._step.append(command)
+        return self.steps_each
+
+    def when_applied(self, callback: Callable[[], None]) -> None:
+        self._applied.append(callback)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self.delays_s.append(delay_s)
+        self.later.append(callback)
+
+    def apply(self) -> bool:
+        """Have the step that is under way applied; whether there was one."""
+        applied, self._applied = self._applied, []
+        if self._step:
+            self.steps.append(self._step)
+            if self.makes_progress:
+                self.first += sum(command.count for command in self._step)
+            self._step = []
+        for callback in applied:
+            callback()
+        return bool(applied)
+
+
+def with_headers(**headers: Any) -> bytes:
+    return frame.marshal(header.ContentHeader(0, 0, Basic.Properties(headers=headers)), 1)
+
+
+def test_a_step_that_changes_nothing_is_repeated_once_a_second_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World([with_headers(a=1)], makes_progress=False)
+    world.dead_letters.lead(True)
+    for seconds in range(1, 4):
+        while world.apply():
+            pass
+        assert len(world.steps) == seconds
+        assert world.delays_s == [RETRY_S] * seconds
+        assert len(caplog.records) == seconds
+        world.later.pop()()
+    world.makes_progress = True
+    assert world.apply()
+    assert not world.apply()
+    assert world.later == []
+
+
+def test_a_step_has_a_bound_in_bytes_whatever_the_messages_headers_hold() -> None:
+    world = World([with_headers(a=number, b="x" * 100_000) for number in range(50)], makes_progress=True)
+    world.dead_letters.lead(True)
+    while world.apply():
+        pass
+    assert world.first == 50
+    assert world.later == []
+    for step in world.steps:
+        assert sum(map(check_command, step[:-1])) < BYTES_MAX
+    assert len(world.steps) > 3
+
+
+def test_a_step_has_a_bound_in_what_it_costs_the_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    world = World([with_headers(a=number) for number in range(9)], makes_progress=True)
+    world.steps_each = STEPS_MAX // 2
+    world.dead_letters.lead(True)
+    while world.apply():
+        pass
+    assert [len(step) for step in world.steps] == [2, 2, 2, 2, 1]
+    assert caplog.records == []

@@ -1,0 +1,333 @@
+"""The HTTP port on real sockets: strangers in number and in time, users' requests, and what is answered when there are
+too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+import uvloop
+from fakes import FakeManagement, FakeView, MachineManagement
+from http_node import GUEST
+from prometheus_client import CollectorRegistry, Counter
+
+from qq.http.app import build_app, listen
+from qq.http.server import FIELDS_MAX, HttpLimits, HttpServer
+from qq.http.view import LoginThrottled, QueueStatus, Unavailable
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
+AUTHORIZATION = f"Authorization: {GUEST['Authorization']}\r\n"
+HALF = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+Story = Callable[[HttpServer], Awaitable[None]]
+
+
+class Client:
+    """A connection, and what is sent on it as it is."""
+
+    all: ClassVar[list[Client]] = []
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.all.append(self)
+
+    @classmethod
+    async def connect(cls, server: HttpServer, source: str = HERE, limit: int = 2**16) -> Client:
+        return cls(*await asyncio.open_connection(HERE, server.port, local_addr=(source, 0), limit=limit))
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers in lower case, body."""
+        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)).decode()
+        first, *lines = head.strip().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        return int(first.split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
+
+    async def is_ended(self) -> bool:
+        """Whether the node closes it without a word."""
+        with contextlib.suppress(ConnectionError):
+            return await asyncio.wait_for(self.reader.read(), 10) == b""
+        return True
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Run a story against a server; nothing that happens may reach the event loop's owner."""
+
+    def run(
+        story: Story,
+        limits: HttpLimits | None = None,
+        view: FakeView | None = None,
+        management: Any = None,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        unhandled: list[dict[str, Any]] = []
+
+        async def serve() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+            chosen = limits or HttpLimits()
+            app = build_app(
+                view or FakeView(), management or FakeManagement(), registry or CollectorRegistry(), chosen
+            )
+            server = await listen(app, HERE, 0, chosen)
+            try:
+                await story(server)
+            finally:
+                for client in Client.all:
+                    client.writer.close()
+                    with contextlib.suppress(ConnectionError):
+                        await client.writer.wait_closed()
+                Client.all.clear()
+                await server.cleanup()
+            assert (server.places.strangers, server.places.known) == (0, 0)
+
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(serve())
+        assert unhandled == []
+
+    return run
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def flood(server: HttpServer, count: int) -> list[Client]:
+    clients: list[Client] = []
+    for _ in range(count):
+        client = await Client.connect(server)
+        client.send(HALF)
+        clients.append(client)
+    return clients
+
+
+async def ask(client: Client, path: str = "/livez", more: str = "") -> int:
+    client.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode())
+    status, _, _ = await client.answer()
+    return status
+
+
+def test_half_sent_requests_are_bounded_and_others_are_answered(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        clients = await flood(server, 300)
+        assert server.places.strangers <= 8
+        assert await ask(await Client.connect(server)) == 200
+        assert await clients[0].is_ended()
+        assert await ask(await Client.connect(server), "/api/cluster", AUTHORIZATION) == 200
+
+    run(story, HttpLimits(connections=8))
+
+
+def test_one_address_pushes_nobody_else_out(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        kept = await Client.connect(server, ELSEWHERE)
+        assert await ask(kept) == 200
+        await flood(server, 100)
+        assert await ask(kept) == 200
+
+    run(story, HttpLimits(connections=4))
+
+
+def test_a_header_has_to_come_in_time_however_it_comes(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        silent, half, dripping = [await Client.connect(server) for _ in range(3)]
+        again = await Client.connect(server)
+        assert await ask(again) == 200
+        half.send(HALF)
+        again.send(HALF)
+
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                while not dripping.writer.is_closing():
+                    dripping.send(b"x")
+                    await asyncio.sleep(0.05)
+
+        dropping = asyncio.create_task(drip())
+        for client in (silent, half, dripping, again):
+            assert await client.is_ended()
+        dropping.cancel()
+
+    run(story, HttpLimits(header_timeout_s=0.3))
+
+
+def test_an_idle_connection_is_closed(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server)
+        assert await ask(client) == 200
+        assert await ask(client) == 200
+        assert await client.is_ended()
+
+    run(story, HttpLimits(idle_timeout_s=0.3))
+
+
+def put_policy(body: bytes, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    head = f"PUT /api/policies/%2F/p HTTP/1.1\r\nHost: x\r\n{AUTHORIZATION}Content-Length: {size}\r\n\r\n"
+    return head.encode() + body
+
+
+def test_a_users_request_is_not_pushed_out(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        user = await Client.connect(server)
+        user.send(put_policy(b"{", 100))
+        await until(lambda: server.places.known > 0)
+        await flood(server, 50)
+        user.send(b" " * 99)
+        assert (await user.answer())[0] == 400
+        assert server.places.known == 0
+
+    run(story, HttpLimits(connections=4))
+
+
+def test_a_body_has_to_come_in_time(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        for path in ("policies/%2F/p", "definitions"):
+            user = await Client.connect(server)
+            user.send(put_policy(b"{", 100).replace(b"policies/%2F/p", path.encode()))
+            if path == "definitions":
+                user.writer.close()
+                user = await Client.connect(server)
+                user.send(put_policy(b"{", 100).replace(b"PUT /api/policies/%2F/p", b"POST /api/definitions"))
+            status, _, body = await user.answer()
+            assert status == 408
+            assert b"the body takes longer than 0.2 s (http_body_timeout_s)" in body
+
+    run(story, HttpLimits(body_timeout_s=0.2))
+
+
+def test_too_many_requests_of_users_are_told_so(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        first = await Client.connect(server)
+        first.send(put_policy(b"{", 100))
+        await until(lambda: server.places.known > 0)
+        second = await Client.connect(server)
+        second.send(put_policy(b"{}"))
+        status, headers, body = await second.answer()
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert b"1 requests are under way (http_request_max)" in body
+        assert await ask(second) == 200
+        first.send(b" " * 99)
+        assert (await first.answer())[0] == 400
+        assert await ask(second, "/api/cluster", AUTHORIZATION) == 200
+
+    run(story, HttpLimits(requests=1))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after"),
+    [
+        (LoginThrottled(0.0), 429, "1"),
+        (LoginThrottled(6.2), 429, "7"),
+        (Unavailable("no majority"), 503, None),
+    ],
+)
+def test_a_login_that_is_not_decided_is_neither_granted_nor_refused(
+    run: Callable[..., None], error: Exception, status: int, retry_after: str | None
+) -> None:
+    class View(FakeView):
+        async def authenticate(self, user: str, password: str, peer_host: str) -> list[str] | None:
+            raise error
+
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server)
+        client.send(f"GET /api/whoami HTTP/1.1\r\nHost: x\r\n{AUTHORIZATION}\r\n".encode())
+        answered, headers, _ = await client.answer()
+        assert (answered, headers.get("retry-after")) == (status, retry_after)
+
+    run(story, view=View())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [b"A: " + b"x" * 5000 + b"\r\n", b"".join(b"A%d: x\r\n" % n for n in range(FIELDS_MAX + 1))],
+    ids=["long", "many"],
+)
+def test_a_large_header_is_refused(run: Callable[..., None], fields: bytes) -> None:
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server)
+        client.send(b"GET /livez HTTP/1.1\r\n" + fields + b"\r\n")
+        assert (await client.answer())[0] in (400, 431)
+
+    run(story)
+
+
+class Chatty(FakeManagement):
+    """It has a great many queues."""
+
+    def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
+        [queue, *_] = list(super().queues(vhost))
+        for _ in range(20_000):
+            yield queue
+
+
+def test_who_does_not_read_its_answer_is_dropped(run: Callable[..., None]) -> None:
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server, limit=1024)
+        client.send(f"GET /api/queues HTTP/1.1\r\nHost: x\r\n{AUTHORIZATION}\r\n".encode())
+        await until(lambda: server.places.known > 0)
+        await until(lambda: server.places.known == 0)
+
+    run(story, HttpLimits(idle_timeout_s=0.3), management=Chatty())
+
+
+def test_gathering_metrics_takes_a_small_share_of_the_time(run: Callable[..., None]) -> None:
+    gathered: list[float] = []
+
+    class Slow(Counter):
+        def collect(self) -> Any:
+            gathered.append(time.monotonic())
+            time.sleep(0.02)
+            return super().collect()
+
+    registry = CollectorRegistry()
+    Slow("c", "c", registry=registry)
+    gathered.clear()
+
+    async def story(server: HttpServer) -> None:
+        client = await Client.connect(server)
+        for _ in range(100):
+            assert await ask(client, "/metrics") == 200
+        assert len(gathered) == 1
+
+    run(story, registry=registry)
+
+
+def test_an_error_in_the_reader_of_requests_ends_a_connection_and_nothing_else(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def story(server: HttpServer) -> None:
+        other = await Client.connect(server)
+        assert await ask(other) == 200
+        client = await Client.connect(server)
+        with monkeypatch.context() as patched:
+            patched.setattr("aiohttp.web_protocol.RequestHandler.data_received", fail)
+            client.send(HALF)
+            assert await client.is_ended()
+        assert await ask(other) == 200
+
+    run(story)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_rubbish_leaves_no_line_in_the_log(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(server: HttpServer) -> None:
+        for _ in range(20):
+            client = await Client.connect(server)
+            client.send(b"\x16\x03\x01 nonsense\r\n\r\n")
+            assert (await client.answer())[0] == 400
+
+    run(story, management=MachineManagement())
+    assert caplog.records == []

@@ -1,0 +1,146 @@
+"""Consumers who share the limit of a channel (basic.qos, global): nobody waits for room that is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from unittest import mock
+
+from hypothesis import given
+from hypothesis import strategies as st
+from machine_driver import Driver, batch, consume, declare, publish, reloaded
+
+from qq.machine import core as core_module
+from qq.machine.commands import Cancel, Command, DeleteQueue, Limit, PurgeQueue, SessionDown, Settle
+from qq.machine.machine import QueueMachine
+from qq.machine.queue import Queue
+
+if TYPE_CHECKING:
+    import pytest
+
+    from qq.machine.consumers import Consumer
+
+QUEUES = ["q0", "q1", "q2"]
+SESSIONS = [1, 2]
+
+numbers = st.integers(0, 7)
+queues = st.sampled_from(QUEUES)
+sessions = st.sampled_from(SESSIONS)
+steps = st.one_of(
+    st.tuples(st.just("publish"), queues, st.integers(1, 4)),
+    st.tuples(st.just("consume"), queues, sessions, st.integers(1, 5)),
+    st.tuples(st.just("settle"), numbers, st.integers(1, 3)),
+    st.tuples(st.just("cancel"), numbers),
+    st.tuples(st.just("limit"), sessions, st.integers(0, 4)),
+    st.tuples(st.just("purge"), queues),
+    st.tuples(st.just("delete"), queues),
+    st.tuples(st.just("down"), sessions),
+)
+
+
+def commands_of(machine: QueueMachine, step: tuple[object, ...], number: int) -> tuple[list[Command], int]:
+    """What a step of the property means now, and how many messages it needs."""
+    consumers = list(machine.consumers.values())
+    match step:
+        case ("publish", str(queue), int(count)):
+            return [publish(count, queue)], count
+        case ("consume", str(queue), int(session), int(credit)):
+            return [declare(queue, session), consume(number, queue, credit, session)], 0
+        case ("settle", int(which), int(count)) if consumers:
+            consumer = consumers[which % len(consumers)]
+            first = consumer.unacked.first() or 0
+            return [Settle(consumer.id, first, first + count - 1)], 0
+        case ("cancel", int(which)) if consumers:
+            consumer = consumers[which % len(consumers)]
+            return [Cancel(consumer.session, consumer.id)], 0
+        case ("limit", int(session), int(count)):
+            return [Limit(session, count)], 0
+        case ("purge", str(queue)):
+            return [declare(queue), PurgeQueue(1, 1, queue)], 0
+        case ("delete", str(queue)):
+            return [DeleteQueue(1, 1, queue, False, False), declare(queue)], 0
+        case ("down", int(session)):
+            return [SessionDown(session)], 0
+        case _:
+            return [], 0
+
+
+def naive_room(machine: QueueMachine, consumer: Consumer) -> int:
+    """What it may have, by looking at all that its channel holds."""
+    session = machine._core.sessions[consumer.node, consumer.session]
+    held = sum(len(other.unacked) for other in session.consumers.values() if other.budget is not None)
+    limit = session.budget.limit
+    return min(consumer.credit, limit - held) if limit else consumer.credit
+
+
+@given(st.lists(st.lists(steps, min_size=1, max_size=4), max_size=30))
+def test_whoever_may_have_a_message_has_it_and_nobody_more(entries: list[list[tuple[object, ...]]]) -> None:
+    machine = QueueMachine()
+    machine.apply_batch("n1", 1, 0, 1000, batch([declare(queue) for queue in QUEUES]))
+    machine.end_entry(1000)
+    number = 0
+    with mock.patch.object(core_module, "WOKEN_MAX", 3):
+        for index, entry in enumerate(entries, 2):
+            loaded = reloaded(machine)
+            for ordinal, step in enumerate(entry):
+                number += 1
+                commands, count = commands_of(machine, step, number)
+                payload = batch(commands, [b"x"] * count)
+                effects = machine.apply_batch("n1", index, ordinal, 1000, payload)
+                assert loaded.apply_batch("n1", index, ordinal, 1000, payload) == effects
+            assert machine.end_entry(1000) == loaded.end_entry(1000)
+            assert machine.digest() == loaded.digest()
+            for consumer in machine.consumers.values():
+                room = naive_room(machine, consumer)
+                assert room >= 0 or not consumer.live or consumer.budget is not None
+                may_have_more = consumer.live and room > 0 and consumer.queue.ready
+                assert not may_have_more or machine.due_ms() == 0  # the next entry goes on
+
+
+def test_to_settle_one_message_does_not_ask_thousands_who_have_to_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    give_credit = Queue.give_credit
+
+    def counting(queue: Queue, consumer: Consumer, count: int) -> None:
+        asked.append(consumer.id)
+        give_credit(queue, consumer, count)
+
+    driver = Driver()
+    driver.apply(declare("q"), Limit(1, 1))
+    driver.apply(*(consume(number, "q", 10) for number in range(1, 3001)))
+    driver.apply(publish(100), messages=[b"x"] * 100)
+    monkeypatch.setattr(Queue, "give_credit", counting)
+    for consumer in range(1, 100):
+        driver.apply(Settle(consumer, 0, 0))
+    assert len(asked) == 2 * 99  # who settled, and whose turn it is
+    asked.clear()
+    driver.apply(Limit(1, 0))
+    assert len(asked) <= 3000
+
+
+def test_to_acknowledge_does_not_ask_all_who_might_become_the_single_active_consumer() -> None:
+    """Who it should be is known without looking at those who wait."""
+    driver = Driver()
+    driver.apply(declare("q", x_single_active_consumer=True))
+    driver.apply(*(consume(number, "q", 10) for number in range(1, 1001)))
+    queue = driver.machine.vhosts["/"].queues["q"]
+    holders = mock.MagicMock(wraps=queue.holders)
+    holders.__iter__.side_effect = AssertionError("somebody looks at all of them")
+    queue.holders = holders
+    driver.apply(publish(10), messages=[b"x"] * 10)
+    for number in range(10):
+        driver.apply(Settle(1, number, number))
+    driver.apply(Cancel(1, 1))
+    assert queue.active is not None
+    assert queue.active.id == 2
+
+
+def test_who_waits_behind_one_that_finds_its_queue_empty_is_asked_as_well() -> None:
+    driver = Driver()
+    driver.apply(*map(declare, QUEUES), Limit(1, 1))
+    driver.apply(*(consume(number, queue, 10) for number, queue in enumerate(QUEUES, 1)))
+    driver.apply(*(publish(1, queue) for queue in QUEUES), messages=[b"x"] * 3)
+    driver.apply(PurgeQueue(1, 1, "q1"))
+    driver.apply(Settle(1, 0, 0))
+    assert [len(consumer.unacked) for consumer in driver.machine.consumers.values()] == [0, 0, 1]

@@ -1,0 +1,167 @@
+"""What an entry may cost: refusals in apply, for what could not be known before the log, and what goes at once."""
+
+from __future__ import annotations
+
+import pytest
+from machine_driver import Driver, batch, consume, declare, publish, reloaded
+
+from qq.machine.commands import (
+    BindExchange,
+    BindQueue,
+    Commit,
+    ConnectionDown,
+    DeadLetter,
+    DeclareExchange,
+    DeleteVhost,
+    Get,
+    PutVhost,
+)
+from qq.machine.costs import BATCH_STEPS_MAX
+from qq.machine.effects import ConsumerGone, Failed
+from qq.machine.machine import QueueMachine
+from qq.machine.vhost import ROUTES_WIDTH_MAX, VirtualHost
+from qq.machine.work import COPIES_MAX
+
+WIDE = 1250
+
+
+def wide() -> QueueMachine:
+    """Each message to amq.fanout reaches 1250 queues."""
+    machine = QueueMachine()
+    names = [f"q{number}" for number in range(WIDE)]
+    fanout = [BindQueue(1, 1, name, "amq.fanout", "", {}) for name in names]
+    machine.apply_batch("n1", 1, 0, 7, batch([*map(declare, names), *fanout]))
+    machine.end_entry(7)
+    return machine
+
+
+def test_messages_of_one_entry_reach_so_many_queues_at_most_if_bindings_have_changed_on_the_way() -> None:
+    machine = wide()
+    publishes = [publish(1, str(number % 2), "amq.fanout", session=number) for number in range(2, 10)]
+    effects = machine.apply_batch(
+        "n1", 2, 0, 7, batch([*publishes, publish(1, "q0", session=20)], [b"x"] * 9)
+    )
+    fit = COPIES_MAX // WIDE
+    assert [effect.session for effect in effects if isinstance(effect, Failed)] == list(range(2 + fit, 10))
+    assert "reach more queues at once than the limit (5000)" in str(effects[0])
+    machine.end_entry(7)
+    assert machine.vhosts["/"].queues["q0"].ready == fit + 1
+    effects = machine.apply_batch("n1", 3, 0, 7, batch([publish(1, "", "amq.fanout")], [b"x"]))
+    assert effects == []  # it is another entry
+
+
+def test_a_transaction_reaches_so_many_queues_at_most() -> None:
+    machine = wide()
+    commands = [publish(1, str(number % 2), "amq.fanout", first_seq=0) for number in range(5)]
+    [failed] = machine.apply_batch("n1", 2, 0, 7, batch([Commit(1, 5), *commands], [b"x"] * 5))
+    assert isinstance(failed, Failed)
+    assert "the messages of a transaction reach more queues than the limit (5000)" in failed.text
+    assert machine.vhosts["/"].queues["q0"].ready == 0
+    effects = machine.apply_batch("n1", 3, 0, 7, batch([Commit(2, 4), *commands[:4]], [b"x"] * 4))
+    assert not any(isinstance(effect, Failed) for effect in effects)
+
+
+def test_a_message_whose_way_is_too_long_is_refused_to_its_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qq.routing.exchanges.QUEUES_MAX", 2)
+    driver = Driver()
+    headers = [BindQueue(1, 1, name, "amq.headers", "", {}) for name in "abc"]
+    driver.apply(*map(declare, "abc"), *headers)
+    for exchange in ("amq.headers", "amq.fanout"):
+        driver.apply(*(BindQueue(1, 1, name, "amq.fanout", "", {}) for name in "abc"))
+        [failed] = driver.apply(publish(1, "", exchange, session=9), messages=[b"x"])
+        assert isinstance(failed, Failed)
+        assert failed.text == "PRECONDITION_FAILED - the message reaches 3 queues, above the limit (2)"
+        driver.machine._core.sessions.clear()
+
+
+def test_remembered_routes_do_not_fill_the_memory() -> None:
+    machine = wide()
+    vhost = machine.vhosts["/"]
+    for key in range(2 * ROUTES_WIDTH_MAX // WIDE):
+        vhost.route("amq.fanout", str(key))
+        assert sum(map(len, vhost._routes.values())) <= ROUTES_WIDTH_MAX
+
+
+def test_a_deleted_virtual_host_costs_nothing_for_each_of_its_bindings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver()
+    driver.apply(*map(declare, "abc"), *(consume(number, "a", 5) for number in range(3)))
+    driver.apply(DeclareExchange(1, "x", "fanout", False, True, True, False, {}))
+    driver.apply(BindExchange(1, "x", "amq.fanout", "", {}), BindQueue(1, 1, "a", "x", "", {}))
+    driver.apply(publish(2, "a"), Get(1, 1, 1, 9, "a", False, 0), messages=[b"x"] * 2)
+    vhost = driver.machine.vhosts["/"]
+    monkeypatch.setattr(VirtualHost, "_remove", None)
+    gone = driver.apply(DeleteVhost("/"))
+    assert [effect.consumer for effect in gone if isinstance(effect, ConsumerGone)] == [0, 1, 2]
+    assert not driver.machine.consumers
+    assert not list(driver.machine.queues())
+    assert driver.machine.due_ms() is None
+    assert not vhost.bindings
+    driver.apply(PutVhost("/", "", [], ""), declare("new", session=2), ConnectionDown(1))
+    assert list(driver.machine.vhosts["/"].queues) == ["new"]
+
+
+def test_an_entry_moves_dead_letters_to_so_many_queues_and_later_ones_the_others() -> None:
+    """Each is looked into and goes its own way: 1000 of them, in one command, went to 10,000 queues each at once."""
+    machine = wide()
+    to_all = [BindQueue(1, 1, f"q{number}", "amq.headers", "", {}) for number in range(WIDE)]
+    source = declare("source", x_dead_letter_exchange="amq.headers", x_message_ttl=1)
+    machine.apply_batch("n1", 2, 0, 7, batch([*to_all, source]))
+    machine.apply_batch("n1", 3, 0, 7, batch([publish(6, "source")], [b"x"] * 6))
+    machine.end_entry(7)
+    machine.end_entry(8)
+    machines = machine, reloaded(machine)
+    index, steps = 3, list[int]()
+    while queues := list(machine.dying(500)):
+        [dying] = queues
+        left = sum(part.count for part in dying.ranges)
+        command = DeadLetter(
+            "/", "source", dying.number, dying.first, left, "", "source", [], [], "", 255, True, {}, {}
+        )
+        index += 1
+        for each in machines:
+            each.apply_batch("n1", index, 0, 8, batch([command]))
+            each.end_entry(8)
+        steps.append(machine.vhosts["/"].queues["q7"].ready)
+    assert steps == [3, 6]
+    assert machine.digest() == machines[1].digest()
+    assert machine.vhosts["/"].queues["source"].dying_count == 0
+
+
+def test_what_it_takes_to_find_the_way_of_dead_letters_counts_before_the_log_and_in_it() -> None:
+    driver = Driver()
+    keys = [f"{key}." + ".".join(["#", "*"] * 60) for key in range(20)]
+    driver.apply(
+        *(declare(name) for name in "ab"), *(BindQueue(1, 1, "a", "amq.topic", key, {}) for key in keys)
+    )
+    driver.apply(declare("source", x_dead_letter_exchange="amq.topic", x_message_ttl=1))
+    driver.apply(publish(20, "source"), messages=[b"x"] * 20)
+    driver.time_ms += 10
+    driver.apply()
+    machine = driver.machine
+    [dying] = machine.dying(500)
+    commands = [
+        DeadLetter(
+            "/",
+            "source",
+            dying.number,
+            dying.first + n,
+            1,
+            "",
+            f"{n}" + ".a" * 118,
+            [],
+            [],
+            "",
+            255,
+            False,
+            {},
+            {},
+        )
+        for n in range(20)
+    ]
+    costs = [machine.costs.of("n1", command) for command in commands]
+    assert min(costs) >= BATCH_STEPS_MAX
+    machine.apply_batch("n1", 99, 0, driver.time_ms, batch(commands))
+    machine.end_entry(driver.time_ms)
+    assert 0 < machine.vhosts["/"].queues["a"].ready < 10

@@ -1,0 +1,83 @@
+"""What is bound decides what a message costs, and so what is refused: not what was bound before, nor in which order.
+
+A replica that has loaded its state knows only the bindings that are left; one that has lived through them must agree.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+from random import Random
+
+import pytest
+
+from qq.routing import headers, topics
+from qq.routing.content import Content
+from qq.routing.exchanges import ROUTE_STEPS_MAX, RouteTooLong, RoutingTable
+from qq.routing.headers import Headers
+from qq.routing.routers import Binding, Destination, DestinationKind, Router, Topic
+
+QUEUE = DestinationKind.QUEUE
+CONTENT = Content({"a": 1, "b": 2}, {}, 1)
+TOPIC_KEYS = ["#", "*", "a.#", "#.b", "*.*", "a.*.#", "a.b", "#.#", "*.a.*.b"]
+CONDITIONS: list[dict[str, object]] = [
+    {},
+    {"a": 1},
+    {"b": 2},
+    {"a": 1, "b": 2},
+    {"x-match": "any", "a": 1, "b": 3},
+    {"x-match": "any", "c": 1},
+    {"a": 1, "b": 2, "c": 3},
+]
+
+
+def test_a_match_costs_the_same_whatever_was_bound_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (topics, headers):
+        monkeypatch.setattr(module, "AT_ONCE", 2)
+    for seed in range(60):
+        chance = Random(seed)
+        for kind in (Topic, Headers):
+            _live(kind, chance)
+
+
+def _live(kind: type[Router], chance: Random) -> None:
+    lived = kind({})
+    there: dict[Binding, dict[str, object]] = {}
+    for _ in range(chance.randrange(1, 60)):
+        destination = Destination(QUEUE, f"q{chance.randrange(4)}")
+        if kind is Topic:
+            key, arguments, packed = chance.choice(TOPIC_KEYS), dict[str, object](), b""
+        else:
+            number = chance.randrange(len(CONDITIONS))
+            key, arguments, packed = "", CONDITIONS[number], b"%d" % number
+        binding = Binding("x", destination, key, packed)
+        if binding not in there:
+            lived.bind(binding, arguments)
+            there[binding] = arguments
+        if chance.random() < 0.6:
+            gone = chance.choice(list(there))
+            lived.unbind(gone)
+            del there[gone]
+    loaded = kind({})
+    for binding, arguments in there.items():
+        loaded.bind(binding, arguments)
+    for keys in (["a"], ["a.b", "c"], [""], ["a.a.b.b"]):
+        assert lived.steps(keys, CONTENT) == loaded.steps(keys, CONTENT)
+        assert set(lived.match(keys, CONTENT)) == set(loaded.match(keys, CONTENT))
+
+
+def test_a_way_on_which_the_last_exchange_has_the_most_bindings_is_as_long() -> None:
+    """It once was short enough if the dear exchange came first: its own bindings counted only for those behind it."""
+    for order in permutations(["dear", "cheap"]):
+        table = RoutingTable()
+        table.add_exchange("first", "topic", {})
+        for name in order:
+            table.add_exchange(name, "fanout", {})
+        for place, name in enumerate(order):
+            table.bind(
+                Binding("first", Destination(DestinationKind.EXCHANGE, name), "#" + ".#" * place, b""), {}
+            )
+        table.add_queue("q")
+        for number in range(ROUTE_STEPS_MAX):
+            table.bind(Binding("dear", Destination(QUEUE, "q"), str(number), b""), {})
+        with pytest.raises(RouteTooLong):
+            table.route("first", "a")

@@ -1,0 +1,100 @@
+"""The largest messages and transactions that a configuration lets in, while nodes lag behind or are told otherwise."""
+
+from __future__ import annotations
+
+import time
+from hashlib import sha256
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from system_clients import pika_connection
+
+from qq.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from qq.testing import ClusterNode
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(100)]
+
+MIB = 1024 * 1024
+QUEUE = "large"
+ARRIVES_WITHIN_S = 30.0
+
+
+def body_of(number: int, size: int) -> bytes:
+    return Random(number).randbytes(MIB) * (size // MIB)
+
+
+def check_fetched(node: ClusterNode, bodies: Sequence[bytes]) -> None:
+    """Take messages of the queue through this node."""
+    digests: list[bytes] = []
+    deadline_s = time.monotonic() + ARRIVES_WITHIN_S
+    with pika_connection(node) as connection:
+        channel = connection.channel()
+        while len(digests) < len(bodies) and time.monotonic() < deadline_s:
+            found, _, body = channel.basic_get(QUEUE, auto_ack=True)
+            if found is not None and body is not None:
+                digests.append(sha256(body).digest())
+    assert digests == [sha256(body).digest() for body in bodies]
+
+
+def check_logs(cluster: LocalCluster) -> None:
+    """No node has ended, or has given up a link to one that was there."""
+    for node in cluster.nodes:
+        text = node.log.read_text()
+        assert "CRITICAL" not in text
+        assert "does not read" not in text
+
+
+def test_large_transactions_reach_a_follower_that_was_away(tmp_path: Path) -> None:
+    """Two of them in one append were once more than a link took: the leader ended, and so did each that came after."""
+    with LocalCluster(3, tmp_path) as cluster:
+        leader, (follower, other) = cluster.leader(), cluster.followers()
+        bodies = [body_of(number, 15 * MIB) for number in range(9)]
+        with pika_connection(leader) as connection:
+            channel = connection.channel()
+            channel.queue_declare(QUEUE, durable=True)
+            channel.tx_select()
+
+            def commit(numbers: range) -> None:
+                for number in numbers:
+                    channel.basic_publish("", QUEUE, bodies[number])
+                channel.tx_commit()
+
+            follower.kill()
+            commit(range(3))
+            commit(range(3, 6))
+            follower.start()
+            commit(range(6, 9))
+        cluster.wait_caught_up()
+        other.kill()  # so whatever is asked for needs the one that was away
+        check_fetched(follower, bodies)
+        check_logs(cluster)
+
+
+def test_a_message_larger_than_any_buffer_passes_a_node_that_would_not_take_it_from_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """110 MiB, through the leader and through a follower, while the third node has the default of 16 MiB."""
+    body = body_of(0, 110 * MIB)
+    monkeypatch.setenv("QQ_LIMITS_MESSAGE_BYTES", str(128 * MIB))
+    monkeypatch.setenv("QQ_LIMITS_NODE_UNCOMMITTED_BYTES", str(MIB))
+    with LocalCluster(3, tmp_path) as cluster:
+        monkeypatch.undo()
+        leader, (generous, other) = cluster.leader(), cluster.followers()
+        other.stop()
+        other.start()
+        for node in (leader, generous):
+            with pika_connection(node) as connection:
+                channel = connection.channel()
+                channel.queue_declare(QUEUE, durable=True)
+                channel.confirm_delivery()
+                channel.basic_publish("", QUEUE, body)
+        cluster.wait_caught_up()
+        check_fetched(other, [body])
+        check_fetched(generous, [body])
+        check_logs(cluster)
