@@ -11,6 +11,7 @@ import gc
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -146,13 +147,25 @@ class ClusterHere:
         assert node.node is not None
         links: Any = node.node.links
         deliver = links._deliver
+        late: deque[tuple[Any, ...]] = deque()
 
         def deliver_late(*arguments: Any) -> None:
-            self._loop.call_later(LAG_S, deliver, *arguments)
+            late.append(arguments)
+            self._loop.call_later(LAG_S, deliver_first)
+
+        def deliver_first() -> None:
+            if late:
+                deliver(*late.popleft())
+
+        def deliver_rest() -> None:
+            """A link never changes the order, so what still waits comes before what is heard in time again."""
+            del links._deliver
+            while late:
+                deliver_first()
 
         self.call(setattr, links, "_deliver", deliver_late)
         yield
-        self.call(delattr, links, "_deliver")
+        self.call(deliver_rest)
 
     # The group
 
