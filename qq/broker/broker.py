@@ -128,16 +128,20 @@ class Broker:
         """Tell the log, once, that a connection is gone; its socket may linger."""
         if connection.in_log:
             connection.in_log = False
-            self.submissions.add(commands.ConnectionDown(connection.id))
+            self.submissions.add(commands.ConnectionDown(connection.id), connection.lane)
 
     def connect(self, connection: ClientConnection) -> None:
         """Ask the log to let a connection into its virtual host."""
-        self.submissions.add(commands.Connect(connection.id, connection.vhost, connection.user), connection)
+        self.submissions.add(
+            commands.Connect(connection.id, connection.vhost, connection.user), connection.lane
+        )
 
     def session_opened(self, channel: Channel) -> None:
         self._sessions[channel.session] = channel
         self.counters.channels_opened += 1
-        self.submissions.add(commands.OpenChannel(channel.session, channel.connection.id), channel.connection)
+        self.submissions.add(
+            commands.OpenChannel(channel.session, channel.connection.id), channel.connection.lane
+        )
 
     def channel(self, session: int) -> Channel | None:
         """The channel that the log knows under this number."""
@@ -146,7 +150,7 @@ class Broker:
     def session_ended(self, channel: Channel) -> None:
         if self._sessions.pop(channel.session, None) is not None:
             self.counters.channels_closed += 1
-            self.submissions.add(commands.SessionDown(channel.session), channel.connection)
+            self.submissions.add(commands.SessionDown(channel.session), channel.connection.lane)
 
     def may_impersonate(self, user: str) -> bool:
         """Whether this user's messages may have any `user-id` (RabbitMQ's tag impersonator)."""
@@ -156,8 +160,18 @@ class Broker:
     # Back-pressure over all connections
 
     @property
+    def uncommitted_bytes_max(self) -> int:
+        """What one connection may have asked for that the log has yet to take in: all together half of the node's.
+
+        So however many a client opens, there is room for others; only large messages can make the node full.
+        """
+        limits = self.limits
+        share = limits.node_uncommitted_bytes // (2 * max(1, len(self.connections)))
+        return min(limits.uncommitted_bytes, share)
+
+    @property
     def is_full(self) -> bool:
-        return self.group.pending_bytes > self.limits.node_uncommitted_bytes
+        return self.submissions.pending_bytes > self.limits.node_uncommitted_bytes
 
     @property
     def why_full(self) -> str:

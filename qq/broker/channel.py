@@ -23,11 +23,12 @@ from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
 from qq.amqp.properties import DURATION_MAX_MS, PLUGIN_DELAY_MAX_MS, group
 from qq.amqp.stored import HEADERS
 from qq.broker.access import Access, AccessRefused
+from qq.broker.batches import OpenEnqueue
 from qq.broker.outgoing import Consumer, Outgoing
-from qq.broker.submissions import OpenEnqueue
 from qq.broker.transaction import Transaction
 from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply, amqp_error
 from qq.machine import commands, effects
+from qq.machine.costs import TRANSACTION_STEPS_MAX
 from qq.machine.declaring import stripped
 from qq.machine.errors import Refused, the_queue
 from qq.machine.limits import check_table_size
@@ -77,6 +78,8 @@ class Channel:
         self.published = 0
         """Publish sequence number of the last message, in confirm mode."""
         self.closed = False
+        self.has_failed = False
+        """The log has refused something of it, and passes over what it is asked for behind that."""
         self.answered = 0
         """How many answers the log has given; it numbers them in the same way."""
         self._confirmed = 0
@@ -160,7 +163,7 @@ class Channel:
             self.connection.holds_back(self)
         self._held.appendleft(event)
         self._catching_up = True
-        self.broker.submissions.barrier(self._caught_up)
+        self.broker.submissions.barrier(self._caught_up, self.connection.lane)
 
     def _caught_up(self) -> None:
         self._catching_up = False
@@ -202,7 +205,7 @@ class Channel:
         is_new = (
             run is None
             or method != self._run_method
-            or not submissions.holds(run)
+            or not run.messages  # all have gone
             or (attributes is not run.attributes and not run.takes(attributes))
         )
         if run is None or is_new:
@@ -234,7 +237,7 @@ class Channel:
         settle = self.broker.submissions.settle
         for piece in pieces:
             first = piece.value.first_id + piece.offset
-            settle(kind, piece.value.consumer, first, first + piece.count - 1, self.connection)
+            settle(kind, piece.value.consumer, first, first + piece.count - 1, self.connection.lane)
             if kind is commands.Settle:
                 self.broker.counters.messages_acknowledged += piece.count
 
@@ -288,7 +291,7 @@ class Channel:
         live = [consumer for consumer in self._consumers.values() if consumer.live_prefetch]
         credit = frame.prefetch_count or LIVE_UNLIMITED
         for consumer in live:
-            self.broker.submissions.add(commands.SetPrefetch(consumer.id, credit), self.connection)
+            self.broker.submissions.add(commands.SetPrefetch(consumer.id, credit), self.connection.lane)
         if live:
             # Else a client could ask with few bytes for ever more, of all its consumers again and again.
             self._answer_when_applied(amqp.Basic.QosOk())
@@ -305,7 +308,7 @@ class Channel:
                 self._release_held()
 
         self._catching_up = True
-        self.broker.submissions.when_applied(applied)
+        self.broker.submissions.barrier(applied, self.connection.lane)
 
     # Transactions
 
@@ -320,7 +323,14 @@ class Channel:
         transaction = self._transactional(TX_COMMIT)
         content = transaction.take()
         self._answers.append(lambda _: self.send(amqp.Tx.CommitOk()))
-        self.broker.submissions.commit(self, content)
+        self.broker.submissions.commit(self, content, self._too_dear)
+
+    def _too_dear(self, steps: int) -> None:
+        text = (
+            f"the transaction would take {steps} steps of every node or more "
+            f"(limit transaction_steps {TRANSACTION_STEPS_MAX})"
+        )
+        self.fail(ChannelError(Reply.PRECONDITION_FAILED, text, *TX_COMMIT))
 
     def _on_tx_rollback(self, _frame: amqp.Tx.Rollback) -> None:
         pieces = self._transactional(TX_ROLLBACK).roll_back()
@@ -360,7 +370,7 @@ class Channel:
                 self.outgoing.send(frame if isinstance(frame, bytes) else encode(self.number, frame))
 
         self._answers.append(answered)
-        self.broker.submissions.add(command, self.connection)
+        self.broker.submissions.add(command, self.connection.lane)
 
     def _on_exchange_declare(self, frame: amqp.Exchange.Declare) -> None:
         arguments = frame.arguments or {}
@@ -610,7 +620,7 @@ class Channel:
                 self.send(ok)
 
         self._answers.append(answered)
-        self.broker.submissions.commit(self, returns.take())
+        self.broker.submissions.commit(self, returns.take(), self._too_dear)
 
     # Effects from the log
 
@@ -621,6 +631,7 @@ class Channel:
         self._release_held()
 
     def failed(self, effect: effects.Failed) -> None:
+        self.has_failed = True
         error = amqp_error(effect.code, effect.text, effect.class_id, effect.method_id)
         if isinstance(error, ConnectionFault):
             self.connection.fail(error)

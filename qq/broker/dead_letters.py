@@ -20,6 +20,7 @@ from qq.amqp.content import content_of
 from qq.amqp.properties import kept_when_dead
 from qq.amqp.stored import FLAGS_AT, frame_stop
 from qq.broker.entries import MessagesGone
+from qq.broker.lanes import Lane
 from qq.machine.codec import check_command
 from qq.machine.commands import NO_PRIORITY, DeadLetter
 
@@ -81,6 +82,7 @@ class DeadLetters:
         self._submissions = submissions
         self._entries = entries
         self._runtime = runtime
+        self._lane = Lane()
         self._leads = False
         self._first = 0
         """Which of the queues comes first in the next step."""
@@ -124,12 +126,12 @@ class DeadLetters:
             return
         steps = 0
         for command in step:
-            steps += self._submissions.add(command)
+            steps += self._submissions.add(command, self._lane)
             self._last_places.add(command[:_PLACE])
             if steps >= STEPS_MAX:
                 self._first = start + 1  # those behind it have not had their turn
                 break
-        self._submissions.when_applied(self._go_on)
+        self._submissions.barrier(self._go_on, self._lane)
 
     def _go_on(self) -> None:
         self._awaited -= 1

@@ -28,6 +28,7 @@ from qq.amqp.encoding import HEARTBEAT
 from qq.amqp.fields import decode_publish
 from qq.amqp.framing import Fault
 from qq.broker.channel import Channel
+from qq.broker.lanes import Lane
 from qq.broker.login import Login
 from qq.errors import ConnectionFault, Reply
 
@@ -115,6 +116,7 @@ class ClientConnection(asyncio.Protocol):
         "broker",
         "id",
         "in_log",
+        "lane",
         "peer_host",
         "peer_port",
         "user",
@@ -136,6 +138,8 @@ class ClientConnection(asyncio.Protocol):
         self.peer_host, self.peer_port, self._proxy_host = peer
         self._place = place
         self.id = broker.new_id()
+        self.lane = Lane(self)
+        """Where what it asks the log for waits."""
         self.user = ""
         self.vhost = ""
         self.in_log = False
@@ -527,7 +531,7 @@ class ClientConnection(asyncio.Protocol):
     def count_uncommitted(self, size: int) -> None:
         """Bytes of what this connection asks for that the log has (size > 0) not taken in, or (size < 0) now has."""
         self._uncommitted_bytes += size
-        limit = self.broker.limits.uncommitted_bytes
+        limit = self.broker.uncommitted_bytes_max
         if self._uncommitted_bytes > limit or self.broker.is_full:
             self.pause_for(_UNCOMMITTED)
             if not self._transport.is_closing():

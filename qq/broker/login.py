@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.strangers import source_of
+from qq.broker.lanes import Lane
 from qq.machine.access import SHA256, User
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class Logins:
     ) -> None:
         self._machine = machine
         self._submissions = submissions
+        self._lane = Lane()
         self._runtime = runtime
         self._loopback_users = frozenset(loopback_users)
         self._counters = counters
@@ -240,7 +242,7 @@ class Logins:
         unsure, self._unsure = self._unsure, {}
         self._is_asking = bool(unsure)
         if unsure:
-            self._submissions.barrier(partial(self._heard, unsure))
+            self._submissions.barrier(partial(self._heard, unsure), self._lane)
 
     def _heard(self, unsure: Collection[Attempt]) -> None:
         self._runtime.call_later(BARRIER_INTERVAL_S, self._ask)

@@ -221,7 +221,7 @@ class Outgoing:
                 kept.append(item)
             elif item.consumer.paced:
                 count = sum(part.count for part in item.ranges)
-                self._broker.submissions.credit(item.consumer.id, count, self._connection)
+                self._broker.submissions.credit(item.consumer.id, count, self._connection.lane)
         self._waiting = kept
         self.pump()
 
@@ -339,12 +339,12 @@ class Outgoing:
             counters.messages_redelivered += count
         if consumer.no_ack:
             counters.messages_delivered_auto_ack += count
-            submissions.settle(Settle, consumer.id, first_id, first_id + count - 1, self._connection)
+            submissions.settle(Settle, consumer.id, first_id, first_id + count - 1, self._connection.lane)
         else:
             counters.messages_delivered_manual_ack += count
             self._unacked.append(self._next_tag, count, Tagged(consumer.id, first_id))
             if consumer.paced:
-                submissions.credit(consumer.id, count, self._connection)
+                submissions.credit(consumer.id, count, self._connection.lane)
         self._next_tag += count
 
     def _write_get(self, item: _Get) -> bool:

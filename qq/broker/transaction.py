@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.broker.submissions import COMMAND_BYTES, OpenEnqueue, bytes_of_messages, bytes_of_run
+from qq.broker.batches import COMMAND_BYTES, OpenEnqueue, bytes_of_messages
 from qq.errors import ChannelError, Reply
 from qq.machine.limits import TRANSACTION_COMMANDS_MAX, TRANSACTION_MESSAGES_MAX
 
@@ -43,13 +43,13 @@ class Transaction:
         self._messages += len(messages)
         self._bytes += bytes_of_messages(messages)
         if is_new:
-            self._bytes += bytes_of_run(run)
+            self._bytes += run.size
         if is_new or looked_into:
             self._commands += (len(messages) if looked_into else 1) * run.keys
         self._check(PUBLISH)
         if is_new:
             self._runs.append(run)
-        run.messages += messages
+        run.add(messages)
 
     def settle(
         self, kind: type[Settlement], pieces: Sequence[Piece[Tagged]], method: tuple[int, int]

@@ -5,7 +5,8 @@ Not here: limits that a command must keep (qq/routing, vhost.py), what an entry 
 
 Law: an estimate is of the state of this node, and changes nothing. It follows what a command touches: the queues that
 a message reaches, the bindings and consumers that go with a queue. To make it costs no more than a look-up, but where
-a route is not known yet: then that is looked for, as long as `LOOKED_MAX` allows.
+a route is not known yet: then that is looked for, as long as `LOOKED_MAX` allows. What it does not allow is told by no
+number: whoever asks, asks again in the next turn of the loop.
 """
 
 from __future__ import annotations
@@ -29,8 +30,14 @@ BATCH_STEPS_MAX = 5_000
 CHEAP_STEPS_MAX = 200
 """A route that takes no more steps is looked for always: that costs no more than to take the message in."""
 LOOKED_MAX = 5_000
-"""Steps of dearer routes that are looked for before their messages are in the log, in one turn of the loop; then each
-message counts as a batch."""
+"""Steps of dearer routes that are looked for before their messages are in the log, in one turn of the loop."""
+TRANSACTION_STEPS_MAX = 50_000
+"""What a transaction may cost: 50 ms of every node's time."""
+COMMIT_STEPS = 5
+"""For each part of a transaction, to check it before it is carried out."""
+CREDIT_STEPS = 8
+SETTLED_STEPS: dict[type[c.Settlement], int] = {c.Settle: 10, c.Return: 15, c.Reject: 15, c.Discard: 15}
+"""For each piece of what was delivered, though several may become one command."""
 
 _COMMAND = 15
 _RUN = 6
@@ -60,7 +67,7 @@ _FLAT: dict[type[c.Command], int] = {
     c.UnbindExchange: 30,
     c.Checkout: 25,
     c.Get: 25,
-    c.Credit: 8,
+    c.Credit: CREDIT_STEPS,
     c.SetPrefetch: 8,
     c.PutPolicy: BATCH_STEPS_MAX,
     c.DeletePolicy: BATCH_STEPS_MAX,
@@ -115,35 +122,41 @@ class Costs:
             case _:
                 return _FLAT.get(type(command), _COMMAND)
 
+    def looks_into(self, vhost: str, exchange: str) -> bool:
+        """Whether each of the messages that are published there may go another way, though they are published alike."""
+        known = self._core.catalog.vhosts.get(vhost)
+        return known is not None and known.looks_at_content(exchange)
+
     def of_messages(
-        self, vhost: str, exchange: str, keys: Sequence[str], messages: Sequence[bytes], *, is_plain: bool
-    ) -> tuple[int, list[int]]:
-        """Steps of messages that are published alike: of all together, and of each, if they may go different ways."""
+        self, vhost: str, exchange: str, keys: Sequence[str], count: int, *, is_plain: bool
+    ) -> int | None:
+        """Steps of messages that are published alike and not looked into; None if too much was looked for already."""
         known = self._core.catalog.vhosts.get(vhost)
         if known is None:
-            return _RUN, []
+            return _RUN
         steps = _RUN
         route = known.known_route(exchange, keys[0]) if len(keys) == 1 else None
         if route is None:
-            if known.looks_at_content(exchange):
-                return 0, [self._of_content(known, exchange, keys, message) for message in messages]
             route = self._look(known, exchange, keys, None)
             if route is None:
-                return BATCH_STEPS_MAX, []
+                return None
             steps += known.route_steps // _ROUTE_STEPS
         elif (vhost, exchange, keys[0]) not in self._counted:
             steps += known.known_steps(exchange, keys[0]) // _ROUTE_STEPS
         self._counted.add((vhost, exchange, keys[0]))
         copy = _COPY if is_plain else _COPY_WITH_PROPERTIES
         by_size = sum(queue.settings.max_length_bytes is not None for queue in route)
-        return steps + copy * len(route) + _MESSAGE_BY_SIZE * by_size * len(messages), []
+        return steps + copy * len(route) + _MESSAGE_BY_SIZE * by_size * count
 
-    def _of_content(self, vhost: VirtualHost, exchange: str, keys: Sequence[str], message: bytes) -> int:
-        route = self._look(vhost, exchange, keys, message)
+    def of_content(self, vhost: str, exchange: str, keys: Sequence[str], message: bytes) -> int | None:
+        """Steps of a message that is looked into; None as above."""
+        known = self._core.catalog.vhosts.get(vhost)
+        if known is None:
+            return _RUN
+        route = self._look(known, exchange, keys, message)
         if route is None:
-            return BATCH_STEPS_MAX
-        steps = _RUN + _CONTENT + vhost.route_steps // _ROUTE_STEPS
-        return steps + _COPY_WITH_PROPERTIES * len(route)
+            return None
+        return _RUN + _CONTENT + known.route_steps // _ROUTE_STEPS + _COPY_WITH_PROPERTIES * len(route)
 
     def _look(
         self, vhost: VirtualHost, exchange: str, keys: Sequence[str], message: bytes | None

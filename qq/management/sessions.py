@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from qq.amqp.encoding import content
 from qq.broker.entries import MessagesGone
 from qq.broker.headers import delivered, published_to
+from qq.broker.lanes import Lane
 from qq.errors import ConnectionFault, amqp_error
 from qq.http.view import AckMode, Message, Refused, Unavailable
 from qq.machine import commands as c
@@ -48,11 +49,13 @@ _SETTLEMENTS: dict[AckMode, type[c.Settlement]] = {
 }
 
 
-async def until_applied(broker: Broker, commands: Sequence[Command], look: Callable[[], T]) -> T:
+async def until_applied(
+    broker: Broker, commands: Sequence[Command], look: Callable[[], T], lane: Lane | None = None
+) -> T:
     """What `look` finds when this node has applied the commands, or had to give them up.
 
     Then it has applied all that the cluster had committed before, too. Raises Unavailable; InvalidCommand if the log
-    cannot hold one of the commands, and then none is submitted.
+    cannot hold one of the commands, and then none is submitted. They go in `lane`, or else in the one of operators.
     """
     for command in commands:
         check_command(command)
@@ -65,8 +68,8 @@ async def until_applied(broker: Broker, commands: Sequence[Command], look: Calla
     if broker.is_full:
         raise Unavailable(f"{broker.why_full}; nothing was changed")
     for command in commands:
-        broker.submissions.add(command)
-    broker.submissions.barrier(told)
+        broker.submissions.add(command, lane)
+    broker.submissions.barrier(told, lane)
     try:
         async with asyncio.timeout(CHANGE_TIMEOUT_S):
             return await applied
@@ -86,6 +89,7 @@ class _Connection:
 
     def __init__(self, number: int, vhost: str, user: str) -> None:
         self.id = number
+        self.lane = Lane()
         self.name = f"HTTP API ({number})"
         self.client_properties: dict[str, Any] = {}
         self.vhost = vhost
@@ -166,7 +170,8 @@ class Session:
     async def ask(self, commands: Sequence[Declaration | c.Get]) -> list[Result]:
         """Have commands carried out; their ids are filled in. Raises Refused, Unavailable."""
         results, before = self._channel.results, len(self._channel.results)
-        await until_applied(self._broker, [self._own(command) for command in commands], lambda: None)
+        mine = [self._own(command) for command in commands]
+        await until_applied(self._broker, mine, lambda: None, self._connection.lane)
         failure = self._connection.failure or self._channel.failure
         if failure is not None:
             raise Refused(failure.code, failure.text.partition(" - ")[2], len(results))

@@ -199,6 +199,8 @@ class RoutingTable:
                 for binding in router.match(routing_keys, content):
                     matched = True
                     steps += 1
+                    if steps > ROUTE_STEPS_MAX:
+                        break  # many keys may each match all that is bound here
                     kind, name = binding.destination
                     if kind is DestinationKind.QUEUE:
                         queues[name] = None

@@ -77,7 +77,10 @@ class Router(ABC):
 
     @abstractmethod
     def match(self, routing_keys: Sequence[str], content: Content | None, /) -> Iterable[Binding]:
-        """The bindings that a message takes; one may come twice. Raises NeedsContent if they depend on the content."""
+        """The bindings that a message takes; one may come twice. Raises NeedsContent if they depend on the content.
+
+        With several keys they are found one key at a time, as they are asked for: whoever has seen enough may stop.
+        """
 
     def steps(self, routing_keys: Sequence[str], _content: Content | None, /) -> int:
         """What that costs at most, besides what is found; a step takes less than a microsecond."""
@@ -104,7 +107,7 @@ class Direct(Router):
     def match(self, routing_keys: Sequence[str], _content: Content | None, /) -> Iterable[Binding]:
         if len(routing_keys) == 1:  # as nearly always, and this is the way of every message
             return self._bindings.get(routing_keys[0], ())
-        return [binding for key in routing_keys for binding in self._bindings.get(key, ())]
+        return (binding for key in routing_keys for binding in self._bindings.get(key, ()))
 
 
 class Fanout(Router):
@@ -150,7 +153,7 @@ class Topic(Router):
     def match(self, routing_keys: Sequence[str], _content: Content | None, /) -> Iterable[Binding]:
         if len(routing_keys) == 1:  # as above
             return self._patterns.match(routing_keys[0])
-        return [binding for key in routing_keys for binding in self._patterns.match(key)]
+        return (binding for key in routing_keys for binding in self._patterns.match(key))
 
     def steps(self, routing_keys: Sequence[str], _content: Content | None, /) -> int:
         return sum(self._patterns.steps(len(words_of(key))) for key in routing_keys)

@@ -46,6 +46,7 @@ from qq.machine.commands import (
     PutPolicy,
     Settle,
 )
+from qq.machine.costs import BATCH_STEPS_MAX
 from qq.machine.effects import Failed
 from qq.machine.machine import QueueMachine
 from qq.routing.exchanges import QUEUES_MAX
@@ -130,11 +131,13 @@ def cost_of(machine: QueueMachine, command: Command, messages: list[bytes]) -> i
     if not isinstance(command, Enqueue | Publish):
         return machine.costs.of("n1", command)
     keys = [command.routing_key, *(command.more_keys if isinstance(command, Publish) else ())]
-    once, each = machine.costs.of_messages(
-        "/", command.exchange, keys, messages, is_plain=isinstance(command, Enqueue)
-    )
+    costs, exchange = machine.costs, command.exchange
+    if costs.looks_into("/", exchange):
+        found = [costs.of_content("/", exchange, keys, message) for message in messages]
+    else:
+        found = [costs.of_messages("/", exchange, keys, len(messages), is_plain=isinstance(command, Enqueue))]
     machine.vhosts["/"]._forget_routes()  # so that the entry finds them itself
-    return once + sum(each)
+    return sum(BATCH_STEPS_MAX if steps is None else steps for steps in found)
 
 
 def publish(exchange: str, key: str, keys: Sequence[str] = (), priority: int = NO_PRIORITY) -> Command:

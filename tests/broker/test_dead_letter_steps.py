@@ -11,6 +11,7 @@ from pamqp.commands import Basic
 
 from qq.broker.dead_letters import BYTES_MAX, RETRY_S, STEPS_MAX, DeadLetters
 from qq.broker.entries import Messages
+from qq.broker.lanes import Lane
 from qq.machine.codec import check_command
 from qq.machine.commands import DeadLetter
 from qq.machine.machine import DyingMessages
@@ -42,11 +43,11 @@ class World:
         stored = self.stored[part.slot : part.slot + part.count]
         return [Messages("", "q", 1, stored)]
 
-    def add(self, command: DeadLetter) -> int:
+    def add(self, command: DeadLetter, _lane: Lane) -> int:
         self._step.append(command)
         return self.steps_each
 
-    def when_applied(self, callback: Callable[[], None]) -> None:
+    def barrier(self, callback: Callable[[], None], _lane: Lane) -> None:
         self._applied.append(callback)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:

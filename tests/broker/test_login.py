@@ -54,7 +54,7 @@ class Clock:
         self.timers.append(timer)
         return SimpleNamespace(cancel=lambda: timer in self.timers and self.timers.remove(timer))
 
-    def barrier(self, callback: Callable[[], None]) -> None:
+    def barrier(self, callback: Callable[[], None], _lane: object) -> None:
         self.barriers.append(callback)
         self.asked += 1
 

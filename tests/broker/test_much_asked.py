@@ -13,7 +13,8 @@ from pamqp import commands
 from pamqp.header import ContentHeader
 from raw_client import RawClient, marshal, publish
 
-from qq.broker.submissions import BATCH_BYTES_MAX, BATCHES_IN_FLIGHT_MAX, COMMAND_BYTES, MESSAGE_BYTES
+from qq.broker.batches import BATCH_BYTES_MAX, COMMAND_BYTES, MESSAGE_BYTES
+from qq.broker.submissions import BATCHES_IN_FLIGHT_MAX
 from qq.machine.codec import decode_batch
 from qq.machine.limits import ARGUMENTS_BYTES_MAX, TRANSACTION_COMMANDS_MAX, TRANSACTION_MESSAGES_MAX
 from qq.testing import LocalCluster
@@ -247,8 +248,8 @@ def test_a_commit_that_does_not_fit_in_the_open_batch_begins_one(
     client.write(publish(2, "q", b"x" * 900_000))
     client.write(publish(1, "q", b"x" * 900_000))
     client.send(1, Tx.Commit())
-    closed = broker.broker.submissions._closed  # batches that get no more, and wait for those under way
-    wait_until(partial(_has_more, closed, 0), "a batch of what was there before the commit")
+    asked = broker.broker.submissions
+    wait_until(lambda: broker.call(lambda: asked.pending_bytes) > 1_800_000, "the commit")
     broker.call(broker.group.release)
     client.expect(Tx.CommitOk, 1)
     assert [messages for _, _, messages in found] == [1, 1, 1, 1]
@@ -331,12 +332,12 @@ def test_acknowledgements_wait_for_the_log(slow: LoneBroker) -> None:
 def test_a_full_node_lets_no_more_clients_in(slow: LoneBroker) -> None:
     with RawClient(slow.amqp_port) as before:
         before.open_channel(1)
-        slow.group.pending_bytes = 4 * FEW_BYTES + 1
+        slow.broker.submissions._waiting_bytes += 4 * FEW_BYTES + 1
         why = "what the log has not taken in yet is more than node_uncommitted_bytes"
         text = f"connection refused: {why} ({4 * FEW_BYTES})"
         with RawClient(slow.amqp_port, admitted=False) as late:
             late.expect_close(506, f"RESOURCE_ERROR - {text}")
-        slow.group.pending_bytes = 0
+        slow.broker.submissions._waiting_bytes -= 4 * FEW_BYTES + 1
         with RawClient(slow.amqp_port) as later:
             later.open_channel(1)
         before.call(1, Basic.Qos(), Basic.QosOk)

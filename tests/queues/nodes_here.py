@@ -136,7 +136,7 @@ class ClusterHere:
         def submit() -> None:
             for command in commands:
                 submissions.add(command)
-            submissions.when_applied(applied.set)
+            submissions.barrier(applied.set)
 
         self.call(submit)
         assert applied.wait(PATIENCE_S)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +11,7 @@ from qq.routing.content import Content, NeedsContent
 from qq.routing.exchanges import (
     EXCHANGE_TYPES,
     QUEUES_MAX,
+    ROUTE_STEPS_MAX,
     Binding,
     Destination,
     DestinationKind,
@@ -380,6 +384,36 @@ def test_the_way_from_exchange_to_exchange_is_bounded() -> None:
     assert routing.route("t0", "a.b.c.d") == ()
     with pytest.raises(RouteTooLong, match=r"more steps than the limit \(75000\)"):
         routing.route("t0", ".".join("a" * 127))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound"),
+    [("direct", [""] * 1000), ("topic", list(map(".".join, product("*#", repeat=10)))[1:])],
+    ids=["direct", "topic"],
+)
+def test_keys_that_all_match_are_looked_for_until_it_is_too_much(
+    monkeypatch: pytest.MonkeyPatch, kind: str, bound: list[str]
+) -> None:
+    """Once some of them took seconds of every node, for a message that was refused then."""
+    routing = RoutingTable()
+    routing.add_exchange("x", kind, {})
+    keys = [".".join("ab"[number >> place & 1] for place in range(10)) for number in range(100)]
+    for number, pattern in enumerate(bound):
+        for key in [pattern] if pattern else keys:
+            routing.bind(Binding("x", queue(f"q{number}"), key, b""), {})
+    router = routing._routers["x"]
+    match = router.match
+    found: list[Binding] = []
+
+    def noted(_: object, routing_keys: Sequence[str], content: Content | None) -> Iterator[Binding]:
+        for binding in match(routing_keys, content):
+            found.append(binding)
+            yield binding
+
+    monkeypatch.setattr(type(router), "match", noted)
+    with pytest.raises(RouteTooLong, match=r"more steps than the limit \(75000\)"):
+        routing.route("x", *keys)
+    assert 0 < len(found) <= ROUTE_STEPS_MAX
 
 
 def test_a_binding_key_is_refused_that_would_make_matches_cost_too_much() -> None:

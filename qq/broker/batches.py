@@ -1,0 +1,424 @@
+"""What sessions ask for, as parts of the batches that go to the log.
+
+Lives here: the parts, of which some still grow while they wait, what they count as, and the batch that takes them in as
+far as it has room. Not here: in which order lanes are served (lanes.py), when a batch is submitted (submissions.py),
+what a part costs (qq/machine/costs.py).
+
+Law: a batch has room for BATCH_STEPS_MAX of cost and BATCH_BYTES_MAX of octets, or for one part that is larger. What a
+part costs is asked when it is about to be taken; what could not be found out in this turn of the loop waits for the
+next, and its lane with it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from enum import Enum
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from qq.machine.codec import encode_batch
+from qq.machine.commands import Enqueue, Publish
+from qq.machine.costs import BATCH_STEPS_MAX, COMMIT_STEPS, SETTLED_STEPS, TRANSACTION_STEPS_MAX
+from qq.machine.limits import table_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cluster.ports import Buffer
+    from qq.amqp.properties import Attributes
+    from qq.broker.channel import Channel
+    from qq.broker.lanes import Lane
+    from qq.machine.commands import Command, Settlement
+    from qq.machine.costs import Costs
+
+BATCH_BYTES_MAX = 1024 * 1024
+"""A batch of this size is full."""
+STEP_BYTES = BATCH_BYTES_MAX // BATCH_STEPS_MAX
+"""Octets that count as a step where a lane's share is concerned: a full batch is as much of one as of the other."""
+COMMAND_BYTES = 256
+"""What a command counts as beside its texts and tables. It is some 30 in the log, but every node takes some 10 us for
+it, and should be done with a batch in few milliseconds."""
+MESSAGE_BYTES = 64
+"""The same of a message beside its octets."""
+
+
+class Outcome(Enum):
+    """What became of a part that a batch was to take."""
+
+    TAKEN = 0
+    NO_ROOM = 1
+    """Some of it may have been taken."""
+    PUT_OFF = 2
+    """Nobody knows yet what it costs: in this turn of the loop enough was looked for."""
+    REFUSED = 3
+
+
+class Batch:
+    """What is about to go to the log together."""
+
+    def __init__(self) -> None:
+        self._commands: list[Command] = []
+        self._messages: list[bytes] = []
+        self.steps = 0
+        """What it is expected to cost."""
+        self.bytes = 0
+        self.confirms: dict[Channel, int] = {}
+        """The last publish sequence number of each channel."""
+        self.asked_bytes: dict[Lane, int] = {}
+        """What each lane has asked for in it."""
+        self.callbacks: list[Callable[[], None]] = []
+        """To be called when it has been applied."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._commands or self.callbacks)
+
+    @property
+    def is_full(self) -> bool:
+        return self.steps >= BATCH_STEPS_MAX or self.bytes >= BATCH_BYTES_MAX
+
+    @property
+    def cost(self) -> int:
+        """In steps, octets included."""
+        return self.steps + self.bytes // STEP_BYTES
+
+    def fits(self, steps: int, size: int) -> bool:
+        """Whether the batch is not too large with so much more."""
+        return self.steps + steps <= BATCH_STEPS_MAX and self.bytes + size <= BATCH_BYTES_MAX
+
+    def has_room(self, steps: int, size: int) -> bool:
+        """Whether something may be added. What is larger than a batch has one for itself."""
+        return self.fits(steps, size) or not self._commands
+
+    def add(self, lane: Lane, command: Command, steps: int, size: int) -> None:
+        self._commands.append(command)
+        self._count(lane, steps, size)
+
+    def publish(
+        self, lane: Lane, command: Enqueue | Publish, messages: list[bytes], steps: int, size: int
+    ) -> None:
+        """Add a command and its messages."""
+        self._commands.append(command)
+        self._messages += messages
+        self._count(lane, steps, size)
+
+    def _count(self, lane: Lane, steps: int, size: int) -> None:
+        self.steps += steps
+        self.bytes += size
+        self.asked_bytes[lane] = self.asked_bytes.get(lane, 0) + size
+
+    def payload(self) -> Sequence[Buffer]:
+        """As the log has it."""
+        return encode_batch(self._commands, self._messages)
+
+
+class Part(Protocol):
+    """Something that a lane waits with."""
+
+    def take(self, batch: Batch, lane: Lane, costs: Costs, /) -> Outcome:
+        """Have the batch take it in, or as much of it as there is room for."""
+        ...
+
+
+class Asked(NamedTuple):
+    """A command, what it is expected to cost, and what it counts as in octets."""
+
+    command: Command
+    steps: int
+    size: int
+
+    def take(self, batch: Batch, lane: Lane, _costs: Costs) -> Outcome:
+        if not batch.has_room(self.steps, self.size):
+            return Outcome.NO_ROOM
+        batch.add(lane, *self)
+        return Outcome.TAKEN
+
+    def price(self, _costs: Costs) -> int | None:
+        return self.steps
+
+    def add_to(self, batch: Batch, lane: Lane) -> None:
+        batch.add(lane, *self)
+
+
+class Callback(NamedTuple):
+    """Something to be called when all that the lane asked for before has been applied, or is given up."""
+
+    call: Callable[[], None]
+
+    def take(self, batch: Batch, _lane: Lane, _costs: Costs) -> Outcome:
+        batch.callbacks.append(self.call)
+        return Outcome.TAKEN
+
+
+class OpenSettlement:
+    """Consecutive message ids of one consumer that are settled alike."""
+
+    __slots__ = ("_consumer", "_first", "_kind", "_last", "_steps")
+
+    def __init__(self, kind: type[Settlement], consumer: int, first: int, last: int) -> None:
+        self._kind = kind
+        self._consumer = consumer
+        self._first = first
+        self._last = last
+        self._steps = SETTLED_STEPS[kind]
+
+    def goes_on(self, first: int, last: int) -> bool:
+        """Add these if they follow; says whether they do."""
+        if first != self._last + 1:
+            return False
+        self._last = last
+        self._steps += SETTLED_STEPS[self._kind]
+        return True
+
+    def take(self, batch: Batch, lane: Lane, _costs: Costs) -> Outcome:
+        if not batch.has_room(self._steps, COMMAND_BYTES):
+            return Outcome.NO_ROOM
+        lane.settlements.clear()
+        command = self._kind(self._consumer, self._first, self._last)
+        batch.add(lane, command, self._steps, COMMAND_BYTES)
+        return Outcome.TAKEN
+
+
+class OpenEnqueue:
+    """Consecutive publishes of one channel with the same exchange, routing key, flags and attributes."""
+
+    __slots__ = (
+        "_bytes",
+        "_price",
+        "_priced",
+        "attributes",
+        "channel",
+        "exchange",
+        "first_sequence",
+        "mandatory",
+        "messages",
+        "routing_key",
+    )
+
+    def __init__(
+        self,
+        channel: Channel,
+        first_sequence: int,
+        exchange: str,
+        routing_key: str,
+        mandatory: bool,
+        attributes: Attributes | None,
+    ) -> None:
+        self.channel = channel
+        self.first_sequence = first_sequence
+        """Publish sequence number of the first of its messages, 0 if the channel is not in confirm mode."""
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.mandatory = mandatory
+        self.attributes = attributes
+        """Of the first of its messages; None if it has none."""
+        self.messages: list[bytes] = []
+        """Those that wait; it takes no more when all of them have gone."""
+        self._bytes = bytes_of_run(self)
+        """What it counts as, its messages included."""
+        self._priced: list[int] = []
+        """What its first messages cost, as far as that is known, where each is looked into."""
+        self._price: int | None = None
+        """What all of them cost, as far as that is known, otherwise."""
+
+    @property
+    def keys(self) -> int:
+        """How many routing keys each of its messages has."""
+        return 1 if self.attributes is None else 1 + len(self.attributes.more_keys)
+
+    @property
+    def size(self) -> int:
+        """What it counts as in octets, its messages included."""
+        return self._bytes
+
+    def takes(self, attributes: Attributes | None) -> bool:
+        """Whether messages with these attributes may follow."""
+        mine = self.attributes
+        if mine is not None and mine.publisher:
+            mine = mine._replace(publish_seq=mine.publish_seq + len(self.messages))
+        return attributes == mine
+
+    def add(self, messages: list[bytes]) -> int:
+        """Have messages follow; returns what they count as in octets."""
+        size = bytes_of_messages(messages)
+        self.messages += messages
+        self._bytes += size
+        self._price = None
+        return size
+
+    def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+        if self._is_looked_into(costs):
+            return self._take_one_by_one(batch, lane, costs)
+        steps = self._price_together(costs)
+        if steps is None:
+            return Outcome.PUT_OFF
+        messages, size = self.messages, self._bytes
+        if batch.fits(steps, size):
+            self._go(batch, lane, len(messages), steps, size)
+            return Outcome.TAKEN
+        beside = size - bytes_of_messages(messages)
+        if not batch.has_room(steps, beside + MESSAGE_BYTES + len(messages[0])):
+            return Outcome.NO_ROOM
+        sizes = list(accumulate((MESSAGE_BYTES + len(message) for message in messages), initial=beside))
+        count = max(1, bisect_right(sizes, BATCH_BYTES_MAX - batch.bytes) - 1)
+        self._go(batch, lane, count, steps, sizes[count])
+        return Outcome.NO_ROOM if self.messages else Outcome.TAKEN
+
+    def _take_one_by_one(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+        """Messages that go different ways, though they are published alike."""
+        outcome, count, steps = Outcome.TAKEN, 0, 0
+        size = self._bytes - bytes_of_messages(self.messages)
+        for message in self.messages:
+            if count == len(self._priced) and not self._price_next(costs):
+                outcome = Outcome.PUT_OFF
+                break
+            next_steps, next_size = steps + self._priced[count], size + MESSAGE_BYTES + len(message)
+            if not (batch.fits if count else batch.has_room)(next_steps, next_size):
+                outcome = Outcome.NO_ROOM
+                break
+            count, steps, size = count + 1, next_steps, next_size
+        if count:
+            self._go(batch, lane, count, steps, size)
+        return outcome
+
+    def _go(self, batch: Batch, lane: Lane, count: int, steps: int, size: int) -> None:
+        """Have the batch take so many messages; the others remain, as what goes on behind them."""
+        going = self.messages if count == len(self.messages) else self.messages[:count]
+        batch.publish(lane, _sealed(self, count), going, steps, size)
+        self.messages = [] if going is self.messages else self.messages[count:]
+        self._bytes -= size
+        self._price = None
+        del self._priced[:count]
+        if self.first_sequence:
+            self.first_sequence += count
+            batch.confirms[self.channel] = self.first_sequence - 1
+        attributes = self.attributes
+        if attributes is not None and attributes.publisher:
+            self.attributes = attributes._replace(publish_seq=attributes.publish_seq + count)
+
+    # In a transaction it goes as a whole
+
+    def price(self, costs: Costs) -> int | None:
+        """What all of it costs; None if that has to be looked for in the next turn."""
+        if not self._is_looked_into(costs):
+            return self._price_together(costs)
+        while len(self._priced) < len(self.messages):
+            if not self._price_next(costs):
+                return None
+        return sum(self._priced)
+
+    def add_to(self, batch: Batch, lane: Lane) -> None:
+        """Have the batch take all of it, with the price that was found."""
+        steps = sum(self._priced) if self._priced else self._price or 0
+        self._go(batch, lane, len(self.messages), steps, self._bytes)
+
+    def _is_looked_into(self, costs: Costs) -> bool:
+        channel = self.channel
+        return not channel.has_failed and costs.looks_into(channel.connection.vhost, self.exchange)
+
+    def _price_together(self, costs: Costs) -> int | None:
+        if self.channel.has_failed:
+            return 0  # the log passes over it
+        if self._price is None:
+            self._price = costs.of_messages(
+                self.channel.connection.vhost,
+                self.exchange,
+                self._keys(),
+                len(self.messages),
+                is_plain=self.attributes is None,
+            )
+        return self._price
+
+    def _price_next(self, costs: Costs) -> bool:
+        """Find out what one more message costs; False if that has to be looked for in the next turn."""
+        message = self.messages[len(self._priced)]
+        price = costs.of_content(self.channel.connection.vhost, self.exchange, self._keys(), message)
+        if price is not None:
+            self._priced.append(price)
+        return price is not None
+
+    def _keys(self) -> tuple[str, ...]:
+        if self.attributes is None:
+            return (self.routing_key,)
+        return (self.routing_key, *self.attributes.more_keys)
+
+
+class OpenCommit:
+    """A transaction: all of it goes in one batch, or it is refused."""
+
+    def __init__(
+        self,
+        commit: Asked,
+        content: Sequence[OpenEnqueue | Asked],
+        refuse: Callable[[int], None],
+    ) -> None:
+        """`refuse` is called with what it costs, in steps, if that is more than TRANSACTION_STEPS_MAX."""
+        self._parts = (commit, *content)
+        self._refuse = refuse
+        self._steps = COMMIT_STEPS * len(content)
+        self._priced = 0
+        """Of how many parts that includes the price."""
+        self.size = sum(part.size for part in self._parts)
+
+    def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+        while self._priced < len(self._parts):
+            steps = self._parts[self._priced].price(costs)
+            if steps is None:
+                return Outcome.PUT_OFF
+            self._priced += 1
+            self._steps += steps
+            if self._steps > TRANSACTION_STEPS_MAX:
+                self._refuse(self._steps)
+                return Outcome.REFUSED
+        if not batch.has_room(self._steps, self.size):
+            return Outcome.NO_ROOM
+        for part in self._parts:
+            part.add_to(batch, lane)
+        batch.steps += COMMIT_STEPS * (len(self._parts) - 1)
+        return Outcome.TAKEN
+
+
+def bytes_of_messages(messages: Sequence[bytes]) -> int:
+    """What messages count as, here and below."""
+    return sum(map(len, messages)) + MESSAGE_BYTES * len(messages)
+
+
+def bytes_of_run(run: OpenEnqueue) -> int:
+    """A run of messages, without those."""
+    size = COMMAND_BYTES + len(run.exchange) + len(run.routing_key)
+    if run.attributes is not None:
+        size += sum(map(len, run.attributes.more_keys)) + len(run.attributes.publisher)
+    return size
+
+
+def bytes_of_command(command: Command) -> int:
+    size = COMMAND_BYTES
+    for field in command:
+        match field:
+            case str() | bytes():
+                size += len(field)
+            case list():
+                size += sum(map(len, field))
+            case dict():
+                size += table_bytes(field)
+            case _:
+                pass
+    return size
+
+
+def _sealed(run: OpenEnqueue, count: int) -> Enqueue | Publish:
+    """The command of its first messages."""
+    channel = run.channel
+    enqueue = Enqueue(
+        channel.session,
+        run.first_sequence,
+        count,
+        run.exchange,
+        run.routing_key,
+        run.mandatory,
+        channel.number,
+    )
+    if run.attributes is None:
+        return enqueue
+    more_keys, priority, ttl_ms, delay_ms, publisher, publish_seq = run.attributes
+    return Publish(*enqueue, list(more_keys), priority, ttl_ms, delay_ms, publisher, publish_seq)

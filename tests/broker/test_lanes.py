@@ -1,0 +1,303 @@
+"""Who is served first, and that nothing that was asked for is lost, doubled or counted for ever."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from qq.amqp.content import content_of
+from qq.amqp.properties import Attributes
+from qq.broker.batches import BATCH_BYTES_MAX, OpenEnqueue
+from qq.broker.lanes import AHEAD, QUANTUM, Lane
+from qq.broker.submissions import COST_IN_FLIGHT_MAX, Submissions
+from qq.machine.codec import decode_batch, encode_batch
+from qq.machine.commands import (
+    NO_PRIORITY,
+    NO_TTL,
+    BindQueue,
+    Commit,
+    Credit,
+    DeclareQueue,
+    Discard,
+    Enqueue,
+    Publish,
+    Settle,
+)
+from qq.machine.costs import BATCH_STEPS_MAX, TRANSACTION_STEPS_MAX
+from qq.machine.machine import QueueMachine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cluster.group import Group
+    from cluster.ports import Runtime
+    from qq.broker.channel import Channel
+
+PATTERNS = 3000
+"""Binding keys with wildcards; a new key of 64 words takes some 2,500 steps beside them."""
+
+
+class Connection:
+    """A client's connection, as far as submissions know one."""
+
+    vhost = "/"
+
+    def __init__(self) -> None:
+        self.lane = Lane(cast("Any", self))
+        self.uncommitted_bytes = 0
+
+    def count_uncommitted(self, size: int) -> None:
+        self.uncommitted_bytes += size
+
+
+@dataclass(eq=False)
+class Client:
+    """Its channel, and what was asked for on it and has come."""
+
+    session: int
+    number: int = 1
+    confirming: bool = True
+    has_failed: bool = False
+    published: int = 0
+    confirmed: int = 0
+    asked: list[bytes] = field(default_factory=list)
+    came: list[bytes] = field(default_factory=list)
+    connection: Connection = field(default_factory=Connection)
+    run: OpenEnqueue | None = None
+
+    def confirm(self, published: int) -> None:
+        assert published > self.confirmed
+        self.confirmed = published
+
+
+class World:
+    """A node whose batches are applied when the test says so."""
+
+    def __init__(self, clients: int) -> None:
+        self.machine = QueueMachine(content_of)
+        commands: list[Any] = [DeclareQueue(1, 1, "q", False, True, False, False, False, {})]
+        words = ["*", "#", "a"]
+        for number in range(PATTERNS):
+            key = ".".join(words[number // 3**place % 3] for place in range(8))
+            commands.append(BindQueue(1, 1, "q", "amq.topic", key, {}))
+        self.machine.apply_batch("n1", 1, 0, 7, b"".join(encode_batch(commands, [])))
+        self.machine.end_entry(7)
+        self.clients = [Client(2 + number) for number in range(clients)]
+        self.batches: list[tuple[list[Any], list[bytes]]] = []
+        self.applied = 0
+        self._asked: list[Callable[[], None]] = []
+        self.submissions = Submissions(
+            "n1", cast("Group", self), self.machine, cast("Runtime", self), publish_timeout_s=0.0
+        )
+
+    def submit(self, payload: Sequence[bytes], _weight: int) -> int:
+        data = b"".join(payload)
+        commands, _, offsets = decode_batch(data)
+        messages = [data[start:end] for start, end in pairwise(offsets)]
+        assert len(commands) == 1 or sum(map(len, messages)) <= BATCH_BYTES_MAX
+        self.batches.append((list(commands), messages))
+        return len(self.batches)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._asked.append(callback)
+
+    def turn(self) -> None:
+        """One pass of the loop."""
+        asked, self._asked = self._asked, []
+        for callback in asked:
+            callback()
+
+    def apply(self) -> bool:
+        """Have the next batch applied; False if there is none."""
+        if self.applied == len(self.batches):
+            return False
+        commands, messages = self.batches[self.applied]
+        self.applied += 1
+        by_session = {client.session: client for client in self.clients}
+        start = 0
+        for command in commands:
+            if isinstance(command, Enqueue | Publish):
+                client = by_session[command.session]
+                client.came += messages[start : start + command.count]
+                start += command.count
+        self.submissions.applied(self.applied)
+        return True
+
+    def settle(self) -> None:
+        """Let everything come to its end."""
+        while self._asked or self.applied < len(self.batches):
+            self.turn()
+            self.apply()
+
+    def publish(
+        self, client: Client, exchange: str, key: str, message: bytes, attributes: Attributes | None = None
+    ) -> None:
+        run = client.run
+        is_new = (
+            run is None
+            or not run.messages
+            or (run.exchange, run.routing_key) != (exchange, key)
+            or not run.takes(attributes)
+        )
+        if run is None or is_new:
+            run = OpenEnqueue(cast("Channel", client), client.published + 1, exchange, key, False, attributes)
+            client.run = run
+        client.published += 1
+        client.asked.append(message)
+        self.submissions.publish(run, [message], is_new=is_new)
+
+
+def dear_key(number: int) -> str:
+    """A routing key that nobody has used before, and whose way is long."""
+    return ".".join("ab"[number >> place & 1] for place in range(64))
+
+
+def test_who_asks_for_little_does_not_wait_for_all_that_others_have_asked_for() -> None:
+    world = World(2)
+    greedy, modest = world.clients
+    for number in range(200):
+        world.publish(greedy, "amq.topic", dear_key(number), b"dear")
+    world.turn()
+    for number in range(10):
+        world.publish(modest, "", "q", b"%d" % number)
+        before = world.applied
+        while len(modest.came) <= number:
+            world.turn()
+            assert world.apply()
+        # Those under way, and its own.
+        assert world.applied - before <= 3
+    assert len(greedy.came) < 150
+    world.settle()
+    assert greedy.came == greedy.asked
+
+
+@pytest.mark.parametrize("others", [3, 100])
+def test_who_comes_new_is_served_before_many_who_have_been_served(others: int) -> None:
+    world = World(1 + others)
+    modest, *greedy = world.clients
+    for number, client in enumerate(greedy):
+        for each in range(10):
+            world.publish(client, "amq.topic", dear_key(number * 10 + each), b"dear")
+    for _ in range(10 + others):
+        world.turn()
+        world.apply()
+    world.publish(modest, "", "q", b"x")
+    before = world.applied
+    while not modest.came:
+        world.turn()
+        world.apply()
+    assert world.applied - before <= 3
+
+
+def test_what_is_dear_is_looked_for_in_turns_and_costs_nobody_else_a_batch() -> None:
+    """Once what was merely not looked for counted as a whole batch."""
+    world = World(2)
+    greedy, modest = world.clients
+    world.publish(greedy, "amq.topic", dear_key(1), b"dear")
+    world.publish(greedy, "amq.topic", dear_key(2), b"dear")
+    for number in range(100):
+        world.publish(modest, "amq.direct", f"new {number}", b"x")
+    world.settle()
+    assert len(world.batches) <= 4
+
+
+def test_equal_shares_of_a_batch() -> None:
+    world = World(4)
+    for client in world.clients:
+        for _ in range(BATCH_STEPS_MAX):
+            world.publish(client, "", "q", bytes(1000))
+    world.turn()
+    while world.applied < 8:
+        assert world.apply()
+        world.turn()
+    served = [len(client.came) for client in world.clients]
+    assert max(served) - min(served) <= 2 * QUANTUM
+    assert max(served) - min(served) <= AHEAD
+    world.settle()
+
+
+def test_a_transaction_that_is_too_dear_is_refused_and_leaves_nothing() -> None:
+    world = World(1)
+    client = world.clients[0]
+    refused: list[int] = []
+    runs: list[OpenEnqueue] = []
+    for number in range(60):
+        run = OpenEnqueue(cast("Channel", client), 0, "amq.topic", dear_key(number), False, None)
+        run.add([b"x"])
+        runs.append(run)
+    world.submissions.commit(cast("Channel", client), runs, refused.append)
+    world.settle()
+    assert len(refused) == 1
+    assert refused[0] > TRANSACTION_STEPS_MAX
+    assert not world.batches
+    check_counts(world)
+
+
+def check_counts(world: World) -> None:
+    """Whatever has been applied is counted no more."""
+    submissions = world.submissions
+    assert submissions.pending_bytes == 0
+    assert submissions._cost_in_flight == 0
+    assert [client.connection.uncommitted_bytes for client in world.clients] == [0] * len(world.clients)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_asked_for_comes_once_in_order_and_is_counted_no_more(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(rng.choice([1, 2, 5]))
+    called: list[int] = []
+    barriers = 0
+    sizes = [0, 12, 1000, 100_000, BATCH_BYTES_MAX, 3 * BATCH_BYTES_MAX]
+    for _ in range(rng.choice([30, 200])):
+        client = rng.choice(world.clients)
+        lane = client.connection.lane
+        match rng.randrange(10):
+            case 0:
+                world.publish(client, "amq.topic", dear_key(rng.getrandbits(64)), b"dear")
+            case 1 | 2 | 3:
+                key, attributes = rng.choice("qr"), None
+                if rng.random() < 0.3:
+                    attributes = Attributes((), NO_PRIORITY, NO_TTL, 0, "me", client.published)
+                for number in range(rng.choice([1, 1, 10, 10, 1000])):
+                    size = rng.choice(sizes) if number < 3 else 12
+                    follows = attributes and attributes._replace(publish_seq=attributes.publish_seq + number)
+                    world.publish(
+                        client, "", key, b"%d-%d" % (len(client.asked), size) + bytes(size), follows
+                    )
+            case 4:
+                first = rng.randrange(100)
+                for offset in range(rng.randrange(1, 4)):
+                    kind = rng.choice([Settle, Discard])
+                    world.submissions.settle(kind, 1, first + offset, first + offset, lane)
+            case 5:
+                world.submissions.add(Credit(1, 1), lane)
+                client.run = None
+            case 6:
+                world.submissions.barrier(lambda: called.append(1), lane)
+                barriers += 1
+            case 7:
+                run = OpenEnqueue(cast("Channel", client), 0, "", "q", False, None)
+                message = b"tx %d" % len(client.asked)
+                run.add([message])
+                client.asked.append(message)
+                client.run = None
+                world.submissions.commit(cast("Channel", client), [run, Settle(1, 1, 1)], called.append)
+            case 8:
+                world.turn()
+            case _:
+                world.apply()
+        assert world.submissions._cost_in_flight <= COST_IN_FLIGHT_MAX + 2 * 4 * BATCH_STEPS_MAX
+    world.settle()
+    for client in world.clients:
+        assert client.came == client.asked
+        assert client.confirmed in (client.published, 0)
+    assert len(called) == barriers
+    commits = [
+        command for commands, _ in world.batches for command in commands if isinstance(command, Commit)
+    ]
+    assert all(commit.count == 2 for commit in commits)
+    check_counts(world)
