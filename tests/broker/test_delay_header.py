@@ -44,7 +44,7 @@ def test_the_header_of_what_was_delayed_is_negative(channel: Any, exchange: str,
     began_s = time.monotonic()
     publish(channel, exchange, {"a": "b", "x-delay": delay, "z": 1})
     headers = came(channel, exchange)
-    assert time.monotonic() - began_s > 0.3
+    assert time.monotonic() - began_s > 0.29  # clocks of nodes agree to some milliseconds
     assert headers == {"a": "b", "x-delay": -300, "z": 1}
 
 
