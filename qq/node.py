@@ -427,7 +427,8 @@ class Node:
         attempt = self.broker.logins.attempt(Login(user, password.encode(), peer_host), answer)
         if attempt is not None:
             await self._wait_for(attempt, decided)
-        return self.machine.users[user].tags if decided.result() else None
+        known = self.machine.users.get(user)  # who may have been deleted since the answer
+        return known.tags if known is not None and decided.result() else None
 
     async def _wait_for(self, attempt: Attempt, decided: asyncio.Future[bool]) -> None:
         """Wait for an answer that is held back, if few wait, and not for long. Raises LoginThrottled, Unavailable."""
