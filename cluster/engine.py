@@ -22,6 +22,7 @@ Law: no file outside this one names an attribute of SyncObj that starts with an 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -97,10 +98,11 @@ class Outgoing(NamedTuple):
     message: Message
 
 
-class _Ambient:
+class _Ambient(threading.local):
     """Stands in for pysyncobj's module globals `monotonicTime` and `random`, which know no instance.
 
-    The engine that is about to call into pysyncobj puts its runtime here first; there is one thread.
+    The engine that is about to call into pysyncobj puts its runtime here first. Each thread has its own: nodes on
+    several threads of a process would otherwise go by each other's clocks, and vote and campaign when they must not.
     """
 
     runtime: Runtime

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import pickle
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -681,6 +682,26 @@ def test_a_node_that_starts_does_not_wait_an_election_timeout_before_it_asks() -
     node = OurNode(0)
     node.wait(Timing().election_min_s / 2)
     assert node.sent(PreVoteRequest)
+
+
+def test_a_node_that_may_not_vote_does_not_campaign_by_the_clock_of_one_on_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, other = OurNode(0), OurNode(0)
+    node.engine.may_vote = False
+    other.world.now_s += 1000.0
+    own_clock = node.runtime.monotonic
+
+    def other_has_a_turn_and_time_is_told() -> float:
+        thread = threading.Thread(target=other.turn)
+        thread.start()
+        thread.join()
+        return own_clock()
+
+    monkeypatch.setattr(node.runtime, "monotonic", other_has_a_turn_and_time_is_told)
+    node.wait(3.0)
+    assert other.sent(PreVoteRequest)
+    assert (node.engine.term, node.engine.voted_for) == (0, None)
 
 
 # H10: exceptions while applying
