@@ -56,9 +56,11 @@ class NodeHere:
         node, self.node = self.node, None
         if node is not None:
             self._serving.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._serving
-            await node.stop()
+            try:
+                with suppress(asyncio.CancelledError):
+                    await self._serving
+            finally:
+                await node.stop()
 
     def check(self) -> None:
         """Raise what has brought the node down."""
@@ -70,7 +72,10 @@ class NodeHere:
 
 
 class ClusterHere:
-    """Three nodes. Its methods are called from the thread of the test."""
+    """Three nodes. Its methods are called from the thread of the test.
+
+    However they have fared, none of them is left when it ends; what has brought one down is raised then.
+    """
 
     def __init__(self, directory: Path, limits: Limits | None = None) -> None:
         self._directory = directory
@@ -79,27 +84,34 @@ class ClusterHere:
         self.nodes: list[NodeHere] = []
 
     def __enter__(self) -> Self:
-        before_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self._cleanup.callback(sys.setswitchinterval, before_s)
-        files = local_nodes(self._directory, 3, _reserve_ports(3, self._cleanup))
-        prepare(self._directory, files, fresh=False)
-        self.nodes = [NodeHere(replace(config.load(node.config, {}), limits=self._limits)) for node in files]
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.start(*self.nodes)
+        with ExitStack() as cleanup:
+            cleanup.callback(gc.unfreeze)
+            cleanup.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+            files = local_nodes(self._directory, 3, _reserve_ports(3, cleanup))
+            prepare(self._directory, files, fresh=False)
+            self.nodes = [
+                NodeHere(replace(config.load(node.config, {}), limits=self._limits)) for node in files
+            ]
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever)
+            self._thread.start()
+            cleanup.callback(self._end_loop)
+            for node in self.nodes:
+                cleanup.callback(self.stop, node)
+            self.start(*self.nodes)
+            self._cleanup = cleanup.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop(*self.nodes)
+        self._cleanup.close()
+
+    def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._cleanup.close()
-        gc.unfreeze()
 
     # What runs on the loop
 

@@ -1,0 +1,19 @@
+"""Tests that follow in the same process must not meet the nodes of one that has failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nodes_here import ClusterHere
+
+
+def test_a_cluster_of_which_a_node_has_failed_leaves_nothing_running_and_says_why(tmp_path: Path) -> None:
+    cluster = ClusterHere(tmp_path)
+    with pytest.RaisesGroup(pytest.RaisesExc(match="its disk failed: gone")), cluster:
+        failed = cluster.nodes[0]
+        assert failed.node is not None
+        cluster.call(failed.node.group.disk_failed, OSError("gone"))
+        cluster.wait_until(failed._serving.done)
+    assert cluster.running == []
+    assert not cluster._thread.is_alive()
