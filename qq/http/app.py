@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from pathlib import Path
-from time import monotonic
+from time import monotonic, thread_time
 from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 REQUEST_BYTES_MAX = 64 * 1024
 """Of a request's body, but for definitions: a policy is some lines."""
 METRICS_SHARE = 20
-"""What was told stays so for this many times as long as it took to gather: a flood takes 5 % of the loop for it."""
+"""What was told stays so for this many times the processor time it took to gather: a flood takes some 5 % of it."""
 READING = "the node reads its log"
 """Why it can tell nothing yet."""
 _ALWAYS = frozenset(("/livez", "/healthz"))
@@ -115,12 +115,16 @@ class _Pages:
         )
 
     async def metrics(self, _: web.Request) -> web.Response:
-        """Tell them: as often as it is asked, but for what it costs to gather them, which anybody may ask for."""
-        began_s = monotonic()
-        if began_s >= self._metrics_until_s:
+        """Tell them: as often as it is asked, but for what it costs to gather them, which anybody may ask for.
+
+        That is processor time: they do not stay for longer because the machine had something else to do, or the process
+        was stopped, in the middle of it.
+        """
+        if monotonic() >= self._metrics_until_s:
+            began_s = thread_time()
             self._metrics = generate_latest(self._registry)
-            took_s = monotonic() - began_s
-            self._metrics_until_s = began_s + took_s * METRICS_SHARE
+            took_s = thread_time() - began_s
+            self._metrics_until_s = monotonic() + took_s * METRICS_SHARE
         return web.Response(body=self._metrics, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
 
     async def cluster(self, _: web.Request) -> web.Response:
