@@ -177,18 +177,18 @@ def test_what_a_damaged_node_vouches_for_is_not_known_until_its_new_log_is_durab
     follower.end(power_loss=False)
     path = damage(follower)
     checks.damaged(follower)
-    world.run_until(30.0)
+    world.run_until(14.0)
     follower.start()
-    world.run_until(60.0, stop=lambda: follower.group.snapshots_installed > 0)
+    world.run_until(30.0, stop=lambda: follower.group.snapshots_installed > 0)
     assert follower.standing is Standing.VOTER
     assert leader.group.engine.acknowledged_index(follower.name)
     follower.disk.full = True
     follower.disk.remove(path)
-    world.run_until(70.0)
+    world.run_until(world.now_s + 8.0)
     assert not follower.group.journal.synced_index
     assert not checks.may_be_damaged(leader)
     follower.disk.full = False
-    world.run_until(75.0)
+    world.run_until(world.now_s + 5.0)
     assert checks.may_be_damaged(leader)
 
 
