@@ -36,6 +36,7 @@ pytestmark = pytest.mark.xdist_group("interop-suites")
 
 SHORT_S, LONG_S = 170.0, 1800.0
 IN_ASYNCIO = ("-p", "instead_of_docker", "-p", "aiomisc_pytest")
+KOMBU = ("-o", "python_classes=test_*")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Suite:
     """Glob patterns: all files of its tests that are for a broker."""
 
 
+def besides(*names: str) -> str:
+    """pytest's expression for the tests that have none of these in their names."""
+    return " and ".join(f"not {name}" for name in names)
+
+
 SHORT = [
     Suite(
         "amqp",
@@ -67,26 +73,43 @@ SHORT = [
     Suite(
         "kombu",
         ["t/integration/test_py_amqp.py"],
-        ["-o", "python_classes=test_*"],
-        50,
+        [*KOMBU, "-k", besides("failed", "empty_queue", "routing_keys", "(TimeToLive and simple)")],
+        34,
+        is_whole=False,
         files=["t/integration/test_*.py"],
     ),
     Suite(
         "aio-pika",
-        ["tests/test_amqp.py", "tests/test_rpc.py", "tests/test_master.py"],
-        [*IN_ASYNCIO, "-k", "not robust and not NoConfirms and not big_message and not clean_close"],
-        60,
+        ["tests/test_amqp.py", "tests/test_rpc.py"],
+        [
+            *IN_ASYNCIO,
+            "-k",
+            besides(
+                *("robust", "NoConfirms", "big_message", "clean_close", "queue_context"),
+                *("with_connection", "iterator_throws", "temporary_queue"),
+            ),
+        ],
+        50,
         is_whole=False,
     ),
     Suite(
         "aiormq",
         ["tests/test_channel.py", "tests/test_connection.py"],
-        [*IN_ASYNCIO, "-k", "not named and not stairway and not closing_waiter and not amqps"],
+        [
+            *IN_ASYNCIO,
+            "-k",
+            besides(
+                *("named", "stairway", "closing_waiter", "amqps", "connection_stuck", "heartbeat-timeout"),
+                *("no_free_channels", "queue_timeout"),
+            ),
+        ],
         100,
         is_whole=False,
     ),
 ]
+"""What waits for seconds is left to `LONG`."""
 LONG = [
+    Suite("kombu", ["t/integration/test_py_amqp.py"], KOMBU, 50, files=["t/integration/test_*.py"]),
     Suite("aio-pika", ["tests"], IN_ASYNCIO, 870),
     Suite("aiormq", ["tests"], IN_ASYNCIO, 500),
     Suite(
