@@ -63,6 +63,17 @@ def test_without_files_a_listener_waits_and_goes_on(
     }
 
 
+def test_what_is_accepted_sends_at_once(run: Callable[..., None]) -> None:
+    async def story() -> None:
+        [listener] = await listen_on("127.0.0.1", 0, 8)
+        with listener, socket.create_connection(listener.getsockname()):
+            await readable(listener)
+            with listener.accept()[0] as accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    run(story)
+
+
 @pytest.mark.parametrize("passes", [0, 1, 2])
 def test_who_is_pushed_out_while_something_is_made_of_its_socket_loses_it(
     run: Callable[..., None], passes: int
