@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -17,6 +18,7 @@ import pytest
 from http_node import Answer
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from qq import testing
 from qq.testing import ClusterNode, LocalCluster
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -252,6 +254,17 @@ def test_the_bounds_of_deduplication_hold(real_node: ClusterNode, channel: Any, 
     assert ask(real_node, path, "PUT", {"value": before}).status == 204
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that are started now give a change up after 2 s."""
+    program = (
+        "import sys; from qq import cli; from qq.management import sessions; "
+        "sessions.CHANGE_TIMEOUT_S = 2.0; sys.exit(cli.main())"
+    )
+    monkeypatch.setattr(testing, "SERVE_COMMAND", (sys.executable, "-c", program, "serve"))
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_change_without_a_majority_is_503_and_may_be_made_later() -> None:
     with LocalCluster(nodes=3) as cluster:
         node, *others = cluster.nodes

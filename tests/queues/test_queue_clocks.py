@@ -15,7 +15,7 @@ from cluster.realworld import AsyncioRuntime
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
-SHORT_MS = 1_000
+SHORT_MS = 500
 
 
 @contextmanager
@@ -32,6 +32,7 @@ def jumped(cluster: ClusterHere, nodes: Iterable[Any], jump_ms: int) -> Generato
 @pytest.mark.parametrize(
     ("who", "days"), [("leader", 1), ("leader", -1), ("all", 100_000), ("all", -100_000)]
 )
+@pytest.mark.parametrize("world", ["handover"], indirect=True)
 def test_what_is_due_in_a_while_is_due_then_when_clocks_jump(
     world: World,
     checked_cluster: ClusterHere,

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
 
+FROZEN_S = 8.0
+"""Longer than any patience of the nodes with each other."""
+
 
 def freeze(load: Load, node: ClusterNode, duration_s: float) -> None:
     """Pause the node for so long, while the clients of the others work, and then wait for all clients."""
@@ -35,16 +38,16 @@ def freeze(load: Load, node: ClusterNode, duration_s: float) -> None:
     load.until_all_work()
 
 
-def test_a_follower_that_was_frozen_for_20_s_goes_on_with_its_clients(tmp_path: Path) -> None:
+def test_a_follower_that_was_frozen_goes_on_with_its_clients(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
         leader = cluster.leader()
-        freeze(load, cluster.followers()[0], 20.0)
+        freeze(load, cluster.followers()[0], FROZEN_S)
         assert cluster.leader() is leader
 
 
 def test_a_frozen_leader_is_replaced_and_comes_back_as_a_follower(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
         leader = cluster.leader()
-        freeze(load, leader, 5.0)
+        freeze(load, leader, 2.0)
         assert cluster.leader() is not leader
         assert leader.leads() is None
