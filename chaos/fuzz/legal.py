@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from itertools import chain, repeat
+from itertools import chain, islice, product, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
@@ -289,6 +289,17 @@ def _topics(scale: Scale, name: str, vhost: str) -> Act:
     return Act(name, USER, vhost, chain(frames, binds, repeat(message, scale.most(30))))
 
 
+def _new_keys(scale: Scale, name: str, vhost: str) -> Act:
+    """Routing keys that nobody has used before, where thousands of patterns match."""
+    random = scale.random
+    exchange = f"{name}-x"
+    patterns = islice(product("*#a", repeat=8), scale.most(3_000))
+    binds = (_bind(name, exchange, ".".join(pattern)) for pattern in patterns)
+    messages = (publish(exchange, ".".join(random.choices("ab", k=64))) for _ in range(scale.most(1_000)))
+    frames = [_exchange(exchange, "topic"), _queue(name, x_max_length=10)]
+    return Act(name, USER, vhost, list(chain(frames, binds, messages)), connections=scale.most(10))
+
+
 def _consumers(scale: Scale, name: str, vhost: str) -> Act:
     """Many, with a limit that is theirs together, or much that nobody acknowledges."""
     random = scale.random
@@ -495,6 +506,7 @@ KINDS: Mapping[str, Callable[[Scale, str, str], Act]] = {
     "transactions": _transactions,
     "keys": _many_keys,
     "topics": _topics,
+    "new-keys": _new_keys,
     "consumers": _consumers,
     "names": _names,
     "extremes": _extremes,

@@ -176,8 +176,10 @@ class ClusterHere:
                 deliver_first()
 
         self.call(setattr, links, "_deliver", deliver_late)
-        yield
-        self.call(deliver_rest)
+        try:
+            yield
+        finally:
+            self.call(deliver_rest)
 
     # The group
 
