@@ -14,8 +14,8 @@ from chaos import history
 from chaos.live import command, toxiproxy, versions
 from chaos.live.run import Options
 
-# A cluster, and Spark, have to be started.
-pytestmark = [pytest.mark.xdist_group("whole run"), pytest.mark.timeout(300)]
+# A cluster, and Spark if this is the first test that needs it, have to be started.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark"), pytest.mark.timeout(300)]
 
 FAULTS = ("kill_leader", "latency")
 

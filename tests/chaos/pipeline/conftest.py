@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,6 @@ from pipeline_timeline import tell_timeline
 from pyspark.sql import SparkSession
 
 from chaos.pipeline.job import check
-from chaos.pipeline.session import LOCAL, QUICK, session
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with session(LOCAL, tmp_path_factory.mktemp("spark") / "spark.log", QUICK) as started:
-        yield started
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from pipeline_histories import History, Story, died
 from pyspark.sql import SparkSession
 
 from chaos.pipeline import java
-from chaos.pipeline.job import SHOWN, check, main
+from chaos.pipeline.job import SHOWN, Verdict, check, describe, main
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -106,16 +106,6 @@ def test_a_history_that_is_cut_between_two_lines_is_noticed(run: Path, spark: Sp
     assert reason(run) == f"{run}: {len(lines) - 1} rows, but {len(lines)} were recorded"
 
 
-def test_a_run_that_does_not_say_how_much_it_recorded_is_judged_without(
-    run: Path, spark: SparkSession
-) -> None:
-    file, lines = lines_of(run)
-    change_meta(run, "rows", None)
-    assert check(run).valid
-    file.write_text("".join(lines[:-1]))
-    assert check(run).error is None
-
-
 def test_a_history_that_is_cut_in_the_middle_of_its_last_line_is_named(run: Path) -> None:
     file, lines = lines_of(run)
     file.write_text("".join(lines)[:-10])
@@ -163,6 +153,7 @@ def as_parquet(run: Path, **changes: Any) -> Path:
 def test_a_history_may_be_parquet(run: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     _, rows = lines_of(run)
     as_parquet(run)
+    change_meta(run, "rows", None)  # one that does not say how much it recorded is judged without
     assert main([str(run)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[1].split() == ["lost", "3", "0"]
@@ -190,12 +181,25 @@ def test_a_row_of_parquet_that_is_none_is_shown(
     assert (shown in row) if key in {"op", "type"} else row.startswith("{")
 
 
-def test_a_run_that_went_wrong_is_not_valid_whatever_it_kept(
-    run: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(scope="module")
+def gone_wrong(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Verdict]:
+    """A run that had problems and kept its promises, with a few messages of both priorities."""
+    run = tmp_path_factory.mktemp("gone-wrong")
+    history = History()
+    story = Story(history, "story")
+    story.queue(priorities=True)
+    for number in range(1, 100 + 1):
+        story.publish(number, priority=7 if number % 2 else 0)
+    for number in range(1, 100 + 1):
+        story.take(number)
+    history.write(run)
     change_meta(run, "problems", ["the cluster does not heal", "fault kill of n1: in vain"])
-    assert main([str(run)]) == 1
-    told = capsys.readouterr().out.splitlines()
+    return run, check(run)
+
+
+def test_a_run_that_went_wrong_is_not_valid_whatever_it_kept(gone_wrong: tuple[Path, Verdict]) -> None:
+    run, verdict = gone_wrong
+    told = describe(verdict).splitlines()
     assert told[-1].startswith(
         "INVALID: problems of the run: the cluster does not heal; fault kill of n1: in vain ("
     )
@@ -203,6 +207,12 @@ def test_a_run_that_went_wrong_is_not_valid_whatever_it_kept(
     document = json.loads((run / "verdict.json").read_text())
     assert (document["valid"], document["error"], len(document["problems"])) == (False, None, 2)
     assert all(promise["holds"] for promise in document["promises"])
+
+
+def test_a_ratio_of_few_deliveries_is_not_said_to_be_kept(gone_wrong: tuple[Path, Verdict]) -> None:
+    _, verdict = gone_wrong
+    [line] = [line for line in describe(verdict).splitlines() if line.startswith("priority_ratio")]
+    assert line.split() == ["priority_ratio", "0", "0", "nothing", "to", "check"]
 
 
 def test_of_what_is_broken_both_is_told_the_promises_and_the_run(
@@ -216,22 +226,6 @@ def test_of_what_is_broken_both_is_told_the_promises_and_the_run(
     assert (
         "INVALID: broken: lost; problems of the run: the cluster does not heal (" in capsys.readouterr().out
     )
-
-
-def test_a_ratio_of_few_deliveries_is_not_said_to_be_kept(
-    tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    history = History()
-    story = Story(history, "story")
-    story.queue(priorities=True)
-    for number in range(1, 100 + 1):
-        story.publish(number, priority=7 if number % 2 else 0)
-    for number in range(1, 100 + 1):
-        story.take(number)
-    history.write(tmp_path / "run")
-    assert main([str(tmp_path / "run")]) == 0
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("priority_ratio")]
-    assert line.split() == ["priority_ratio", "0", "0", "nothing", "to", "check"]
 
 
 def test_a_failure_is_a_line_and_an_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
