@@ -9,6 +9,7 @@ Law: the cost of every operation is counted in ranges touched, never in messages
 from __future__ import annotations
 
 from bisect import bisect_right
+from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
 V = TypeVar("V")
@@ -98,6 +99,13 @@ class RangeMap(Generic[V]):
         self._shared = False
         """Whether somebody looks at the pieces that are there: then nothing is done to them but append."""
 
+    @classmethod
+    def of(cls, pieces: list[Piece[V]], count: int) -> RangeMap[V]:
+        """A map of these pieces, which have so many ids, in order; nobody else has the list."""
+        made = cls()
+        made._pieces, made._len = pieces, count
+        return made
+
     def append(self, first: int, count: int, value: V) -> None:
         """Let the ids `first`, `first` + 1 ... stand for the `count` items of `value`; ids only grow."""
         pieces = self._pieces
@@ -108,18 +116,21 @@ class RangeMap(Generic[V]):
 
     def take(self, first: int, last: int) -> list[Piece[V]]:
         """Remove the ids `first` to `last`, both included, and return them in order; unknown ids are ignored."""
-        taken: list[Piece[V]] = []
-        if first > last:
-            return taken
+        pieces, head = self._pieces, self._head
+        if first > last or head == len(pieces):
+            return []
+        if first <= pieces[head].first and pieces[-1].last <= last:
+            return self.take_all()
         if self._shared:
             self._unshare()
-        pieces, head = self._pieces, self._head
+            pieces, head = self._pieces, self._head
         start = position = self._find(first)
-        while position < len(pieces) and pieces[position].first <= last:
-            taken.append(pieces[position])
-            position += 1
-        if not taken:
-            return taken
+        if position == len(pieces) or pieces[position].first > last:
+            return []
+        position += 1
+        if position < len(pieces) and pieces[position].first <= last:
+            position = bisect_right(pieces, last, lo=position, key=_first)
+        taken = pieces[start:position]
         kept = _cut(taken, first, last)
         if start == head and (not kept or kept[0].first > last):
             # The prefix goes: at most one rest stays, in the place of the last piece that was touched.
@@ -130,7 +141,17 @@ class RangeMap(Generic[V]):
             self._compact()
         else:
             pieces[start:position] = kept
-        self._len -= sum(piece.count for piece in taken)
+        self._len -= sum(map(_count, taken))
+        return taken
+
+    def take_pieces(self, most: int) -> list[Piece[V]]:
+        """Remove the first pieces, so many at most."""
+        if self._shared:
+            self._unshare()
+        taken = self._pieces[self._head : self._head + most]
+        self._head += len(taken)
+        self._len -= sum(map(_count, taken))
+        self._compact()
         return taken
 
     def take_through(self, last: int) -> list[Piece[V]]:
@@ -138,7 +159,7 @@ class RangeMap(Generic[V]):
         return self.take(0, last)
 
     def take_all(self) -> list[Piece[V]]:
-        taken = self._pieces[self._head :]
+        taken = self._pieces[self._head :] if self._head or self._shared else self._pieces
         self._pieces, self._head, self._len, self._shared = [], 0, 0, False
         return taken
 
@@ -150,6 +171,11 @@ class RangeMap(Generic[V]):
         """Return what is there, for any thread, without a copy; the next `take` makes one."""
         self._shared = True
         return self._pieces, self._head, len(self._pieces)
+
+    @property
+    def head(self) -> Piece[V]:
+        """The first piece; there is one."""
+        return self._pieces[self._head]
 
     @property
     def count_pieces(self) -> int:
@@ -188,6 +214,9 @@ class RangeMap(Generic[V]):
 
 def _first(piece: Piece[V]) -> int:
     return piece.first
+
+
+_count = itemgetter(1)
 
 
 def _cut(taken: list[Piece[V]], first: int, last: int) -> list[Piece[V]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.machine.arguments import CLASSIC, check_consumer_arguments
-from qq.machine.commands import Discard, Reject, Settle
+from qq.machine.commands import Discard, Reject, Return, Settle, Settlement
 from qq.machine.consumers import CREDIT_MAX, Consumer
 from qq.machine.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Limited, Recovered
 from qq.machine.errors import (
@@ -23,6 +23,7 @@ from qq.machine.errors import (
     precondition_failed,
     the_queue,
 )
+from qq.machine.leaving import DISCARDED, FAILED, RETURNED, SETTLED
 from qq.machine.limits import (
     MAX_CONSUMERS,
     MAX_CONSUMERS_PER_CHANNEL,
@@ -43,10 +44,17 @@ if TYPE_CHECKING:
         Recover,
         ReplyTo,
         SetPrefetch,
-        Settlement,
     )
     from qq.machine.core import Core
     from qq.machine.queue import Queue
+
+
+_FATES: dict[type[Settlement], int] = {
+    Settle: SETTLED,
+    Discard: DISCARDED,
+    Return: RETURNED,
+    Reject: FAILED,
+}
 
 
 class Taking:
@@ -63,15 +71,8 @@ class Taking:
         consumer = core.consumers.get((core.origin, command.consumer))
         if consumer is None:
             return
-        queue, (_, first, last) = consumer.queue, command
-        if type(command) is Settle:
-            count = queue.settle(consumer, first, last)
-        elif type(command) is Discard:
-            count = queue.discard(consumer, first, last, core.time_ms)
-        else:
-            failed = type(command) is Reject
-            count = queue.give_back(consumer, first, last, core.time_ms, failed=failed)
-        if count:
+        _, first, last = command
+        if consumer.queue.settle(consumer, first, last, core.time_ms, _FATES[type(command)]):
             core.checked_in(consumer)
 
     def recover(self, command: Recover) -> Recovered:
@@ -95,7 +96,9 @@ class Taking:
         core.serve(queue)
         queue.used_ms = core.time_ms
         core.touch(queue)
-        if not queue.ready:
+        if queue.returning and not queue.available:
+            queue.bring_back(1, core.time_ms)
+        if not queue.available:
             return GetEmpty()
         if not command.no_ack:
             vhost = core.vhost(command.session)

@@ -35,8 +35,9 @@ from qq.machine.errors import (
     precondition_failed,
     reply_text,
 )
+from qq.machine.leaving import FAILED, RETURNED
 from qq.machine.timers import NEVER_MS, NOW_MS, Timers
-from qq.machine.work import REVIEW_STEPS_MAX
+from qq.machine.work import RANGES_AT_ONCE, RANGES_MAX, RANGES_OF_QUEUE_MAX, REVIEW_STEPS_MAX
 from qq.ranges import MESSAGE_MASK
 from qq.routing.content import Content
 
@@ -105,6 +106,8 @@ class Core:
         """Queues that have something new in this entry."""
         self.dying: dict[Queue, None] = {}
         """Queues that have messages to dead-letter."""
+        self.behind: dict[Queue, None] = {}
+        """Queues that were given back too much at once, in the order of their turns."""
         self.reviewing: dict[str, VirtualHost] = {}
         """Virtual hosts in which it is to be found out what policies apply to, by name."""
         self.roomy: dict[tuple[str, int], int] = {}
@@ -287,6 +290,8 @@ class Core:
         if consumer.budget is not None and consumer.budget.limit:
             consumer.queue.make_way(consumer)  # the others of its channel have waited for it
             self._room_for_others(consumer)
+        if consumer.queue.is_behind:
+            self.behind[consumer.queue] = None
         self.touch(consumer.queue)
         self.forget_if_over(consumer)
 
@@ -319,12 +324,14 @@ class Core:
         return asked
 
     def give_back(self, consumers: list[Consumer], *, failed: bool) -> None:
-        """Return all that these consumers hold, per queue in the order of the messages."""
+        """Return all that these consumers hold, per queue in the order of the messages; very much of it bit by bit."""
         by_queue: dict[Queue, list[Consumer]] = {}
         for consumer in consumers:
             by_queue.setdefault(consumer.queue, []).append(consumer)
+        fate = FAILED if failed else RETURNED
+        left = RANGES_AT_ONCE
         for queue, holders in by_queue.items():
-            queue.give_back_all(holders, self.time_ms, failed=failed)
+            left -= queue.give_back_all(holders, fate, self.time_ms, left)
             for consumer in holders:
                 self.checked_in(consumer)
 
@@ -395,6 +402,7 @@ class Core:
     def _forget_queue(self, queue: Queue) -> list[ConsumerGone]:
         self.dirty.pop(queue, None)
         self.dying.pop(queue, None)
+        self.behind.pop(queue, None)
         self.queue_timers.set(queue, None)
         gone: list[ConsumerGone] = []
         for consumer in queue.holders:
@@ -405,6 +413,17 @@ class Core:
             if consumer.live:
                 gone.append(ConsumerGone(consumer.node, consumer.session, consumer.id))
         return gone
+
+    def _catch_up(self) -> None:
+        """Do some of what was put off, queue by queue."""
+        left = RANGES_MAX
+        while self.behind and left > 0:
+            queue = next(iter(self.behind))
+            del self.behind[queue]
+            left -= queue.go_on(min(left, RANGES_OF_QUEUE_MAX), self.time_ms)
+            if queue.is_behind:
+                self.behind[queue] = None
+            self.touch(queue)
 
     # Policies
 
@@ -438,7 +457,7 @@ class Core:
 
     def due_ms(self) -> int | None:
         """When there will be something to do that no command asks for; None for never."""
-        if self.roomy or self.reviewing:
+        if self.roomy or self.reviewing or self.behind:
             return NOW_MS
         due_ms = min(self.queue_timers.next_ms, self.consumer_timers.next_ms)
         return None if due_ms == NEVER_MS else due_ms
@@ -448,6 +467,8 @@ class Core:
         now_ms = self.time_ms
         if self.reviewing:
             self._review_policies()
+        if self.behind:
+            self._catch_up()
         # In an order that does not depend on when a timer was set: a state that was loaded sets them all at once.
         consumer_timers, queue_timers = self.consumer_timers, self.queue_timers
         if consumer_timers.next_ms <= now_ms:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from qq.machine import commands as c
 from qq.machine.errors import Refused
+from qq.machine.work import RANGES_AT_ONCE
 from qq.routing.content import NeedsContent
 from qq.routing.routers import Destination, DestinationKind
 
@@ -53,6 +54,8 @@ _CONTENT = 15
 """Of a message that is looked into."""
 _RANGE = 3
 """Of messages that come back, or go."""
+_PUT_OFF = 16
+"""So many of these are a step, if they are put off."""
 _BINDING = 12
 _HOLDER = 6
 _QUEUE = 60
@@ -97,7 +100,7 @@ class Costs:
                 consumer = core.consumers.get((origin, command.consumer))
                 if consumer is None or command.first == command.last:
                     return _COMMAND
-                return _COMMAND + _RANGE * min(consumer.unacked.count_pieces, command.last - command.first)
+                return _COMMAND + _of_ranges(min(consumer.unacked.count_pieces, command.last - command.first))
             case c.DeleteQueue() | c.PurgeQueue():
                 queue = self._vhost_of(origin, command.session).queues.get(command.name)
                 return _COMMAND if queue is None else self._of_queue(queue)
@@ -209,8 +212,13 @@ class Costs:
         if session is None:
             return _COMMAND
         held = sum(consumer.unacked.count_pieces for consumer in session.consumers.values())
-        return _COMMAND + _COMMAND * len(session.consumers) + _RANGE * held
+        return _COMMAND + _COMMAND * len(session.consumers) + _of_ranges(held)
 
     def _vhost_of(self, origin: str, number: int) -> VirtualHost:
         session = self._core.sessions.get((origin, number))
         return self._core.catalog.default_vhost if session is None else session.vhost
+
+
+def _of_ranges(number: int) -> int:
+    """Steps of so many ranges that come back, or go."""
+    return _RANGE * number if number <= RANGES_AT_ONCE else _RANGE * RANGES_AT_ONCE + number // _PUT_OFF

@@ -27,6 +27,7 @@ from qq.machine.costs import Costs
 from qq.machine.declaring import Declaring
 from qq.machine.effects import Known, OriginExpelled
 from qq.machine.errors import Refused
+from qq.machine.leaving import Leaving
 from qq.machine.operating import Operating
 from qq.machine.policies import Policy
 from qq.machine.publishing import Publishing
@@ -45,7 +46,7 @@ from qq.machine.state import (
     read_dump,
 )
 from qq.machine.vhost import Exchange
-from qq.ranges import MESSAGE_BITS, Range
+from qq.ranges import MESSAGE_BITS, Range, RangeMap
 from qq.routing.routers import Binding, Destination, DestinationKind
 
 if TYPE_CHECKING:
@@ -323,6 +324,7 @@ class QueueMachine:
                 for consumer in core.consumers.values()
             ],
             dirty=list(core.dirty),
+            behind=[queue.freeze_behind() for queue in core.behind],
         )
 
     def dump(self) -> bytes:
@@ -369,6 +371,9 @@ class QueueMachine:
                 core.dying[queue] = None
         for number in state.dirty:
             core.dirty[queues[number]] = None
+        for number, came_back, leaving in state.behind:
+            core.behind[queues[number]] = None
+            queues[number].load_behind(came_back, [_leaving(*row) for row in leaving])
         core.restore_waiting()
         # Whoever remembers something of the former state has to look again.
         catalog.access.revision += revision + 1
@@ -475,10 +480,8 @@ class QueueMachine:
             next_id=next_id,
             marks=[list(mark) for mark in marks],
         )
-        for first, messages in unacked:
-            held_range = Range(*messages)
-            consumer.unacked.append(first, held_range.count, held_range)
-            queue.unacked_size += held_range.size
+        consumer.unacked = _held(unacked)
+        queue.unacked_size += sum(piece.value.size for piece in consumer.unacked.pieces())
         if consumer.budget is not None:
             consumer.budget.held += len(consumer.unacked)
         queue.restore_consumer(consumer)
@@ -509,6 +512,19 @@ def _vhost_row(vhost: VirtualHost) -> VhostRow:
         [(int(kind), name) for kind, name in vhost.unreviewed],
         vhost.publishers.freeze(),
     )
+
+
+def _held(rows: list[tuple[int, list[int]]]) -> RangeMap[Range]:
+    """What was dumped of messages that a consumer holds, or has held."""
+    held: RangeMap[Range] = RangeMap()
+    for first, row in rows:
+        messages = Range(*row)
+        held.append(first, messages.count, messages)
+    return held
+
+
+def _leaving(fate: int, held: list[list[tuple[int, list[int]]]]) -> Leaving:
+    return Leaving(fate, [_held(rows) for rows in held])
 
 
 def _deliveries(consumer: Consumer) -> Iterator[Deliver]:

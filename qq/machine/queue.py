@@ -22,8 +22,10 @@ from qq.machine.backlog import Backlog
 from qq.machine.consumers import CREDIT_MAX, Consumer, Turns
 from qq.machine.effects import Deliver
 from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
+from qq.machine.leaving import DISCARDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
 from qq.machine.timers import NOW_MS
-from qq.ranges import NORMAL, Range
+from qq.machine.work import RANGES_AT_ONCE
+from qq.ranges import NORMAL, Range, RangeMap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
     from qq.machine.commands import Table
     from qq.machine.consumers import Budget
     from qq.machine.history import FrozenHistories, History
+    from qq.machine.leaving import FrozenLeaving
     from qq.machine.policies import Applied
     from qq.machine.settings import Settings
-    from qq.ranges import Piece
 
 TURNS = 8
 """Turns that each consumer gets out of a backlog: more are fairer, fewer make longer ranges."""
@@ -117,6 +119,14 @@ class Queue:
     dying_size: int = 0
     retry_ms: int = 0
     """When it may be tried again to dead-letter."""
+    leaving: list[Leaving] = field(default_factory=list)
+    """What consumers have settled or rejected, and that is not done yet; it counts as unacked."""
+    returning: list[Leaving] = field(default_factory=list)
+    """What comes back from consumers: likewise."""
+    coming_back: int = 0
+    """Messages of these."""
+    came_back: int = 0
+    """Messages that came back since others do: no more are given to consumers, so that the others are not too late."""
     tally: Tally = field(default_factory=Tally)
     waiting_since_ms: int = 0
     # Of the settings, for those who are asked for every batch:
@@ -155,9 +165,14 @@ class Queue:
 
     @property
     def messages(self) -> int:
-        """All messages that are not checked out: ready, delayed, or dying and not to be lost."""
+        """All messages that are not checked out: ready, delayed, coming back, or dying and not to be lost."""
         backlog = self.backlog
-        return backlog.count + backlog.delayed + self.dying_count
+        return backlog.count + backlog.delayed + self.coming_back + self.dying_count
+
+    @property
+    def available(self) -> int:
+        """How many messages may be given to consumers now."""
+        return min(self.backlog.count, self.came_back) if self.returning else self.backlog.count
 
     def timeout_ms(self, consumer: Consumer) -> int:
         """How long the consumer may hold a message; 0 for ever."""
@@ -203,7 +218,7 @@ class Queue:
         `promised` is how much of the limits of channels is to be used for others; what may be used for these is added.
         """
         backlog = self.backlog
-        if backlog.count:
+        if backlog.count or self.returning:
             return 0
         due_ms = backlog.due_ms()
         if due_ms is not None and due_ms <= now_ms:
@@ -296,20 +311,21 @@ class Queue:
         """Give ready messages to those who may have them, by turns; one effect for each that gets any."""
         backlog, turns = self.backlog, self.turns
         served: dict[Consumer, list[Range]] = {}
-        while backlog.count and turns:
+        while (left := self.available) and turns:
             ring = turns.next_ring()
-            turn = max(1, backlog.count // (TURNS * len(ring)))
-            while backlog.count and ring:
+            turn = max(1, left // (TURNS * len(ring)))
+            while left and ring:
                 consumer = next(iter(ring))
                 room = consumer.room
                 if room < 1:
                     turns.discard(consumer)
                     consumer.wait_for_room()
                     continue
-                limit = backlog.count if len(ring) == 1 else min(turn, backlog.count)
+                limit = left if len(ring) == 1 else min(turn, left)
                 count = min(limit, room)
+                left -= count
                 consumer.hold(count)
-                ranges = backlog.take(count)
+                ranges = self._take(count)
                 if consumer in served:
                     served[consumer] += ranges
                 else:
@@ -322,6 +338,12 @@ class Queue:
         if backlog.count or self.waiting_since_ms:
             self._note_waiting(now_ms)
         return [(consumer, self._check_out(consumer, ranges, now_ms)) for consumer, ranges in served.items()]
+
+    def _take(self, count: int) -> list[Range]:
+        """Remove the first ready messages, which are there."""
+        if self.returning:
+            self.came_back = max(self.came_back - count, 0)
+        return self.backlog.take(count)
 
     def _note_waiting(self, now_ms: int) -> None:
         """Keep the time in which consumers could not keep up (consumer capacity)."""
@@ -341,10 +363,10 @@ class Queue:
             return
         dropped: list[Range] = []
         while len(dropped) < limit and (surplus := self._surplus()) > 0:
-            dropped += backlog.take(min(surplus, limit - len(dropped)))
+            dropped += self._take(min(surplus, limit - len(dropped)))
         # One by one: each has a size of its own, and whose turn it is must not depend on what stays.
         while len(dropped) < limit and self._is_too_large():
-            dropped += backlog.take(1)
+            dropped += self._take(1)
         self.die(dropped, MAXLEN, now_ms)
 
     def _is_to_be_trimmed(self) -> bool:
@@ -501,36 +523,98 @@ class Queue:
         if self.settings.single_active_consumer:
             self._review_active()
 
-    def settle(self, consumer: Consumer, first: int, last: int) -> int:
-        """Forget message ids, and give their credit back. Returns how many there were."""
-        ranges = _ranges(consumer.unacked.take(first, last))
-        if self.histories:
-            self.forget(ranges)
-        count = self._checked_in(consumer, ranges)
-        self.tally.acknowledged += count
+    def settle(self, consumer: Consumer, first: int, last: int, now_ms: int, fate: int = SETTLED) -> int:
+        """Do to message ids what was said of them, and give their credit back. Returns how many there were.
+
+        If they are in very many ranges it is put off: `go_on` does it. The consumer does not hold them any more.
+        """
+        before = len(consumer.unacked)
+        pieces = consumer.unacked.take(first, last)
+        count = before - len(consumer.unacked)
+        self._check_in(consumer, count)
+        if fate == SETTLED:
+            self.tally.acknowledged += count
+        is_put_off = self.returning if fate in (RETURNED, FAILED) else self.leaving
+        if is_put_off or len(pieces) > RANGES_AT_ONCE:
+            self._put_off(Leaving(fate, [RangeMap.of(pieces, count)]))
+        else:
+            self._let_go(ranges_of(pieces), fate, now_ms)
         return count
 
-    def discard(self, consumer: Consumer, first: int, last: int, now_ms: int) -> int:
-        """Let messages die that were rejected for good. Returns how many there were."""
-        ranges = _ranges(consumer.unacked.take(first, last))
-        self.die(ranges, REJECTED, now_ms)
-        return self._checked_in(consumer, ranges)
+    def give_back_all(self, consumers: list[Consumer], fate: int, now_ms: int, most: int) -> int:
+        """Put everything that these consumers hold back, oldest message first; how many ranges that were.
 
-    def give_back(self, consumer: Consumer, first: int, last: int, now_ms: int, *, failed: bool) -> int:
-        """Put message ids back in their order. Returns how many there were."""
-        ranges = _ranges(consumer.unacked.take(first, last))
-        self._return(ranges, now_ms, failed=failed)
-        return self._checked_in(consumer, ranges)
-
-    def give_back_all(self, consumers: list[Consumer], now_ms: int, *, failed: bool) -> None:
-        """Put everything that these consumers hold back, oldest message first."""
-        ranges: list[Range] = []
+        If they are more than `most` it is put off: `go_on` does it. The consumers do not hold them any more.
+        """
+        held: list[RangeMap[Range]] = []
         for consumer in consumers:
-            held_by_one = _ranges(consumer.unacked.take_all())
-            ranges += held_by_one
-            self._checked_in(consumer, held_by_one)
+            count = len(consumer.unacked)
+            held.append(RangeMap.of(consumer.unacked.take_all(), count))
+            self._check_in(consumer, count)
+        if self.returning or sum(each.count_pieces for each in held) > most:
+            self._put_off(Leaving(fate, held))
+            return 0
+        ranges = [messages for each in held for messages in ranges_of(each.take_all())]
         ranges.sort(key=_position)
-        self._return(ranges, now_ms, failed=failed)
+        self._let_go(ranges, fate, now_ms)
+        return len(ranges)
+
+    def _put_off(self, leaving: Leaving) -> None:
+        if not leaving.count:
+            return
+        if leaving.fate in (RETURNED, FAILED):
+            self.returning.append(leaving)
+            self.coming_back += leaving.count
+        else:
+            self.leaving.append(leaving)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `go_on` has something to do."""
+        return bool(self.leaving or self.returning)
+
+    def go_on(self, most: int, now_ms: int) -> int:
+        """Do what was put off, for so many ranges at most; how many they were."""
+        done = 0
+        while self.leaving and done < most:
+            leaving = self.leaving[0]
+            ranges = leaving.take(most - done)
+            self._let_go(ranges, leaving.fate, now_ms)
+            done += len(ranges)
+            if not leaving.count:
+                del self.leaving[0]
+        return done + self.bring_back(most - done, now_ms)
+
+    def bring_back(self, most: int, now_ms: int) -> int:
+        """The same for messages that come back only."""
+        done = 0
+        while self.returning and done < most:
+            leaving, before = self.returning[0], self.backlog.count
+            ranges = leaving.take(most - done)
+            self._let_go(ranges, leaving.fate, now_ms)
+            done += len(ranges)
+            self.coming_back -= _totals(ranges)[0]
+            self.came_back += self.backlog.count - before
+            if not leaving.count:
+                del self.returning[0]
+        if not self.returning:
+            self.came_back = 0
+        return done
+
+    def _let_go(self, ranges: list[Range], fate: int, now_ms: int) -> None:
+        """Messages that no consumer holds any more go where they go."""
+        if not ranges:
+            return
+        count, size = _totals(ranges)
+        self.unacked -= count
+        self.unacked_size -= size
+        if fate == SETTLED:
+            if self.histories:
+                self.forget(ranges)
+        elif fate == DISCARDED:
+            self.die(ranges, REJECTED, now_ms)
+        else:
+            self._return(ranges, now_ms, failed=fate == FAILED)
 
     def _return(self, ranges: list[Range], now_ms: int, *, failed: bool) -> None:
         """After one more delivery in vain: into the queue again, later or now, unless there were too many."""
@@ -556,7 +640,7 @@ class Queue:
 
     def get(self, consumer: Consumer, now_ms: int) -> Range:
         """Check out one message, which is there, to somebody who wants no more; to be forgotten if it is `no_ack`."""
-        (message,) = self.backlog.take(1)
+        (message,) = self._take(1)
         self.tally.got += 1
         if not consumer.no_ack:
             self.holders[consumer] = None
@@ -568,19 +652,28 @@ class Queue:
 
     def purge(self) -> int:
         """Drop what is not checked out. Returns how many messages went."""
-        purged = self.backlog.clear() + self.dying_count
+        purged = self.backlog.clear() + self.dying_count + self.coming_back
         self.dying_first += self.dying_count
         self.dying_count = self.dying_size = 0
         self.dying.clear()
         self.retry_ms = 0
+        self._settle_what_leaves()
         if self.histories:
             kept: dict[int, int] = {}
-            for consumer in self.holders:
-                for piece in consumer.unacked.pieces():
+            for held in (*(consumer.unacked for consumer in self.holders), *self.leaving):
+                for piece in held.pieces():
                     if piece.value.history:
                         kept[piece.value.history] = kept.get(piece.value.history, 0) + piece.count
             self.histories.keep_only(kept)
         return purged
+
+    def _settle_what_leaves(self) -> None:
+        """What comes back does not, and what was rejected does not die any more."""
+        self.leaving += self.returning
+        self.returning.clear()
+        self.coming_back = self.came_back = 0
+        for leaving in self.leaving:
+            leaving.fate = SETTLED
 
     @property
     def exclusively_consumed(self) -> bool:
@@ -599,6 +692,19 @@ class Queue:
             list(self.turns),
             self.active,
         )
+
+    def freeze_behind(self) -> FrozenBehind:
+        leaving = [each.freeze() for each in (*self.leaving, *self.returning)]
+        return FrozenBehind(self.number, self.came_back, leaving)
+
+    def load_behind(self, came_back: int, leaving: Iterable[Leaving]) -> None:
+        """Enter what was put off."""
+        self.came_back = came_back
+        for each in leaving:
+            self._put_off(each)
+            count, size = _totals(ranges_of(each.pieces()))
+            self.unacked += count
+            self.unacked_size += size
 
     def _check_out(self, consumer: Consumer, ranges: list[Range], now_ms: int) -> Deliver:
         """Book on the consumer what it holds now."""
@@ -627,13 +733,10 @@ class Queue:
         place = consumer.node, consumer.session, consumer.id
         return Deliver(*place, first, ranges, histories, self.counts_failures)
 
-    def _checked_in(self, consumer: Consumer, ranges: list[Range]) -> int:
-        """Book that the consumer does not hold the ranges any more."""
-        if not ranges:
-            return 0
-        count, size = _totals(ranges)
-        self.unacked -= count
-        self.unacked_size -= size
+    def _check_in(self, consumer: Consumer, count: int) -> None:
+        """Book that the consumer holds so many messages fewer than before."""
+        if not count:
+            return
         if consumer.budget is not None:
             consumer.budget.held -= count
         if consumer.live:
@@ -642,7 +745,15 @@ class Queue:
             del self.holders[consumer]
         if consumer is self.active and not consumer.unacked:
             self._review_active()
-        return count
+
+
+class FrozenBehind(NamedTuple):
+    """What a queue has put off, at one moment."""
+
+    queue: int
+    """Its number."""
+    came_back: int
+    leaving: list[FrozenLeaving]
 
 
 class FrozenQueue(NamedTuple):
@@ -661,10 +772,6 @@ class FrozenQueue(NamedTuple):
     active: Consumer | None
 
 
-def _ranges(pieces: list[Piece[Range]]) -> list[Range]:
-    return [messages.part(offset, count) for _, count, messages, offset in pieces]
-
-
 def _totals(ranges: Iterable[Range]) -> tuple[int, int]:
     """How many messages these are, and their octets."""
     count = size = 0
@@ -681,4 +788,4 @@ def _position(messages: Range) -> int:
 def held(consumer: Consumer) -> list[tuple[int, Any]]:
     """What the consumer holds: message id of the first, and the messages, in order."""
     pieces = consumer.unacked.pieces()
-    return [(piece.first, messages) for piece, messages in zip(pieces, _ranges(pieces), strict=True)]
+    return [(piece.first, messages) for piece, messages in zip(pieces, ranges_of(pieces), strict=True)]

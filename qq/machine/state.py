@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from qq.machine.consumers import Consumer
     from qq.machine.policies import Applied, Policies
     from qq.machine.publishers import FrozenPublishers
-    from qq.machine.queue import FrozenQueue, Queue
+    from qq.machine.queue import FrozenBehind, FrozenQueue, Queue
     from qq.machine.vhost import Exchange
     from qq.routing.routers import Binding
 
@@ -141,6 +141,7 @@ class Frozen(NamedTuple):
     sessions: list[SessionRow]
     consumers: list[ConsumerRow]
     dirty: list[Queue]
+    behind: list[FrozenBehind]
 
     def dump(self) -> bytes:
         """The state, to be read by `read_dump`."""
@@ -184,9 +185,20 @@ class Frozen(NamedTuple):
         write(self.consumers, _consumer_row)
         packer.pack_array_header(len(self.consumers))
         for row in self.consumers:
-            pieces, start, end = row.unacked
-            write(pieces[start:end], _held_row)
+            write(_pieces(row.unacked), _held_row)
         write([queue.number for queue in self.dirty])
+        packer.pack_array_header(len(self.behind))
+        for number, came_back, leaving in self.behind:
+            packer.pack_array_header(3)
+            packer.pack(number)
+            packer.pack(came_back)
+            packer.pack_array_header(len(leaving))
+            for fate, held in leaving:
+                packer.pack_array_header(2)
+                packer.pack(fate)
+                packer.pack_array_header(len(held))
+                for unacked in held:
+                    write(_pieces(unacked), _held_row)
         return packer.bytes()
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
@@ -221,9 +233,9 @@ class Frozen(NamedTuple):
         for row in self.queues:
             for dead in row.dying:
                 yield dead.range[:3]
-        for row in self.consumers:
-            pieces, start, end = row.unacked
-            for piece in pieces[start:end]:
+        leaving = [held for row in self.behind for each in row.leaving for held in each.held]
+        for unacked in (*(row.unacked for row in self.consumers), *leaving):
+            for piece in _pieces(unacked):
                 index, slot, *_ = piece.value
                 yield index, slot + piece.offset, piece.count
         for *_, answer in self.sessions:
@@ -252,6 +264,7 @@ class Dump(NamedTuple):
     """One list for each consumer: the first message id, and the messages."""
     dirty: list[int]
     """Numbers of queues."""
+    behind: list[list[Any]]
 
 
 _SECTIONS = 1 + len(Dump._fields)
@@ -378,6 +391,11 @@ def _consumer_row(row: ConsumerRow) -> tuple[Any, ...]:
         row.next_id,
         row.marks,
     )
+
+
+def _pieces(unacked: FrozenPieces[Range]) -> list[Piece[Range]]:
+    pieces, start, end = unacked
+    return pieces[start:end]
 
 
 def _held_row(piece: Piece[Range]) -> tuple[int, Range]:

@@ -13,6 +13,13 @@ from dataclasses import dataclass, field
 REVIEW_STEPS_MAX = 15_000
 """In one entry, of finding the policies that apply to queues and exchanges; what is left is for the next entries."""
 
+RANGES_AT_ONCE = 1_000
+"""Of messages that a command settles or brings back; if they are more, all of them are for the ends of entries."""
+RANGES_MAX = 4_000
+"""Of messages that were put off so, in one entry: 3 us each, if they come back."""
+RANGES_OF_QUEUE_MAX = 1_000
+"""Of these, of one queue, before others have their turn."""
+
 FEW_QUEUES = 16
 """What a message costs that reaches no more is in proportion to its size."""
 COPIES_MAX = 5000

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,11 +38,14 @@ from qq.machine.commands import (
     DeleteExchange,
     DeleteQueue,
     DeleteVhost,
+    Discard,
     Enqueue,
     Limit,
     Publish,
     PurgeQueue,
     PutPolicy,
+    Recover,
+    SessionDown,
     Settle,
 )
 from qq.machine.costs import BATCH_STEPS_MAX
@@ -58,6 +60,7 @@ NAMES_MAX = 10_000
 POLICIES = 1000
 CONSUMERS = 5000
 MESSAGES = 10_000_000
+SINGLES = 1_000_000
 
 Work = tuple[Sequence[Command], Sequence[bytes]]
 """Commands of an entry, and their messages."""
@@ -336,6 +339,38 @@ def virtual_host() -> Situation:
     return Situation(world.machine, iter([([DeleteVhost("/")], [])]))
 
 
+def held_in_single_ranges(*commands: Command, **arguments: object) -> Situation:
+    world = World()
+    world.queues(1, **arguments)
+    world.do([consume(0, "q0", SINGLES)])
+    queue = world.machine.vhosts["/"].queues["q0"]
+    for _ in range(SINGLES):
+        queue.backlog.add(next(_indexes), 0, 1, 1)
+    world.machine._core.touch(queue)
+    world.do([])
+    return Situation(world.machine, iter([(commands, []), *[([], [])] * 2]))
+
+
+def session_ends() -> Situation:
+    """a channel closed that holds a million messages, each by itself"""
+    return held_in_single_ranges(SessionDown(1))
+
+
+def recovered() -> Situation:
+    """a million messages recovered that were delivered each by itself"""
+    return held_in_single_ranges(Recover(1), x_queue_type="quorum")
+
+
+def settled() -> Situation:
+    """a million messages acknowledged together that were delivered each by itself"""
+    return held_in_single_ranges(Settle(0, 0, SINGLES))
+
+
+def rejected() -> Situation:
+    """the same rejected"""
+    return held_in_single_ranges(Discard(0, 0, SINGLES), x_dead_letter_exchange="amq.fanout")
+
+
 def long_backlog() -> Situation:
     """a queue purged of ten million messages"""
     world = World()
@@ -397,6 +432,10 @@ SITUATIONS: list[Callable[[], Situation]] = [
     queue_with_bindings,
     exchange_with_bindings,
     virtual_host,
+    session_ends,
+    recovered,
+    settled,
+    rejected,
     long_backlog,
     expiry,
     dead_letters,
@@ -416,7 +455,7 @@ def main() -> int:
             continue
         situation = make()
         entries = list(islice(situation.entries, options.repeat))
-        took_ms = statistics.median(apply(situation.machine, *entry) for entry in entries)
+        took_ms = max(apply(situation.machine, *entry) for entry in entries)
         is_missed = took_ms > ENTRY_MS_MAX
         missed += is_missed
         shown = f"**{took_ms:.1f}**" if is_missed else f"{took_ms:.1f}"

@@ -17,6 +17,7 @@ from qq.machine.effects import (
     Known,
     Reply,
 )
+from qq.machine.leaving import ranges_of
 from qq.machine.machine import QueueMachine
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
 
@@ -123,6 +124,11 @@ def held_ranges(consumer: Consumer) -> list[tuple[int, Range]]:
     return [(piece.first, piece.value.part(piece.offset, piece.count)) for piece in consumer.unacked.pieces()]
 
 
+def leaving_ranges(queue: Queue) -> list[Range]:
+    """What consumers hold no more, and that is not yet where it goes."""
+    return [messages for each in (*queue.leaving, *queue.returning) for messages in ranges_of(each.pieces())]
+
+
 def held_messages(consumer: Consumer) -> dict[int, Message]:
     held: dict[int, Message] = {}
     for first, messages in held_ranges(consumer):
@@ -135,6 +141,7 @@ def live_messages(machine: QueueMachine) -> list[Place]:
     ranges: list[Range] = []
     for queue in machine.queues():
         ranges += ready_ranges(queue) + delayed_ranges(queue) + [dead.range for dead in queue.dying]
+        ranges += leaving_ranges(queue)
     for consumer in machine.consumers.values():
         ranges += [messages for _, messages in held_ranges(consumer)]
     for session in machine._core.sessions.values():

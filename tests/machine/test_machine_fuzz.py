@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machine_driver import Log, batch, live_messages, never_later, reloaded
 
+from qq.machine import core as core_module
+from qq.machine import queue as queue_module
 from qq.machine.codec import MalformedBatch, decode_commands, unpack
 from qq.machine.commands import (
     NO_PRIORITY,
@@ -329,6 +331,8 @@ def check_counts(queue: Queue) -> None:
     """What is kept is what one would count."""
     backlog = queue.backlog
     held = [piece for holder in queue.holders for piece in holder.unacked.pieces()]
+    held += [piece for each in (*queue.leaving, *queue.returning) for piece in each.pieces()]
+    assert queue.coming_back == sum(piece.count for each in queue.returning for piece in each.pieces())
     assert queue.unacked == sum(piece.count for piece in held)
     assert queue.unacked_size == sum(piece.value.part(piece.offset, piece.count).size for piece in held)
     assert queue.consumers == sum(holder.live for holder in queue.holders)
@@ -493,6 +497,14 @@ class Chance(Random):
 
 @pytest.mark.parametrize("seed", range(15))
 def test_nor_does_a_long_life_among_absurd_commands(seed: int) -> None:
+    absurd_life(seed)
+
+
+@pytest.mark.parametrize("seed", range(100, 115))
+def test_nor_does_what_is_done_in_the_smallest_portions(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    for name, most in {"RANGES_AT_ONCE": 0, "RANGES_MAX": 2, "RANGES_OF_QUEUE_MAX": 1}.items():
+        for module in (core_module, queue_module):
+            monkeypatch.setattr(module, name, most, raising=False)
     absurd_life(seed)
 
 
