@@ -16,6 +16,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heapreplace, merge
 from itertools import chain
 from operator import attrgetter, itemgetter
+from sys import maxsize
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.runs import Runs
@@ -165,14 +166,17 @@ class Backlog:
         self._delayed.insert(self._next_delay, messages, due_ms, returned=returned)
         self._next_delay += messages.count
 
-    def take(self, count: int) -> list[Range]:
-        """Remove the first `count` ready messages, which are there and did not expire."""
-        self.count -= count
+    def take(self, count: int, most: int = maxsize) -> list[Range]:
+        """Remove the first `count` ready messages, which are there and did not expire, in so many ranges at most."""
         if self._plain:
+            ranges = self._normal.runs.take(count, most)
+            if len(ranges) == most:
+                count = sum(map(_count, ranges))
             self._turn = (self._turn + count) % (WEIGHT + 1)
-            ranges = self._normal.runs.take(count)
         else:
-            ranges = self._take(count)
+            ranges = self._take(count, most)
+            count = sum(map(_count, ranges))
+        self.count -= count
         self.size -= ranges[0].size if len(ranges) == 1 else sum(map(_size, ranges))
         return ranges
 
@@ -309,38 +313,40 @@ class Backlog:
             self._lanes = {level: lane for level, lane in self._lanes.items() if lane or lane is self._normal}
         self._plain = len(self._lanes) == 1 and not self._normal.shelf and not self._returns
 
-    def _take(self, count: int) -> list[Range]:
+    def _take(self, count: int, most: int) -> list[Range]:
         """Remove from wherever it is the turn."""
-        ranges = self._returns.take(count)
+        ranges = self._returns.take(count, most)
         count -= sum(map(_count, ranges))
-        ranges += self._take_strictly(count) if self.strict else self._take_by_ratio(count)
+        most -= len(ranges)
+        ranges += self._take_strictly(count, most) if self.strict else self._take_by_ratio(count, most)
         self._tidy()
         return ranges
 
-    def _take_strictly(self, count: int) -> list[Range]:
-        self._turn = (self._turn + count) % (WEIGHT + 1)
+    def _take_strictly(self, count: int, most: int) -> list[Range]:
         ranges: list[Range] = []
         for lane in self._lanes.values():
-            if not count:
+            if not count or len(ranges) == most:
                 break
-            taken = _take_merged(_sources([lane]), count)
-            count -= sum(map(_count, taken))
+            taken = _take_merged(_sources([lane]), count, most - len(ranges))
+            number = sum(map(_count, taken))
+            self._turn = (self._turn + number) % (WEIGHT + 1)
+            count -= number
             ranges += taken
         return ranges
 
-    def _take_by_ratio(self, count: int) -> list[Range]:
+    def _take_by_ratio(self, count: int, most: int) -> list[Range]:
         lanes = list(self._lanes.values())
         number_high = sum(lane.level >= HIGH for lane in lanes)
         high, normal = _sources(lanes[:number_high]), _sources(lanes[number_high:])
         ranges: list[Range] = []
-        while count:
+        while count and len(ranges) < most:
             if not high or not normal:
                 group, limit = high or normal, count
             elif self._turn < WEIGHT:
                 group, limit = high, min(count, WEIGHT - self._turn)
             else:
                 group, limit = (high if high[0][0] < normal[0][0] else normal), 1
-            taken = _take_merged(group, limit)
+            taken = _take_merged(group, limit, most - len(ranges))
             number = sum(map(_count, taken))
             self._turn = (self._turn + number) % (WEIGHT + 1)
             count -= number
@@ -447,18 +453,18 @@ def _sources(lanes: list[_Lane]) -> list[tuple[int, Runs | Shelf]]:
     return sources
 
 
-def _take_merged(sources: list[tuple[int, Runs | Shelf]], count: int) -> list[Range]:
-    """Remove the first `count` messages by arrival, or as many as there are."""
+def _take_merged(sources: list[tuple[int, Runs | Shelf]], count: int, most: int) -> list[Range]:
+    """Remove the first `count` messages by arrival, or as many as there are, in so many ranges at most."""
     ranges: list[Range] = []
-    while count and sources:
+    while count and sources and len(ranges) < most:
         _, source = sources[0]
         if len(sources) == 1:
-            ranges += source.take(count)
+            ranges += source.take(count, most - len(ranges))
             count = 0
         else:
             # As long as nothing elsewhere arrived before.
             until = min(position for position, _ in sources[1:3])
-            while count and source and source.head_position <= until:
+            while count and source and source.head_position <= until and len(ranges) < most:
                 ranges.append(source.take_run(count))
                 count -= ranges[-1].count
         if source:

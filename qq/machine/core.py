@@ -37,7 +37,13 @@ from qq.machine.errors import (
 )
 from qq.machine.leaving import FAILED, RETURNED
 from qq.machine.timers import NEVER_MS, NOW_MS, Timers
-from qq.machine.work import RANGES_AT_ONCE, RANGES_MAX, RANGES_OF_QUEUE_MAX, REVIEW_STEPS_MAX
+from qq.machine.work import (
+    RANGES_AT_ONCE,
+    RANGES_MAX,
+    RANGES_OF_QUEUE_MAX,
+    REVIEW_STEPS_MAX,
+    SERVED_MAX,
+)
 from qq.ranges import MESSAGE_MASK
 from qq.routing.content import Content
 
@@ -103,7 +109,7 @@ class Core:
         self.sessions: dict[tuple[str, int], Session] = {}
         self.consumers: dict[tuple[str, int], Consumer] = {}
         self.dirty: dict[Queue, None] = {}
-        """Queues that have something new in this entry."""
+        """Queues that have something new in this entry, and those for whose consumers it has cost too much already."""
         self.dying: dict[Queue, None] = {}
         """Queues that have messages to dead-letter."""
         self.behind: dict[Queue, None] = {}
@@ -353,20 +359,28 @@ class Core:
         """The queue has something new: at the end of the entry, consumers get what is theirs."""
         self.dirty[queue] = None
 
-    def serve(self, queue: Queue) -> None:
-        """Let the queue's consumers have what is theirs before somebody counts or takes what is left."""
+    def serve(self, queue: Queue, at_least: int = 0) -> None:
+        """Let the queue's consumers have what is theirs before somebody counts or takes what is left.
+
+        As much as the entry may cost, or `at_least` so many ranges.
+        """
         due_ms = queue.due_ms()
         if queue in self.dirty or (due_ms is not None and due_ms <= self.time_ms):
-            self._turn(queue)
+            most = max(SERVED_MAX - self.work.served, at_least)
+            self.work.served += self._turn(queue, most)
             self.touch(queue)
 
-    def _turn(self, queue: Queue) -> None:
-        for consumer, delivery in queue.turn(self.time_ms):
+    def _turn(self, queue: Queue, most: int) -> int:
+        """How many ranges consumers were given."""
+        ranges = 0
+        for consumer, delivery in queue.turn(self.time_ms, most):
+            ranges += len(delivery.ranges)
             self.effects.append(delivery)
             if consumer.marks:
                 self.watch(consumer)
         if queue.dying:
             self.dying[queue] = None
+        return ranges
 
     def watch(self, consumer: Consumer) -> None:
         """See to it that a message which is out for too long is noticed."""
@@ -457,7 +471,7 @@ class Core:
 
     def due_ms(self) -> int | None:
         """When there will be something to do that no command asks for; None for never."""
-        if self.roomy or self.reviewing or self.behind:
+        if self.roomy or self.reviewing or self.behind or self.dirty:
             return NOW_MS
         due_ms = min(self.queue_timers.next_ms, self.consumer_timers.next_ms)
         return None if due_ms == NEVER_MS else due_ms
@@ -480,21 +494,31 @@ class Core:
                     self.remove_queue(queue)
                 else:
                     self.touch(queue)
-        self._turns()
+        left = self._turns(SERVED_MAX)
         if self.roomy:
-            self._fill_channels()
+            self._fill_channels(left)
         self.work.clear()
 
-    def _turns(self) -> None:
+    def _turns(self, most: int) -> int:
+        """Give consumers of the queues that have something new so many ranges at most; how many fewer they were."""
         queue_timers = self.queue_timers
-        for queue in self.dirty:
-            self._turn(queue)
+        dirty, self.dirty = self.dirty, {}
+        partly: Queue | None = None
+        for queue in dirty:
+            if most <= 0:
+                self.dirty[queue] = None
+                continue
+            most -= self._turn(queue, most)
+            if most <= 0 and queue.is_unserved:
+                partly = queue
             due_ms = queue.due_ms()
             if due_ms is not None or queue_timers.next_ms != NEVER_MS:
                 queue_timers.set(queue, due_ms)
-        self.dirty.clear()
+        if partly is not None:  # it has had something, the others have not
+            self.dirty[partly] = None
+        return most
 
-    def _fill_channels(self) -> None:
+    def _fill_channels(self, most: int) -> None:
         """Ask those who wait, as long as there is room: who was asked first may have had nothing to take."""
         asked = 0
         while self.roomy and asked < WOKEN_MAX:
@@ -502,7 +526,7 @@ class Core:
             for key, last in roomy.items():
                 if key in self.sessions:
                     asked += self.look_again(key, last)
-            self._turns()
+            most = self._turns(most)
         # What is left is for the next entry, on a node that has loaded the state since, too.
         self.roomy = dict.fromkeys(sorted(self.roomy), 0)
 

@@ -305,11 +305,11 @@ class Publishing:
             rooms[number] = room
         return rooms
 
-    def _serve_if_full(self, queues: Iterable[Queue]) -> None:
-        """Give consumers what was accepted for them alone, before anything can happen to them."""
+    def _serve_if_full(self, queues: Iterable[Queue], count: int) -> None:
+        """Give consumers what was accepted for them alone, so many messages, before anything can happen to them."""
         for queue in queues:
             if queue.is_overfull:
-                self._core.serve(queue)
+                self._core.serve(queue, count)
 
     def _publish(
         self,
@@ -344,7 +344,7 @@ class Publishing:
                 vhost.publishers.admit(publisher, run, core.time_ms)
             for queue in queues:
                 self._add(queue, command, slot + first, sizes[first:accepted])
-            self._serve_if_full(queues)
+            self._serve_if_full(queues, accepted - first)
             if command.more_keys or not queues:
                 keys = command.routing_key, *command.more_keys
                 self._send_or_return(command, keys, vhost, slot + first, accepted - first, queues)
@@ -469,7 +469,7 @@ class Publishing:
             target.backlog.add(*accepted[:3], accepted.size, level, expires_ms, history)
             target.tally.published += accepted.count
             core.touch(target)
-        self._serve_if_full(targets)
+        self._serve_if_full(targets, messages.count)
         queue.tally.dead_lettered += messages.count
         queue.forget((messages,))
         return messages.count

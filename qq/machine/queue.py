@@ -252,22 +252,22 @@ class Queue:
 
     # Messages go
 
-    def turn(self, now_ms: int) -> list[Served]:
-        """Let time and limits do what they do, and give consumers what is theirs."""
+    def turn(self, now_ms: int, most: int) -> list[Served]:
+        """Let time and limits do what they do, and give consumers what is theirs, in about `most` ranges at most."""
         backlog = self.backlog
         if self.retry_ms <= now_ms:
             self.retry_ms = 0
         due_ms = backlog.due_ms()
         served: list[Served] = []
         if due_ms is None or due_ms > now_ms:
-            served = self._serve(now_ms)
+            served = self._serve(now_ms, most)
         else:
             backlog.release(now_ms, DUE_MAX)
             # What expires at this very moment may still be delivered: a time-to-live of 0 means that.
             self._expire(now_ms - 1, now_ms)
             if not 0 < backlog.expires_ms() < now_ms:
                 # Others may be due after a delay that are not released yet: they come behind these.
-                served = self._serve(now_ms)
+                served = self._serve(now_ms, most)
                 self._expire(now_ms, now_ms)
         if self._drops:
             self._trim(now_ms)
@@ -307,14 +307,19 @@ class Queue:
         expires_ms = self.settings.expires_ms
         return None if expires_ms is None or self.consumers else self.used_ms + expires_ms
 
-    def _serve(self, now_ms: int) -> list[Served]:
+    @property
+    def is_unserved(self) -> bool:
+        """Whether consumers may be given something."""
+        return bool(self.turns) and self.available > 0
+
+    def _serve(self, now_ms: int, most: int) -> list[Served]:
         """Give ready messages to those who may have them, by turns; one effect for each that gets any."""
         backlog, turns = self.backlog, self.turns
         served: dict[Consumer, list[Range]] = {}
-        while (left := self.available) and turns:
+        while most > 0 and turns and (left := self.available):
             ring = turns.next_ring()
             turn = max(1, left // (TURNS * len(ring)))
-            while left and ring:
+            while most > 0 and left and ring:
                 consumer = next(iter(ring))
                 room = consumer.room
                 if room < 1:
@@ -322,10 +327,12 @@ class Queue:
                     consumer.wait_for_room()
                     continue
                 limit = left if len(ring) == 1 else min(turn, left)
-                count = min(limit, room)
+                before = backlog.count
+                ranges = self._take(min(limit, room), most)
+                count = before - backlog.count
+                most -= len(ranges)
                 left -= count
                 consumer.hold(count)
-                ranges = self._take(count)
                 if consumer in served:
                     served[consumer] += ranges
                 else:
@@ -339,11 +346,13 @@ class Queue:
             self._note_waiting(now_ms)
         return [(consumer, self._check_out(consumer, ranges, now_ms)) for consumer, ranges in served.items()]
 
-    def _take(self, count: int) -> list[Range]:
-        """Remove the first ready messages, which are there."""
+    def _take(self, count: int, most: int) -> list[Range]:
+        """Remove the first ready messages, which are there, in so many ranges at most."""
+        before = self.backlog.count
+        ranges = self.backlog.take(count, most)
         if self.returning:
-            self.came_back = max(self.came_back - count, 0)
-        return self.backlog.take(count)
+            self.came_back = max(self.came_back - before + self.backlog.count, 0)
+        return ranges
 
     def _note_waiting(self, now_ms: int) -> None:
         """Keep the time in which consumers could not keep up (consumer capacity)."""
@@ -363,10 +372,10 @@ class Queue:
             return
         dropped: list[Range] = []
         while len(dropped) < limit and (surplus := self._surplus()) > 0:
-            dropped += self._take(min(surplus, limit - len(dropped)))
+            dropped += self._take(min(surplus, limit - len(dropped)), limit)
         # One by one: each has a size of its own, and whose turn it is must not depend on what stays.
         while len(dropped) < limit and self._is_too_large():
-            dropped += self._take(1)
+            dropped += self._take(1, 1)
         self.die(dropped, MAXLEN, now_ms)
 
     def _is_to_be_trimmed(self) -> bool:
@@ -640,7 +649,7 @@ class Queue:
 
     def get(self, consumer: Consumer, now_ms: int) -> Range:
         """Check out one message, which is there, to somebody who wants no more; to be forgotten if it is `no_ack`."""
-        (message,) = self._take(1)
+        (message,) = self._take(1, 1)
         self.tally.got += 1
         if not consumer.no_ack:
             self.holders[consumer] = None

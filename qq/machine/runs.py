@@ -18,6 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from operator import add, le, sub
 from struct import Struct
+from sys import maxsize
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine import columns
@@ -125,12 +126,12 @@ class Runs:
             self._chunks.append(_chunk(tail))
             self._tail = array("Q")
 
-    def take(self, count: int) -> list[Range]:
-        """Remove the first `count` messages, or as many as there are."""
+    def take(self, count: int, most: int = maxsize) -> list[Range]:
+        """Remove the first `count` messages, or as many as there are, in so many ranges at most."""
         ranges: list[Range] = []
         level, words_at, make = self.level, _words_at, _make
         head, at, taken, taken_size = self._head, self._at, self._taken, self._taken_size
-        while count:
+        while count and len(ranges) < most:
             if at == len(head):
                 head, at = self._next_head(), 0
                 if not head:
@@ -160,7 +161,7 @@ class Runs:
         """Remove the first `count` messages of the first run, or as many as it has; there is one."""
         if not self._head:
             self._head = self._next_head()
-        return self.take(min(count, (self._head[self._at + _PLACE] & MESSAGE_MASK) - self._taken))[0]
+        return self.take(min(count, (self._head[self._at + _PLACE] & MESSAGE_MASK) - self._taken), 1)[0]
 
     def take_expired(self) -> Range:
         """Remove the first run, which expires before the others; there is one."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from operator import attrgetter
+from sys import maxsize
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine import columns
@@ -116,10 +117,10 @@ class Shelf:
             del block.keys[half:], block.rows[half * _WORDS :]
             self._blocks.insert(number + 1, upper)
 
-    def take(self, count: int) -> list[Range]:
-        """Remove the first `count` messages, or as many as there are."""
+    def take(self, count: int, most: int = maxsize) -> list[Range]:
+        """Remove the first `count` messages, or as many as there are, in so many ranges at most."""
         ranges: list[Range] = []
-        while count and self._blocks:
+        while count and self._blocks and len(ranges) < most:
             ranges.append(self.take_run(count))
             count -= ranges[-1].count
         return ranges

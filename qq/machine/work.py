@@ -19,6 +19,9 @@ RANGES_MAX = 4_000
 """Of messages that were put off so, in one entry: 3 us each, if they come back."""
 RANGES_OF_QUEUE_MAX = 1_000
 """Of these, of one queue, before others have their turn."""
+SERVED_MAX = 6_000
+"""Ranges that commands of one entry give to consumers, and as many at its end, 1.5 us each; what is left is for the
+next entries."""
 
 FEW_QUEUES = 16
 """What a message costs that reaches no more is in proportion to its size."""
@@ -35,6 +38,8 @@ class Work:
 
     steps: int = 0
     """Of patterns of policies, a quarter of a microsecond each."""
+    served: int = 0
+    """Ranges that commands have given to consumers."""
     copies: dict[str, int] = field(default_factory=dict)
     """Messages times the many queues that each reached, by virtual host; those that reach few are not counted."""
 
@@ -55,7 +60,7 @@ class Work:
         return self.copies.get(vhost, 0) > COPIES_MAX or self.dead_steps.get(vhost, 0) > DEAD_STEPS_MAX
 
     def clear(self) -> None:
-        self.steps = 0
+        self.steps = self.served = 0
         if self.dead_steps:
             self.dead_steps = {}
         if self.copies:

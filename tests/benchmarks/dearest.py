@@ -339,6 +339,17 @@ def virtual_host() -> Situation:
     return Situation(world.machine, iter([([DeleteVhost("/")], [])]))
 
 
+def many_consumers() -> Situation:
+    """consumers with a prefetch of 10,000, for a million messages that were published each by itself"""
+    world = World()
+    world.queues(1)
+    queue = world.machine.vhosts["/"].queues["q0"]
+    for _ in range(SINGLES):
+        queue.backlog.add(next(_indexes), 0, 1, 1)
+    works = ((consume(number, "q0", 10_000), list[bytes]()) for number in range(CONSUMERS))
+    return Situation(world.machine, filled(world.machine, works))
+
+
 def held_in_single_ranges(*commands: Command, **arguments: object) -> Situation:
     world = World()
     world.queues(1, **arguments)
@@ -432,6 +443,7 @@ SITUATIONS: list[Callable[[], Situation]] = [
     queue_with_bindings,
     exchange_with_bindings,
     virtual_host,
+    many_consumers,
     session_ends,
     recovered,
     settled,

@@ -45,19 +45,20 @@ if TYPE_CHECKING:
 MANY = 3 * RANGES_MAX
 
 
-def held(driver: Driver, number: int, consumers: int = 1, **arguments: object) -> Queue:
-    """Messages in as many ranges, that consumers of session 2 hold by turns."""
+def held(driver: Driver, number: int, consumers: int = 1, **arguments: object) -> tuple[Queue, int]:
+    """Messages of as many entries, that consumers of session 2 hold by turns; their queue, and the first entry."""
     driver.apply(declare("q", **arguments))
     each = number // consumers
     driver.apply(*(consume(consumer, "q", each, session=2) for consumer in range(consumers)))
     queue = driver.machine.vhosts["/"].queues["q"]
+    first = driver.index + 1
     for _ in range(number):
         driver.index += 1
         queue.backlog.add(driver.index, 0, 1, 1)
     driver.machine._core.touch(queue)
-    driver.apply()
+    driver.lead()
     assert queue.unacked == number
-    return queue
+    return queue, first
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_what_was_held_in_very_many_ranges_costs_no_entry_more_than_its_limit(
     moved: list[int], end: Callable[[Driver], object]
 ) -> None:
     driver = Driver()
-    queue = held(driver, MANY, consumers=3)
+    queue, _ = held(driver, MANY, consumers=3)
     end(driver)
     assert 0 < sum(moved) <= RANGES_MAX
     assert len(list(ticks(driver, moved))) >= 2
@@ -123,8 +124,7 @@ def test_what_was_held_in_very_many_ranges_costs_no_entry_more_than_its_limit(
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_others_get_what_came_back_in_order_and_before_what_is_new(moved: list[int], kind: str) -> None:
     driver = Driver()
-    held(driver, MANY, consumers=3, x_queue_type=kind)
-    first = driver.index - MANY
+    _, first = held(driver, MANY, consumers=3, x_queue_type=kind)
     driver.apply(consume(9, "q", 3 * MANY, session=3))
     effects = driver.apply(publish(1))
     got = delivered(effects)
@@ -154,8 +154,7 @@ def test_those_who_settle_have_their_credit_at_once() -> None:
 
 def test_dead_letters_keep_their_order(moved: list[int]) -> None:
     driver = Driver()
-    queue = held(driver, MANY, x_dead_letter_exchange="nowhere")
-    first = driver.index - MANY
+    queue, first = held(driver, MANY, x_dead_letter_exchange="nowhere")
     driver.apply(Discard(0, 0, MANY // 2), Discard(0, 0, MANY))
     for _ in ticks(driver, moved):
         pass
@@ -184,8 +183,7 @@ def answer(effects: Sequence[Effect]) -> object:
 
 def test_meanwhile_a_queue_is_what_its_clients_may_expect() -> None:
     driver = Driver()
-    queue = held(driver, MANY)
-    first = driver.index - MANY
+    queue, first = held(driver, MANY)
     driver.apply(publish(1))
     payload = batch([SessionDown(2), *(Get(3, 1, 1, number, "q", True, 0) for number in range(100, 103))])
     effects = driver.machine.apply_batch("n1", driver.index, 0, driver.time_ms, payload)
@@ -218,7 +216,7 @@ def test_a_queue_that_is_deleted_meanwhile_is_gone() -> None:
 
 def test_a_queue_that_refuses_has_no_room_for_others_meanwhile() -> None:
     driver = Driver()
-    queue = held(driver, MANY, x_max_length=MANY + 1, x_overflow="reject-publish")
+    queue, _ = held(driver, MANY, x_max_length=MANY + 1, x_overflow="reject-publish")
     driver.apply(SessionDown(2))
     driver.apply(publish(5))
     driver.lead()

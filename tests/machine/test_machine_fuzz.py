@@ -502,9 +502,10 @@ def test_nor_does_a_long_life_among_absurd_commands(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(100, 115))
 def test_nor_does_what_is_done_in_the_smallest_portions(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    for name, most in {"RANGES_AT_ONCE": 0, "RANGES_MAX": 2, "RANGES_OF_QUEUE_MAX": 1}.items():
-        for module in (core_module, queue_module):
-            monkeypatch.setattr(module, name, most, raising=False)
+    monkeypatch.setattr(queue_module, "RANGES_AT_ONCE", 0)
+    least = {"RANGES_AT_ONCE": 0, "RANGES_MAX": 2, "RANGES_OF_QUEUE_MAX": 1, "SERVED_MAX": 2}
+    for name, most in least.items():
+        monkeypatch.setattr(core_module, name, most)
     absurd_life(seed)
 
 
