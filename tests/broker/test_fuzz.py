@@ -70,11 +70,14 @@ def test_what_is_legal_is_a_function_of_the_seed() -> None:
     assert {act.name for act in acts(1)} == set(KINDS)
 
 
-def test_a_confirmed_message_that_is_lost_or_comes_twice_is_noticed(node: ClusterNode) -> None:
+def test_a_confirmed_message_that_is_lost_or_comes_twice_is_noticed(
+    node: ClusterNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publisher = HonestPublisher(node.amqp_port, "honest")
     publisher.turn()
     assert publisher.collect() == ""
     publisher.turn()
+    monkeypatch.setattr("chaos.fuzz.siege.WAIT_MAX_S", 1.0)
     assert publisher.collect().startswith(
         "of 40 messages confirmed to the honest publisher to honest 20 are lost"
     )

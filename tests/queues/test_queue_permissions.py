@@ -20,7 +20,7 @@ from qq.machine.commands import (
 )
 
 SALT = b"salt"
-TIMES = 50
+TIMES = 20
 
 
 def user(name: str) -> PutUser:
@@ -44,7 +44,7 @@ def test_who_was_created_through_one_node_works_through_another_at_once(
 ) -> None:
     leader = cluster_here.leader()
     others = [node for node in cluster_here.nodes if node is not leader]
-    for number in range(4 if is_lagging else TIMES):
+    for number in range(2 if is_lagging else TIMES):
         one, other = (leader, others[0]) if is_lagging or number % 2 else (others[1], others[0])
         name = f"v{number}-{is_lagging}"
         if not is_lagging:
