@@ -5,7 +5,7 @@ of messages (queue.py), commands (consuming.py).
 
 Law: a consumer never holds more than its credit, and all of a channel never more than its limit. `Turns` has a consumer
 only while it may be given something. Who has credit and waits for nothing but its channel's limit is in
-`Budget.waiting`, so nobody else need be asked when the channel holds less.
+`Budget.waiting`, and nobody else is: who is asked when the channel holds less follows from the state.
 """
 
 from __future__ import annotations
@@ -108,8 +108,15 @@ class Consumer:
 
     def wait_for_room(self) -> None:
         """It may be given nothing now: see to it that it is thought of when its channel holds less, if that is why."""
-        if self.budget is not None and self.credit > 0:
+        if self.credit < 1:
+            self.stop_waiting()
+        elif self.budget is not None:
             self.budget.wait(self.id)
+
+    def stop_waiting(self) -> None:
+        """It has its turn, or may be given nothing whatever its channel has room for."""
+        if self.budget is not None:
+            self.budget.stop_waiting(self.id)
 
     def hold(self, count: int) -> None:
         """It is given `count` messages: it may have so many fewer."""

@@ -464,13 +464,11 @@ class Queue:
     def give_credit(self, consumer: Consumer, count: int) -> None:
         """Let it have `count` more (or fewer); 0 to look again whether it may have what it has credit for."""
         consumer.credit = min(consumer.credit + count, CREDIT_MAX)
-        if consumer.live and self._may_get(consumer):
-            if consumer.room > 0:
-                self.turns.add(consumer)
-                return
-            consumer.wait_for_room()
-        if count < 0:
-            self.turns.discard(consumer)
+        if consumer.live and consumer.room > 0 and self._may_get(consumer):
+            self.turns.add(consumer)
+            consumer.stop_waiting()
+        else:
+            self.make_way(consumer)
 
     def is_waiting(self, consumer: Consumer) -> bool:
         """Whether it could be given more, and has no turn: it waits for its channel's limit."""
@@ -485,8 +483,13 @@ class Queue:
     def make_way(self, consumer: Consumer) -> None:
         """Let the others of its channel have their turn first."""
         self.turns.discard(consumer)
-        if consumer.live:
+        if consumer.live and self._may_get(consumer):
             consumer.wait_for_room()
+
+    def _withdraw(self, consumer: Consumer) -> None:
+        """Give it nothing, whatever its channel has room for."""
+        self.turns.discard(consumer)
+        consumer.stop_waiting()
 
     def _may_get(self, consumer: Consumer) -> bool:
         if not self.settings.single_active_consumer:
@@ -509,11 +512,10 @@ class Queue:
             if active is not None:
                 self.give_credit(active, 0)  # the better one it was to make way for may be gone
             return
-        if active is not None and active.live and active.unacked:
-            self.turns.discard(active)
-            return
         if active is not None:
-            self.turns.discard(active)
+            self._withdraw(active)
+            if active.live and active.unacked:
+                return
         self.active = successor
         if successor is not None:
             self.give_credit(successor, 0)
@@ -523,10 +525,8 @@ class Queue:
         consumer.live = False
         self.consumers -= 1
         self.used_ms = now_ms
-        self.turns.discard(consumer)
+        self._withdraw(consumer)
         self.candidates.discard(consumer)
-        if consumer.budget is not None:
-            consumer.budget.stop_waiting(consumer.id)
         if not consumer.unacked:
             del self.holders[consumer]
         if self.settings.single_active_consumer:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from likeness import differences
 from machine_driver import (
     TICKS_MAX,
     Log,
@@ -22,7 +23,6 @@ from machine_driver import (
     delayed_ranges,
     held_messages,
     messages_of,
-    never_later,
     ready_messages,
     reloaded,
 )
@@ -114,7 +114,7 @@ class Scenario:
         self._both(lambda machine: machine.end_entry(self.now_ms))
         self.machine = reloaded(self.machine)
         assert self.machine.digest() == self.twin.digest()
-        assert never_later(self.twin, self.machine)
+        assert differences(self.twin, self.machine) == []
 
     def _lead(self) -> None:
         for _ in range(TICKS_MAX):

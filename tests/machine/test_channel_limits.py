@@ -7,10 +7,22 @@ from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
+from likeness import differences
 from machine_driver import Driver, batch, consume, declare, publish, reloaded
 
 from qq.machine import core as core_module
-from qq.machine.commands import Cancel, Command, DeleteQueue, Limit, PurgeQueue, SessionDown, Settle
+from qq.machine.commands import (
+    Cancel,
+    Command,
+    Credit,
+    DeleteQueue,
+    Limit,
+    PurgeQueue,
+    SessionDown,
+    SetPrefetch,
+    Settle,
+)
+from qq.machine.effects import Deliver
 from qq.machine.machine import QueueMachine
 from qq.machine.queue import Queue
 
@@ -29,6 +41,8 @@ steps = st.one_of(
     st.tuples(st.just("publish"), queues, st.integers(1, 4)),
     st.tuples(st.just("consume"), queues, sessions, st.integers(1, 5)),
     st.tuples(st.just("settle"), numbers, st.integers(1, 3)),
+    st.tuples(st.just("credit"), numbers, st.integers(0, 3)),
+    st.tuples(st.just("prefetch"), numbers, st.integers(0, 3)),
     st.tuples(st.just("cancel"), numbers),
     st.tuples(st.just("limit"), sessions, st.integers(0, 4)),
     st.tuples(st.just("purge"), queues),
@@ -49,6 +63,10 @@ def commands_of(machine: QueueMachine, step: tuple[object, ...], number: int) ->
             consumer = consumers[which % len(consumers)]
             first = consumer.unacked.first() or 0
             return [Settle(consumer.id, first, first + count - 1)], 0
+        case ("credit", int(which), int(count)) if consumers:
+            return [Credit(consumers[which % len(consumers)].id, count)], 0
+        case ("prefetch", int(which), int(count)) if consumers:
+            return [SetPrefetch(consumers[which % len(consumers)].id, count)], 0
         case ("cancel", int(which)) if consumers:
             consumer = consumers[which % len(consumers)]
             return [Cancel(consumer.session, consumer.id)], 0
@@ -89,11 +107,45 @@ def test_whoever_may_have_a_message_has_it_and_nobody_more(entries: list[list[tu
                 assert loaded.apply_batch("n1", index, ordinal, 1000, payload) == effects
             assert machine.end_entry(1000) == loaded.end_entry(1000)
             assert machine.digest() == loaded.digest()
+            assert differences(machine, reloaded(loaded)) == []
             for consumer in machine.consumers.values():
                 room = naive_room(machine, consumer)
                 assert room >= 0 or not consumer.live or consumer.budget is not None
                 may_have_more = consumer.live and room > 0 and consumer.queue.ready
                 assert not may_have_more or machine.due_ms() == 0  # the next entry goes on
+
+
+def test_who_has_a_turn_waits_no_more_and_takes_nobodys_place() -> None:
+    """On a machine that has lived as on one that was loaded."""
+    driver, other = Driver(), Driver()
+    driver.apply(*map(declare, ("first", *QUEUES)), Limit(1, 2))
+    driver.apply(consume(1, "first", 5), publish(2, "first"))
+    driver.apply(*(consume(number, queue, 5) for number, queue in enumerate(QUEUES, 2)))
+    # They wait for room, each with something in its queue, that goes then.
+    driver.apply(*(publish(1, queue) for queue in QUEUES))
+    driver.apply(*(PurgeQueue(1, 1, queue) for queue in QUEUES))
+    # The room that there is goes to the second consumer; the third has got a turn, too, and finds nothing.
+    driver.apply(Settle(1, 0, 0), Credit(3, 1), publish(1, "q0"))
+    driver.apply(consume(20, "q2", 9, session=2))
+    other.machine, other.index = reloaded(driver.machine), driver.index
+    for each in (driver, other):
+        effects = each.apply(Settle(2, 0, 0), publish(4, "q2"))
+        assert [effect.consumer for effect in effects if isinstance(effect, Deliver)] == [20, 4]
+    assert driver.machine.digest() == other.machine.digest()
+
+
+def test_who_could_not_take_more_for_another_reason_does_not_wait_for_room() -> None:
+    def check(*commands: Command) -> None:
+        driver.apply(*commands)
+        assert differences(driver.machine, reloaded(driver.machine)) == []
+
+    driver = Driver()
+    driver.apply(declare("q"), declare("single", x_single_active_consumer=True), Limit(1, 2))
+    driver.apply(consume(1, "q", 5), consume(2, "q", 5), publish(9, "q"))
+    check(SetPrefetch(1, 1))  # it has what it may have
+    driver.apply(Limit(2, 2), consume(3, "single", 5, session=2), publish(9, "single"))
+    check(consume(4, "single", 5, arguments={"x-priority": 1}))  # it is to make way for a better one
+    check(Settle(3, 0, 0))
 
 
 def test_to_settle_one_message_does_not_ask_thousands_who_have_to_wait(

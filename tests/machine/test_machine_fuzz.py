@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from itertools import pairwise
 from random import Random
 from typing import TYPE_CHECKING, Any, get_type_hints
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine_driver import Log, batch, live_messages, never_later, reloaded
+from likeness import differences
+from machine_driver import Log, batch, live_messages, reloaded
 
 from qq.machine import core as core_module
 from qq.machine import queue as queue_module
@@ -19,17 +22,23 @@ from qq.machine.commands import (
     NO_PRIORITY,
     NO_TTL,
     OPCODES,
+    BindExchange,
     BindQueue,
+    Cancel,
     Checkout,
     Command,
     Commit,
     Connect,
     ConnectionDown,
+    DeclareExchange,
     DeclareQueue,
+    DeleteExchange,
     DeleteUser,
     DeleteVhost,
     Discard,
     Enqueue,
+    Get,
+    Limit,
     OpenChannel,
     Publish,
     PutHashedUser,
@@ -42,16 +51,22 @@ from qq.machine.commands import (
     SessionDown,
     SetPermissions,
     Settle,
+    UnbindExchange,
+    UnbindQueue,
 )
 from qq.machine.machine import QueueMachine
 from qq.machine.requesters import REPLY_PREFIX
+from qq.machine.vhost import binding_arguments
 from qq.routing.content import Content
+from qq.routing.routers import DestinationKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from qq.machine.codec import Buffer
     from qq.machine.queue import Queue
+    from qq.machine.vhost import Exchange
+    from qq.routing.routers import Binding
 
 HUGE = [2**31 - 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 
@@ -238,6 +253,38 @@ def published_by(asked: Sequence[Command]) -> int:
     return sum(command.count for command in asked if isinstance(command, Enqueue | Publish))
 
 
+SMALL = {
+    "qq.machine.core.REVIEW_STEPS_MAX": 60,
+    "qq.machine.core.WOKEN_MAX": 2,
+    "qq.machine.history._BLOCK_ROWS": 3,
+    "qq.routing.masks.FEW_MAX": 1,
+    "qq.machine.publishers.REFUSED_MAX": 2,
+    "qq.machine.publishing.COPIES_MAX": 20,
+    "qq.machine.publishing.FEW_QUEUES": 1,
+    "qq.machine.queue.DUE_MAX": 3,
+    "qq.machine.queue.DYING_MAX": 6,
+    "qq.machine.queue.TRIM_MAX": 3,
+    "qq.machine.runs._CHUNK_WORDS": 12,
+    "qq.machine.shelf.BLOCK_MOMENTS": 4,
+    "qq.machine.shelf.BLOCK_ROWS": 4,
+    "qq.machine.shelf.PACK_ROWS": 3,
+    "qq.machine.timers._STALE_MIN": 2,
+    "qq.machine.vhost.REVIEW_STEPS_MAX": 60,
+    "qq.machine.vhost.ROUTES_MAX": 3,
+    "qq.machine.work.COPIES_MAX": 20,
+    "qq.machine.work.DEAD_STEPS_MAX": 60,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_limits() -> Iterator[None]:
+    """What is done in portions is so done with the little that there is here."""
+    with ExitStack() as stack:
+        for name, limit in SMALL.items():
+            stack.enter_context(mock.patch(name, limit))
+        yield
+
+
 class Pair:
     """Two machines, of which one is loaded from its dump after every entry."""
 
@@ -264,7 +311,7 @@ class Pair:
         assert self.one.end_entry(self.time_ms) == self.other.end_entry(self.time_ms)
         self.other = reloaded(self.other)
         assert self.one.digest() == self.other.digest()
-        assert never_later(self.one, self.other)
+        assert differences(self.one, self.other) == []
 
     def lead(self) -> None:
         """What a leader does, though not for ever: it may be killed in the middle."""
@@ -370,6 +417,27 @@ def test_any_commands_leave_two_machines_equal(
         pair.check()
 
 
+ARGUMENTS_ONLY = {
+    "single-active-consumer",
+    "max-priority",
+    "priority",
+    "live-prefetch",
+    "delayed-type",
+    "match",
+    "size",
+}
+"""Of what is meant, what no policy may say."""
+EXCHANGES = ["e", "f", "g", "h"]
+
+
+def unbind(session: int, binding: Binding) -> UnbindQueue | UnbindExchange:
+    source, (kind, name), key, _ = binding
+    arguments = binding_arguments(binding)
+    if kind is DestinationKind.QUEUE:
+        return UnbindQueue(session, 1, name, source, key, arguments)
+    return UnbindExchange(session, name, source, key, arguments)
+
+
 class Chance(Random):
     """Commands that mostly have to do with each other, and often are absurd."""
 
@@ -377,7 +445,7 @@ class Chance(Random):
         return self.choice(HUGE) if self.random() < 0.05 else self.randrange(3)
 
     def name(self) -> str:
-        return self.choice(NAMES) if self.random() < 0.05 else self.choice(["q", "r"])
+        return self.choice(NAMES) if self.random() < 0.05 else self.choice(["q", "r", "q", "r", "s"])
 
     def table(self, prefix: str) -> dict[str, Any]:
         found: dict[str, Any] = {"x-queue-type": "quorum"} if prefix and self.random() < 0.6 else {}
@@ -404,7 +472,7 @@ class Chance(Random):
             case "priority" if command is Publish:
                 return self.choice([NO_PRIORITY, 0, 4, 5, 9, 255, *HUGE])
             case "exchange" | "source" if not absurd:
-                return self.choice(["", "", "", "amq.fanout", "amq.headers"])
+                return self.choice(["", "", "", "amq.fanout", "amq.headers", *EXCHANGES])
             case "routing_key" if self.random() < 0.1:
                 return self.choice(REPLY_NAMES)
             case "publisher":
@@ -423,6 +491,12 @@ class Chance(Random):
                 return self.choice(NAMED[command][:3])
             case "limits":
                 return {name: self.randrange(-1, 4) for name in ("max-connections", "max-channels")}
+            case "definition" if self.random() < 0.7:
+                return self.policy()
+            case "arguments" if command is Checkout and not absurd:
+                return {"x-priority": self.randrange(2)} if self.random() < 0.5 else {}
+            case "consumer":
+                return self.choice(HUGE) if absurd else self.randrange(20)
             case "node":
                 return self.choice(["n1", "n2"])
             case "tag":
@@ -444,6 +518,10 @@ class Chance(Random):
         if kind == list[str]:
             return [self.name() for _ in range(self.randrange(-3, 3))]
         return self.table("" if name == "definition" else "x-")
+
+    def policy(self) -> dict[str, Any]:
+        names = self.sample([name for name in MEANT if name not in ARGUMENTS_ONLY], self.randrange(1, 4))
+        return {name: self.choice(MEANT[name]) for name in names}
 
     def command(self, command: type[Command]) -> Command:
         hints = get_type_hints(command)
@@ -480,6 +558,108 @@ class Chance(Random):
                 conditions = {"x-match": "all-with-x", "x-size": self.randrange(1, 4)}
                 found.append(BindQueue(number, 1, name, "amq.headers", "", conditions))
         return found
+
+    def topology(self, machine: QueueMachine, origin: str) -> list[Command]:
+        """Exchanges of all types and bindings that suit them, which come and go."""
+        sessions = machine._core.sessions
+        mine = [
+            number for (node, number), session in sessions.items() if node == origin and not session.failed
+        ]
+        number = self.choice([*mine, 100 + len(sessions)])
+        vhost = machine._core.session(origin, number).vhost if number in mine else machine.vhosts.get("/")
+        if vhost is None or vhost.is_deleted:
+            return []
+        found: list[Command] = []
+        for _ in range(self.randrange(4)):
+            # Each of them on what was there before, and so perhaps on nothing.
+            source = self.choice(list(vhost.exchanges.values()))
+            other = self.choice(list(vhost.exchanges))
+            key, conditions = self.binding_key(source), self.conditions()
+            match self.randrange(10):
+                case 0 | 1:
+                    found.append(self.exchange(number))
+                case 2 | 3 | 4 if vhost.queues:
+                    queue = self.choice(list(vhost.queues))
+                    found.append(BindQueue(number, 1, queue, source.name, key, conditions))
+                case 5:
+                    found.append(BindExchange(number, other, source.name, key, conditions))
+                case 6 | 7 if vhost.bindings:
+                    found.append(unbind(number, self.choice(list(vhost.bindings))))
+                case 8:
+                    found.append(DeleteExchange(number, other, self.random() < 0.3))
+                case 9:
+                    # Exclusive, auto-delete, or both.
+                    flags = self.choice([(True, True), (True, False), (False, True)])
+                    name, owner = self.choice(["s", "t"]), self.choice([1, 200, 201])
+                    arguments = {"x-single-active-consumer": True} if self.random() < 0.5 else {}
+                    found.append(DeclareQueue(number, owner, name, False, True, *flags, False, arguments))
+                case _:
+                    pass
+        return found
+
+    def consumption(self, machine: QueueMachine, origin: str) -> list[Command]:
+        """Consumers of queues that are there, on channels with limits, and what they say of what they hold."""
+        sessions, consumers = machine._core.sessions, machine.consumers
+        open_sessions = [
+            (number, session.vhost)
+            for (node, number), session in sessions.items()
+            if node == origin and not session.failed and session.vhost.queues
+        ]
+        if not open_sessions:
+            return []
+        found: list[Command] = []
+        for _ in range(self.randrange(5)):
+            number, vhost = self.choice(open_sessions)
+            queue = self.choice(list(vhost.queues.values()))
+            connection = queue.owner[1] if queue.owner else 1
+            mine = [consumer for (node, _), consumer in consumers.items() if node == origin]
+            free = self.choice([name for name in range(20) if (origin, name) not in consumers])
+            match self.randrange(8):
+                case 0 | 1 if len(mine) < 12:
+                    arguments = {"x-priority": self.randrange(2)} if self.random() < 0.5 else {}
+                    ids = number, connection, 1, free, queue.name, str(self.random()), self.randrange(6)
+                    flags = self.random() < 0.1, False, self.random() < 0.8, False, self.random() < 0.5
+                    found.append(Checkout(*ids, *flags, self.choice([0, 1_000]), arguments))
+                case 2:
+                    found.append(Get(number, connection, 1, free, queue.name, self.random() < 0.3, 1_000))
+                case 3:
+                    found.append(Limit(number, self.randrange(4)))
+                case 4 | 5:
+                    found.append(Enqueue(number, 0, self.randrange(1, 6), "", queue.name, False, 1))
+                case 6 | 7 if mine:
+                    consumer = self.choice(mine)
+                    first = consumer.unacked.first() or 0
+                    if self.random() < 0.1:
+                        found.append(Cancel(consumer.session, consumer.id))
+                    else:
+                        kind = self.choice([Settle, Settle, Return, Reject, Discard])
+                        found.append(kind(consumer.id, first, first + self.randrange(4)))
+                case _:
+                    pass
+        return found
+
+    def exchange(self, session: int) -> DeclareExchange:
+        arguments: dict[str, Any] = {"x-delayed-type": self.choice(KINDS[:-2])}
+        if self.random() < 0.4:
+            arguments["alternate-exchange"] = self.choice(EXCHANGES)
+        if self.random() < 0.3:
+            arguments |= self.choice([{"hash-header": "x-size"}, {"hash-property": "message_id"}])
+        flags = (False, True, self.random() < 0.4, self.random() < 0.1)
+        return DeclareExchange(session, self.choice(EXCHANGES), self.choice(KINDS), *flags, arguments)
+
+    def binding_key(self, source: Exchange) -> str:
+        if source.type in ("topic", "x-delayed-message"):
+            return ".".join(self.choice(["q", "r", "*", "#"]) for _ in range(self.randrange(4)))
+        if source.type == "x-consistent-hash":
+            return str(self.randrange(1, 4))
+        return self.choice(["q", "r"])
+
+    def conditions(self) -> dict[str, Any]:
+        if self.random() < 0.5:
+            return {}
+        names = self.sample(["x-size", "a", "b", "c"], self.randrange(4))
+        how = {"x-match": self.choice(MEANT["match"])} if self.random() < 0.8 else {}
+        return how | {name: self.choice([1, 2, 3, None, "x"]) for name in names}
 
     def commands(self) -> list[Command]:
         found: list[Command] = []
@@ -518,7 +698,10 @@ def absurd_life(seed: int) -> None:
         if chance.random() < 0.05:
             pair.down(origin, expelled=chance.random() < 0.5)
         else:
-            pair.entry(origin, [*chance.repairs(pair.one, origin), *chance.commands()])
+            machine = pair.one
+            known = [*chance.repairs(machine, origin), *chance.topology(machine, origin)]
+            known += chance.consumption(machine, origin)
+            pair.entry(origin, [*known, *chance.commands()])
         pair.end_entry()
         if chance.random() < 0.8:
             pair.lead()

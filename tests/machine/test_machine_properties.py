@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from likeness import differences
 from machine_driver import (
     TICKS_MAX,
     Log,
@@ -234,6 +235,8 @@ class Run:
             assert other.end_entry(self.now_ms) == served
             assert other.dump() == dump
             assert never_later(other, reloaded(other))
+        if self.index % 5 == 0:
+            assert differences(self.machine, reloaded(self.twin)) == []
         self.oracle.compare(self.machine, sizes=not self.varied)
         if self.index % 10 == 0:
             self.moments.append(Moment(self.machine))
