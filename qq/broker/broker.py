@@ -278,9 +278,10 @@ class Broker:
 
     def _expelled(self) -> None:
         log.error("the cluster gave this node up while it was away; its clients must connect again")
-        self.submissions.give_up()
+        # First of all: the log does not know their sessions any more, and nothing may be asked for in those.
         for connection in list(self.connections.values()):
             connection.close_now()
+        self.submissions.give_up()
 
     def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002
         if leader is None or leader == self._leader:

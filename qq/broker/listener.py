@@ -389,7 +389,8 @@ class ClientConnection(asyncio.Protocol):
         self._pumping.pop(channel.outgoing, None)
 
     def close_now(self) -> None:
-        """Drop the socket."""
+        """Drop the socket; nothing more is carried out, nor what channels have held back."""
+        self._end()
         self._transport.abort()
 
     def _hang_up(self) -> None:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from cluster.entry import batches_of, make_batch, make_entry
-from cluster.group import Confirmed
+from cluster.group import Confirmed, Expelled
 from cluster.segment import EntryGone
 from cluster.strangers import Places
 from qq import tls
@@ -67,6 +67,10 @@ class LoneGroup:
         held, self._held = self._held, []
         for sequence, payload in held:
             self._apply(sequence, payload)
+
+    def drop_held(self) -> None:
+        self.holding = False
+        self._held.clear()
 
     def _apply(self, sequence: int, payload: Any) -> None:
         if self.holding:
@@ -237,6 +241,12 @@ class LoneBroker:
 
     def alarm(self, reason: str | None) -> None:
         self.call(self.broker.alarm_changed, reason)
+
+    def expel(self) -> None:
+        """The cluster gives the node up: what was under way is dropped, and the node begins a new life."""
+        self.group.drop_held()
+        effects = self.machine.origin_down(NAME, 0, expelled=True)
+        self.broker.applied(self.group.last_index, [*effects, Expelled()])
 
     def skip(self) -> None:
         """From now on the log goes on without the broker's hearing of it."""

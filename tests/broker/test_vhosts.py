@@ -14,6 +14,7 @@ from qq.machine.commands import (
     ClearPermissions,
     CloseConnection,
     Command,
+    DeclareQueue,
     DeleteUser,
     DeleteVhost,
     PutUser,
@@ -255,3 +256,24 @@ def test_what_was_under_way_when_the_virtual_host_went_is_refused_or_nowhere(bro
         close = client.expect(Connection.Close)
         assert (close.reply_code, close.reply_text) == (530, "NOT_ALLOWED - vhost 'orders' is deleted")
     expect_nothing_left(broker)
+
+
+# When the cluster gives the node up
+
+
+def test_what_a_session_held_back_goes_nowhere_when_the_cluster_gives_its_node_up(broker: LoneBroker) -> None:
+    """The log knows the session no more then, and one that it does not know acts in the default virtual host."""
+    broker.operate(DeclareQueue(1, 1, "q", False, True, False, False, False, {}))
+    with client_of(broker) as client:
+        client.open_channel(1)
+        client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+        broker.group.holding = True
+        client.write(publish(1, "q", b"under way"))
+        client.send(1, Basic.Qos(prefetch_count=1))  # it is answered when that is in the log
+        client.write(publish(1, "q", b"held back"))
+        with pytest.raises(TimeoutError):
+            client.receive(0.2)
+        broker.call(broker.expel)
+        client.expect_end()
+    expect_nothing_left(broker)
+    assert broker.machine.vhosts["/"].queues["q"].ready == 0
