@@ -505,12 +505,12 @@ class Core:
         dirty, self.dirty = self.dirty, {}
         partly: Queue | None = None
         for queue in dirty:
-            if most <= 0:
+            if most > 0:
+                most -= self._turn(queue, most)
+                if most <= 0 and queue.is_unserved:
+                    partly = queue
+            else:
                 self.dirty[queue] = None
-                continue
-            most -= self._turn(queue, most)
-            if most <= 0 and queue.is_unserved:
-                partly = queue
             due_ms = queue.due_ms()
             if due_ms is not None or queue_timers.next_ms != NEVER_MS:
                 queue_timers.set(queue, due_ms)

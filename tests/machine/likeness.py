@@ -23,6 +23,7 @@ from qq.machine.consumers import Consumer, Turns
 from qq.machine.core import Core
 from qq.machine.costs import Costs
 from qq.machine.history import Histories
+from qq.machine.leaving import Leaving
 from qq.machine.policies import Policies
 from qq.machine.publishing import Publishing
 from qq.machine.queue import Queue
@@ -166,6 +167,14 @@ FORMS: dict[type, Form] = {
         ("_pieces", "_head", "_shared"),
         lambda ids: [(piece.first, piece.value.part(piece.offset, piece.count)) for piece in ids.pieces()],
         "A dump has what is left of a piece.",
+    ),
+    Leaving: Form(
+        ("_heads", "_held"),
+        lambda leaving: [
+            [piece.value.part(piece.offset, piece.count) for piece in leaving._held[number].pieces()]
+            for _, number in sorted(leaving._heads)
+        ],
+        "A dump has what is left, of those who still held something; no two begin at one place.",
     ),
     Runs: Form(
         ("_head", "_at", "_taken", "_taken_size", "_tail"),
