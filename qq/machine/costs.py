@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from qq.machine import commands as c
 from qq.machine.errors import Refused
 from qq.machine.work import RANGES_AT_ONCE
+from qq.machine.work import CHEAP_STEPS_MAX
 from qq.routing.content import NeedsContent
 from qq.routing.routers import Destination, DestinationKind
 
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
 
 BATCH_STEPS_MAX = 5_000
 """A batch ends when it costs so much: an entry has room for three such batches, whosever they are."""
-CHEAP_STEPS_MAX = 200
-"""A route that takes no more steps is looked for always: that costs no more than to take the message in."""
 LOOKED_MAX = 5_000
-"""Steps of dearer routes that are looked for before their messages are in the log, in one turn of the loop."""
+"""Steps of dearer routes than CHEAP_STEPS_MAX that are looked for before their messages are in the log, in one turn of
+the loop."""
 TRANSACTION_STEPS_MAX = 50_000
 """What a transaction may cost: 50 ms of every node's time."""
 COMMIT_STEPS = 5
@@ -83,14 +83,20 @@ class Costs:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._looked = 0
+        self.looked = 0
+        """Steps that have been looked for in this turn."""
         self._counted: set[tuple[str, str, str]] = set()
         """Routes whose steps have been counted in this turn: this node remembers them, but another one may not."""
 
     def begin_turn(self) -> None:
         """Routes may be looked for again."""
-        self._looked = 0
+        self.looked = 0
         self._counted.clear()
+
+    @property
+    def looked_enough(self) -> bool:
+        """Whether no more routes are looked for in this turn."""
+        return self.looked > LOOKED_MAX
 
     def of(self, origin: str, command: c.Command) -> int:
         """Steps of a command that is no publish."""
@@ -165,11 +171,11 @@ class Costs:
         self, vhost: VirtualHost, exchange: str, keys: Sequence[str], message: bytes | None
     ) -> tuple[Queue, ...] | None:
         """The queues that are reached; None if too much was looked for in this turn already."""
-        if self._looked > LOOKED_MAX:
+        if self.looked_enough:
             return None
         try:
             if message is not None:
-                route = vhost.route_all(exchange, keys, self._core.content_of(message, self._looked))
+                route = vhost.route_all(exchange, keys, self._core.content_of(message, self.looked))
             elif len(keys) == 1:
                 route = vhost.route(exchange, keys[0])
             else:
@@ -181,7 +187,7 @@ class Costs:
 
     def _count_look(self, vhost: VirtualHost) -> None:
         if vhost.route_steps > CHEAP_STEPS_MAX:
-            self._looked += vhost.route_steps // _ROUTE_STEPS
+            self.looked += vhost.route_steps // _ROUTE_STEPS
 
     def _of_dead_letter(self, command: c.DeadLetter) -> int:
         vhost = self._core.catalog.vhosts.get(command.vhost)
@@ -195,7 +201,7 @@ class Costs:
         known = vhost.known_route(exchange, keys[0]) if len(keys) == 1 else None
         if known is not None:
             width, steps = len(known), vhost.known_steps(exchange, keys[0])
-        elif self._looked > LOOKED_MAX:
+        elif self.looked_enough:
             return BATCH_STEPS_MAX
         else:
             width, steps = len(vhost.route_dead_letters(exchange, keys)), vhost.route_steps

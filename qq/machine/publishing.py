@@ -19,7 +19,7 @@ from qq.machine.effects import Committed, DeadLettered, DirectReply, Failed, Rej
 from qq.machine.errors import NO_ROUTE, Refused, precondition_failed
 from qq.machine.history import died, is_cycle
 from qq.machine.requesters import is_reply_name
-from qq.machine.work import COPIES_MAX, FEW_QUEUES
+from qq.machine.work import CONTENT_STEPS, COPIES_MAX, FEW_QUEUES
 from qq.ranges import MESSAGE_MASK, Range
 from qq.routing.content import Content, NeedsContent
 from qq.routing.exchanges import DEFAULT_EXCHANGE
@@ -70,13 +70,17 @@ class Publishing:
             vhost = known.vhost
         try:
             queues = vhost.route(exchange, routing_key)
+            if vhost.dear_ways:
+                self._count_way(vhost, exchange, routing_key)
         except Refused as refused:
+            core.work.walk(vhost.name, vhost.route_steps)
             core.fail(command, refused)
             return
         except NeedsContent:
             self.flush()
             try:
-                self._publish_parts(_as_publish(command), vhost, slot)
+                publish = _as_publish(command)
+                self._publish_parts(publish, vhost, slot, self._parts(vhost, publish, slot))
             except Refused as refused:
                 core.fail(command, refused)
             return
@@ -127,7 +131,7 @@ class Publishing:
         if vhost is None:
             return
         try:
-            self._publish_parts(command, vhost, slot)
+            self._publish_parts(command, vhost, slot, self._parts(vhost, command, slot))
         except Refused as refused:
             core.fail(command, refused)
 
@@ -139,18 +143,13 @@ class Publishing:
         vhost = core.publishes_to(command.session)
         if vhost is not None:
             try:
-                self._check(vhost, content)
+                ways = self._check(vhost, content)
             except Refused as refused:
                 core.fail(command, refused)
             else:
                 # As RabbitMQ does it, and so that nothing that returns takes the room of what is published.
-                for part in content:
-                    if isinstance(part, Enqueue):
-                        self.enqueue(part)
-                    elif isinstance(part, Publish):
-                        self.flush()
-                        self.publish(part)
-                self.flush()
+                for publish, slot, parts in ways:
+                    self._publish_parts(publish, vhost, slot, parts)
                 for part in content:
                     if not isinstance(part, Enqueue | Publish):
                         settle(part)
@@ -202,9 +201,17 @@ class Publishing:
                 f"messages in vhost '{vhost.name}' reach more queues at once than the limit ({COPIES_MAX})"
             )
 
-    def _publish_parts(self, command: Publish, vhost: VirtualHost, slot: int) -> None:
+    def _count_way(self, vhost: VirtualHost, exchange: str, routing_key: str) -> None:
+        """Count a way if it is dear. Raises Refused if the entry has found too many, whoever remembers this one."""
+        steps = vhost.dear_ways.get((exchange, routing_key))
+        if steps is not None:
+            work = self._core.work
+            if work.has_walked_enough(vhost.name):
+                raise vhost.walked_enough()
+            work.walk_known(vhost.name, exchange, routing_key, steps)
+
+    def _publish_parts(self, command: Publish, vhost: VirtualHost, slot: int, parts: Sequence[Part]) -> None:
         """Publish messages, each to where it goes. Raises Refused before the first."""
-        parts = self._parts(vhost, command, slot)
         for _, _, queues in parts:
             if len(queues) > FEW_QUEUES:
                 self._count_copies(vhost, queues)
@@ -217,17 +224,37 @@ class Publishing:
         """Where the messages of a command go. Raises Refused."""
         exchange, keys = command.exchange, [command.routing_key, *command.more_keys]
         try:
-            queues = vhost.route_all(exchange, keys) if len(keys) > 1 else vhost.route(exchange, keys[0])
+            return [(0, command.count, self._reached(vhost, exchange, keys))]
         except NeedsContent:
             return self._parts_by_content(vhost, command, slot, keys)
-        return [(0, command.count, queues)]
+
+    def _reached(
+        self, vhost: VirtualHost, exchange: str, keys: Sequence[str], content: Content | None = None
+    ) -> tuple[Queue, ...]:
+        """Find a way, and count it. Raises Refused, NeedsContent."""
+        work = self._core.work
+        try:
+            if len(keys) == 1 and content is None:
+                queues = vhost.route(exchange, keys[0])
+                self._count_way(vhost, exchange, keys[0])
+            else:
+                queues = vhost.route_all(exchange, keys, content)
+                work.walk(vhost.name, vhost.route_steps)
+        except Refused:
+            work.walk(vhost.name, vhost.route_steps)
+            raise
+        return queues
 
     def _parts_by_content(
         self, vhost: VirtualHost, command: Publish, slot: int, keys: Sequence[str]
     ) -> list[Part]:
         parts: list[Part] = []
-        for number, content in enumerate(self._core.contents(slot, command.count)):
-            queues = vhost.route_all(command.exchange, keys, content)
+        core = self._core
+        for number, content in enumerate(core.contents(slot, command.count)):
+            if core.work.has_walked_enough(vhost.name):
+                raise vhost.walked_enough()
+            core.work.walk(vhost.name, CONTENT_STEPS)
+            queues = self._reached(vhost, command.exchange, keys, content)
             if parts and parts[-1][2] == queues:
                 first, count, _ = parts[-1]
                 parts[-1] = first, count + 1, queues
@@ -243,15 +270,17 @@ class Publishing:
         sizes = self._core.sizes[first : first + command.count]
         self._publish(_as_publish(command), vhost, queues, slot, sizes)
 
-    def _check(self, vhost: VirtualHost, content: Sequence[Command]) -> None:
-        """Raise Refused unless all messages of a transaction can be published."""
+    def _check(self, vhost: VirtualHost, content: Sequence[Command]) -> list[tuple[Publish, int, list[Part]]]:
+        """Where the messages of a transaction go: commands, their slots, their parts. Raises Refused unless all can."""
+        ways: list[tuple[Publish, int, list[Part]]] = []
         wanted: dict[Queue, list[int]] = {}
         copies = self._core.work.copies.get(vhost.name, 0)
         slot = self._core.next_slot
         for command in content:
             if isinstance(command, Enqueue | Publish):
                 publish = command if isinstance(command, Publish) else _as_publish(command)
-                for first, count, queues in self._parts(vhost, publish, slot):
+                ways.append((publish, slot, self._parts(vhost, publish, slot)))
+                for first, count, queues in ways[-1][2]:
                     copies += len(queues) if len(queues) > FEW_QUEUES else 0
                     if copies > COPIES_MAX:
                         raise precondition_failed(
@@ -266,6 +295,7 @@ class Publishing:
             # twice, and a part that is refused when others are published already would break the law.
             if self._rooms([queue], sizes, at_once=False) != [len(sizes)]:
                 raise precondition_failed("partial tx completion")
+        return ways
 
     def _new(self, vhost: VirtualHost, command: Publish) -> list[tuple[int, int]]:
         """Those of a command's messages that were not published before: the first of each run, and how many."""

@@ -28,14 +28,21 @@ from qq.machine.publishers import Publishers
 from qq.machine.queue import Queue
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.settings import settings_of
-from qq.machine.work import REVIEW_STEPS_MAX
-from qq.routing.exchanges import DEFAULT_EXCHANGE, RouteTooLong, RoutingTable, check_exchange
+from qq.machine.work import CHEAP_STEPS_MAX, REVIEW_STEPS_MAX, WAYS_STEPS_MAX
+from qq.routing.exchanges import (
+    DEFAULT_EXCHANGE,
+    ROUTE_STEPS_MAX,
+    RouteTooLong,
+    RoutingTable,
+    check_exchange,
+)
 from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBinding, InvalidExchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.machine.commands import DeclareExchange, DeclareQueue, Table
+    from qq.machine.errors import Refused
     from qq.machine.policies import Applied, Policy
     from qq.machine.requesters import Requester
     from qq.machine.work import Work
@@ -118,6 +125,8 @@ class VirtualHost:
         self._routes: dict[tuple[str, str], tuple[Queue, ...]] = {}
         self._steps_of: dict[tuple[str, str], int] = {}
         """What it has cost to find them."""
+        self.dear_ways: dict[tuple[str, str], int] = {}
+        """The same of those that are dear: whoever does not remember them has to find them again."""
         self._routes_width = 0
         """How many queues there are in all of them."""
         for exchange in _PREDECLARED[1:]:
@@ -158,10 +167,12 @@ class VirtualHost:
             route = self.route_all(exchange, (routing_key,))
             self._routes_width += len(route)
             if len(self._routes) >= ROUTES_MAX or self._routes_width > ROUTES_WIDTH_MAX:
-                self._forget_routes()
+                self._make_room()
                 self._routes_width = len(route)
             self._routes[exchange, routing_key] = route
-            self._steps_of[exchange, routing_key] = self._table.steps
+            steps = self._steps_of[exchange, routing_key] = self._table.steps
+            if steps > CHEAP_STEPS_MAX:
+                self.dear_ways[exchange, routing_key] = steps
         return route
 
     def known_route(self, exchange: str, routing_key: str) -> tuple[Queue, ...] | None:
@@ -174,21 +185,37 @@ class VirtualHost:
 
     @property
     def route_steps(self) -> int:
-        """What it has cost to find the last route that was not remembered."""
+        """What it has cost to find the last route that was not remembered, or to find that there is none."""
         return self._table.steps
 
     def route_all(
         self, exchange: str, routing_keys: Sequence[str], content: Content | None = None
     ) -> tuple[Queue, ...]:
-        """The queues that a publish with several keys reaches, each once. Raises Refused, NeedsContent as `route`."""
+        """The queues that a publish with several keys reaches, each once. Raises Refused, NeedsContent as `route`.
+
+        A way that is not cheap is refused if those that the entry has found are too much already.
+        """
+        self._table.steps = 0
         self.check()
         declared = self._exchange(exchange)
         if declared.internal:
             raise access_refused(f"cannot publish to internal {the_exchange(exchange, self.name)}")
+        if self._work.has_walked_enough(self.name):
+            try:
+                return self._reached(exchange, routing_keys, content, CHEAP_STEPS_MAX)
+            except RouteTooLong:
+                raise self.walked_enough() from None
         try:
             return self._reached(exchange, routing_keys, content)
         except RouteTooLong as too_long:
             raise precondition_failed(str(too_long)) from None
+
+    def walked_enough(self) -> Refused:
+        """The refusal of a message whose way is dear when there have been too many of those."""
+        self._table.steps = 0
+        return precondition_failed(
+            f"the ways of messages in vhost '{self.name}' take more steps at once than the limit ({WAYS_STEPS_MAX})"
+        )
 
     def route_dead_letters(
         self, exchange: str, routing_keys: Sequence[str], content: Content | None = None
@@ -200,18 +227,29 @@ class VirtualHost:
             return ()
 
     def _reached(
-        self, exchange: str, routing_keys: Sequence[str], content: Content | None
+        self,
+        exchange: str,
+        routing_keys: Sequence[str],
+        content: Content | None,
+        steps_max: int = ROUTE_STEPS_MAX,
     ) -> tuple[Queue, ...]:
         queues = self.queues
-        return tuple([queues[name] for name in self._table.route(exchange, *routing_keys, content=content)])
+        names = self._table.route(exchange, *routing_keys, content=content, steps_max=steps_max)
+        return tuple([queues[name] for name in names])
 
     def looks_at_content(self, exchange: str) -> bool:
         """Whether a message may get from there to an exchange that looks at more than its keys."""
         return self._table.looks_at_content(exchange)
 
     def _forget_routes(self) -> None:
+        """They are others now."""
+        self._make_room()
+        self._work.dear_ways.pop(self.name, None)
+
+    def _make_room(self) -> None:
         self._routes.clear()
         self._steps_of.clear()
+        self.dear_ways.clear()
         self._routes_width = 0
 
     # Queues

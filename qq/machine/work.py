@@ -28,6 +28,13 @@ FEW_QUEUES = 16
 COPIES_MAX = 5000
 """In one entry and virtual host, of messages that reach more. Who gathers messages into batches sees to it (costs.py),
 so this is reached only if bindings have changed on the way."""
+CHEAP_STEPS_MAX = 200
+"""A way (`Router.steps`) that takes no more costs less than to take the message in: it may always be found."""
+CONTENT_STEPS = 20
+"""To look into a message, in the same steps."""
+WAYS_STEPS_MAX = 500_000
+"""In one entry and virtual host, of finding ways, and of looking into messages: a few hundred milliseconds at most. As
+`COPIES_MAX`, it is reached only if bindings have changed on the way."""
 DEAD_STEPS_MAX = 75_000
 """In one entry and virtual host, of finding where dead letters go; what is left is for the next entries."""
 
@@ -48,6 +55,26 @@ class Work:
         copies = self.copies[vhost] = self.copies.get(vhost, 0) + queues
         return copies > COPIES_MAX
 
+    ways: dict[str, int] = field(default_factory=dict)
+    """Steps of the ways of messages that are published, by virtual host."""
+    dear_ways: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
+    """Exchange and routing key of those among them that a node may remember, by virtual host."""
+
+    def walk(self, vhost: str, steps: int) -> None:
+        """Note what it has cost to find where a message goes."""
+        self.ways[vhost] = self.ways.get(vhost, 0) + steps
+
+    def walk_known(self, vhost: str, exchange: str, routing_key: str, steps: int) -> None:
+        """The same of a way that this node may remember: another one has to find it, once until bindings change."""
+        found = self.dear_ways.setdefault(vhost, set())
+        if (exchange, routing_key) not in found:
+            found.add((exchange, routing_key))
+            self.walk(vhost, steps)
+
+    def has_walked_enough(self, vhost: str) -> bool:
+        """Whether no more dear ways are found for messages of a virtual host in this entry."""
+        return self.ways.get(vhost, 0) > WAYS_STEPS_MAX
+
     dead_steps: dict[str, int] = field(default_factory=dict)
     """Of the ways of dead letters, by virtual host."""
 
@@ -65,3 +92,5 @@ class Work:
             self.dead_steps = {}
         if self.copies:
             self.copies = {}
+        if self.ways:
+            self.ways, self.dear_ways = {}, {}

@@ -177,13 +177,19 @@ class RoutingTable:
             reached.update(dict.fromkeys(nearest))
         return list(reached)
 
-    def route(self, exchange: str, *routing_keys: str, content: Content | None = None) -> tuple[str, ...]:
+    def route(
+        self,
+        exchange: str,
+        *routing_keys: str,
+        content: Content | None = None,
+        steps_max: int = ROUTE_STEPS_MAX,
+    ) -> tuple[str, ...]:
         """Names of the queues that a message with these keys reaches by `exchange`, each once, sorted.
 
         An exchange at which no binding matches any of the keys passes the message on to its alternate exchange.
         Exchanges without a router match nothing; exchanges may be bound in circles, and be alternates of each other.
         Without `content`, raises NeedsContent if the message gets to an exchange that looks at more than the keys.
-        Raises RouteTooLong.
+        Raises RouteTooLong; if a router alone takes more than `steps_max`, before that has cost anything.
         """
         queues: dict[str, None] = {}
         steps = self.steps = 0
@@ -195,11 +201,11 @@ class RoutingTable:
             matched = False
             if router is not None:
                 steps += 1 + router.steps(routing_keys, content)
-                self._count_steps(steps)
+                self._count_steps(steps, steps_max)
                 for binding in router.match(routing_keys, content):
                     matched = True
                     steps += 1
-                    if steps > ROUTE_STEPS_MAX:
+                    if steps > steps_max:
                         break  # many keys may each match all that is bound here
                     kind, name = binding.destination
                     if kind is DestinationKind.QUEUE:
@@ -213,17 +219,17 @@ class RoutingTable:
                     seen[alternate] = None
                     pending.append(alternate)
         # The bindings of the last exchange count, too: which is the last does not follow from what is bound.
-        self._count_steps(steps)
+        self._count_steps(steps, steps_max)
         if len(queues) > QUEUES_MAX:
             raise RouteTooLong(f"the message reaches {len(queues)} queues, above the limit ({QUEUES_MAX})")
         return tuple(sorted(queues)) if len(queues) > 1 else tuple(queues)
 
-    def _count_steps(self, steps: int) -> None:
+    def _count_steps(self, steps: int, steps_max: int) -> None:
         """Note what the route has cost so far. Raises RouteTooLong."""
         self.steps = steps
-        if steps > ROUTE_STEPS_MAX:
+        if steps > steps_max:
             raise RouteTooLong(
-                f"the way from exchange to exchange takes more steps than the limit ({ROUTE_STEPS_MAX})"
+                f"the way from exchange to exchange takes more steps than the limit ({steps_max})"
             )
 
 

@@ -8,6 +8,7 @@ from machine_driver import Driver, batch, consume, declare, publish, reloaded
 from qq.machine.commands import (
     BindExchange,
     BindQueue,
+    Command,
     Commit,
     ConnectionDown,
     DeadLetter,
@@ -20,7 +21,8 @@ from qq.machine.costs import BATCH_STEPS_MAX
 from qq.machine.effects import ConsumerGone, Failed
 from qq.machine.machine import QueueMachine
 from qq.machine.vhost import ROUTES_WIDTH_MAX, VirtualHost
-from qq.machine.work import COPIES_MAX
+from qq.machine.work import CONTENT_STEPS, COPIES_MAX, WAYS_STEPS_MAX
+from qq.routing.exchanges import ROUTE_STEPS_MAX
 
 WIDE = 1250
 
@@ -59,6 +61,99 @@ def test_a_transaction_reaches_so_many_queues_at_most() -> None:
     assert machine.vhosts["/"].queues["q0"].ready == 0
     effects = machine.apply_batch("n1", 3, 0, 7, batch([Commit(2, 4), *commands[:4]], [b"x"] * 4))
     assert not any(isinstance(effect, Failed) for effect in effects)
+
+
+PATTERNS = 2000
+KEYS = 100
+
+
+def dear() -> QueueMachine:
+    """Each message to amq.topic with a long key goes a dear way, and each to amq.headers is looked into."""
+    machine = QueueMachine()
+    patterns = [".".join(["#", "ab"[number % 2]] * 31) + f".{number}" for number in range(PATTERNS)]
+    bound = [BindQueue(1, 1, "q", "amq.topic", pattern, {}) for pattern in patterns]
+    fanout = DeclareExchange(1, "f", "fanout", False, True, False, False, {})
+    machine.apply_batch("n1", 1, 0, 7, batch([declare("q"), *bound, fanout]))
+    machine.end_entry(7)
+    return machine
+
+
+def dear_key(number: int) -> str:
+    return ".".join(["a"] * 120 + [f"x{number}"])
+
+
+def refused_by(machine: QueueMachine, *commands: Command, messages: int) -> list[int]:
+    """The sessions that an entry refuses because of the ways of its messages."""
+    effects = machine.apply_batch("n1", 2, 0, 7, batch(commands, [b"x"] * messages))
+    failed = [effect for effect in effects if isinstance(effect, Failed)]
+    text = f"the ways of messages in vhost '/' take more steps at once than the limit ({WAYS_STEPS_MAX})"
+    assert all(effect.text.endswith(text) for effect in failed)
+    return [effect.session for effect in failed]
+
+
+BIND_TOPIC, BIND_HEADERS = (
+    BindExchange(1, "amq.topic", "f", "", {}),
+    BindExchange(1, "amq.headers", "f", "", {}),
+)
+TO_TOPIC = [publish(1, dear_key(number), "f", session=number) for number in range(2, 2 + KEYS)]
+ALL_ELSE = publish(1, "q", session=999)
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+def test_ways_that_were_not_dear_before_the_log_are_refused_when_they_are_too_many(remembered: bool) -> None:
+    machine = dear()
+    if remembered:
+        for number in range(KEYS):
+            machine.vhosts["/"].route("amq.topic", dear_key(number))
+        to_topic = [command._replace(exchange="amq.topic") for command in TO_TOPIC]
+        refused = refused_by(machine, *to_topic, ALL_ELSE, messages=KEYS + 1)
+    else:
+        refused = refused_by(machine, BIND_TOPIC, *TO_TOPIC, ALL_ELSE, messages=KEYS + 1)
+    assert 10 < len(refused) < KEYS - 5
+    assert refused == [number for number, _ in enumerate(TO_TOPIC, 2)][-len(refused) :]
+    assert machine._core.work.ways["/"] < WAYS_STEPS_MAX + ROUTE_STEPS_MAX
+    machine.end_entry(7)
+    assert machine.vhosts["/"].queues["q"].ready == 1
+    assert refused_by(machine, publish(1, dear_key(0), "amq.topic"), messages=1) == []  # another entry
+
+
+def test_whoever_remembers_ways_refuses_the_same() -> None:
+    machine = dear()
+    for number in range(0, KEYS, 3):
+        machine.vhosts["/"].route("amq.topic", dear_key(number))
+    other = reloaded(machine)
+    entry = [command._replace(exchange="amq.topic") for command in TO_TOPIC]
+    found = refused_by(machine, *entry, *entry, messages=2 * KEYS)
+    assert found == refused_by(other, *entry, *entry, messages=2 * KEYS)
+    assert machine._core.work == other._core.work
+    for each in (machine, other):
+        each.end_entry(7)
+    assert machine.digest() == other.digest()
+
+
+def test_a_way_is_counted_again_when_bindings_have_changed() -> None:
+    machine = dear()
+    pairs = [(declare(f"new{number}"), TO_TOPIC[0]) for number in range(KEYS)]
+    commands = [command for pair in pairs for command in pair]
+    assert refused_by(machine, BIND_TOPIC, *commands, messages=KEYS) == [TO_TOPIC[0].session]
+
+
+def test_messages_that_are_looked_into_unexpectedly_are_refused_when_they_are_too_many() -> None:
+    machine = dear()
+    count = WAYS_STEPS_MAX // CONTENT_STEPS + 1
+    run = publish(count, "", "f", session=2)
+    late = publish(1, "", "f", session=3)
+    assert refused_by(machine, BIND_HEADERS, run, late, ALL_ELSE, messages=count + 2) == [2, 3]
+    machine.end_entry(7)
+    assert machine.vhosts["/"].queues["q"].ready == 1
+
+
+def test_a_transaction_with_too_many_dear_ways_does_nothing() -> None:
+    machine = dear()
+    commands = [publish(1, "q", first_seq=0), *(command._replace(first_seq=0) for command in TO_TOPIC)]
+    assert refused_by(machine, BIND_TOPIC, Commit(1, 1 + KEYS), *commands, messages=1 + KEYS) == [1]
+    machine.end_entry(7)
+    assert machine.vhosts["/"].queues["q"].ready == 0
 
 
 def test_a_message_whose_way_is_too_long_is_refused_to_its_channel(monkeypatch: pytest.MonkeyPatch) -> None:
