@@ -11,9 +11,8 @@ next, and its lane with it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from enum import Enum
-from itertools import accumulate
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from qq.machine.codec import encode_batch
@@ -49,7 +48,7 @@ class Outcome(Enum):
     NO_ROOM = 1
     """Some of it may have been taken."""
     PUT_OFF = 2
-    """Nobody knows yet what it costs: in this turn of the loop enough was looked for."""
+    """Nobody knows yet what it costs: in this turn of the loop enough has been looked for."""
     REFUSED = 3
 
 
@@ -183,6 +182,7 @@ class OpenEnqueue:
     """Consecutive publishes of one channel with the same exchange, routing key, flags and attributes."""
 
     __slots__ = (
+        "_beside",
         "_bytes",
         "_price",
         "_priced",
@@ -214,7 +214,9 @@ class OpenEnqueue:
         """Of the first of its messages; None if it has none."""
         self.messages: list[bytes] = []
         """Those that wait; it takes no more when all of them have gone."""
-        self._bytes = bytes_of_run(self)
+        self._beside = bytes_of_run(self)
+        """What it counts as beside its messages, until some have gone."""
+        self._bytes = self._beside
         """What it counts as, its messages included."""
         self._priced: list[int] = []
         """What its first messages cost, as far as that is known, where each is looked into."""
@@ -252,22 +254,25 @@ class OpenEnqueue:
         steps = self._price_together(costs)
         if steps is None:
             return Outcome.PUT_OFF
-        messages, size = self.messages, self._bytes
-        if batch.fits(steps, size):
-            self._go(batch, lane, len(messages), steps, size)
+        messages = self.messages
+        if batch.fits(steps, self._bytes):
+            self._go(batch, lane, len(messages), steps, self._bytes)
             return Outcome.TAKEN
-        beside = size - bytes_of_messages(messages)
-        if not batch.has_room(steps, beside + MESSAGE_BYTES + len(messages[0])):
+        count, size = 1, self._beside + MESSAGE_BYTES + len(messages[0])
+        if not batch.has_room(steps, size):
             return Outcome.NO_ROOM
-        sizes = list(accumulate((MESSAGE_BYTES + len(message) for message in messages), initial=beside))
-        count = max(1, bisect_right(sizes, BATCH_BYTES_MAX - batch.bytes) - 1)
-        self._go(batch, lane, count, steps, sizes[count])
+        for message in islice(messages, 1, None):
+            next_size = size + MESSAGE_BYTES + len(message)
+            if not batch.fits(steps, next_size):
+                break
+            count, size = count + 1, next_size
+        self._go(batch, lane, count, steps, size)
         return Outcome.NO_ROOM if self.messages else Outcome.TAKEN
 
     def _take_one_by_one(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
         """Messages that go different ways, though they are published alike."""
         outcome, count, steps = Outcome.TAKEN, 0, 0
-        size = self._bytes - bytes_of_messages(self.messages)
+        size = self._beside
         for message in self.messages:
             if count == len(self._priced) and not self._price_next(costs):
                 outcome = Outcome.PUT_OFF
@@ -283,10 +288,11 @@ class OpenEnqueue:
 
     def _go(self, batch: Batch, lane: Lane, count: int, steps: int, size: int) -> None:
         """Have the batch take so many messages; the others remain, as what goes on behind them."""
-        going = self.messages if count == len(self.messages) else self.messages[:count]
+        going = self.messages[:count]
         batch.publish(lane, _sealed(self, count), going, steps, size)
-        self.messages = [] if going is self.messages else self.messages[count:]
+        del self.messages[:count]  # a run may be long, and go in very many pieces
         self._bytes -= size
+        self._beside = 0
         self._price = None
         del self._priced[:count]
         if self.first_sequence:
@@ -299,13 +305,15 @@ class OpenEnqueue:
     # In a transaction it goes as a whole
 
     def price(self, costs: Costs) -> int | None:
-        """What all of it costs; None if that has to be looked for in the next turn."""
+        """What all of it costs, or more than a transaction may; None if that is to be looked for in the next turn."""
         if not self._is_looked_into(costs):
             return self._price_together(costs)
-        while len(self._priced) < len(self.messages):
+        steps = sum(self._priced)
+        while len(self._priced) < len(self.messages) and steps <= TRANSACTION_STEPS_MAX:
             if not self._price_next(costs):
                 return None
-        return sum(self._priced)
+            steps += self._priced[-1]
+        return steps
 
     def add_to(self, batch: Batch, lane: Lane) -> None:
         """Have the batch take all of it, with the price that was found."""
@@ -362,11 +370,12 @@ class OpenCommit:
 
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
         while self._priced < len(self._parts):
-            steps = self._parts[self._priced].price(costs)
+            steps = None if costs.looked_enough else self._parts[self._priced].price(costs)
             if steps is None:
                 return Outcome.PUT_OFF
             self._priced += 1
             self._steps += steps
+            costs.looked += steps  # it may be refused, and then nothing else counts for it
             if self._steps > TRANSACTION_STEPS_MAX:
                 self._refuse(self._steps)
                 return Outcome.REFUSED

@@ -6,8 +6,9 @@ got yet, and the order in which lanes are served. Not here: what is asked for, a
 
 Law: who has asked for little is served before who has asked for much, however many of those there are; within a lane
 the order is that of asking. This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): a lane's time goes
-on by the cost of what it is served, and the lane that is least far is next. One that has asked for nothing for a while
-is put `AHEAD` of those that have been served meanwhile, so that its first command waits for none of them.
+on by the cost of what it is served, and of what is looked for to know that; the lane that is least far is next. One
+that has asked for nothing for a while is put `AHEAD` of those that have been served meanwhile, so that its first
+command waits for none of them.
 """
 
 from __future__ import annotations

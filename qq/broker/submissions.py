@@ -209,17 +209,18 @@ class Submissions:
 
     def _gather(self) -> tuple[Batch, list[Lane]]:
         """Make a batch of what is next, and tell the lanes that nothing more can be taken of in this turn."""
-        batch, lanes = Batch(), self._lanes
+        batch, lanes, costs = Batch(), self._lanes, self._machine.costs
         put_off: list[Lane] = []
         outcome = Outcome.TAKEN
         while lanes and not batch.is_full and outcome is not Outcome.NO_ROOM:
-            lane, cost = lanes.next(), batch.cost
+            lane, before = lanes.next(), batch.cost + costs.looked
             outcome = self._serve(lane, batch)
+            cost = batch.cost + costs.looked - before
             if outcome is Outcome.PUT_OFF:
-                lane.time += batch.cost - cost
+                lane.time += cost
                 put_off.append(lane)
             else:
-                lanes.give_back(lane, batch.cost - cost)
+                lanes.give_back(lane, cost)
         return batch, put_off
 
     def _serve(self, lane: Lane, batch: Batch) -> Outcome:

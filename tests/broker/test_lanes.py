@@ -18,9 +18,11 @@ from qq.machine.codec import decode_batch, encode_batch
 from qq.machine.commands import (
     NO_PRIORITY,
     NO_TTL,
+    BindExchange,
     BindQueue,
     Commit,
     Credit,
+    DeclareExchange,
     DeclareQueue,
     Discard,
     Enqueue,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from cluster.ports import Runtime
     from qq.broker.channel import Channel
 
+EMPTY = b"\x02\x00\x01\x00\x00\x00\x0e\x00\x3c\x00\x00" + bytes(8) + b"\x00\x00\xce"
+"""The stored form of a message without properties and body."""
 PATTERNS = 3000
 """Binding keys with wildcards; a new key of 64 words takes some 2,500 steps beside them."""
 
@@ -234,6 +238,62 @@ def test_a_transaction_that_is_too_dear_is_refused_and_leaves_nothing() -> None:
     assert len(refused) == 1
     assert refused[0] > TRANSACTION_STEPS_MAX
     assert not world.batches
+    check_counts(world)
+
+
+def commit(world: World, client: Client, runs: Sequence[OpenEnqueue], refused: list[int]) -> None:
+    world.submissions.commit(cast("Channel", client), runs, refused.append)
+
+
+def run_of(client: Client, exchange: str, key: str, messages: list[bytes]) -> OpenEnqueue:
+    """Of a transaction."""
+    run = OpenEnqueue(cast("Channel", client), 0, exchange, key, False, None)
+    run.add(messages)
+    return run
+
+
+def test_transactions_that_are_refused_use_up_nobody_elses_time() -> None:
+    """They cost nothing but to look for their ways, and once nothing counted for that."""
+    world = World(2)
+    greedy, modest = world.clients
+    refused: list[int] = []
+    for number in range(20):
+        runs = [run_of(greedy, "amq.topic", dear_key(60 * number + each), [b"x"]) for each in range(60)]
+        commit(world, greedy, runs, refused)
+    world.publish(modest, "", "q", b"x")
+    world.turn()
+    world.apply()
+    world.publish(modest, "amq.topic", "a.new.key", b"x")
+    for _ in range(3):
+        world.turn()
+        world.apply()
+    assert len(modest.came) == 2
+    world.settle()
+    assert len(refused) == 20
+    check_counts(world)
+
+
+def test_what_transactions_cost_is_found_in_several_turns() -> None:
+    world = World(1)
+    [client] = world.clients
+    exchanges = [f"x{number}" for number in range(60)]
+    commands = [
+        command
+        for name in exchanges
+        for command in (
+            DeclareExchange(1, name, "fanout", False, True, False, False, {}),
+            BindExchange(1, name, "amq.headers", "", {}),
+        )
+    ]
+    world.machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(commands, [])))
+    refused: list[int] = []
+    for _ in range(10):
+        commit(world, client, [run_of(client, "amq.headers", "", [EMPTY] * 100_000)], refused)
+    world.turn()
+    assert len(refused) == 1
+    assert refused[0] < 2 * TRANSACTION_STEPS_MAX  # not all of its messages were looked into
+    world.settle()
+    assert len(refused) == 10
     check_counts(world)
 
 
