@@ -153,6 +153,8 @@ class Submissions:
         size = run.size if is_new else 0
         size += run.add(messages)
         if is_new:
+            # What is acknowledged behind a message must not go before it: it may be what the message was made of.
+            channel.connection.lane.settlements.clear()
             self._ask(channel.connection.lane, run, size)
         else:
             self._count(channel.connection.lane, size)

@@ -209,6 +209,22 @@ def test_what_is_dear_is_looked_for_in_turns_and_costs_nobody_else_a_batch() -> 
     assert len(world.batches) <= 4
 
 
+def test_an_acknowledgement_does_not_go_before_the_message_that_was_published_first() -> None:
+    world = World(1)
+    [client] = world.clients
+    lane = client.connection.lane
+    for _ in range(4):
+        world.publish(client, "", "q", bytes(BATCH_BYTES_MAX))
+    world.turn()
+    client.run = None
+    world.submissions.settle(Settle, 7, 1, 1, lane)
+    world.publish(client, "", "results", bytes(BATCH_BYTES_MAX - 300))  # of what is acknowledged next
+    world.submissions.settle(Settle, 7, 2, 2, lane)
+    world.settle()
+    commands = [command for commands, _ in world.batches[4:] for command in commands]
+    assert [type(command) for command in commands] == [Settle, Enqueue, Settle]
+
+
 def test_equal_shares_of_a_batch() -> None:
     world = World(4)
     for client in world.clients:
