@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from qq.machine import commands as c
 from qq.machine.errors import Refused
-from qq.machine.work import RANGES_AT_ONCE
-from qq.machine.work import CHEAP_STEPS_MAX
+from qq.machine.work import CHEAP_STEPS_MAX, RANGES_AT_ONCE
 from qq.routing.content import NeedsContent
 from qq.routing.routers import Destination, DestinationKind
 
