@@ -30,9 +30,11 @@ from qq.machine.commands import (
     Commit,
     Connect,
     ConnectionDown,
+    Credit,
     DeclareExchange,
     DeclareQueue,
     DeleteExchange,
+    DeletePolicy,
     DeleteUser,
     DeleteVhost,
     Discard,
@@ -41,6 +43,7 @@ from qq.machine.commands import (
     Limit,
     OpenChannel,
     Publish,
+    PurgeQueue,
     PutHashedUser,
     PutPolicy,
     PutUser,
@@ -614,7 +617,7 @@ class Chance(Random):
             connection = queue.owner[1] if queue.owner else 1
             mine = [consumer for (node, _), consumer in consumers.items() if node == origin]
             free = self.choice([name for name in range(20) if (origin, name) not in consumers])
-            match self.randrange(8):
+            match self.randrange(10):
                 case 0 | 1 if len(mine) < 12:
                     arguments = {"x-priority": self.randrange(2)} if self.random() < 0.5 else {}
                     ids = number, connection, 1, free, queue.name, str(self.random()), self.randrange(6)
@@ -626,7 +629,11 @@ class Chance(Random):
                     found.append(Limit(number, self.randrange(4)))
                 case 4 | 5:
                     found.append(Enqueue(number, 0, self.randrange(1, 6), "", queue.name, False, 1))
-                case 6 | 7 if mine:
+                case 6 if mine:
+                    found.append(Credit(self.choice(mine).id, self.randrange(3)))
+                case 7:
+                    found.append(PurgeQueue(number, connection, queue.name))
+                case 8 | 9 if mine:
                     consumer = self.choice(mine)
                     first = consumer.unacked.first() or 0
                     if self.random() < 0.1:
@@ -636,6 +643,19 @@ class Chance(Random):
                         found.append(kind(consumer.id, first, first + self.randrange(4)))
                 case _:
                     pass
+        return found
+
+    def operations(self) -> list[Command]:
+        """Policies that change and go again, now and then with their virtual host."""
+        if self.random() < 0.8:
+            return []
+        vhost, name = self.choice(["/", "/", "v"]), self.choice(["one", "two"])
+        found: list[Command] = [DeletePolicy(vhost, name, False)]
+        if self.random() < 0.7:
+            definition = self.policy() | {"alternate-exchange": self.choice(EXCHANGES)}
+            found = [PutPolicy(vhost, name, False, "", "all", self.randrange(2), definition)]
+        if self.random() < 0.1:
+            found.append(DeleteVhost(vhost))
         return found
 
     def exchange(self, session: int) -> DeclareExchange:
@@ -700,7 +720,7 @@ def absurd_life(seed: int) -> None:
         else:
             machine = pair.one
             known = [*chance.repairs(machine, origin), *chance.topology(machine, origin)]
-            known += chance.consumption(machine, origin)
+            known += [*chance.consumption(machine, origin), *chance.operations()]
             pair.entry(origin, [*known, *chance.commands()])
         pair.end_entry()
         if chance.random() < 0.8:
