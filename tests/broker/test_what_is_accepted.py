@@ -36,6 +36,7 @@ REFUSALS = {
     Reply.ACCESS_REFUSED,
     Reply.NOT_FOUND,
     Reply.PRECONDITION_FAILED,
+    Reply.FRAME_ERROR,  # a few long names are more than a frame
     Reply.SYNTAX_ERROR,
     Reply.COMMAND_INVALID,
     Reply.NOT_ALLOWED,
