@@ -71,7 +71,7 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
     VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE),
     RoutingTable: {"_lookers": _CACHE, "steps": "Of the last route; whoever asks has just looked for one."},
     Access: {"revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."},
-    Costs: dict.fromkeys(("_looked", "_counted"), _ESTIMATE),
+    Costs: dict.fromkeys(("looked", "_counted"), _ESTIMATE),
     Queue: dict.fromkeys(("tally", "waiting_since_ms"), _SHOWN),
     Histories: {
         "_owned": "Which blocks no frozen state refers to: the others are copied before they change."
