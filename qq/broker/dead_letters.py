@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 RANGES_MAX = 500
 """Of each queue, in one step."""
 MESSAGES_MAX = 20_000
-"""Of all queues, in one step: some 20 ms of the leader's loop."""
+"""Of all queues, in one step: some 20 ms of the leader's loop if they are looked into one by one."""
 CONTENT_MESSAGES_MAX = 1000
 """Of one queue, where each message is routed by itself."""
 BYTES_MAX = 1024 * 1024
 """Of the commands for each queue, in one step; then no more are added."""
-STEPS_MAX = 20_000
-"""Of all commands, in one step, as costs.py counts them; then no more are submitted. Clients wait behind them."""
+STEPS_MAX = 10_000
+"""Of all commands, in one step, as costs.py counts them; then no more are made."""
 RETRY_S = 1.0
 """Before a step that changed nothing is repeated."""
 
@@ -101,18 +101,24 @@ class DeadLetters:
         """Submit the next step for every queue, unless one is under way."""
         if self._awaited or not self._leads:
             return
-        step, left, start = list[DeadLetter](), MESSAGES_MAX, self._first
+        step, left, steps, start = list[DeadLetter](), MESSAGES_MAX, 0, self._first
         for dying in self._machine.dying(RANGES_MAX, self._first):
             for command in self._commands(dying, left):
                 step.append(command)
                 left -= command.count
+                steps += self._submissions.price(command)
+                if steps >= STEPS_MAX:
+                    break
             if self._awaited:
                 break  # what comes next must be read first
             self._first += 1
             if left <= 0:
                 break
+            if steps >= STEPS_MAX:
+                self._first = start + 1  # those behind it have not had their turn
+                break
         places: set[tuple[object, ...]] = {command[:_PLACE] for command in step}
-        last, self._last_places = self._last_places, set()
+        last, self._last_places = self._last_places, places
         if not step:
             return
         self._awaited += 1
@@ -122,15 +128,11 @@ class DeadLetters:
                 len(step),
                 step[0][:_PLACE],
             )
+            self._last_places = set()
             self._runtime.call_later(RETRY_S, self._go_on)
             return
-        steps = 0
         for command in step:
-            steps += self._submissions.add(command, self._lane)
-            self._last_places.add(command[:_PLACE])
-            if steps >= STEPS_MAX:
-                self._first = start + 1  # those behind it have not had their turn
-                break
+            self._submissions.add(command, self._lane)
         self._submissions.barrier(self._go_on, self._lane)
 
     def _go_on(self) -> None:

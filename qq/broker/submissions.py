@@ -91,6 +91,8 @@ class Submissions:
         """What operators ask this node for."""
         self._waiting_bytes = 0
         self._bytes_in_flight = 0
+        self.batches_applied = 0
+        """Whoever waits sees by it that the log goes on."""
 
     @property
     def pending_bytes(self) -> int:
@@ -99,17 +101,20 @@ class Submissions:
 
     # What is asked for
 
-    def add(self, command: Command, lane: Lane | None = None) -> int:
+    def price(self, command: Command) -> int:
+        """What a command is expected to cost every node, in steps."""
+        return self._machine.costs.of(self._node, command)
+
+    def add(self, command: Command, lane: Lane | None = None) -> None:
         """Have a command carried out, after all that its lane asked for before; the node's own if it tells none.
 
-        Returns what it is expected to cost. Raises InvalidCommand, and then nothing has changed.
+        Raises InvalidCommand, and then nothing has changed.
         """
         check_command(command)
         asked = self._asked(command)
         lane = lane or self._own
         lane.settlements.clear()
         self._ask(lane, asked, asked.size)
-        return asked.steps
 
     def barrier(self, callback: Callable[[], None], lane: Lane | None = None) -> None:
         """Have `callback` called when all that the lane asked for so far is applied, or is given up.
@@ -140,7 +145,7 @@ class Submissions:
         self._ask(lane, transaction, transaction.size)
 
     def _asked(self, command: Command) -> Asked:
-        return Asked(command, self._machine.costs.of(self._node, command), bytes_of_command(command))
+        return Asked(command, self.price(command), bytes_of_command(command))
 
     def _refuse(self, transaction: OpenCommit, lane: Lane, steps: int, refuse: Callable[[int], None]) -> None:
         self._waiting_bytes -= transaction.size
@@ -250,6 +255,7 @@ class Submissions:
         """
         while self._under_way and self._under_way[0].sequence <= sequence:
             done = self._under_way.popleft().batch
+            self.batches_applied += 1
             self._cost_in_flight -= done.cost
             self._bytes_in_flight -= done.bytes
             for channel, published in done.confirms.items():

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHANGE_TIMEOUT_S = 10.0
-"""Without a majority nothing is applied, and whoever asked for it must be told."""
+"""Without a majority nothing is applied for so long, and whoever asked for something must be told."""
 GET_BYTES_MAX = 1024 * 1024
 """When so many octets of bodies have been got, no more messages are."""
 
@@ -70,15 +70,17 @@ async def until_applied(
     for command in commands:
         broker.submissions.add(command, lane)
     broker.submissions.barrier(told, lane)
-    try:
-        async with asyncio.timeout(CHANGE_TIMEOUT_S):
-            return await applied
-    except TimeoutError:
-        raise Unavailable(
-            "no majority of the nodes has taken the change; it may still be made"
-            if commands
-            else "no majority of the nodes answers; nothing was changed"
-        ) from None
+    while not applied.done():
+        before = broker.submissions.batches_applied
+        await asyncio.wait([applied], timeout=CHANGE_TIMEOUT_S)
+        # As long as the log goes on, the change waits for what is before it, and for no majority.
+        if not applied.done() and broker.submissions.batches_applied == before:
+            raise Unavailable(
+                "no majority of the nodes has taken the change; it may still be made"
+                if commands
+                else "no majority of the nodes answers; nothing was changed"
+            )
+    return applied.result()
 
 
 class _Connection:

@@ -25,7 +25,7 @@ class World:
         self.stored = stored
         self.makes_progress = makes_progress
         self.first = 0
-        self.steps_each = 0
+        self.steps_each = self.priced = 0
         """What a command is expected to cost."""
         self.steps: list[list[DeadLetter]] = []
         self.delays_s: list[float] = []
@@ -43,9 +43,12 @@ class World:
         stored = self.stored[part.slot : part.slot + part.count]
         return [Messages("", "q", 1, stored)]
 
-    def add(self, command: DeadLetter, _lane: Lane) -> int:
-        self._step.append(command)
+    def price(self, _command: DeadLetter) -> int:
+        self.priced += 1
         return self.steps_each
+
+    def add(self, command: DeadLetter, _lane: Lane) -> None:
+        self._step.append(command)
 
     def barrier(self, callback: Callable[[], None], _lane: Lane) -> None:
         self._applied.append(callback)
@@ -108,4 +111,5 @@ def test_a_step_has_a_bound_in_what_it_costs_the_nodes(caplog: pytest.LogCapture
     while world.apply():
         pass
     assert [len(step) for step in world.steps] == [2, 2, 2, 2, 1]
+    assert world.priced == 9  # none was made for nothing
     assert caplog.records == []
