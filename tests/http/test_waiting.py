@@ -33,8 +33,9 @@ def waits(monkeypatch: pytest.MonkeyPatch, batches: int) -> str:
         broker: Any = SimpleNamespace(is_full=False, submissions=submissions)
         with pytest.raises(Unavailable) as given_up:
             await until_applied(broker, [DeleteUser("u")], lambda: None)
+        applied = submissions.batches_applied
         await log
-        return f"{submissions.batches_applied}: {given_up.value}"
+        return f"{applied}: {given_up.value}"
 
     return asyncio.run(wait())
 
