@@ -201,7 +201,8 @@ class Session:
             messages.append(await self._read(result, len(messages)))
             size += len(messages[-1].body)
         settlement = _SETTLEMENTS[ack_mode]
-        await until_applied(self._broker, [settlement(each.consumer, 0, 0) for each in got], lambda: None)
+        done = [settlement(each.consumer, 0, 0) for each in got]
+        await until_applied(self._broker, done, lambda: None, self._connection.lane)
         return messages
 
     async def _read(self, got: GetOk, offset: int) -> Message:
