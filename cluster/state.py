@@ -8,6 +8,7 @@ Law: equal on every replica at equal index, to the byte.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,14 @@ class GroupState:
 
     def freeze(self) -> FrozenState:
         """A copy as it is now; cheap."""
-        return FrozenState(self.time_ms, self.origins.dump(), self.machine.freeze())
+        # A collection in the middle would walk through all that has just been made, several times.
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return FrozenState(self.time_ms, self.origins.dump(), self.machine.freeze())
+        finally:
+            if was_collecting:
+                gc.enable()
 
     def load(self, data: bytes) -> None:
         """Replace everything by what `FrozenState.dump` gave. Raises ValueError for anything else."""

@@ -189,6 +189,8 @@ class Runs:
         self._tail = array("Q")
 
     def freeze(self) -> FrozenRuns:
+        if not self:
+            return _EMPTY  # as nearly always, and there may be very many of them
         tail = self._tail
         return FrozenRuns(
             self._head,
@@ -286,6 +288,9 @@ class FrozenRuns(NamedTuple):
         if tail:
             tail[_PLACE - _WORDS], tail[_SIZE - _WORDS] = self.last
         return head, tail
+
+
+_EMPTY = FrozenRuns(_NOTHING, 0, 0, 0, (), _NOTHING, 0, (0, 0))
 
 
 def _chunk(words: array[int]) -> Chunk:

@@ -172,6 +172,8 @@ class Shelf:
         return FrozenShelf(tuple(self._blocks)).browse()
 
     def freeze(self) -> FrozenShelf:
+        if not self._blocks:
+            return _EMPTY  # as nearly always, and there may be very many of them
         self._age += 1
         return FrozenShelf(tuple(self._blocks))
 
@@ -271,6 +273,9 @@ class FrozenShelf(NamedTuple):
                 del keys[:PACK_ROWS], rows[: PACK_ROWS * _WORDS]
         if keys:
             yield keys, rows
+
+
+_EMPTY = FrozenShelf(())
 
 
 class _Moments:
