@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from operator import itemgetter
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 V = TypeVar("V")
 
@@ -137,8 +137,7 @@ class RangeMap(Generic[V]):
             if kept:
                 position -= 1
                 pieces[position] = kept[0]
-            self._head = position
-            self._compact()
+            self._leave_behind(position)
         else:
             pieces[start:position] = kept
         self._len -= sum(map(_count, taken))
@@ -149,9 +148,8 @@ class RangeMap(Generic[V]):
         if self._shared:
             self._unshare()
         taken = self._pieces[self._head : self._head + most]
-        self._head += len(taken)
         self._len -= sum(map(_count, taken))
-        self._compact()
+        self._leave_behind(self._head + len(taken))
         return taken
 
     def take_through(self, last: int) -> list[Piece[V]]:
@@ -205,8 +203,11 @@ class RangeMap(Generic[V]):
     def _unshare(self) -> None:
         self._pieces, self._head, self._shared = self._pieces[self._head :], 0, False
 
-    def _compact(self) -> None:
-        """Drop the emptied places once they are the greater half, so that each is moved O(1) times."""
+    def _leave_behind(self, head: int) -> None:
+        """Begin at another place; empty places go once they are the greater half, so that each is moved O(1) times."""
+        # Nothing is kept there: to let go of very many pieces at once would take long.
+        self._pieces[self._head : head] = [_NOTHING] * (head - self._head)
+        self._head = head
         if self._head * 2 >= len(self._pieces):
             del self._pieces[: self._head]
             self._head = 0
@@ -217,6 +218,7 @@ def _first(piece: Piece[V]) -> int:
 
 
 _count = itemgetter(1)
+_NOTHING: Piece[Any] = Piece(0, 0, None, 0)
 
 
 def _cut(taken: list[Piece[V]], first: int, last: int) -> list[Piece[V]]:

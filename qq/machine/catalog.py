@@ -9,7 +9,7 @@ Law: the counts that limits are compared with are of the whole cluster, and exac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qq.machine.access import Access
 from qq.machine.commands import (
@@ -107,11 +107,11 @@ class Catalog:
         self.access.revision += 1
         return vhost
 
-    def delete_vhost(self, vhost: VirtualHost) -> None:
-        """Remove a virtual host with what is in it; whoever was in it has nowhere to go."""
+    def delete_vhost(self, vhost: VirtualHost) -> list[dict[Any, Any]]:
+        """Remove a virtual host; whoever was in it has nowhere to go. Returns what was in it."""
         del self.vhosts[vhost.name]
-        vhost.delete()
         self.access.forget_vhost(vhost.name)
+        return vhost.delete()
 
     def _new_vhost(self, name: str) -> VirtualHost:
         return VirtualHost(name, self._new_number, self.work)

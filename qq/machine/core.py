@@ -36,11 +36,13 @@ from qq.machine.errors import (
     reply_text,
 )
 from qq.machine.leaving import FAILED, RETURNED
+from qq.machine.remains import Remains
 from qq.machine.timers import NEVER_MS, NOW_MS, Timers
 from qq.machine.work import (
     RANGES_AT_ONCE,
     RANGES_MAX,
     RANGES_OF_QUEUE_MAX,
+    REMAINS_MAX,
     REVIEW_STEPS_MAX,
     SERVED_MAX,
 )
@@ -114,6 +116,7 @@ class Core:
         """Queues that have messages to dead-letter."""
         self.behind: dict[Queue, None] = {}
         """Queues that were given back too much at once, in the order of their turns."""
+        self.remains = Remains()
         self.reviewing: dict[str, VirtualHost] = {}
         """Virtual hosts in which it is to be found out what policies apply to, by name."""
         self.roomy: dict[tuple[str, int], int] = {}
@@ -406,12 +409,27 @@ class Core:
         gone = self._forget_queue(queue)
         for consumer in queue.holders:
             self._room_for_others(consumer)
+        self.remains.add_queues((queue,))
         return gone
 
-    def remove_all_queues(self, vhost: VirtualHost) -> None:
-        """Forget the queues of a virtual host that goes, with all that consume from them."""
-        for queue in vhost.queues.values():
-            self.effects += self._forget_queue(queue)
+    def remove_vhost(self, vhost: VirtualHost) -> None:
+        """Forget all that is in a virtual host which goes, in a mass. No consumer is told: its connection closes."""
+        consumers, name = self.consumers, vhost.name
+        for (node, _), session in self.sessions.items():
+            if session.vhost is vhost:
+                for number in session.consumers:
+                    del consumers[node, number]
+                session.consumers, session.tags = {}, {}
+                session.budget = Budget(session.budget.limit)
+        self.consumer_timers.keep(lambda consumer: consumer.queue.vhost != name)
+        self.queue_timers.keep(lambda queue: queue.vhost != name)
+        self.dirty, self.dying, self.behind = (
+            {queue: None for queue in queues if queue.vhost != name}
+            for queues in (self.dirty, self.dying, self.behind)
+        )
+        self.reviewing.pop(name, None)
+        self.remains.add_queues(vhost.queues.values())
+        self.remains.add(*self.catalog.delete_vhost(vhost))
 
     def _forget_queue(self, queue: Queue) -> list[ConsumerGone]:
         self.dirty.pop(queue, None)
@@ -471,7 +489,7 @@ class Core:
 
     def due_ms(self) -> int | None:
         """When there will be something to do that no command asks for; None for never."""
-        if self.roomy or self.reviewing or self.behind or self.dirty:
+        if self.roomy or self.reviewing or self.behind or self.dirty or self.remains:
             return NOW_MS
         due_ms = min(self.queue_timers.next_ms, self.consumer_timers.next_ms)
         return None if due_ms == NEVER_MS else due_ms
@@ -483,6 +501,8 @@ class Core:
             self._review_policies()
         if self.behind:
             self._catch_up()
+        if self.remains:
+            self.remains.shrink(REMAINS_MAX)
         # In an order that does not depend on when a timer was set: a state that was loaded sets them all at once.
         consumer_timers, queue_timers = self.consumer_timers, self.queue_timers
         if consumer_timers.next_ms <= now_ms:

@@ -59,6 +59,8 @@ _BINDING = 12
 _HOLDER = 6
 _QUEUE = 60
 _CONNECTION = 2
+_IN_A_MASS = 4
+"""So many queues and consumers of a virtual host that goes are a step."""
 _DYING = 10
 
 _FLAT: dict[type[c.Command], int] = {
@@ -121,8 +123,8 @@ class Costs:
                 return self._of_session(origin, command.connection) + sum(map(self._of_queue, owned))
             case c.DeleteVhost():
                 vhost = core.catalog.vhosts.get(command.name)
-                queues = vhost.queues.values() if vhost is not None else []
-                return _COMMAND + sum(5 + _HOLDER * len(queue.holders) for queue in queues)
+                objects = len(vhost.queues) + vhost.consumers if vhost is not None else 0
+                return _COMMAND + _CONNECTION * len(core.catalog.connections) + objects // _IN_A_MASS
             case c.DeleteUser():
                 return _COMMAND + _CONNECTION * len(core.catalog.connections)
             case c.DeadLetter():

@@ -57,9 +57,7 @@ class Operating:
         vhost = core.catalog.vhosts.get(command.name)
         if vhost is None:
             return
-        core.remove_all_queues(vhost)
-        core.catalog.delete_vhost(vhost)
-        core.reviewing.pop(vhost.name, None)
+        core.remove_vhost(vhost)
         for connection in core.catalog.connections.values():
             if connection.vhost is vhost:
                 core.close(connection, deleted(vhost.name))

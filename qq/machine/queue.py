@@ -688,6 +688,16 @@ class Queue:
     def exclusively_consumed(self) -> bool:
         return self.consumers == 1 and any(consumer.exclusive and consumer.live for consumer in self.holders)
 
+    def take_apart(self) -> list[list[Any]]:
+        """Let go of everybody in a queue that is gone; returns what else there is very much of."""
+        held = [consumer.unacked.take_all() for consumer in self.holders]
+        leaving = [each.pieces() for each in (*self.leaving, *self.returning)]
+        self.leaving, self.returning = [], []
+        self.holders.clear()
+        self.turns = self.candidates = Turns()
+        self.active = None
+        return [*held, *leaving, list(self.dying)]
+
     def freeze(self) -> FrozenQueue:
         return FrozenQueue(
             self,

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
 K = TypeVar("K", bound="Hashable")
 
@@ -64,6 +64,13 @@ class Timers(Generic[K]):
             keys.append(key)
             self._drop_stale()
         return keys
+
+    def keep(self, wanted: Callable[[K], bool]) -> None:
+        """Forget all other keys."""
+        self._entries = {key: entry for key, entry in self._entries.items() if wanted(key)}
+        self._heap = list(self._entries.values())
+        heapify(self._heap)
+        self._drop_stale()
 
     def __len__(self) -> int:
         return len(self._entries)

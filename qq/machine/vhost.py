@@ -9,7 +9,7 @@ Law: every check comes before the first change. `routes` is forgotten at each ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from qq.machine import arguments as args
 from qq.machine import limits as lim
@@ -142,13 +142,24 @@ class VirtualHost:
         """Replace them; what there is already stays."""
         self.limits = limits
 
-    def delete(self) -> None:
-        """Let nothing be done here any more; nobody refers to its queues."""
+    def delete(self) -> list[dict[Any, Any]]:
+        """Let nothing be done here any more; nobody refers to its queues. Returns what was in it."""
+        was = [
+            self.queues,
+            self.exchanges,
+            self.bindings,
+            self._bindings_of,
+            self._bindings_from,
+            self._owned,
+            *self._table.take_apart(),
+        ]
         self.is_deleted = True
         self.queues, self.exchanges, self.bindings = {}, {}, {}
         self._bindings_of, self._bindings_from, self._owned = {}, {}, {}
+        self.consumers = 0
         self._table = RoutingTable()
         self._forget_routes()
+        return was
 
     def check(self) -> None:
         """Raise Refused if it is deleted."""

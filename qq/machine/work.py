@@ -23,6 +23,9 @@ SERVED_MAX = 6_000
 """Ranges that commands of one entry give to consumers, and as many at its end, 1.5 us each; what is left is for the
 next entries."""
 
+REMAINS_MAX = 2_000
+"""Objects of what is gone that are let go of in one entry, 6 us each at most."""
+
 FEW_QUEUES = 16
 """What a message costs that reaches no more is in proportion to its size."""
 COPIES_MAX = 5000

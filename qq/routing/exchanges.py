@@ -10,6 +10,8 @@ bounded, whatever is bound to what: limits below refuse the message, and limits 
 
 from __future__ import annotations
 
+from typing import Any
+
 from qq.routing.content import Content
 from qq.routing.hashing import ConsistentHash, ModulusHash, Random
 from qq.routing.headers import Headers
@@ -85,12 +87,13 @@ class RoutingTable:
     The default exchange is a direct exchange to which every queue is bound under its own name.
     """
 
-    __slots__ = ("_alternates", "_lookers", "_onward", "_routers", "steps")
+    __slots__ = ("_alternates", "_default", "_lookers", "_onward", "_routers", "steps")
 
     def __init__(self) -> None:
         self.steps = 0
         """What the last route has cost."""
-        self._routers: dict[str, Router] = {DEFAULT_EXCHANGE: Direct({})}
+        self._default = Direct({})
+        self._routers: dict[str, Router] = {DEFAULT_EXCHANGE: self._default}
         self._alternates: dict[str, str] = {}
         self._onward: dict[str, dict[str, int]] = {}
         """From which exchange to which others how many bindings lead."""
@@ -118,11 +121,11 @@ class RoutingTable:
         self._lookers.clear()
 
     def add_queue(self, name: str) -> None:
-        self._routers[DEFAULT_EXCHANGE].bind(_default_binding(name), {})
+        self._default.bind(_default_binding(name), {})
 
     def remove_queue(self, name: str) -> None:
         """Forget a queue; its bindings are gone already."""
-        self._routers[DEFAULT_EXCHANGE].unbind(_default_binding(name))
+        self._default.unbind(_default_binding(name))
 
     def check_binding(self, source: str, routing_key: str, arguments: Arguments) -> None:
         """Raise InvalidBinding if the exchange, which is there, takes no such binding."""
@@ -140,6 +143,10 @@ class RoutingTable:
         """Forget a binding that is there."""
         self._routers[binding.source].unbind(binding)
         self._count(binding, -1)
+
+    def take_apart(self) -> list[dict[Any, Any]]:
+        """Everything in a table that is not used any more."""
+        return [self._default.bindings, self._routers]
 
     def _count(self, binding: Binding, change: int) -> None:
         """Keep how many bindings lead from exchange to exchange."""

@@ -90,24 +90,24 @@ class Router(ABC):
 class Direct(Router):
     """The routing key equals the binding key."""
 
-    __slots__ = ("_bindings",)
+    __slots__ = ("bindings",)
 
     def __init__(self, _arguments: Arguments) -> None:
-        self._bindings: dict[str, dict[Binding, None]] = {}
+        self.bindings: dict[str, dict[Binding, None]] = {}
 
     def bind(self, binding: Binding, _arguments: Arguments, /) -> None:
-        self._bindings.setdefault(binding.routing_key, {})[binding] = None
+        self.bindings.setdefault(binding.routing_key, {})[binding] = None
 
     def unbind(self, binding: Binding) -> None:
-        same_key = self._bindings[binding.routing_key]
+        same_key = self.bindings[binding.routing_key]
         del same_key[binding]
         if not same_key:
-            del self._bindings[binding.routing_key]
+            del self.bindings[binding.routing_key]
 
     def match(self, routing_keys: Sequence[str], _content: Content | None, /) -> Iterable[Binding]:
         if len(routing_keys) == 1:  # as nearly always, and this is the way of every message
-            return self._bindings.get(routing_keys[0], ())
-        return (binding for key in routing_keys for binding in self._bindings.get(key, ()))
+            return self.bindings.get(routing_keys[0], ())
+        return (binding for key in routing_keys for binding in self.bindings.get(key, ()))
 
 
 class Fanout(Router):

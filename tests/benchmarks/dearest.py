@@ -57,6 +57,7 @@ ENTRY_MS_MAX = 50.0
 """Aim."""
 NAMES_MAX = 10_000
 """Queues of a virtual host, binding keys of an exchange."""
+QUEUES = 100_000
 POLICIES = 1000
 CONSUMERS = 5000
 MESSAGES = 10_000_000
@@ -331,12 +332,13 @@ def exchange_with_bindings() -> Situation:
 
 
 def virtual_host() -> Situation:
-    """a virtual host deleted with 10,000 queues, and as many bindings and consumers"""
+    """a virtual host deleted with 100,000 queues, and as many bindings and consumers"""
     world = World()
-    names = world.queues(NAMES_MAX)
-    world.do([BindQueue(1, 1, name, "amq.fanout", "", {}) for name in names])
-    world.do([consume(number, name, 1) for number, name in enumerate(names)])
-    return Situation(world.machine, iter([([DeleteVhost("/")], [])]))
+    names = world.queues(QUEUES)
+    exchanges = ("amq.direct", "amq.topic")
+    world.do([BindQueue(1, 1, name, exchanges[n % 2], name, {}) for n, name in enumerate(names)])
+    world.do([consume(n, name, 1, 1 + n // CONSUMERS) for n, name in enumerate(names)])
+    return Situation(world.machine, iter([([DeleteVhost("/")], []), *[([], [])] * 2]))
 
 
 def many_consumers() -> Situation:

@@ -18,7 +18,7 @@ from qq.machine.commands import (
     PutVhost,
 )
 from qq.machine.costs import BATCH_STEPS_MAX
-from qq.machine.effects import ConsumerGone, Failed
+from qq.machine.effects import Failed
 from qq.machine.machine import QueueMachine
 from qq.machine.vhost import ROUTES_WIDTH_MAX, VirtualHost
 from qq.machine.work import CONTENT_STEPS, COPIES_MAX, WAYS_STEPS_MAX
@@ -187,8 +187,7 @@ def test_a_deleted_virtual_host_costs_nothing_for_each_of_its_bindings(
     driver.apply(publish(2, "a"), Get(1, 1, 1, 9, "a", False, 0), messages=[b"x"] * 2)
     vhost = driver.machine.vhosts["/"]
     monkeypatch.setattr(VirtualHost, "_remove", None)
-    gone = driver.apply(DeleteVhost("/"))
-    assert [effect.consumer for effect in gone if isinstance(effect, ConsumerGone)] == [0, 1, 2]
+    driver.apply(DeleteVhost("/"))
     assert not driver.machine.consumers
     assert not list(driver.machine.queues())
     assert driver.machine.due_ms() is None

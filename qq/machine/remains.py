@@ -1,0 +1,53 @@
+"""What nobody refers to any more: to let go of very many objects at once takes long, so it is done bit by bit.
+
+Lives here: containers that are emptied. Not here: how much in an entry (core.py).
+
+Law: it is no part of the state. What is in here has no effect on anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from qq.machine.queue import Queue
+
+
+class Remains:
+    """Queues and other things on their way out of memory."""
+
+    __slots__ = ("_parts", "_queues")
+
+    def __init__(self) -> None:
+        self._queues: list[Queue] = []
+        self._parts: list[dict[Any, Any] | list[Any]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._queues or self._parts)
+
+    def add_queues(self, queues: Iterable[Queue]) -> None:
+        self._queues += queues
+
+    def add(self, *parts: dict[Any, Any] | list[Any]) -> None:
+        """Take over containers; nobody else has what is in them, or it is small."""
+        self._parts += [part for part in parts if part]
+
+    def shrink(self, most: int) -> None:
+        """Let go of so many objects."""
+        while most > 0 and (self._parts or self._queues):
+            if not self._parts:
+                most -= 1
+                self.add(*self._queues.pop().take_apart())
+                continue
+            part = self._parts[-1]
+            number = min(len(part), most)
+            most -= number
+            if isinstance(part, list):
+                del part[-number:]
+            else:
+                for _ in range(number):
+                    part.popitem()
+            if not part:
+                self._parts.pop()

@@ -1,0 +1,119 @@
+"""What is gone is gone at once for everybody; its memory is given back bit by bit."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from itertools import pairwise
+
+from machine_driver import Driver, consume, declare, publish, reloaded
+
+from qq.machine.commands import (
+    BindQueue,
+    Connect,
+    DeleteQueue,
+    DeleteVhost,
+    OpenChannel,
+    PutUser,
+    PutVhost,
+    SetPermissions,
+)
+from qq.machine.effects import Failed, Reply
+from qq.machine.queue import Queue
+from qq.machine.remains import Remains
+from qq.machine.work import REMAINS_MAX
+from qq.ranges import RangeMap
+
+QUEUES = 3 * REMAINS_MAX
+
+
+def tenant(queues: int) -> Driver:
+    """Queues of virtual host v, each with a binding, a consumer and a message."""
+    driver = Driver()
+    driver.apply(PutUser("u", b"", b"", []), PutVhost("v", "", [], ""), SetPermissions("u", "v", "", "", ""))
+    driver.apply(Connect(9, "v", "u"), OpenChannel(1, 9))
+    for name in map(str, range(queues)):
+        driver.apply(declare(name, x_expires=1000), BindQueue(1, 1, name, "amq.topic", f"*.{name}", {}))
+        driver.apply(consume(int(name), name, 1), publish(1, name))
+    return driver
+
+
+def in_memory() -> int:
+    """How many queues of virtual host v there are somewhere."""
+    return sum(isinstance(each, Queue) and each.vhost == "v" for each in gc.get_objects())
+
+
+def test_a_virtual_host_with_very_many_queues_goes_at_once_and_its_memory_bit_by_bit() -> None:
+    driver = tenant(QUEUES)
+    gc.collect()
+    gc.disable()
+    try:
+        driver.apply(DeleteVhost("v"))
+        assert not driver.machine.consumers
+        assert "v" not in driver.machine.vhosts
+        assert reloaded(driver.machine).digest() == driver.machine.digest()
+        there = [QUEUES, in_memory()]
+        while driver.machine.due_ms() == 0:
+            driver.apply()
+            there.append(in_memory())
+    finally:
+        gc.enable()
+    assert max(before - after for before, after in pairwise(there)) <= REMAINS_MAX
+    # Nothing is left for the garbage collector: it would let go of all at once.
+    assert there[-1] == 0
+
+
+def test_a_new_virtual_host_of_the_name_has_nothing_to_do_with_the_remains() -> None:
+    driver = tenant(5)
+    effects = driver.apply(
+        DeleteVhost("v"),
+        PutVhost("v", "", [], ""),
+        SetPermissions("u", "v", "", "", ""),
+        Connect(10, "v", "u"),
+    )
+    assert not [effect for effect in effects if isinstance(effect, Failed)]
+    effects = driver.apply(OpenChannel(2, 10), declare("1", session=2), declare("1", session=1))
+    assert [(type(each), each.session) for each in effects if isinstance(each, Reply | Failed)] == [
+        (Reply, 2),
+        (Failed, 1),
+    ]
+    driver.wait_until(driver.time_ms + 5000)
+    assert list(driver.machine.vhosts["v"].queues) == ["1"]
+    assert driver.machine.vhosts["v"].consumers == 0
+
+
+def test_a_queue_goes_with_all_that_its_consumers_held() -> None:
+    driver = Driver()
+    driver.apply(declare("q"), consume(1, "q", 10))
+    driver.apply(publish(2))
+    driver.apply(publish(2))
+    remains = driver.machine._core.remains
+    driver.apply(DeleteQueue(1, 1, "q", False, False))
+    assert not remains
+
+
+def test_so_many_objects_are_let_go_of_at_once() -> None:
+    remains = Remains()
+    many, others = [1, 2, 3, 4], dict.fromkeys(range(4))
+    remains.add(many, others)
+    left: list[tuple[int, int]] = []
+    while remains:
+        remains.shrink(3)
+        left.append((len(many), len(others)))
+    assert left == [(4, 1), (2, 0), (0, 0)]
+
+
+def test_a_range_map_does_not_keep_what_was_taken() -> None:
+    class Value:
+        pass
+
+    ranges: RangeMap[Value] = RangeMap()
+    values = [Value() for _ in range(10)]
+    there = [weakref.ref(value) for value in values]
+    for number, value in enumerate(values):
+        ranges.append(number, 1, value)
+    values.clear()
+    del value
+    ranges.take(0, 1)
+    ranges.take_pieces(2)
+    assert [each() is None for each in there] == [True] * 4 + [False] * 6
