@@ -9,7 +9,7 @@ Law: the counts that limits are compared with are of the whole cluster, and exac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qq.machine.access import Access
 from qq.machine.commands import (
@@ -35,6 +35,7 @@ from qq.machine.limits import (
     reached,
 )
 from qq.machine.publishers import PUBLISHER_AGE_MS, PUBLISHERS_MAX
+from qq.machine.remains import Remains
 from qq.machine.vhost import VirtualHost
 from qq.machine.work import Work
 
@@ -64,6 +65,7 @@ class Catalog:
 
     def __init__(self) -> None:
         self.work = Work()
+        self.remains = Remains()
         self.access = Access()
         self.vhosts: dict[str, VirtualHost] = {}
         self.connections: dict[tuple[str, int], Connection] = {}
@@ -94,7 +96,7 @@ class Catalog:
 
     def gone_vhost(self, name: str) -> VirtualHost:
         """What stands for a virtual host that is not there, or not there any more."""
-        vhost = self._new_vhost(name)
+        vhost = self._new_vhost(name, Remains())
         vhost.delete()
         return vhost
 
@@ -102,19 +104,19 @@ class Catalog:
         """The virtual host of this name, that is made if there is none."""
         vhost = self.vhosts.get(name)
         if vhost is None:
-            vhost = self.vhosts[name] = self._new_vhost(name)
+            vhost = self.vhosts[name] = self._new_vhost(name, self.remains)
             vhost.publishers.configure(*self.publishers_bounds)
         self.access.revision += 1
         return vhost
 
-    def delete_vhost(self, vhost: VirtualHost) -> list[dict[Any, Any]]:
-        """Remove a virtual host; whoever was in it has nowhere to go. Returns what was in it."""
+    def delete_vhost(self, vhost: VirtualHost) -> None:
+        """Remove a virtual host with what is in it; whoever was in it has nowhere to go."""
         del self.vhosts[vhost.name]
+        vhost.delete()
         self.access.forget_vhost(vhost.name)
-        return vhost.delete()
 
-    def _new_vhost(self, name: str) -> VirtualHost:
-        return VirtualHost(name, self._new_number, self.work)
+    def _new_vhost(self, name: str, remains: Remains) -> VirtualHost:
+        return VirtualHost(name, self._new_number, self.work, remains)
 
     def _new_number(self) -> int:
         self.queues_declared += 1

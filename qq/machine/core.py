@@ -36,7 +36,6 @@ from qq.machine.errors import (
     reply_text,
 )
 from qq.machine.leaving import FAILED, RETURNED
-from qq.machine.remains import Remains
 from qq.machine.timers import NEVER_MS, NOW_MS, Timers
 from qq.machine.work import (
     RANGES_AT_ONCE,
@@ -116,7 +115,7 @@ class Core:
         """Queues that have messages to dead-letter."""
         self.behind: dict[Queue, None] = {}
         """Queues that were given back too much at once, in the order of their turns."""
-        self.remains = Remains()
+        self.remains = self.catalog.remains
         self.reviewing: dict[str, VirtualHost] = {}
         """Virtual hosts in which it is to be found out what policies apply to, by name."""
         self.roomy: dict[tuple[str, int], int] = {}
@@ -428,8 +427,7 @@ class Core:
             for queues in (self.dirty, self.dying, self.behind)
         )
         self.reviewing.pop(name, None)
-        self.remains.add_queues(vhost.queues.values())
-        self.remains.add(*self.catalog.delete_vhost(vhost))
+        self.catalog.delete_vhost(vhost)
 
     def _forget_queue(self, queue: Queue) -> list[ConsumerGone]:
         self.dirty.pop(queue, None)

@@ -40,12 +40,12 @@ VHOST_LIMITS: Mapping[str, int] = {
     MAX_QUEUES: 100_000,  # 5.1 kB: 510 MB
     MAX_EXCHANGES: 50_000,  # 0.6 kB: 30 MB
     MAX_BINDINGS: 200_000,  # 1.1 kB: 220 MB
-    MAX_BINDINGS_PER_QUEUE: 10_000,  # all go when it is deleted, in one step
+    MAX_BINDINGS_PER_QUEUE: 1_000,  # all go when it is deleted, in one step
     MAX_BINDINGS_PER_EXCHANGE: 50_000,  # a message may go to the queues of all of them, in one step
     MAX_POLICIES: 1_000,  # 4.8 kB: 5 MB; those of operators count, too
     MAX_CONSUMERS: 200_000,  # 0.8 kB: 170 MB; a message that was got and is not acknowledged counts as one
     MAX_CONSUMERS_PER_QUEUE: 10_000,
-    MAX_CONSUMERS_PER_CHANNEL: 10_000,
+    MAX_CONSUMERS_PER_CHANNEL: 5_000,  # likewise, with the channel
     MAX_ARGUMENT_BYTES: 128 * 1024 * 1024,  # of all queues, exchanges and bindings, as `table_bytes` counts
 }
 """Of each virtual host: what holds where its own limits (`SetVhostLimits`) say nothing else."""

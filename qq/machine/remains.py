@@ -18,28 +18,30 @@ if TYPE_CHECKING:
 class Remains:
     """Queues and other things on their way out of memory."""
 
-    __slots__ = ("_parts", "_queues")
+    __slots__ = ("_new", "_parts", "_queues")
 
     def __init__(self) -> None:
+        self._new: list[dict[Any, Any] | list[Any]] = []
+        """Of this entry, which has cost enough."""
         self._queues: list[Queue] = []
         self._parts: list[dict[Any, Any] | list[Any]] = []
 
     def __bool__(self) -> bool:
-        return bool(self._queues or self._parts)
+        return bool(self._new or self._parts or self._queues)
 
     def add_queues(self, queues: Iterable[Queue]) -> None:
         self._queues += queues
 
     def add(self, *parts: dict[Any, Any] | list[Any]) -> None:
         """Take over containers; nobody else has what is in them, or it is small."""
-        self._parts += [part for part in parts if part]
+        self._new += [part for part in parts if part]
 
     def shrink(self, most: int) -> None:
-        """Let go of so many objects."""
+        """Let go of so many objects; called once at the end of an entry."""
         while most > 0 and (self._parts or self._queues):
             if not self._parts:
                 most -= 1
-                self.add(*self._queues.pop().take_apart())
+                self._parts += [part for part in self._queues.pop().take_apart() if part]
                 continue
             part = self._parts[-1]
             number = min(len(part), most)
@@ -51,3 +53,5 @@ class Remains:
                     part.popitem()
             if not part:
                 self._parts.pop()
+        self._parts += self._new
+        self._new.clear()

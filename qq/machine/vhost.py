@@ -9,7 +9,7 @@ Law: every check comes before the first change. `routes` is forgotten at each ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qq.machine import arguments as args
 from qq.machine import limits as lim
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import DeclareExchange, DeclareQueue, Table
     from qq.machine.errors import Refused
     from qq.machine.policies import Applied, Policy
+    from qq.machine.remains import Remains
     from qq.machine.requesters import Requester
     from qq.machine.work import Work
     from qq.routing.content import Content
@@ -90,8 +91,8 @@ _PREDECLARED = (
 class VirtualHost:
     """Everything that has a name in it. Readers may look at the public maps; only the methods change them."""
 
-    def __init__(self, name: str, new_number: Callable[[], int], work: Work) -> None:
-        """`new_number` draws the number of a queue; `work` counts what the entry costs."""
+    def __init__(self, name: str, new_number: Callable[[], int], work: Work, remains: Remains) -> None:
+        """`new_number` draws the number of a queue; `work` counts what an entry costs; `remains` takes what is gone."""
         self.name = name
         self.description = ""
         self.tags: list[str] = []
@@ -109,7 +110,8 @@ class VirtualHost:
         self.requesters: dict[str, Requester] = {}
         """Consumers of direct replies, by name; the sessions keep them."""
         self.exchanges: dict[str, Exchange] = {exchange.name: exchange for exchange in _PREDECLARED}
-        self.bindings: dict[Binding, None] = {}
+        self.bindings: dict[Binding, int] = {}
+        """With what their arguments take."""
         self.policies = Policies(work)
         self.exchange_policies: dict[str, Applied] = {}
         """What applies to exchanges, by name, if anything does."""
@@ -118,6 +120,7 @@ class VirtualHost:
         self.publishers = Publishers()
         self._new_number = new_number
         self._work = work
+        self._remains = remains
         self._bindings_of: dict[Destination, dict[Binding, None]] = {}
         self._owned: dict[Owner, dict[str, None]] = {}
         self._bindings_from: dict[str, dict[Binding, None]] = {}
@@ -142,24 +145,17 @@ class VirtualHost:
         """Replace them; what there is already stays."""
         self.limits = limits
 
-    def delete(self) -> list[dict[Any, Any]]:
-        """Let nothing be done here any more; nobody refers to its queues. Returns what was in it."""
-        was = [
-            self.queues,
-            self.exchanges,
-            self.bindings,
-            self._bindings_of,
-            self._bindings_from,
-            self._owned,
-            *self._table.take_apart(),
-        ]
+    def delete(self) -> None:
+        """Let nothing be done here any more; nobody refers to its queues."""
         self.is_deleted = True
+        self._remains.add_queues(self.queues.values())
+        self._remains.add(self.queues, self.exchanges, self.bindings)
+        self._remains.add(self._bindings_of, self._bindings_from, self._owned, *self._table.take_apart())
         self.queues, self.exchanges, self.bindings = {}, {}, {}
         self._bindings_of, self._bindings_from, self._owned = {}, {}, {}
         self.consumers = 0
         self._table = RoutingTable()
         self._forget_routes()
-        return was
 
     def check(self) -> None:
         """Raise Refused if it is deleted."""
@@ -378,8 +374,10 @@ class VirtualHost:
         if if_unused and name in self._bindings_from:
             raise precondition_failed(f"{the_exchange(name, self.name)} in use")
         # Of the exchange's own table nothing need be taken out: all of it goes.
-        for binding in self._bindings_from.pop(name, ()):
+        bindings = self._bindings_from.pop(name, {})
+        for binding in bindings:
             self._forget_binding(binding)
+        self._remains.add(bindings)
         self._close(name)
 
     # Bindings
@@ -409,11 +407,12 @@ class VirtualHost:
 
     def restore_binding(self, binding: Binding) -> None:
         """Enter a new binding between things that are there."""
-        self.bindings[binding] = None
-        self.argument_bytes += lim.table_bytes(binding_arguments(binding))
+        arguments = binding_arguments(binding)
+        size = self.bindings[binding] = lim.table_bytes(arguments)
+        self.argument_bytes += size
         self._bindings_of.setdefault(binding.destination, {})[binding] = None
         self._bindings_from.setdefault(binding.source, {})[binding] = None
-        self._table.bind(binding, binding_arguments(binding))
+        self._table.bind(binding, arguments)
         self._forget_routes()
 
     def unbind(
@@ -607,7 +606,7 @@ class VirtualHost:
                 self.argument_bytes -= lim.table_bytes(exchange.arguments)
                 self.exchange_policies.pop(name, None)
                 pending.extend(self._unbind_all(Destination(DestinationKind.EXCHANGE, name)))
-                self._table.remove_exchange(name)
+                self._remains.add([self._table.remove_exchange(name)])
         self._forget_routes()
 
     def _check_ends(self, source: str, destination: Destination, user: Owner | None) -> None:
@@ -630,8 +629,7 @@ class VirtualHost:
 
     def _forget_binding(self, binding: Binding) -> None:
         """Remove it from all but its source, which may go as well."""
-        del self.bindings[binding]
-        self.argument_bytes -= lim.table_bytes(binding_arguments(binding))
+        self.argument_bytes -= self.bindings.pop(binding)
         _remove_from(self._bindings_of, binding.destination, binding)
 
     def _remove(self, binding: Binding) -> None:

@@ -105,12 +105,16 @@ class RoutingTable:
         self._routers[name] = _router(exchange_type, arguments)
         self._lookers.clear()
 
-    def remove_exchange(self, name: str) -> None:
-        """Forget an exchange, whether or not it has a router, with its own bindings; those to it are gone already."""
-        self._routers.pop(name, None)
+    def remove_exchange(self, name: str) -> Router | None:
+        """Forget an exchange, whether or not it has a router, with its own bindings; those to it are gone already.
+
+        Returns what it was, of which there may be much.
+        """
+        router = self._routers.pop(name, None)
         self._onward.pop(name, None)
         self._alternates.pop(name, None)
         self._lookers.clear()
+        return router
 
     def set_alternate(self, exchange: str, alternate: str | None) -> None:
         """Say where the messages go that `exchange` does not route; nothing need be there. None is nowhere."""

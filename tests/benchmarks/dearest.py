@@ -58,6 +58,8 @@ ENTRY_MS_MAX = 50.0
 NAMES_MAX = 10_000
 """Queues of a virtual host, binding keys of an exchange."""
 QUEUES = 100_000
+BINDINGS_OF_QUEUE = 1000
+BINDINGS_OF_EXCHANGE = 50_000
 POLICIES = 1000
 CONSUMERS = 5000
 MESSAGES = 10_000_000
@@ -314,21 +316,20 @@ def queue_with_bindings() -> Situation:
     names = world.queues(6)
     pattern = ".".join(["#", "a"] * 30)
     for name in names:
-        world.do([BindQueue(1, 1, name, "amq.topic", f"{pattern}.{name}{n}", {}) for n in range(1000)])
+        world.do(
+            [BindQueue(1, 1, name, "amq.topic", f"{pattern}.{name}{n}", {}) for n in range(BINDINGS_OF_QUEUE)]
+        )
     works = ((DeleteQueue(1, 1, name, False, False), list[bytes]()) for name in names)
     return Situation(world.machine, filled(world.machine, works))
 
 
 def exchange_with_bindings() -> Situation:
-    """an exchange deleted that has 10,000 bindings"""
+    """an exchange deleted that has 50,000 bindings"""
     world = World()
-    names = world.queues(NAMES_MAX)
-    exchanges = ["a", "b", "c"]
-    for exchange in exchanges:
-        world.do([DeclareExchange(1, exchange, "direct", False, True, False, False, {})])
-        world.do([BindQueue(1, 1, name, exchange, name, {}) for name in names])
-    works = ((DeleteExchange(1, exchange, False), list[bytes]()) for exchange in exchanges)
-    return Situation(world.machine, filled(world.machine, works))
+    names = world.queues(BINDINGS_OF_EXCHANGE)
+    world.do([DeclareExchange(1, "x", "topic", False, True, False, False, {})])
+    world.do([BindQueue(1, 1, name, "x", f"*.{name}", {}) for name in names])
+    return Situation(world.machine, iter([([DeleteExchange(1, "x", False)], []), *[([], [])] * 2]))
 
 
 def virtual_host() -> Situation:

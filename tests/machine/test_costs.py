@@ -190,6 +190,7 @@ def test_a_deleted_virtual_host_costs_nothing_for_each_of_its_bindings(
     driver.apply(DeleteVhost("/"))
     assert not driver.machine.consumers
     assert not list(driver.machine.queues())
+    driver.lead()
     assert driver.machine.due_ms() is None
     assert not vhost.bindings
     driver.apply(PutVhost("/", "", [], ""), declare("new", session=2), ConnectionDown(1))

@@ -360,7 +360,7 @@ def test_the_own_limit_comes_before_the_default_and_a_negative_one_is_none() -> 
     assert list(shown) == list(VHOST_LIMITS)
 
 
-def bytes_each(make: Callable[[int], Command], count: int = 2000) -> float:
+def bytes_each(make: Callable[[int], Command], count: int = 1000) -> float:
     machine = QueueMachine()
     payloads = [batch([*ANN, declare("q")])]
     payloads += [
