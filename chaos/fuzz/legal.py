@@ -294,9 +294,11 @@ def _new_keys(scale: Scale, name: str, vhost: str) -> Act:
     random = scale.random
     exchange = f"{name}-x"
     patterns = islice(product("*#a", repeat=8), scale.most(3_000))
-    binds = (_bind(name, exchange, ".".join(pattern)) for pattern in patterns)
+    # To several queues, since each may have a thousand.
+    queues = [f"{number}-{name}" for number in range(4)]
+    binds = (_bind(queues[number % 4], exchange, ".".join(each)) for number, each in enumerate(patterns))
     messages = (publish(exchange, ".".join(random.choices("ab", k=64))) for _ in range(scale.most(1_000)))
-    frames = [_exchange(exchange, "topic"), _queue(name, x_max_length=10)]
+    frames = [_exchange(exchange, "topic"), *(_queue(queue, x_max_length=10) for queue in queues)]
     return Act(name, USER, vhost, list(chain(frames, binds, messages)), connections=scale.most(10))
 
 

@@ -30,6 +30,7 @@ from qq.machine.commands import (
     Settle,
 )
 from qq.machine.costs import BATCH_STEPS_MAX, TRANSACTION_STEPS_MAX
+from qq.machine.effects import Failed
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
@@ -83,12 +84,16 @@ class World:
 
     def __init__(self, clients: int) -> None:
         self.machine = QueueMachine(content_of)
-        commands: list[Any] = [DeclareQueue(1, 1, "q", False, True, False, False, False, {})]
+        queues = ["q", "p0", "p1", "p2"]
+        commands: list[Any] = [
+            DeclareQueue(1, 1, name, False, True, False, False, False, {}) for name in queues
+        ]
         words = ["*", "#", "a"]
         for number in range(PATTERNS):
             key = ".".join(words[number // 3**place % 3] for place in range(8))
-            commands.append(BindQueue(1, 1, "q", "amq.topic", key, {}))
-        self.machine.apply_batch("n1", 1, 0, 7, b"".join(encode_batch(commands, [])))
+            commands.append(BindQueue(1, 1, f"p{number % 3}", "amq.topic", key, {}))
+        effects = self.machine.apply_batch("n1", 1, 0, 7, b"".join(encode_batch(commands, [])))
+        assert not any(isinstance(effect, Failed) for effect in effects)
         self.machine.end_entry(7)
         self.clients = [Client(2 + number) for number in range(clients)]
         self.batches: list[tuple[list[Any], list[bytes]]] = []

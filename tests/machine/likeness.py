@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _ENTRY = "Of the batch that is being applied; each one sets it."
 _CACHE = "A cache: what is not in it is looked up, and found to be the same."
 _ESTIMATE = "What commands may cost is estimated by whoever submits them, before they are in the log."
+_REMAINS = "What nobody refers to any more, on its way out of memory."
 _SHOWN = "What happened since the process began, to be shown."
 
 MAY_DIFFER: dict[type, dict[str, str]] = {
@@ -66,9 +67,11 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
             "_offsets_of",
         ),
         _ENTRY,
-    ),
+    )
+    | {"remains": _REMAINS},
     Publishing: dict.fromkeys(("_slot", "_count", "_size"), _ENTRY),
-    VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE),
+    Catalog: {"remains": _REMAINS},
+    VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE) | {"_remains": _REMAINS},
     RoutingTable: {"_lookers": _CACHE, "steps": "Of the last route; whoever asks has just looked for one."},
     Access: {"revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."},
     Costs: dict.fromkeys(("looked", "_counted"), _ESTIMATE),
@@ -94,7 +97,7 @@ UNORDERED: dict[type, dict[str, str]] = {
     Catalog: {"_connections_of": _LOOKED_UP, "_channels_of": _LOOKED_UP},
     Policies: {"_policies": _SORTED},
     RoutingTable: {"_routers": _LOOKED_UP, "_alternates": _LOOKED_UP},
-    Direct: {"_bindings": _LOOKED_UP},
+    Direct: {"bindings": _LOOKED_UP},
     ConsistentHash: {"_weights": "The least of all is taken."},
 }
 """Attributes that are dicts and are compared without their order; that of dicts within them counts."""

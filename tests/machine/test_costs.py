@@ -71,9 +71,12 @@ def dear() -> QueueMachine:
     """Each message to amq.topic with a long key goes a dear way, and each to amq.headers is looked into."""
     machine = QueueMachine()
     patterns = [".".join(["#", "ab"[number % 2]] * 31) + f".{number}" for number in range(PATTERNS)]
-    bound = [BindQueue(1, 1, "q", "amq.topic", pattern, {}) for pattern in patterns]
+    # To some queues, since each may have so many.
+    bound = [
+        BindQueue(1, 1, f"p{number % 2}", "amq.topic", pattern, {}) for number, pattern in enumerate(patterns)
+    ]
     fanout = DeclareExchange(1, "f", "fanout", False, True, False, False, {})
-    machine.apply_batch("n1", 1, 0, 7, batch([declare("q"), *bound, fanout]))
+    machine.apply_batch("n1", 1, 0, 7, batch([*map(declare, ("q", "p0", "p1")), *bound, fanout]))
     machine.end_entry(7)
     return machine
 
