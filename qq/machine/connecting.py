@@ -52,8 +52,7 @@ class Connecting:
         vhost = core.catalog.default_vhost if connection is None else connection.vhost
         core.end_session(command.connection)
         core.catalog.disconnect(*owner)
-        for queue in vhost.owned_queues(owner):
-            core.remove_queue(queue)
+        core.abandon(vhost.owned_queues(owner))
 
     def close_connection(self, command: CloseConnection) -> None:
         connection = self._core.catalog.connections.get((command.node, command.connection))

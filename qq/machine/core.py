@@ -38,6 +38,7 @@ from qq.machine.errors import (
 from qq.machine.leaving import FAILED, RETURNED
 from qq.machine.timers import NEVER_MS, NOW_MS, Timers
 from qq.machine.work import (
+    QUEUES_GONE_MAX,
     RANGES_AT_ONCE,
     RANGES_MAX,
     RANGES_OF_QUEUE_MAX,
@@ -47,6 +48,7 @@ from qq.machine.work import (
 )
 from qq.ranges import MESSAGE_MASK
 from qq.routing.content import Content
+from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,6 +117,8 @@ class Core:
         """Queues that have messages to dead-letter."""
         self.behind: dict[Queue, None] = {}
         """Queues that were given back too much at once, in the order of their turns."""
+        self.abandoned: dict[Queue, None] = {}
+        """Exclusive queues whose connections are gone, too many to go at once."""
         self.remains = self.catalog.remains
         self.reviewing: dict[str, VirtualHost] = {}
         """Virtual hosts in which it is to be found out what policies apply to, by name."""
@@ -402,6 +406,34 @@ class Core:
         """The queue goes with all its messages; later settlements of them find nothing."""
         self.effects += self.take_queue(queue)
 
+    def abandon(self, queues: list[Queue]) -> None:
+        """Remove exclusive queues, whose connections are gone; most of very many later, and until then for nobody."""
+        left = QUEUES_GONE_MAX
+        for queue in queues:
+            if left > 0:
+                left -= self._remove_abandoned(queue)
+            else:
+                self.catalog.vhosts[queue.vhost].disown(queue)
+                self.abandoned[queue] = None
+
+    def make_way_for(self, vhost: VirtualHost, name: str) -> None:
+        """Let there be no queue of this name that is gone for its clients."""
+        queue = vhost.queues.get(name)
+        if queue in self.abandoned:
+            self.remove_queue(queue)
+
+    def _remove_abandoned(self, queue: Queue) -> int:
+        """How much has gone with it, with itself."""
+        destination = Destination(DestinationKind.QUEUE, queue.name)
+        bindings = self.catalog.vhosts[queue.vhost].count_bindings_of(destination)
+        self.remove_queue(queue)
+        return 1 + bindings + len(queue.holders)
+
+    def _remove_some_abandoned(self) -> None:
+        left = QUEUES_GONE_MAX
+        while self.abandoned and left > 0:
+            left -= self._remove_abandoned(next(iter(self.abandoned)))
+
     def take_queue(self, queue: Queue) -> list[ConsumerGone]:
         """Remove a queue; returns what its consumers are to be told."""
         self.catalog.vhosts[queue.vhost].delete_queue(queue)
@@ -422,9 +454,9 @@ class Core:
                 session.budget = Budget(session.budget.limit)
         self.consumer_timers.keep(lambda consumer: consumer.queue.vhost != name)
         self.queue_timers.keep(lambda queue: queue.vhost != name)
-        self.dirty, self.dying, self.behind = (
+        self.dirty, self.dying, self.behind, self.abandoned = (
             {queue: None for queue in queues if queue.vhost != name}
-            for queues in (self.dirty, self.dying, self.behind)
+            for queues in (self.dirty, self.dying, self.behind, self.abandoned)
         )
         self.reviewing.pop(name, None)
         self.catalog.delete_vhost(vhost)
@@ -433,6 +465,7 @@ class Core:
         self.dirty.pop(queue, None)
         self.dying.pop(queue, None)
         self.behind.pop(queue, None)
+        self.abandoned.pop(queue, None)
         self.queue_timers.set(queue, None)
         gone: list[ConsumerGone] = []
         for consumer in queue.holders:
@@ -487,7 +520,7 @@ class Core:
 
     def due_ms(self) -> int | None:
         """When there will be something to do that no command asks for; None for never."""
-        if self.roomy or self.reviewing or self.behind or self.dirty or self.remains:
+        if self.roomy or self.reviewing or self.behind or self.dirty or self.abandoned or self.remains:
             return NOW_MS
         due_ms = min(self.queue_timers.next_ms, self.consumer_timers.next_ms)
         return None if due_ms == NEVER_MS else due_ms
@@ -499,6 +532,8 @@ class Core:
             self._review_policies()
         if self.behind:
             self._catch_up()
+        if self.abandoned:
+            self._remove_some_abandoned()
         if self.remains:
             self.remains.shrink(REMAINS_MAX)
         # In an order that does not depend on when a timer was set: a state that was loaded sets them all at once.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from qq.machine import commands as c
 from qq.machine.errors import Refused
-from qq.machine.work import CHEAP_STEPS_MAX, RANGES_AT_ONCE
+from qq.machine.work import CHEAP_STEPS_MAX, QUEUES_GONE_MAX, RANGES_AT_ONCE
 from qq.routing.content import NeedsContent
 from qq.routing.routers import Destination, DestinationKind
 
@@ -58,6 +58,7 @@ _PUT_OFF = 16
 _BINDING = 12
 _HOLDER = 6
 _QUEUE = 60
+_QUEUE_GONE = 10
 _CONNECTION = 2
 _IN_A_MASS = 4
 """So many queues and consumers of a virtual host that goes are a step."""
@@ -120,7 +121,8 @@ class Costs:
                 owner = (origin, command.connection)
                 connection = core.catalog.connections.get(owner)
                 owned = connection.vhost.owned_queues(owner) if connection is not None else []
-                return self._of_session(origin, command.connection) + sum(map(self._of_queue, owned))
+                at_once = sum(map(self._of_queue, owned[:QUEUES_GONE_MAX]))
+                return self._of_session(origin, command.connection) + at_once + len(owned) // _IN_A_MASS
             case c.DeleteVhost():
                 vhost = core.catalog.vhosts.get(command.name)
                 objects = len(vhost.queues) + vhost.consumers if vhost is not None else 0
@@ -212,7 +214,7 @@ class Costs:
     def _of_queue(self, queue: Queue) -> int:
         vhost = self._core.catalog.vhosts[queue.vhost]
         bindings = vhost.count_bindings_of(Destination(DestinationKind.QUEUE, queue.name))
-        return _QUEUE + _BINDING * bindings + _HOLDER * len(queue.holders)
+        return _QUEUE_GONE + _BINDING * bindings + _HOLDER * len(queue.holders)
 
     def _of_session(self, origin: str, number: int) -> int:
         session = self._core.sessions.get((origin, number))

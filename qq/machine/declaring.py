@@ -45,7 +45,11 @@ class Declaring:
             name = name or core.last_declared(command.session)
         if name.startswith(REPLY_TO):
             return self._declare_requester(command.session, vhost, name)
-        queue = vhost.queue(name, owner) if command.passive else vhost.declare_queue(command, name, owner)
+        if command.passive:
+            queue = vhost.queue(name, owner)
+        else:
+            core.make_way_for(vhost, name)
+            queue = vhost.declare_queue(command, name, owner)
         if vhost.unreviewed:
             core.review(vhost)
         queue.used_ms = core.time_ms
@@ -65,6 +69,7 @@ class Declaring:
         core = self._core
         vhost = core.vhost(command.session)
         name = stripped(command.name) or core.last_declared(command.session)
+        core.make_way_for(vhost, name)
         if name not in vhost.queues:
             return QueueDeleted(0)
         queue = vhost.queue(name, (core.origin, command.connection))

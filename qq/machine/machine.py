@@ -187,9 +187,8 @@ class QueueMachine:
         core = self._core
         core.time_ms = time_ms
         core.end_sessions_of(origin)
-        for vhost in core.catalog.vhosts.values():
-            for queue in vhost.owned_queues_of_node(origin):
-                core.remove_queue(queue)
+        vhosts = core.catalog.vhosts.values()
+        core.abandon([queue for vhost in vhosts for queue in vhost.owned_queues_of_node(origin)])
         if expelled:
             core.effects.append(OriginExpelled(origin))
         return core.take_effects()
@@ -325,6 +324,7 @@ class QueueMachine:
             ],
             dirty=list(core.dirty),
             behind=[queue.freeze_behind() for queue in core.behind],
+            abandoned=list(core.abandoned),
         )
 
     def dump(self) -> bytes:
@@ -371,6 +371,8 @@ class QueueMachine:
                 core.dying[queue] = None
         for number in state.dirty:
             core.dirty[queues[number]] = None
+        for number in state.abandoned:
+            core.abandoned[queues[number]] = None
         for number, came_back, leaving in state.behind:
             core.behind[queues[number]] = None
             queues[number].load_behind(came_back, [_leaving(*row) for row in leaving])

@@ -701,6 +701,7 @@ class Queue:
     def freeze(self) -> FrozenQueue:
         return FrozenQueue(
             self,
+            self.owner,
             self.policies,
             self.had_consumer,
             self.used_ms,
@@ -779,6 +780,7 @@ class FrozenQueue(NamedTuple):
     """A queue at one moment, but for what its consumers hold."""
 
     queue: Queue
+    owner: tuple[str, int] | None
     policies: Applied
     had_consumer: bool
     used_ms: int

@@ -142,6 +142,7 @@ class Frozen(NamedTuple):
     consumers: list[ConsumerRow]
     dirty: list[Queue]
     behind: list[FrozenBehind]
+    abandoned: list[Queue]
 
     def dump(self) -> bytes:
         """The state, to be read by `read_dump`."""
@@ -199,6 +200,7 @@ class Frozen(NamedTuple):
                 packer.pack_array_header(len(held))
                 for unacked in held:
                     write(_pieces(unacked), _held_row)
+        write([queue.number for queue in self.abandoned])
         return packer.bytes()
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
@@ -265,6 +267,7 @@ class Dump(NamedTuple):
     dirty: list[int]
     """Numbers of queues."""
     behind: list[list[Any]]
+    abandoned: list[int]
 
 
 _SECTIONS = 1 + len(Dump._fields)
@@ -349,7 +352,7 @@ def _queue_row(row: FrozenQueue, known: Collection[int]) -> tuple[Any, ...]:
         queue.name,
         queue.kind,
         queue.durable,
-        queue.owner,
+        row.owner,
         queue.auto_delete,
         queue.arguments,
         queue.number,

@@ -66,6 +66,8 @@ RESERVED = "amq."
 
 Owner = tuple[str, int]
 """Node and connection."""
+NOBODY: Owner = ("", 0)
+"""Who owns the exclusive queues of connections that are gone, as long as they are there."""
 
 
 class Exchange(NamedTuple):
@@ -264,7 +266,7 @@ class VirtualHost:
     def queue(self, name: str, user: Owner | None) -> Queue:
         """The queue, if it is there and this connection may use it; else raises Refused."""
         queue = self.queues.get(name)
-        if queue is None:
+        if queue is None or queue.owner == NOBODY:
             raise not_found(the_queue(name, self.name))
         if queue.owner is not None and queue.owner != user:
             raise locked(the_queue(name, self.name))
@@ -326,6 +328,13 @@ class VirtualHost:
             _remove_from(self._owned, queue.owner, queue.name)
         self._table.remove_queue(queue.name)
         self._forget_routes()
+
+    def disown(self, queue: Queue) -> None:
+        """An exclusive queue will go soon, and is nobody's until then."""
+        if queue.owner is not None:
+            _remove_from(self._owned, queue.owner, queue.name)
+        queue.owner = NOBODY
+        self._owned.setdefault(NOBODY, {})[queue.name] = None
 
     def owned_queues(self, owner: Owner) -> list[Queue]:
         """The exclusive queues of a connection."""

@@ -23,6 +23,10 @@ SERVED_MAX = 6_000
 """Ranges that commands of one entry give to consumers, and as many at its end, 1.5 us each; what is left is for the
 next entries."""
 
+QUEUES_GONE_MAX = 500
+"""Exclusive queues that go with their connection, and bindings and consumers of these: by a command, and as many at the
+end of an entry; 6 to 20 us each. What is left is for the next entries."""
+
 REMAINS_MAX = 2_000
 """Objects of what is gone that are let go of in one entry, 6 us each at most."""
 

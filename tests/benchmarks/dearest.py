@@ -32,6 +32,7 @@ from qq.machine.commands import (
     Cancel,
     Checkout,
     Command,
+    ConnectionDown,
     DeadLetter,
     DeclareExchange,
     DeclareQueue,
@@ -342,6 +343,15 @@ def virtual_host() -> Situation:
     return Situation(world.machine, iter([([DeleteVhost("/")], []), *[([], [])] * 2]))
 
 
+def exclusive_queues() -> Situation:
+    """a connection closed that has 50,000 exclusive queues, each with a binding with wildcards"""
+    world = World()
+    names = [f"q{number}" for number in range(BINDINGS_OF_EXCHANGE)]
+    world.do([DeclareQueue(1, 1, name, False, False, True, False, False, {}) for name in names])
+    world.do([BindQueue(1, 1, name, "amq.topic", f"*.{name}", {}) for name in names])
+    return Situation(world.machine, iter([([ConnectionDown(1)], []), *[([], [])] * 2]))
+
+
 def many_consumers() -> Situation:
     """consumers with a prefetch of 10,000, for a million messages that were published each by itself"""
     world = World()
@@ -446,6 +456,7 @@ SITUATIONS: list[Callable[[], Situation]] = [
     queue_with_bindings,
     exchange_with_bindings,
     virtual_host,
+    exclusive_queues,
     many_consumers,
     session_ends,
     recovered,

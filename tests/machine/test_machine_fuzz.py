@@ -348,6 +348,7 @@ class Pair:
         queues = set(self.one.queues())
         assert {consumer.queue for consumer in self.one.consumers.values()} <= queues
         assert queues.issuperset(self.one._core.dying)
+        assert queues.issuperset(self.one._core.abandoned)
         asking = [each for each in sessions if each.requester is not None]
         for vhost in [*catalog.vhosts.values(), *(each.vhost for each in asking)]:
             mine = [each.requester for each in asking if each.vhost is vhost]
@@ -703,7 +704,13 @@ def test_nor_does_a_long_life_among_absurd_commands(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 115))
 def test_nor_does_what_is_done_in_the_smallest_portions(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(queue_module, "RANGES_AT_ONCE", 0)
-    least = {"RANGES_AT_ONCE": 0, "RANGES_MAX": 2, "RANGES_OF_QUEUE_MAX": 1, "SERVED_MAX": 2}
+    least = {
+        "RANGES_AT_ONCE": 0,
+        "RANGES_MAX": 2,
+        "RANGES_OF_QUEUE_MAX": 1,
+        "SERVED_MAX": 2,
+        "QUEUES_GONE_MAX": 1,
+    }
     for name, most in least.items():
         monkeypatch.setattr(core_module, name, most)
     absurd_life(seed)

@@ -6,22 +6,29 @@ import gc
 import weakref
 from itertools import pairwise
 
+import pytest
 from machine_driver import Driver, consume, declare, publish, reloaded
 
+from qq.machine import core as core_module
 from qq.machine.commands import (
     BindQueue,
     Connect,
+    ConnectionDown,
+    DeclareQueue,
     DeleteQueue,
     DeleteVhost,
+    Get,
     OpenChannel,
+    PurgeQueue,
     PutUser,
     PutVhost,
     SetPermissions,
 )
-from qq.machine.effects import Failed, Reply
+from qq.machine.effects import Failed, QueueDeclared, Reply
 from qq.machine.queue import Queue
 from qq.machine.remains import Remains
-from qq.machine.work import REMAINS_MAX
+from qq.machine.vhost import VirtualHost
+from qq.machine.work import QUEUES_GONE_MAX, REMAINS_MAX
 from qq.ranges import RangeMap
 
 QUEUES = 3 * REMAINS_MAX
@@ -118,3 +125,68 @@ def test_a_range_map_does_not_keep_what_was_taken() -> None:
     ranges.take(0, 1)
     ranges.take_pieces(2)
     assert [each() is None for each in there] == [True] * 4 + [False] * 6
+
+
+def exclusive(name: str, session: int = 1, connection: int = 1) -> DeclareQueue:
+    return DeclareQueue(session, connection, name, False, False, True, False, False, {})
+
+
+@pytest.mark.parametrize("end", ["connection", "node"])
+def test_exclusive_queues_go_in_portions_and_are_nobodys_until_then(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    driver = Driver()
+    names = list(map(str, range(3 * QUEUES_GONE_MAX)))
+    driver.apply(*map(exclusive, names))
+    removed: list[str] = []
+    delete_queue = VirtualHost.delete_queue
+
+    def counting(vhost: VirtualHost, queue: Queue) -> None:
+        removed.append(queue.name)
+        delete_queue(vhost, queue)
+
+    monkeypatch.setattr(VirtualHost, "delete_queue", counting)
+    if end == "node":
+        driver.machine.origin_down("n1", driver.time_ms, expelled=False)
+        driver.machine.end_entry(driver.time_ms)
+    else:
+        driver.apply(ConnectionDown(1))
+    assert removed == names[: 2 * QUEUES_GONE_MAX]
+    last = names[-1]
+    effects = driver.apply(exclusive(last, session=2, connection=2), publish(1, last, session=2))
+    assert [effect.result for effect in effects if isinstance(effect, Reply)] == [QueueDeclared(last, 0, 0)]
+    assert reloaded(driver.machine).digest() == driver.machine.digest()
+    driver.apply(declare("x", session=2))
+    driver.lead()
+    assert sorted(removed) == sorted(names)
+    assert list(driver.machine.vhosts["/"].queues) == [last, "x"]
+
+
+def test_a_queue_that_is_gone_for_its_clients_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_module, "QUEUES_GONE_MAX", 0)
+    driver = Driver()
+    driver.apply(exclusive("q"), BindQueue(1, 1, "q", "amq.fanout", "", {}))
+    driver.apply(ConnectionDown(1))
+    frozen = driver.machine.freeze()
+    assert list(driver.machine.vhosts["/"].queues) == ["q"]
+    for session, command in enumerate(
+        [consume(1, "q", 1), PurgeQueue(1, 1, "q"), Get(1, 1, 1, 5, "q", True, 0)]
+    ):
+        [failed] = driver.apply(command._replace(session=10 + session))
+        assert isinstance(failed, Failed)
+        assert failed.code == 404
+    driver.apply(DeleteQueue(2, 1, "q", False, False))
+    assert not driver.machine.vhosts["/"].queues
+    assert driver.machine.due_ms() is None
+    assert frozen.abandoned
+
+
+def test_who_owned_a_queue_when_the_state_was_frozen_owns_it_in_the_dump(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core_module, "QUEUES_GONE_MAX", 0)
+    driver = Driver()
+    driver.apply(exclusive("q"))
+    before, frozen = driver.machine.dump(), driver.machine.freeze()
+    driver.apply(ConnectionDown(1))
+    assert frozen.dump() == before
