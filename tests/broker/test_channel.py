@@ -12,6 +12,7 @@ from qq.amqp.framing import Method
 from qq.broker.broker import Broker
 from qq.broker.channel import Channel
 from qq.broker.entries import Messages
+from qq.broker.lanes import Lane
 from qq.broker.outgoing import ANSWERS_WAITING_MAX
 from qq.config import Limits
 from qq.machine import commands, effects
@@ -34,6 +35,7 @@ class Socket:
 
     def __init__(self) -> None:
         self.id = 1
+        self.lane = Lane()
         self.has_room = True
         self.written: list[bytes] = []
         self.paused: set[object] = set()

@@ -36,12 +36,12 @@ from cluster.submission import Reign, Submissions
 from qq.broker.dead_letters import DeadLetters
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
-from qq.machine.commands import Command, DeclareQueue
+from qq.machine.commands import Command, DeclareQueue, Enqueue, Publish
 from qq.machine.consumers import Budget, Consumer
 from qq.machine.effects import CloseConnection, Effect
 from qq.machine.machine import QueueMachine
 from qq.machine.publishers import FrozenPublishers, Publishers
-from qq.machine.publishing import Publishing
+from qq.machine.publishing import Publishing, _as_publish
 from qq.machine.queue import Dying, Queue
 from qq.machine.vhost import VirtualHost
 from qq.tables import TABLE_DEPTH_MAX
@@ -468,8 +468,16 @@ def tell_of_no_connections(machine: QueueMachine, origin: str) -> list[Effect]:
     return [effect for effect in outstanding(machine, origin) if not isinstance(effect, CloseConnection)]
 
 
-def find_room_for_all(_publishing: Publishing, _vhost: VirtualHost, _content: Sequence[Command]) -> None:
+def find_room_for_all(publishing: Publishing, vhost: VirtualHost, content: Sequence[Command]) -> list[Any]:
     """In place of `Publishing._check`: a transaction is begun, and what there is no room for is left out."""
+    ways: list[Any] = []
+    slot = publishing._core.next_slot
+    for command in content:
+        if isinstance(command, Enqueue | Publish):
+            published = command if isinstance(command, Publish) else _as_publish(command)
+            ways.append((published, slot, publishing._parts(vhost, published, slot)))
+            slot += command.count
+    return ways
 
 
 def let_everybody_take(_queue: Queue, _consumer: Consumer) -> bool:
@@ -487,7 +495,7 @@ def promise_nothing(_queue: Queue, _count: int, _now_ms: int, _promised: dict[Bu
     return 0
 
 
-def serve_nobody(_publishing: Publishing, _queues: Iterable[Queue]) -> None:
+def serve_nobody(_publishing: Publishing, _queues: Iterable[Queue], _count: int) -> None:
     """In place of `Publishing._serve_if_full`: what was taken for consumers stays until the entry ends."""
 
 

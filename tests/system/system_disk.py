@@ -22,6 +22,7 @@ import pytest
 from cluster.inspection import CheckpointFound, LogFound, MarkFound, SegmentFound, inspect
 from cluster.realworld import ReadOnlyDisk
 from cluster.segment import FILE_HEADER_BYTES
+from cluster.synced import Mark
 from qq.machine.state import VERSION
 
 if TYPE_CHECKING:
@@ -83,9 +84,19 @@ class NodeFiles:
         found = self.findings()
         return [self.log / row.name for row in found if isinstance(row, SegmentFound) and row.kind == kind]
 
+    @property
+    def mark(self) -> Mark:
+        [mark] = [row.mark for row in self.findings() if isinstance(row, MarkFound) and row.mark]
+        return mark
+
+    @property
+    def is_open_segment_marked(self) -> bool:
+        """Not if the node was killed before the first sync of a new one."""
+        return [each.name for each in self.segments("open")] == [self.mark.name]
+
     def cut_last_synced_record(self) -> Path:
         """Shorten the open segment to the beginning of the last record that was synced; the file."""
-        [mark] = [row.mark for row in self.findings() if isinstance(row, MarkFound) and row.mark]
+        mark = self.mark
         file = self.log / mark.name
         with file.open("r+b") as opened:
             opened.truncate(file.read_bytes().rindex(RECORD_MAGIC, 0, mark.size))

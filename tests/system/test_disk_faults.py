@@ -164,6 +164,10 @@ def test_a_damaged_node_comes_back_whole(cluster: LocalCluster, name: str) -> No
     files, damage = NodeFiles(node), DAMAGES[name]
     with loaded(cluster) as load:
         load.kill(node)
+        while not files.is_open_segment_marked:
+            node.start()
+            load.until_all_work()
+            load.kill(node)
         assert files.problems() == []
         damaged = damage.do(files)
         remains = content(damaged)
