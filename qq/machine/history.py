@@ -29,6 +29,10 @@ Cause = tuple[str, str, str]
 Row = tuple[int, bytes, int]
 """Of a table of histories: id, the history packed, how many messages refer to it."""
 
+SPREAD_MAX = 10_000
+"""Messages that one may become by dying if nobody rejects any of them. A queue after the other is no matter, nor who
+dead-letters to two for as long as clients reject; what is beyond is dropped as what goes round in a circle is."""
+
 _BLOCK_ROWS = 512
 """To copy so many takes some microseconds."""
 
@@ -62,16 +66,19 @@ class History(NamedTuple):
     first: Cause
     last: Cause
     """That of the newest death; its exchange may be another than the `Death` tells, which is of the first time."""
+    spread: int
+    """How many messages one may have become since somebody rejected it, or it was published: the product of the numbers
+    of queues in which it arrived at each death."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> History:
         """The history that was packed."""
-        exchange, routing_key, cc_removed, deaths, first, last = row
+        exchange, routing_key, cc_removed, deaths, first, last, spread = row
         known = tuple(
             Death(queue, reason, count, time_ms, source, tuple(keys), expiration)
             for queue, reason, count, time_ms, source, keys, expiration in deaths
         )
-        return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last))
+        return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last), spread)
 
     def keys(self, published: tuple[str, ...]) -> tuple[str, ...]:
         """The keys that a message has now, if these were its keys when it was published."""
@@ -115,6 +122,7 @@ def died(
         (death, *deaths),
         cause if history is None else history.first,
         cause,
+        1 if history is None or reason == REJECTED else history.spread,
     )
 
 

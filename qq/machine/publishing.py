@@ -17,7 +17,7 @@ from qq.machine.commands import NO_PRIORITY, NO_TTL, Enqueue, Publish
 from qq.machine.core import message_number
 from qq.machine.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
 from qq.machine.errors import NO_ROUTE, Refused, precondition_failed
-from qq.machine.history import died, is_cycle
+from qq.machine.history import SPREAD_MAX, died, is_cycle
 from qq.machine.requesters import is_reply_name
 from qq.machine.work import CONTENT_STEPS, COPIES_MAX, FEW_QUEUES
 from qq.ranges import MESSAGE_MASK, Range
@@ -483,6 +483,9 @@ class Publishing:
         if len(routed) > FEW_QUEUES:
             core.work.copy(vhost.name, len(routed))
         targets = [target for target in routed if not is_cycle(new, target.name)]
+        new = new._replace(spread=new.spread * len(targets))
+        if new.spread > SPREAD_MAX:
+            targets = []
         rooms = [messages.count] * len(targets)
         if any(map(_is_bounded, targets)):
             rooms = self._rooms(targets, [part.size for part in _singles(messages)], at_once=True)

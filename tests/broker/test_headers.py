@@ -77,7 +77,7 @@ def test_a_dead_lettered_message_tells_its_deaths_newest_first() -> None:
 
 def test_the_fields_of_a_death_have_rabbitmqs_types() -> None:
     death = Death("q", "maxlen", 300, TIME_MS, "e", ("k",), None)
-    history = History("dlx", "k", False, (death,), ("maxlen", "q", "e"), ("maxlen", "q", "e"))
+    history = History("dlx", "k", False, (death,), ("maxlen", "q", "e"), ("maxlen", "q", "e"), 1)
     [sent] = delivered([message()], part(), history, counts_failures=False)
     fields = {
         "count": b"l" + (300).to_bytes(8, "big"),

@@ -77,6 +77,7 @@ def told(events: list[Event]) -> History:
         tuple(deaths),
         (events[0].reason, events[0].queue, "x"),
         (events[-1].reason, events[-1].queue, exchanges[-2]),
+        1,
     )
 
 
