@@ -48,9 +48,11 @@ from qq.machine.commands import (
     Recover,
     SessionDown,
     Settle,
+    SetVhostLimits,
 )
 from qq.machine.costs import BATCH_STEPS_MAX
 from qq.machine.effects import Failed
+from qq.machine.limits import MAX_BINDINGS_PER_QUEUE, NONE
 from qq.machine.machine import QueueMachine
 from qq.routing.exchanges import QUEUES_MAX
 
@@ -83,6 +85,8 @@ class World:
     def __init__(self) -> None:
         self.machine = QueueMachine(content_of)
         self.index = 0
+        # What many bindings of an exchange cost does not depend on how many queues they lead to.
+        self.do([SetVhostLimits("/", {MAX_BINDINGS_PER_QUEUE: NONE})])
 
     def do(self, commands: Sequence[Command], messages: Sequence[bytes] = ()) -> None:
         apply(self.machine, commands, messages)
