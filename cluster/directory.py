@@ -58,10 +58,10 @@ class GroupDirectory:
         disk.make_directory(path)
         self.hard_state = HardStateFile(disk, path, self.identity)
 
-    def claim(self, wall_ms: int, machine_version: int, members: Sequence[str]) -> Claim:
+    def claim(self, wall_ms: int, machine_version: int, members: Sequence[str], leap: int) -> Claim:
         """Begin a new incarnation. Raises `ForeignDirectory`, `OtherVersion`, `OtherMembers`."""
         identity = Identity(self._owner, machine_version, tuple(sorted(members)))
-        return claim_directory(self._disk, self.path, identity, wall_ms)
+        return claim_directory(self._disk, self.path, identity, wall_ms, leap)
 
     # Starting
 

@@ -51,7 +51,7 @@ from cluster.envelope import (
 )
 from cluster.hardstate import Standing
 from cluster.housekeeping import Housekeeping, HousekeepingSettings
-from cluster.identity import Owner
+from cluster.identity import Claim, Owner
 from cluster.journal import SegmentedJournal
 from cluster.machine import Machine
 from cluster.manifest import log_start
@@ -66,7 +66,7 @@ from cluster.submission import Proposals, Reign, Submissions
 log = logging.getLogger(__name__)
 
 INCARNATION_LEAP = 2**20
-"""By so much, at most, an incarnation exceeds the last known one of a node that has lost count."""
+"""By so much, at most, an incarnation exceeds what is known of a node that has lost count."""
 SNAPSHOT_ID_BITS = 20
 """A life of a node gives fewer than 2**20 snapshots, so their numbers never come again."""
 
@@ -238,7 +238,7 @@ class Group:
         """
         config = self.config
         self._directory = GroupDirectory(self._disk, f"groups/{config.group_id}", self._owner)
-        claim = self._directory.claim(self._wall_ms(), self.machine.version, self._members)
+        claim = self._claim(self._wall_ms())
         self._incarnation = claim.incarnation
         self.journal, self._checkpoint = self._directory.start(
             claim, self._state, self._open_journal, repairable=bool(config.peers)
@@ -947,13 +947,18 @@ class Group:
             self._begin_incarnation()
             self._events.applied(self.engine.applied_index, [Expelled()])
 
+    def _claim(self, wall_ms: int) -> Claim:
+        return self._directory.claim(wall_ms, self.machine.version, self._members, self._leap())
+
+    def _leap(self) -> int:
+        return self._runtime.random.randint(1, INCARNATION_LEAP)
+
     def _begin_incarnation(self) -> None:
         """The others gave this node up while it was away: all that its clients held has gone back to the queues."""
         known = self._state.origins.get(self.config.name)
         # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
-        least = known.incarnation + self._runtime.random.randint(1, INCARNATION_LEAP) if known else 0
-        wall_ms = max(self._wall_ms(), least)
-        claim = self._directory.claim(wall_ms, self.machine.version, self._members)
+        least = known.incarnation + self._leap() if known else 0
+        claim = self._claim(max(self._wall_ms(), least))
         self._incarnation = claim.incarnation
         self._submissions.begin(self._incarnation)
         self.submit([])

@@ -103,11 +103,12 @@ class Claim(NamedTuple):
     """What was written and not synced before may be lost: the machine was started anew, or a sync failed."""
 
 
-def claim_directory(disk: Disk, directory: str, identity: Identity, wall_ms: int) -> Claim:
+def claim_directory(disk: Disk, directory: str, identity: Identity, wall_ms: int, leap: int) -> Claim:
     """Claim the directory for `identity` and count a new incarnation, durably.
 
     Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or OSError. The incarnation is not less than the
-    time, so that a node which lost its directory still comes back as a later one.
+    time, so that a node which lost its directory still comes back as a later one, `leap` later than the time: by a
+    clock that begins anew with the machine, or stands at the largest time that there is, lives begin at one time.
     """
     is_new = FILE not in disk.list_directory(directory)
     if not is_new:
@@ -116,7 +117,8 @@ def claim_directory(disk: Disk, directory: str, identity: Identity, wall_ms: int
     session = disk.session()
     # With one store, because the next start finds the new session and would know nothing of a loss.
     writes_lost = last is None or last.writes_lost or last.session != session
-    start = Start(max(last.incarnation + 1 if last else 1, wall_ms), writes_lost, session)
+    incarnation = max(last.incarnation + 1, wall_ms) if last is not None else wall_ms + leap
+    start = Start(incarnation, writes_lost, session)
     register.store(_packed(start))
     if is_new:
         # Last, so that a directory with an identity has all that its next claim overwrites.

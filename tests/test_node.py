@@ -166,7 +166,7 @@ def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: 
     disk = RealDisk(tmp_path)
     disk.make_directory("groups/0")
     owner = Owner(CONFIG.cluster_name, CONFIG.name, 0)
-    claim_directory(disk, "groups/0", Identity(owner, VERSION - 1, (CONFIG.name,)), 1)
+    claim_directory(disk, "groups/0", Identity(owner, VERSION - 1, (CONFIG.name,)), 1, 0)
     disk.close()
     with pytest.raises(StartError) as caught:
         asyncio.run(node.run(dataclasses.replace(CONFIG, data_dir=tmp_path)))

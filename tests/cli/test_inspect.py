@@ -93,7 +93,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
             segment_entries=8,
         )
 
-    claim = group.claim(INCARNATION, QueueMachine.version, ["n1"])
+    claim = group.claim(INCARNATION, QueueMachine.version, ["n1"], 0)
     journal, _ = group.start(claim, state, open_journal, repairable=False)
     group.hard_state.store(HardState(1, "n2", Standing.VOTER))
     for index, entry in enumerate(ENTRIES, 1):

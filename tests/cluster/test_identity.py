@@ -49,13 +49,19 @@ def claim(
     owner: Owner = OWNER,
     version: int = 7,
     members: tuple[str, ...] = MEMBERS,
+    leap: int = 0,
 ) -> Claim:
-    return claim_directory(disk, "group", Identity(owner, version, members), wall_ms)
+    return claim_directory(disk, "group", Identity(owner, version, members), wall_ms, leap)
 
 
 def test_an_incarnation_is_later_than_the_last_and_not_before_the_clock() -> None:
     disk = a_disk()
     assert [claim(disk, wall_ms).incarnation for wall_ms in (100, 50, 200)] == [100, 101, 200]
+
+
+def test_only_an_incarnation_that_counts_from_nothing_leaps() -> None:
+    disk = a_disk()
+    assert [claim(disk, 100, leap=leap).incarnation for leap in (7, 9, 9)] == [107, 108, 109]
 
 
 @pytest.mark.parametrize(

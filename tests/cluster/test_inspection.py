@@ -79,7 +79,7 @@ class World:
         self.group = GroupDirectory(self.disk, GROUP, OWNER)
 
     def start(self) -> SegmentedJournal:
-        claim = self.group.claim(1000, MACHINE_VERSION, MEMBERS)
+        claim = self.group.claim(1000, MACHINE_VERSION, MEMBERS, 0)
         journal, _ = self.group.start(claim, cast("Any", State()), self.open, repairable=False)
         return journal
 
@@ -280,7 +280,7 @@ def of_another_machine(group: Path) -> None:
     """A directory that a program with another machine has made."""
     disk = RealDisk(group.parent.parent)
     disk.remove(f"{GROUP}/identity")
-    GroupDirectory(disk, GROUP, OWNER).claim(1000, MACHINE_VERSION - 1, MEMBERS)
+    GroupDirectory(disk, GROUP, OWNER).claim(1000, MACHINE_VERSION - 1, MEMBERS, 0)
     disk.close()
 
 

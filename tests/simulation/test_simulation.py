@@ -18,6 +18,7 @@ from chaos.sim.cluster import Options, SimulatedNode
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.network import NetworkOptions
 from chaos.sim.run import Outcome, Simulation, draw_options, run_seed
+from cluster.clock import WALL_MAX_MS
 from cluster.engine import Engine
 from cluster.envelope import Message, TimeoutNow, VoteRequest, encode
 from cluster.hardstate import HardState, Standing
@@ -118,6 +119,28 @@ def test_a_node_that_lost_its_directory_and_whose_clock_was_set_back_comes_back(
     world.run_until(10.0)
     simulation.workload.stop()
     world.run_until(20.0)
+    assert cluster.settled(), cluster.describe()
+    checks.check_agreement()
+
+
+def test_a_node_that_lost_its_directory_while_its_clock_stands_is_another_life() -> None:
+    """What its earlier life had submitted is not confirmed to the clients of this one (seed 301133)."""
+    simulation = Simulation(1, Options(faults={"reset": 1.0}, fault_interval_s=1000.0))
+    cluster, world, checks = simulation.cluster, simulation.world, simulation.checks
+    node = cluster.nodes[0]
+    node.wall.skew_ms = 2 * WALL_MAX_MS  # the time that it goes by is the largest there is, at each start
+    checks.clocks_changed()
+    for other in cluster.nodes:
+        other.start()
+    world.run_until(5.0)
+    for until_s in (10.0, 15.0, 20.0):
+        node.end(power_loss=False)
+        node.disk.lose_everything()
+        checks.damaged(node)
+        node.start()
+        world.run_until(until_s)
+    simulation.workload.stop()
+    world.run_until(30.0)
     assert cluster.settled(), cluster.describe()
     checks.check_agreement()
 
