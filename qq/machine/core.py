@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING
 
 from qq.machine.catalog import Catalog
@@ -38,6 +38,7 @@ from qq.machine.errors import (
 from qq.machine.leaving import FAILED, RETURNED
 from qq.machine.timers import NEVER_MS, NOW_MS, Timers
 from qq.machine.work import (
+    DUE_QUEUES_MAX,
     QUEUES_GONE_MAX,
     RANGES_AT_ONCE,
     RANGES_MAX,
@@ -45,6 +46,7 @@ from qq.machine.work import (
     REMAINS_MAX,
     REVIEW_STEPS_MAX,
     SERVED_MAX,
+    TURN_RANGES,
 )
 from qq.ranges import MESSAGE_MASK
 from qq.routing.content import Content
@@ -118,14 +120,14 @@ class Core:
         self.behind: dict[Queue, None] = {}
         """Queues that were given back too much at once, in the order of their turns."""
         self.abandoned: dict[Queue, None] = {}
-        """Exclusive queues whose connections are gone, too many to go at once."""
+        """Queues that go with connections or consumers, too many to go at once."""
         self.remains = self.catalog.remains
         self.reviewing: dict[str, VirtualHost] = {}
         """Virtual hosts in which it is to be found out what policies apply to, by name."""
         self.roomy: dict[tuple[str, int], int] = {}
         """Sessions in which consumers wait and may have more, with the id of the one that was asked last."""
-        self.queue_timers: Timers[Queue] = Timers()
-        self.consumer_timers: Timers[Consumer] = Timers()
+        self.queue_timers: Timers[Queue] = Timers(_queue_key)
+        self.consumer_timers: Timers[Consumer] = Timers(_consumer_key)
         self.effects: list[Effect] = []
         self.behind_answer: list[Effect] = []
         """What the command under way has to tell once it is answered."""
@@ -356,14 +358,15 @@ class Core:
                 lost_a_consumer[consumer.queue] = None
                 self.touch(consumer.queue)
         self.give_back(consumers, failed=failed)
-        for queue in lost_a_consumer:
-            self.remove_if_automatic(queue)
+        self.abandon([queue for queue in lost_a_consumer if _goes_with_its_consumers(queue)])
 
     # Queues
 
     def touch(self, queue: Queue) -> None:
         """The queue has something new: at the end of the entry, consumers get what is theirs."""
         self.dirty[queue] = None
+        if queue.dying:
+            self.dying[queue] = None
 
     def serve(self, queue: Queue, at_least: int = 0) -> None:
         """Let the queue's consumers have what is theirs before somebody counts or takes what is left.
@@ -377,9 +380,10 @@ class Core:
             self.touch(queue)
 
     def _turn(self, queue: Queue, most: int) -> int:
-        """How many ranges consumers were given."""
-        ranges = 0
-        for consumer, delivery in queue.turn(self.time_ms, most):
+        """In ranges, what it has cost."""
+        served, moved = queue.turn(self.time_ms, most)
+        ranges = TURN_RANGES + moved
+        for consumer, delivery in served:
             ranges += len(delivery.ranges)
             self.effects.append(delivery)
             if consumer.marks:
@@ -399,7 +403,7 @@ class Core:
 
     def remove_if_automatic(self, queue: Queue) -> None:
         """An auto-delete queue goes with its last consumer."""
-        if queue.auto_delete and queue.had_consumer and not queue.consumers:
+        if _goes_with_its_consumers(queue):
             self.remove_queue(queue)
 
     def remove_queue(self, queue: Queue) -> None:
@@ -407,7 +411,7 @@ class Core:
         self.effects += self.take_queue(queue)
 
     def abandon(self, queues: list[Queue]) -> None:
-        """Remove exclusive queues, whose connections are gone; most of very many later, and until then for nobody."""
+        """Remove queues that have no reason to be there any more; most of very many later, and for nobody till then."""
         left = QUEUES_GONE_MAX
         for queue in queues:
             if left > 0:
@@ -431,8 +435,9 @@ class Core:
 
     def _remove_some_abandoned(self) -> None:
         left = QUEUES_GONE_MAX
-        while self.abandoned and left > 0:
-            left -= self._remove_abandoned(next(iter(self.abandoned)))
+        for queue in list(islice(self.abandoned, left)):
+            if left > 0:
+                left -= self._remove_abandoned(queue)
 
     def take_queue(self, queue: Queue) -> list[ConsumerGone]:
         """Remove a queue; returns what its consumers are to be told."""
@@ -481,12 +486,14 @@ class Core:
         """Do some of what was put off, queue by queue."""
         left = RANGES_MAX
         while self.behind and left > 0:
-            queue = next(iter(self.behind))
-            del self.behind[queue]
-            left -= queue.go_on(min(left, RANGES_OF_QUEUE_MAX), self.time_ms)
-            if queue.is_behind:
-                self.behind[queue] = None
-            self.touch(queue)
+            for queue in list(islice(self.behind, left)):
+                if left <= 0:
+                    break
+                del self.behind[queue]
+                left -= queue.go_on(min(left, RANGES_OF_QUEUE_MAX), self.time_ms)
+                if queue.is_behind:
+                    self.behind[queue] = None
+                self.touch(queue)
 
     # Policies
 
@@ -536,39 +543,57 @@ class Core:
             self._remove_some_abandoned()
         if self.remains:
             self.remains.shrink(REMAINS_MAX)
-        # In an order that does not depend on when a timer was set: a state that was loaded sets them all at once.
-        consumer_timers, queue_timers = self.consumer_timers, self.queue_timers
-        if consumer_timers.next_ms <= now_ms:
-            for consumer in sorted(consumer_timers.pop_due(now_ms), key=_consumer_key):
-                self._consumer_is_due(consumer)
-        if queue_timers.next_ms <= now_ms:
-            for queue in sorted(queue_timers.pop_due(now_ms), key=_queue_key):
-                if queue.is_abandoned(now_ms):
-                    self.remove_queue(queue)
-                else:
-                    self.touch(queue)
+        if self.consumer_timers.next_ms <= now_ms:
+            self._look_at_due_consumers()
+        if self.queue_timers.next_ms <= now_ms:
+            self._look_at_due_queues()
         left = self._turns(SERVED_MAX)
         if self.roomy:
             self._fill_channels(left)
         self.work.clear()
 
-    def _turns(self, most: int) -> int:
-        """Give consumers of the queues that have something new so many ranges at most; how many fewer they were."""
-        queue_timers = self.queue_timers
-        dirty, self.dirty = self.dirty, {}
-        partly: Queue | None = None
-        for queue in dirty:
-            if most > 0:
-                most -= self._turn(queue, most)
-                if most <= 0 and queue.is_unserved:
-                    partly = queue
+    def _look_at_due_consumers(self) -> None:
+        timers = self.consumer_timers
+        due: list[Consumer] = []
+        while timers.next_ms <= self.time_ms:
+            due.append(timers.pop())
+        # Some timers go off for nothing on a node that has set them long ago, so their order must not count.
+        for consumer in sorted(due, key=_consumer_key):
+            self._consumer_is_due(consumer)
+
+    def _look_at_due_queues(self) -> None:
+        timers, left = self.queue_timers, DUE_QUEUES_MAX
+        unused: list[Queue] = []
+        while left > 0 and timers.next_ms <= self.time_ms:
+            queue = timers.pop()
+            if queue in self.dirty or queue in self.abandoned:
+                continue  # it has its turn anyhow, and not every node has a timer for it
+            left -= 1
+            if queue.is_abandoned(self.time_ms):
+                unused.append(queue)
             else:
-                self.dirty[queue] = None
+                self.touch(queue)
+        self.abandon(unused)
+
+    def _turns(self, most: int) -> int:
+        """Give the queues that have something new their turns, for about so many ranges; how many fewer they were.
+
+        The timer of a queue whose turn does not come now is set when it comes.
+        """
+        dirty, timers = self.dirty, self.queue_timers
+        partly: Queue | None = None
+        for queue in list(islice(dirty, max(most, 0))):
+            if most <= 0:
+                break
+            del dirty[queue]
+            most -= self._turn(queue, most)
+            if most <= 0 and queue.is_unserved:
+                partly = queue
             due_ms = queue.due_ms()
-            if due_ms is not None or queue_timers.next_ms != NEVER_MS:
-                queue_timers.set(queue, due_ms)
+            if due_ms is not None or timers.next_ms != NEVER_MS:
+                timers.set(queue, due_ms)
         if partly is not None:  # it has had something, the others have not
-            self.dirty[partly] = None
+            dirty[partly] = None
         return most
 
     def _fill_channels(self, most: int) -> None:
@@ -593,6 +618,15 @@ class Core:
             if budget.waiting and budget.room:
                 self.roomy[key] = 0
 
+    def restore_timers(self) -> None:
+        """Set those of the queues in a state that was loaded: exactly as a node has them that has lived through it.
+
+        But for queues that have their turn anyhow. How many are looked at in an entry depends on it.
+        """
+        for queue in self.catalog.queues():
+            if queue not in self.dirty and queue not in self.abandoned:
+                self.queue_timers.set(queue, queue.due_ms())
+
     def _consumer_is_due(self, consumer: Consumer) -> None:
         queue, deadline_ms = consumer.queue, self._deadline_ms(consumer)
         message_id = consumer.unacked.first()
@@ -615,6 +649,10 @@ class Core:
                 f"{timeout_ms} ms. This timeout value can be configured, see consumers doc guide to learn more"
             )
             self._fail(node, number, refused.code, refused.text, (0, 0))
+
+
+def _goes_with_its_consumers(queue: Queue) -> bool:
+    return queue.auto_delete and queue.had_consumer and not queue.consumers
 
 
 def message_number(index: int, slot: int) -> int:

@@ -366,17 +366,15 @@ class QueueMachine:
             for node, number in turns:
                 queue.turns.add(core.consumers[node, number])
             queue.active = core.consumers.get(tuple(active)) if active else None
-            core.queue_timers.set(queue, queue.due_ms())
             if queue.dying:
                 core.dying[queue] = None
-        for number in state.dirty:
-            core.dirty[queues[number]] = None
-        for number in state.abandoned:
-            core.abandoned[queues[number]] = None
+        core.dirty = {queues[number]: None for number in state.dirty}
+        core.abandoned = {queues[number]: None for number in state.abandoned}
         for number, came_back, leaving in state.behind:
             core.behind[queues[number]] = None
             queues[number].load_behind(came_back, [_leaving(*row) for row in leaving])
         core.restore_waiting()
+        core.restore_timers()
         # Whoever remembers something of the former state has to look again.
         catalog.access.revision += revision + 1
 

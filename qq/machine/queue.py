@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 TURNS = 8
 """Turns that each consumer gets out of a backlog: more are fairer, fewer make longer ranges."""
 DUE_MAX = 512
-"""Messages that expire, or are due after a delay, in one entry: the loop is not held up for more."""
+"""Messages of a queue that expire, or are due after a delay, in one entry, ..."""
+DUE_MIN = 16
+"""... and in an entry that has cost enough by other queues."""
 DYING_MAX = 10_000
 """While so many messages wait to be dead-lettered, no more expire, nor are dropped over a limit: a million at once
 would be a million objects."""
@@ -252,9 +254,14 @@ class Queue:
 
     # Messages go
 
-    def turn(self, now_ms: int, most: int) -> list[Served]:
-        """Let time and limits do what they do, and give consumers what is theirs, in about `most` ranges at most."""
+    def turn(self, now_ms: int, most: int) -> tuple[list[Served], int]:
+        """Let time and limits do what they do, and give consumers what is theirs, in about `most` ranges at most.
+
+        Returns what they are given, and how many ranges have gone elsewhere: at least a few, if there are any.
+        """
         backlog = self.backlog
+        due_max = min(DUE_MAX, max(most, DUE_MIN))
+        moved = 0
         if self.retry_ms <= now_ms:
             self.retry_ms = 0
         due_ms = backlog.due_ms()
@@ -262,21 +269,24 @@ class Queue:
         if due_ms is None or due_ms > now_ms:
             served = self._serve(now_ms, most)
         else:
-            backlog.release(now_ms, DUE_MAX)
+            moved += backlog.release(now_ms, due_max)
             # What expires at this very moment may still be delivered: a time-to-live of 0 means that.
-            self._expire(now_ms - 1, now_ms)
+            moved += self._expire(now_ms - 1, now_ms, due_max)
             if not 0 < backlog.expires_ms() < now_ms:
                 # Others may be due after a delay that are not released yet: they come behind these.
                 served = self._serve(now_ms, most)
-                self._expire(now_ms, now_ms)
+                moved += self._expire(now_ms, now_ms, due_max)
         if self._drops:
-            self._trim(now_ms)
+            moved += self._trim(now_ms)
         backlog.trimmed_position = backlog.next_position
-        return served
+        return served, moved
 
-    def _expire(self, until_ms: int, now_ms: int) -> None:
-        if self._has_room_to_die:
-            self.die(self.backlog.expire(until_ms, DUE_MAX), EXPIRED, now_ms)
+    def _expire(self, until_ms: int, now_ms: int, most: int) -> int:
+        if not self._has_room_to_die:
+            return 0
+        expired = self.backlog.expire(until_ms, most)
+        self.die(expired, EXPIRED, now_ms)
+        return len(expired)
 
     @property
     def _has_room_to_die(self) -> bool:
@@ -360,8 +370,8 @@ class Queue:
             self.tally.waited_ms += max(now_ms - self.waiting_since_ms, 0)
         self.waiting_since_ms = now_ms if self.backlog.count and self.consumers else 0
 
-    def _trim(self, now_ms: int) -> None:
-        """Drop what is over the limits, from the head.
+    def _trim(self, now_ms: int) -> int:
+        """Drop what is over the limits, from the head; how many ranges that were.
 
         Never less than what has arrived since the last time, so that nothing that is published makes a queue grow over
         its limit. The rest goes with the next entries, and until then it may still be delivered.
@@ -369,7 +379,7 @@ class Queue:
         backlog = self.backlog
         limit = max(TRIM_MAX, backlog.next_position - backlog.trimmed_position)
         if not (self._is_to_be_trimmed() and self._has_room_to_die):
-            return
+            return 0
         dropped: list[Range] = []
         while len(dropped) < limit and (surplus := self._surplus()) > 0:
             dropped += self._take(min(surplus, limit - len(dropped)), limit)
@@ -377,6 +387,7 @@ class Queue:
         while len(dropped) < limit and self._is_too_large():
             dropped += self._take(1, 1)
         self.die(dropped, MAXLEN, now_ms)
+        return len(dropped)
 
     def _is_to_be_trimmed(self) -> bool:
         return self._drops and (self._surplus() > 0 or self._is_too_large())

@@ -2,14 +2,14 @@
 
 Lives here: which key is due next. Not here: what is done then, and how an entry comes at that time (cluster).
 
-Law: timers are no part of a state that is dumped; who loads one sets them again, and relies on no order of keys that
-are due at the same moment.
+Law: timers are no part of a state that is dumped; who loads one sets them again. In which order keys come that are due
+at the same moment follows from the keys.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -27,43 +27,38 @@ _STALE_MIN = 64
 class Timers(Generic[K]):
     """A moment for each of some keys. The time is the cluster's, in milliseconds."""
 
-    __slots__ = ("_entries", "_heap", "_order", "next_ms")
+    __slots__ = ("_entries", "_heap", "_rank", "_serial", "next_ms")
 
-    def __init__(self) -> None:
-        self._entries: dict[K, tuple[int, int, K]] = {}
-        """Moment, a number that grows with each call, key."""
-        self._heap: list[tuple[int, int, K]] = []
+    def __init__(self, rank: Callable[[K], Any]) -> None:
+        """Of keys that are due at the same moment, the one with the least `rank` comes first; no two have the same."""
+        self._entries: dict[K, tuple[int, Any, int, K]] = {}
+        """Moment, rank, a number that grows with each call, key."""
+        self._heap: list[tuple[int, Any, int, K]] = []
         """The entries, and stale ones among them, never in front."""
-        self._order = 0
+        self._rank = rank
+        self._serial = 0
         self.next_ms = NEVER_MS
         """The earliest moment at which a key is due; NEVER_MS if there is none. Asked for with every entry."""
 
     def set(self, key: K, due_ms: int | None) -> None:
-        """Let `key` be due at that moment, or never; what it was before is forgotten.
-
-        One that is due at that very moment already keeps its place among its equals.
-        """
+        """Let `key` be due at that moment, or never; what it was before is forgotten."""
         known = self._entries.get(key)
         if (None if known is None else known[0]) == due_ms:
             return
         if due_ms is None:
             del self._entries[key]
         else:
-            self._order += 1
-            entry = self._entries[key] = (due_ms, self._order, key)
+            self._serial += 1
+            entry = self._entries[key] = (due_ms, self._rank(key), self._serial, key)
             heappush(self._heap, entry)
         self._drop_stale()
 
-    def pop_due(self, now_ms: int) -> list[K]:
-        """Forget the keys whose moment has come, and give them: the earliest first, of equals the one set first."""
-        heap = self._heap
-        keys: list[K] = []
-        while heap and heap[0][0] <= now_ms:
-            key = heappop(heap)[2]
-            del self._entries[key]
-            keys.append(key)
-            self._drop_stale()
-        return keys
+    def pop(self) -> K:
+        """Forget the key that is due first, and give it; there is one."""
+        *_, key = heappop(self._heap)
+        del self._entries[key]
+        self._drop_stale()
+        return key
 
     def keep(self, wanted: Callable[[K], bool]) -> None:
         """Forget all other keys."""
@@ -83,6 +78,6 @@ class Timers(Generic[K]):
         if len(heap) > 2 * len(entries) + _STALE_MIN:
             heap[:] = entries.values()
             heapify(heap)
-        while heap and entries.get(heap[0][2]) is not heap[0]:
+        while heap and entries.get(heap[0][3]) is not heap[0]:
             heappop(heap)
         self.next_ms = heap[0][0] if heap else NEVER_MS

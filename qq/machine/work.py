@@ -20,12 +20,16 @@ RANGES_MAX = 4_000
 RANGES_OF_QUEUE_MAX = 1_000
 """Of these, of one queue, before others have their turn."""
 SERVED_MAX = 6_000
-"""Ranges that commands of one entry give to consumers, and as many at its end, 1.5 us each; what is left is for the
-next entries."""
+"""Ranges that queues give to consumers, or that expire, are due or are dropped over a limit, for commands of one entry,
+and as many at its end, 1.5 us each; what is left is for the next entries."""
+TURN_RANGES = 4
+"""To look at a queue costs as much as so many ranges."""
+DUE_QUEUES_MAX = 2_000
+"""Queues at which time has come for something, in one entry: 3 us each to find them. Others follow in the next."""
 
 QUEUES_GONE_MAX = 500
-"""Exclusive queues that go with their connection, and bindings and consumers of these: by a command, and as many at the
-end of an entry; 6 to 20 us each. What is left is for the next entries."""
+"""Queues that go with their connections or consumers, or because nobody used them, and bindings and consumers of these:
+by a command, and as many twice at the end of an entry; 6 to 20 us each. What is left is for the next entries."""
 
 REMAINS_MAX = 2_000
 """Objects of what is gone that are let go of in one entry, 6 us each at most."""
@@ -53,7 +57,7 @@ class Work:
     steps: int = 0
     """Of patterns of policies, a quarter of a microsecond each."""
     served: int = 0
-    """Ranges that commands have given to consumers."""
+    """Ranges that queues have moved for commands."""
     copies: dict[str, int] = field(default_factory=dict)
     """Messages times the many queues that each reached, by virtual host; those that reach few are not counted."""
 

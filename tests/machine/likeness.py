@@ -220,6 +220,8 @@ def differences(lived: QueueMachine, loaded: QueueMachine) -> list[str]:
     walk = _Walk()
     walk.compare("machine", lived, loaded)
     walk.finish()
+    # How many queues are looked at in an entry depends on it.
+    walk.compare("queue timers", _queue_moments(lived), _queue_moments(loaded), ordered=False)
     return walk.found
 
 
@@ -355,4 +357,11 @@ def _name(key: object) -> object:
 
 
 def _moments(timers: Timers[Any]) -> dict[object, int]:
-    return {_name(key): due_ms for due_ms, _, key in timers._entries.values()}
+    return {_name(key): due_ms for due_ms, _, _, key in timers._entries.values()}
+
+
+def _queue_moments(machine: QueueMachine) -> dict[object, int]:
+    """Those of queues that do not have their turn anyhow."""
+    core = machine._core
+    passed = {_name(queue) for queue in (*core.dirty, *core.abandoned)}
+    return {name: due_ms for name, due_ms in _moments(core.queue_timers).items() if name not in passed}

@@ -257,6 +257,7 @@ def published_by(asked: Sequence[Command]) -> int:
 
 
 SMALL = {
+    "qq.machine.core.DUE_QUEUES_MAX": 2,
     "qq.machine.core.REVIEW_STEPS_MAX": 60,
     "qq.machine.core.WOKEN_MAX": 2,
     "qq.machine.history._BLOCK_ROWS": 3,

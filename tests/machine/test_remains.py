@@ -22,13 +22,14 @@ from qq.machine.commands import (
     PurgeQueue,
     PutUser,
     PutVhost,
+    SessionDown,
     SetPermissions,
 )
 from qq.machine.effects import Failed, QueueDeclared, Reply
 from qq.machine.queue import Queue
 from qq.machine.remains import Remains
 from qq.machine.vhost import VirtualHost
-from qq.machine.work import QUEUES_GONE_MAX, REMAINS_MAX
+from qq.machine.work import DUE_QUEUES_MAX, QUEUES_GONE_MAX, REMAINS_MAX
 from qq.ranges import RangeMap
 
 QUEUES = 3 * REMAINS_MAX
@@ -133,21 +134,25 @@ def exclusive(name: str, session: int = 1, connection: int = 1) -> DeclareQueue:
     return DeclareQueue(session, connection, name, False, False, True, False, False, {})
 
 
-@pytest.mark.parametrize("end", ["connection", "node"])
-def test_exclusive_queues_go_in_portions_and_are_nobodys_until_then(
-    monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    driver = Driver()
-    names = list(map(str, range(3 * QUEUES_GONE_MAX)))
-    driver.apply(*map(exclusive, names))
-    removed: list[str] = []
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the queues that were removed."""
+    names: list[str] = []
     delete_queue = VirtualHost.delete_queue
 
     def counting(vhost: VirtualHost, queue: Queue) -> None:
-        removed.append(queue.name)
+        names.append(queue.name)
         delete_queue(vhost, queue)
 
     monkeypatch.setattr(VirtualHost, "delete_queue", counting)
+    return names
+
+
+@pytest.mark.parametrize("end", ["connection", "node"])
+def test_exclusive_queues_go_in_portions_and_are_nobodys_until_then(removed: list[str], end: str) -> None:
+    driver = Driver()
+    names = list(map(str, range(3 * QUEUES_GONE_MAX)))
+    driver.apply(*map(exclusive, names))
     if end == "node":
         driver.machine.origin_down("n1", driver.time_ms, expelled=False)
         driver.machine.end_entry(driver.time_ms)
@@ -162,6 +167,36 @@ def test_exclusive_queues_go_in_portions_and_are_nobodys_until_then(
     driver.lead()
     assert sorted(removed) == sorted(names)
     assert list(driver.machine.vhosts["/"].queues) == [last, "x"]
+
+
+def test_queues_that_go_with_their_last_consumers_go_in_portions(removed: list[str]) -> None:
+    """Those of one channel, which has closed."""
+    driver = Driver()
+    names = list(map(str, range(3 * QUEUES_GONE_MAX)))
+    driver.apply(*(DeclareQueue(1, 1, name, False, False, False, True, False, {}) for name in names))
+    driver.apply(*(consume(number, name, 1, session=2) for number, name in enumerate(names)))
+    driver.apply(SessionDown(2))
+    assert removed == names[: 2 * QUEUES_GONE_MAX]
+    [failed] = driver.apply(consume(1, names[-1], 1, session=3))
+    assert isinstance(failed, Failed)
+    assert failed.code == 404
+    driver.lead()
+    assert removed == names
+
+
+def test_queues_that_nobody_has_used_go_in_portions(removed: list[str]) -> None:
+    driver = Driver()
+    names = list(map(str, range(2 * DUE_QUEUES_MAX)))
+    driver.apply(*(declare(name, x_expires=1_000) for name in names))
+    driver.time_ms += 2_000
+    counts: list[int] = []
+    while driver.machine.vhosts["/"].queues:
+        before = len(removed)
+        driver.apply()
+        counts.append(len(removed) - before)
+        assert reloaded(driver.machine).digest() == driver.machine.digest()
+    assert sorted(removed) == sorted(names)
+    assert max(counts) <= 2 * QUEUES_GONE_MAX
 
 
 def test_a_queue_that_is_gone_for_its_clients_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from machine_driver import Driver, batch, consume, declare, publish, reloaded
 from qq.machine import core as core_module
 from qq.machine.commands import Get, PurgeQueue, Settle
 from qq.machine.effects import Deliver, QueuePurged, Reply
-from qq.machine.work import SERVED_MAX
+from qq.machine.work import DUE_QUEUES_MAX, SERVED_MAX, TURN_RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,9 +58,27 @@ def test_no_entry_gives_consumers_more_than_its_limit(arguments: dict[str, objec
     assert queue.ready == 0
 
 
+def test_queues_at_which_something_expires_at_one_moment_have_their_turns_in_several_entries() -> None:
+    driver = Driver()
+    driver.apply(*(declare(name, x_message_ttl=1_000) for name in map(str, range(DUE_QUEUES_MAX + 10))))
+    queues = list(driver.machine.vhosts["/"].queues.values())
+    for queue in queues:
+        driver.apply(publish(1, queue.name))
+    driver.time_ms += 2_000
+    left: list[int] = []
+    while driver.machine.due_ms() is not None:
+        driver.apply()
+        left.append(sum(queue.ready for queue in queues))
+        assert reloaded(driver.machine).digest() == driver.machine.digest()
+    at_once = -(-SERVED_MAX // (TURN_RANGES + 1))  # each turn moves one
+    assert left == [max(len(queues) - at_once * number, 0) for number in range(1, len(left) + 1)]
+    assert 1 < len(left) < 4
+
+
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_module, "SERVED_MAX", 6)
+    monkeypatch.setattr(core_module, "TURN_RANGES", 0)
 
 
 @pytest.mark.usefixtures("few")
