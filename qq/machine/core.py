@@ -501,7 +501,7 @@ class Core:
         """Other policies may apply to what is in a virtual host: find out, now as far as it does not cost too much."""
         if self.work.steps < REVIEW_STEPS_MAX:
             self._review(vhost)
-        if vhost.unreviewed:
+        if vhost.is_unreviewed:
             self.reviewing[vhost.name] = vhost
 
     def _review_policies(self) -> None:
@@ -510,7 +510,7 @@ class Core:
         first = self.time_ms % len(names)  # not always the same
         for name in names[first:] + names[:first]:
             self._review(self.reviewing[name])
-            if not self.reviewing[name].unreviewed:
+            if not self.reviewing[name].is_unreviewed:
                 del self.reviewing[name]
             if self.work.steps >= REVIEW_STEPS_MAX:
                 break

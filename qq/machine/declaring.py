@@ -50,7 +50,7 @@ class Declaring:
         else:
             core.make_way_for(vhost, name)
             queue = vhost.declare_queue(command, name, owner)
-        if vhost.unreviewed:
+        if vhost.is_unreviewed:
             core.review(vhost)
         queue.used_ms = core.time_ms
         core.touch(queue)
@@ -124,7 +124,7 @@ class Declaring:
     def declare_exchange(self, command: DeclareExchange) -> Done:
         vhost = self._core.vhost(command.session)
         vhost.declare_exchange(command, stripped(command.name))
-        if vhost.unreviewed:
+        if vhost.is_unreviewed:
             self._core.review(vhost)
         return Done()
 

@@ -392,7 +392,7 @@ class QueueMachine:
     def _load_vhost(self, row: list[Any]) -> None:
         """A virtual host without its bindings: they are between queues."""
         name, description, tags, default_queue_type, limits, policies, exchanges, _, *rest = row
-        exchange_policies, unreviewed, publishers = rest
+        exchange_policies, unreviewed_queues, unreviewed_exchanges, publishers = rest
         vhost = self._core.catalog.put_vhost(name)
         vhost.describe(description, tags, default_queue_type)
         vhost.set_limits(limits)
@@ -403,13 +403,13 @@ class QueueMachine:
                 vhost.restore_exchange(Exchange(*exchange))
         for exchange, applied in exchange_policies:
             vhost.restore_exchange_policies(exchange, applied_of(vhost.policies, applied))
-        vhost.unreviewed = {(DestinationKind(kind), thing): None for kind, thing in unreviewed}
-        if unreviewed:
+        vhost.unreviewed_queues, vhost.unreviewed_exchanges = unreviewed_queues, unreviewed_exchanges
+        if vhost.is_unreviewed:
             self._core.reviewing[name] = vhost
         vhost.publishers.load(*publishers)
 
     def _load_bindings(self, row: list[Any]) -> None:
-        name, *_, bindings, _, _, _ = row
+        name, *_, bindings, _, _, _, _ = row
         vhost = self._core.catalog.vhosts[name]
         for source, kind, destination_name, routing_key, arguments in bindings:
             destination = Destination(DestinationKind(kind), destination_name)
@@ -509,7 +509,8 @@ def _vhost_row(vhost: VirtualHost) -> VhostRow:
         list(vhost.exchanges.values()),
         list(vhost.bindings),
         list(vhost.exchange_policies.items()),
-        [(int(kind), name) for kind, name in vhost.unreviewed],
+        vhost.unreviewed_queues.copy(),
+        vhost.unreviewed_exchanges.copy(),
         vhost.publishers.freeze(),
     )
 

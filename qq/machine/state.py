@@ -70,7 +70,8 @@ class VhostRow(NamedTuple):
     exchanges: list[Exchange]
     bindings: list[Binding]
     exchange_policies: list[tuple[str, Applied]]
-    unreviewed: list[tuple[int, str]]
+    unreviewed_queues: list[str]
+    unreviewed_exchanges: list[str]
     publishers: FrozenPublishers
 
 
@@ -163,7 +164,7 @@ class Frozen(NamedTuple):
         known = {vhost.name: set(map(id, vhost.policies)) for vhost in self.vhosts}
         packer.pack_array_header(len(self.vhosts))
         for vhost in self.vhosts:
-            *described, policies, exchanges, bindings, exchange_policies, unreviewed, publishers = vhost
+            *described, policies, exchanges, bindings, exchange_policies, queues, others, publishers = vhost
             packer.pack_array_header(len(vhost))
             for value in described:
                 packer.pack(value)
@@ -171,7 +172,8 @@ class Frozen(NamedTuple):
             write(exchanges)
             write(bindings, _binding_row)
             write(exchange_policies, partial(_exchange_policies_row, known[vhost.name]))
-            write(unreviewed)
+            write(queues)
+            write(others)
             write(publishers)
         packer.pack(self.queues_declared)
         packer.pack_array_header(len(self.queues))

@@ -117,8 +117,10 @@ class VirtualHost:
         self.policies = Policies(work)
         self.exchange_policies: dict[str, Applied] = {}
         """What applies to exchanges, by name, if anything does."""
-        self.unreviewed: dict[tuple[DestinationKind, str], None] = {}
-        """Queues and exchanges to which other policies may apply now."""
+        self.unreviewed_queues: list[str] = []
+        """Names of queues to which other policies may apply now, the next one last. Some may be gone, or come twice."""
+        self.unreviewed_exchanges: list[str] = []
+        """Likewise; their turn is after all queues."""
         self.publishers = Publishers()
         self._new_number = new_number
         self._work = work
@@ -306,7 +308,7 @@ class VirtualHost:
             settings=settings_of(kind, arguments, None, None),
         )
         self.restore_queue(queue)
-        self._apply_policies(DestinationKind.QUEUE, name)
+        self._apply_policies_to_queue(queue)
         return queue
 
     def restore_queue(self, queue: Queue) -> None:
@@ -467,9 +469,13 @@ class VirtualHost:
         self._policies_changed()
 
     def _policies_changed(self) -> None:
-        # In this order, whatever was to be reviewed before: it is a part of the state.
-        self.unreviewed = {(DestinationKind.QUEUE, name): None for name in self.queues}
-        self.unreviewed.update({(DestinationKind.EXCHANGE, name): None for name in self.exchanges})
+        # All of them, whatever was to be reviewed before; to copy a list of names costs next to nothing.
+        self.unreviewed_queues, self.unreviewed_exchanges = list(self.queues), list(self.exchanges)
+
+    @property
+    def is_unreviewed(self) -> bool:
+        """Whether there is anything to which other policies may apply now."""
+        return bool(self.unreviewed_queues or self.unreviewed_exchanges)
 
     def review(self, steps_max: int) -> list[Queue]:
         """Let those policies apply that match now, until the entry has cost so much, and to one thing at least.
@@ -477,32 +483,33 @@ class VirtualHost:
         Returns the queues whose settings have changed.
         """
         changed: list[Queue] = []
-        while self.unreviewed:
-            kind, name = place = next(iter(self.unreviewed))
-            del self.unreviewed[place]
-            if self._review(kind, name):
-                changed.append(self.queues[name])
+        while self.is_unreviewed:
+            self._work.steps += _REVIEW_STEPS
+            if self.unreviewed_queues:
+                queue = self.queues.get(self.unreviewed_queues.pop())
+                if queue is not None and self._review_queue(queue):
+                    changed.append(queue)
+            else:
+                self._review_exchange(self.unreviewed_exchanges.pop())
             if self._work.steps >= steps_max:
                 break
         return changed
 
-    def _apply_policies(self, kind: DestinationKind, name: str) -> None:
+    def _apply_policies_to_queue(self, queue: Queue) -> None:
         """Let policies apply to what is new; later, if the entry has cost too much already."""
         if self._work.steps < REVIEW_STEPS_MAX:
-            self._review(kind, name)
+            self._review_queue(queue)
         else:
-            self.unreviewed[kind, name] = None
+            self.unreviewed_queues.append(queue.name)
 
-    def _review(self, kind: DestinationKind, name: str) -> bool:
-        """Whether a queue has other settings now."""
-        self._work.steps += _REVIEW_STEPS
-        if kind is DestinationKind.QUEUE:
-            return name in self.queues and self._review_queue(self.queues[name])
-        if name in self.exchanges:
+    def _apply_policies_to_exchange(self, name: str) -> None:
+        if self._work.steps < REVIEW_STEPS_MAX:
             self._review_exchange(name)
-        return False
+        else:
+            self.unreviewed_exchanges.append(name)
 
     def _review_queue(self, queue: Queue) -> bool:
+        """Whether it has other settings now."""
         policies = self.policies.match(queue.name, queue.kind)
         old, queue.policies = queue.policies, policies
         if policies == old:
@@ -512,6 +519,8 @@ class VirtualHost:
         return True
 
     def _review_exchange(self, name: str) -> None:
+        if name not in self.exchanges:
+            return
         applied = self.policies.match_exchange(name)
         if applied != self.exchange_policies.get(name, (None, None)):
             self.restore_exchange_policies(name, applied)
@@ -597,7 +606,7 @@ class VirtualHost:
         self._check_room_for_arguments(doing, command.arguments)
         _, _, kind, _, durable, auto_delete, internal, table = command
         self.restore_exchange(Exchange(name, kind, durable, auto_delete, internal, table))
-        self._apply_policies(DestinationKind.EXCHANGE, name)
+        self._apply_policies_to_exchange(name)
 
     def _open(self, exchange: Exchange) -> None:
         self._table.add_exchange(exchange.name, exchange.type, exchange.arguments)

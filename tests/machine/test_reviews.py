@@ -15,6 +15,7 @@ from qq.machine import vhost as vhost_module
 from qq.machine.commands import Command, DeclareExchange, DeleteExchange, DeletePolicy, DeleteQueue, PutPolicy
 from qq.machine.machine import QueueMachine
 from qq.machine.patterns import Pattern
+from qq.machine.policies import policy_of
 from qq.machine.settings import settings_of
 from qq.machine.work import REVIEW_STEPS_MAX
 
@@ -66,7 +67,7 @@ def test_in_the_end_every_policy_applies_to_what_it_matches(entries: list[list[C
             assert loaded.end_entry(8) == machine.end_entry(8)
             assert machine.digest() == loaded.digest()
     vhost = machine.vhosts["/"]
-    assert not vhost.unreviewed
+    assert not vhost.is_unreviewed
     for queue in vhost.queues.values():
         assert queue.policies == vhost.policies.match(queue.name, queue.kind)
         assert queue.settings == settings_of(queue.kind, queue.arguments, *queue.policies)
@@ -102,6 +103,31 @@ def test_a_policy_for_thousands_of_queues_costs_no_entry_more_than_its_limit() -
             if machine.due_ms() is None:
                 break
     assert entries > 10
+
+
+class Name(str):
+    """A name that counts how often anybody looks for it."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __hash__(self) -> int:
+        Name.looks += 1
+        return super().__hash__()
+
+
+def test_no_queue_is_looked_at_before_its_turn() -> None:
+    machine = QueueMachine()
+    machine.apply_batch("n1", 1, 0, 7, batch([declare(f"queue-{number}") for number in range(1000)]))
+    machine.end_entry(7)
+    vhost = machine.vhosts["/"]
+    vhost.queues = {Name(name): queue for name, queue in vhost.queues.items()}
+    assert vhost.put_policy(policy_of(put(1, "no.*such.*queue")))
+    Name.looks = 0
+    assert vhost.put_policy(policy_of(put(2, "no.*such.*queue")))
+    assert Name.looks == 0
+    vhost.review(0)
+    assert Name.looks == 1
 
 
 def test_policies_that_cost_too_much_for_a_name_do_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
