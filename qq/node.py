@@ -56,8 +56,10 @@ log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 """The interpreter's default of 5 ms is how long the fsync thread would wait for a busy loop to let it report."""
-GC_THRESHOLD = 100_000
-"""Garbage is almost all acyclic here; a full collection walks the whole backlog's bookkeeping."""
+GC_THRESHOLDS = (20_000, 1, 250)
+"""Garbage is almost all acyclic here. A full collection walks the whole backlog's bookkeeping: there is none before ten
+million more objects are there. One of the middle generation walks what has come since the last one, on the loop: 60,000
+objects, some milliseconds. If it came after ten of the youngest only (the default), those would have to be small."""
 CATCH_UP_POLL_S = 0.02
 MEMORY_CHECK_INTERVAL_S = 1.0
 RATES_PAUSE_S = 60.0
@@ -458,7 +460,7 @@ async def run(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     descriptors.allow_all()
-    gc.set_threshold(GC_THRESHOLD)
+    gc.set_threshold(*GC_THRESHOLDS)
     clock = asyncio.get_running_loop().time
     repairs = 0
     while True:

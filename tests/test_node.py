@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +111,29 @@ def test_the_last_line_of_a_node_tells_the_cause_whatever_the_loop_knows_of_it(
         asyncio.run(story())
     assert str(caught.value) == line
     assert all(repr(value) in caplog.text or str(value) in caplog.text for value in context.values())
+
+
+def test_no_collection_but_a_full_one_walks_many_objects() -> None:
+    walked: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            walked.append(
+                sum(len(gc.get_objects(generation)) for generation in range(info["generation"] + 1))
+            )
+
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*node.GC_THRESHOLDS)
+    gc.callbacks.append(note)
+    try:
+        kept = [[number] for number in range(1_000_000)]
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+    assert max(walked) < len(kept) / 10
 
 
 def test_memory_that_cannot_be_read_does_not_end_a_node(
