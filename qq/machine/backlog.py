@@ -62,6 +62,7 @@ class Backlog:
     __slots__ = (
         "_delayed",
         "_exact_sizes",
+        "_frozen",
         "_lanes",
         "_next_delay",
         "_next_return",
@@ -106,6 +107,8 @@ class Backlog:
         """Messages taken from the levels, modulo three."""
         self._plain = True
         """Everything that is ready lies in the normal level's runs."""
+        self._frozen: FrozenBacklog | None = None
+        """The last one, as long as no message has come or gone since: of very many queues few change between two."""
 
     @property
     def exact_sizes(self) -> bool:
@@ -129,6 +132,7 @@ class Backlog:
         history: int = 0,
     ) -> None:
         """Messages arrive, at the end of their level."""
+        self._frozen = None
         position = self.next_position
         self.next_position = position + count
         self.count += count
@@ -144,6 +148,7 @@ class Backlog:
 
     def give_back(self, messages: Range) -> None:
         """Make messages ready before all that did not come back."""
+        self._frozen = None
         self.count += messages.count
         self.size += messages.size
         self._plain = False
@@ -152,6 +157,7 @@ class Backlog:
 
     def put_back(self, messages: Range) -> None:
         """Make messages ready in the place that they had."""
+        self._frozen = None
         self.count += messages.count
         self.size += messages.size
         self._shelve(self._lane(messages.level), messages)
@@ -161,6 +167,7 @@ class Backlog:
 
         Those that were not returned do not expire before: the time that they have to live begins when they are ready.
         """
+        self._frozen = None
         self.delayed += messages.count
         self.delayed_size += messages.size
         self._delayed.insert(self._next_delay, messages, due_ms, returned=returned)
@@ -168,6 +175,7 @@ class Backlog:
 
     def take(self, count: int, most: int = maxsize) -> list[Range]:
         """Remove the first `count` ready messages, which are there and did not expire, in so many ranges at most."""
+        self._frozen = None
         if self._plain:
             ranges = self._normal.runs.take(count, most)
             if len(ranges) == most:
@@ -182,6 +190,7 @@ class Backlog:
 
     def expire(self, now_ms: int, limit: int) -> list[Range]:
         """Remove messages whose time is over, those first that expired first; about `limit` at most."""
+        self._frozen = None
         expired: list[Range] = []
         expiries = self._expiries()
         while limit > 0 and expiries and expiries[0][0] <= now_ms:
@@ -212,6 +221,7 @@ class Backlog:
 
         Those that were not returned live as long from now on as they would have from the moment when they were due.
         """
+        self._frozen = None
         released = 0
         delayed = self._delayed
         while released < limit and 0 < (due_ms := delayed.due_ms) <= now_ms:
@@ -249,6 +259,7 @@ class Backlog:
 
     def clear(self) -> int:
         """Remove all messages, ready and delayed. How many there were."""
+        self._frozen = None
         cleared = self.count + self.delayed
         self.count = self.size = self.delayed = self.delayed_size = 0
         for lane in self._lanes.values():
@@ -264,14 +275,22 @@ class Backlog:
         return self.freeze().browse(first, count)
 
     def freeze(self) -> FrozenBacklog:
+        counters = self.next_position, self._next_return, self._next_delay, self._turn, self.trimmed_position
+        options = self.strict, self._exact_sizes
+        frozen = self._frozen
+        if frozen is None or frozen.counters != counters or frozen.options != options:
+            frozen = self._frozen = self._freeze(counters, options)
+        return frozen
+
+    def _freeze(self, counters: tuple[int, int, int, int, int], options: tuple[bool, bool]) -> FrozenBacklog:
         lanes = [
             (level, lane.last_expires_ms if lane.runs else 0, lane.runs.freeze(), lane.shelf.freeze())
             for level, lane in self._lanes.items()
         ]
         return FrozenBacklog(
             (self.count, self.size, self.delayed, self.delayed_size),
-            (self.next_position, self._next_return, self._next_delay, self._turn, self.trimmed_position),
-            (self.strict, self._exact_sizes),
+            counters,
+            options,
             lanes,
             self._returns.freeze(),
             self._delayed.freeze(),

@@ -206,6 +206,8 @@ class Histories:
 
     def freeze(self) -> FrozenHistories:
         """What is there, without a copy of it."""
+        if self._next_id == 1:
+            return _UNUSED  # as nearly always, and there may be very many of them
         self._owned.clear()
         return FrozenHistories(self._next_id, self._blocks.copy())
 
@@ -293,3 +295,6 @@ def _rows(number: int, block: _Block) -> list[Row]:
     return [
         (first + place, packed, block.counts[place]) for place, packed in enumerate(block.packed) if packed
     ]
+
+
+_UNUSED = FrozenHistories(1, {})

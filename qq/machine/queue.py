@@ -718,9 +718,9 @@ class Queue:
             self.used_ms,
             self.backlog.freeze(),
             self.histories.freeze(),
-            list(self.dying),
+            tuple(self.dying),
             (self.dying_first, self.dying_count, self.retry_ms),
-            list(self.turns),
+            tuple(self.turns) if self.turns else (),
             self.active,
         )
 
@@ -797,10 +797,10 @@ class FrozenQueue(NamedTuple):
     used_ms: int
     backlog: FrozenBacklog
     histories: FrozenHistories
-    dying: list[Dying]
+    dying: tuple[Dying, ...]
     dying_counts: tuple[int, int, int]
     """Of the first, how many, when to try again."""
-    turns: list[Consumer]
+    turns: tuple[Consumer, ...]
     active: Consumer | None
 
 

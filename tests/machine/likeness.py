@@ -17,7 +17,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.access import Access
-from qq.machine.backlog import _Lane
+from qq.machine.backlog import Backlog, _Lane
 from qq.machine.catalog import Catalog
 from qq.machine.consumers import Consumer, Turns
 from qq.machine.core import Core
@@ -76,6 +76,7 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
     Access: {"revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."},
     Costs: dict.fromkeys(("looked", "_counted"), _ESTIMATE),
     Queue: dict.fromkeys(("tally", "waiting_since_ms"), _SHOWN),
+    Backlog: {"_frozen": "The last frozen form, as long as one that is made anew would be the same."},
     Histories: {
         "_owned": "Which blocks no frozen state refers to: the others are copied before they change."
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -180,6 +181,23 @@ def test_a_frozen_state_stays_as_it_was() -> None:
     driver.apply(Settle(1, 0, 0), publish(3), messages=[b"x"] * 3)
     driver.apply(Cancel(1, 1), SessionDown(1), DeleteQueue(2, 1, "q", False, False))
     assert frozen.dump() == dump
+
+
+def test_backlogs_that_did_not_change_are_not_frozen_anew() -> None:
+    driver = Driver()
+    names = [f"queue-{number}" for number in range(20)]
+    driver.apply(*map(declare, names))
+    for name in names[10:]:
+        driver.apply(publish(2, name), messages=[b"x"] * 2)
+
+    def frozen() -> dict[str, tuple[object, object]]:
+        return {row.queue.name: (row.backlog, row.histories) for row in driver.machine.freeze().queues}
+
+    first = frozen()
+    driver.apply(publish(1, names[0]), messages=[b"x"])
+    driver.apply(PurgeQueue(1, 1, names[10]))
+    anew = {name for name, parts in frozen().items() if any(map(operator.is_not, parts, first[name]))}
+    assert anew == {names[0], names[10]}
 
 
 def test_a_large_backlog_is_packed_in_small_parts_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
