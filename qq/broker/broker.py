@@ -200,6 +200,7 @@ class Broker:
                 case _:
                     if effect.node == name:
                         self._carry_out(effect)
+        self.submissions.entry_applied()
         self._dead_letters.turn()
 
     def _carry_out(self, effect: Effect) -> None:

@@ -210,7 +210,7 @@ class Submissions:
                 return
 
     def _may_submit(self) -> bool:
-        if self._cost_in_flight >= COST_IN_FLIGHT_MAX:
+        if self._cost_in_flight >= COST_IN_FLIGHT_MAX or self._machine.has_lost_sessions(self._node):
             return False
         return len(self._under_way) < BATCHES_IN_FLIGHT_MAX or self._waiting_bytes >= BATCH_BYTES_MAX
 
@@ -268,6 +268,11 @@ class Submissions:
             for callback in done.callbacks:
                 callback()
         if self._lanes and not self._flush_asked:
+            self._flush()
+
+    def entry_applied(self) -> None:
+        """Go on if nothing is left of an earlier life of this node, for which everything has to wait."""
+        if self._lanes and not self._under_way and not self._flush_asked:
             self._flush()
 
     def give_up(self) -> None:

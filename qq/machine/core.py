@@ -39,6 +39,7 @@ from qq.machine.leaving import FAILED, RETURNED
 from qq.machine.timers import NEVER_MS, NOW_MS, Timers
 from qq.machine.work import (
     DUE_QUEUES_MAX,
+    LOST_MAX,
     QUEUES_GONE_MAX,
     RANGES_AT_ONCE,
     RANGES_MAX,
@@ -53,7 +54,7 @@ from qq.routing.content import Content
 from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from qq.machine.catalog import Connection
     from qq.machine.commands import Method
@@ -121,6 +122,9 @@ class Core:
         """Queues that were given back too much at once, in the order of their turns."""
         self.abandoned: dict[Queue, None] = {}
         """Queues that go with connections or consumers, too many to go at once."""
+        self.lost: dict[str, list[tuple[str, int]]] = {}
+        """Nodes that are gone, with too many sessions to end at once: those that are left, the next one last. Their
+        consumers are given nothing."""
         self.remains = self.catalog.remains
         self.reviewing: dict[str, VirtualHost] = {}
         """Virtual hosts in which it is to be found out what policies apply to, by name."""
@@ -204,14 +208,51 @@ class Core:
             self._forget_channel(session)
             self.end_consumers(list(session.consumers.values()), failed=True)
 
-    def end_sessions_of(self, node: str) -> None:
-        """All that the node has opened is gone."""
-        for key in [key for key in self.sessions if key[0] == node]:
-            self._forget_channel(self.sessions.pop(key))
+    def lose_sessions_of(self, node: str) -> None:
+        """All that the node has opened is gone; very much of it ends in the next entries, or with its next command."""
         for key in [key for key in self.catalog.connections if key[0] == node]:
             self.catalog.disconnect(*key)
-        mine = [consumer for consumer in self.consumers.values() if consumer.node == node]
-        self.end_consumers(mine, failed=False)
+        if node not in self.lost:
+            self._put_off_sessions_of(node)
+            for key in self.lost[node]:
+                self.forget_requester(self.sessions[key])
+                self.roomy.pop(key, None)
+        self._end_lost_sessions(node, LOST_MAX)
+
+    def restore_lost(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self._put_off_sessions_of(node)
+
+    def _put_off_sessions_of(self, node: str) -> None:
+        self.lost[node] = [key for key in self.sessions if key[0] == node]
+        self.lost[node].reverse()
+
+    def end_lost(self, node: str) -> None:
+        """Let nothing be left of what the node had opened before it was gone: it begins anew, with the same numbers."""
+        while node in self.lost:
+            self._end_lost_sessions(node, LOST_MAX)
+
+    def _end_some_lost(self) -> None:
+        left = LOST_MAX
+        for node in list(self.lost):
+            if left > 0:
+                left -= self._end_lost_sessions(node, left)
+
+    def _end_lost_sessions(self, node: str, most: int) -> int:
+        """End so many consumers and sessions of a node that is gone, about; how many that were."""
+        keys, left = self.lost[node], most
+        ended: list[Consumer] = []
+        while keys and left > 0:
+            session = self.sessions[keys[-1]]
+            some = list(islice(session.consumers.values(), left))
+            ended += some
+            left -= 1 + len(some)
+            if len(some) == len(session.consumers):
+                self._forget_channel(self.sessions.pop(keys.pop()))
+        if not keys:
+            del self.lost[node]
+        self.end_consumers(ended, failed=False)
+        return most - left
 
     def _forget_channel(self, session: Session) -> None:
         self.forget_requester(session)
@@ -312,7 +353,7 @@ class Core:
     def _room_for_others(self, consumer: Consumer) -> None:
         """What it does not hold any more, others on its channel may."""
         key = consumer.node, consumer.session
-        if key in self.sessions:
+        if key in self.sessions and consumer.node not in self.lost:
             self.look_again(key, consumer.id)
 
     def look_again(self, key: tuple[str, int], last: int = 0) -> int:
@@ -381,7 +422,7 @@ class Core:
 
     def _turn(self, queue: Queue, most: int) -> int:
         """In ranges, what it has cost."""
-        served, moved = queue.turn(self.time_ms, most)
+        served, moved = queue.turn(self.time_ms, most, self.lost)
         ranges = TURN_RANGES + moved
         for consumer, delivery in served:
             ranges += len(delivery.ranges)
@@ -394,7 +435,9 @@ class Core:
 
     def watch(self, consumer: Consumer) -> None:
         """See to it that a message which is out for too long is noticed."""
-        if consumer not in self.consumer_timers and not self.session(consumer.node, consumer.session).failed:
+        if consumer in self.consumer_timers or consumer.node in self.lost:
+            return
+        if not self.session(consumer.node, consumer.session).failed:
             self.consumer_timers.set(consumer, self._deadline_ms(consumer))
 
     def _deadline_ms(self, consumer: Consumer) -> int | None:
@@ -478,7 +521,7 @@ class Core:
             if consumer.budget is not None:
                 consumer.budget.held -= len(consumer.unacked)
                 consumer.budget.stop_waiting(consumer.id)
-            if consumer.live:
+            if consumer.live and consumer.node not in self.lost:
                 gone.append(ConsumerGone(consumer.node, consumer.session, consumer.id))
         return gone
 
@@ -527,7 +570,15 @@ class Core:
 
     def due_ms(self) -> int | None:
         """When there will be something to do that no command asks for; None for never."""
-        if self.roomy or self.reviewing or self.behind or self.dirty or self.abandoned or self.remains:
+        if (
+            self.dirty
+            or self.behind
+            or self.roomy
+            or self.reviewing
+            or self.abandoned
+            or self.lost
+            or self.remains
+        ):
             return NOW_MS
         due_ms = min(self.queue_timers.next_ms, self.consumer_timers.next_ms)
         return None if due_ms == NEVER_MS else due_ms
@@ -537,6 +588,8 @@ class Core:
         now_ms = self.time_ms
         if self.reviewing:
             self._review_policies()
+        if self.lost:
+            self._end_some_lost()
         if self.behind:
             self._catch_up()
         if self.abandoned:
@@ -615,7 +668,7 @@ class Core:
                 consumer.wait_for_room()
         for key in sorted(self.sessions):
             budget = self.sessions[key].budget
-            if budget.waiting and budget.room:
+            if budget.waiting and budget.room and key[0] not in self.lost:
                 self.roomy[key] = 0
 
     def restore_timers(self) -> None:
@@ -628,6 +681,8 @@ class Core:
                 self.queue_timers.set(queue, queue.due_ms())
 
     def _consumer_is_due(self, consumer: Consumer) -> None:
+        if consumer.node in self.lost:
+            return
         queue, deadline_ms = consumer.queue, self._deadline_ms(consumer)
         message_id = consumer.unacked.first()
         if deadline_ms is None or message_id is None or deadline_ms > self.time_ms:

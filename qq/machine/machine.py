@@ -148,6 +148,8 @@ class QueueMachine:
         commands = decode_commands(payload)
         core = self._core
         core.origin, core.index, core.time_ms = origin, index, time_ms
+        if core.lost and commands:
+            core.end_lost(origin)
         core.next_slot = ordinal << MESSAGE_BITS
         core.payload = payload
         core.sizes, core.size = message_sizes(payload)
@@ -186,7 +188,7 @@ class QueueMachine:
         """The node restarted or was given up: what its sessions held returns, its exclusive queues go."""
         core = self._core
         core.time_ms = time_ms
-        core.end_sessions_of(origin)
+        core.lose_sessions_of(origin)
         vhosts = core.catalog.vhosts.values()
         core.abandon([queue for vhost in vhosts for queue in vhost.owned_queues_of_node(origin)])
         if expelled:
@@ -199,6 +201,8 @@ class QueueMachine:
         At the end come the connections that it has to close.
         """
         effects: list[Effect] = []
+        if self.has_lost_sessions(origin):
+            return effects  # of a life that is over
         for (node, number), session in self._core.sessions.items():
             if node != origin:
                 continue
@@ -235,6 +239,10 @@ class QueueMachine:
         core.answer(session, command.session, result)
 
     # What the shell may look at
+
+    def has_lost_sessions(self, origin: str) -> bool:
+        """Whether sessions of an earlier life of this node are still ending. Its next command would end all at once."""
+        return origin in self._core.lost
 
     @property
     def vhosts(self) -> Mapping[str, VirtualHost]:
@@ -325,6 +333,7 @@ class QueueMachine:
             dirty=list(core.dirty),
             behind=[queue.freeze_behind() for queue in core.behind],
             abandoned=list(core.abandoned),
+            lost=list(core.lost),
         )
 
     def dump(self) -> bytes:
@@ -359,6 +368,7 @@ class QueueMachine:
             session.answer = answer_of(node, number, answer)
             if user is not None:
                 catalog.count_channel(user, 1)
+        core.restore_lost(state.lost)
         for row, unacked in zip(state.consumers, state.unacked, strict=True):
             self._load_consumer(queues, row, unacked)
         for queue, row in zip(queues.values(), state.queues, strict=True):

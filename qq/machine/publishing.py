@@ -330,7 +330,7 @@ class Publishing:
         for number, queue in enumerate(queues):
             room = queue.room(sizes)
             if room < count and at_once:
-                wanted = queue.wanted(count, core.time_ms, promised)
+                wanted = queue.wanted(count, core.time_ms, promised, core.lost)
                 room = wanted + queue.room(sizes[wanted:])
             rooms[number] = room
         return rooms

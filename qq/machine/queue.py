@@ -28,7 +28,7 @@ from qq.machine.work import RANGES_AT_ONCE
 from qq.ranges import NORMAL, Range, RangeMap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from qq.machine.backlog import FrozenBacklog
     from qq.machine.commands import Table
@@ -214,10 +214,11 @@ class Queue:
             most_bytes is not None and backlog.size + backlog.delayed_size > most_bytes
         )
 
-    def wanted(self, count: int, now_ms: int, promised: dict[Budget, int]) -> int:
+    def wanted(self, count: int, now_ms: int, promised: dict[Budget, int], lost: Container[str]) -> int:
         """How many of the next `count` messages consumers would have at once, if these are ready when they arrive.
 
         `promised` is how much of the limits of channels is to be used for others; what may be used for these is added.
+        Consumers of nodes that are `lost` have nothing.
         """
         backlog = self.backlog
         if backlog.count or self.returning:
@@ -230,7 +231,9 @@ class Queue:
         idle: list[Consumer] = []
         for consumer in self.turns:
             budget = consumer.budget
-            if budget is None or not budget.limit:
+            if consumer.node in lost:
+                idle.append(consumer)
+            elif budget is None or not budget.limit:
                 wanted += consumer.credit
             elif budget.room:
                 shared[budget] = shared.get(budget, 0) + consumer.credit
@@ -254,9 +257,10 @@ class Queue:
 
     # Messages go
 
-    def turn(self, now_ms: int, most: int) -> tuple[list[Served], int]:
+    def turn(self, now_ms: int, most: int, lost: Container[str] = ()) -> tuple[list[Served], int]:
         """Let time and limits do what they do, and give consumers what is theirs, in about `most` ranges at most.
 
+        Those of nodes that are `lost` are given nothing.
         Returns what they are given, and how many ranges have gone elsewhere: at least a few, if there are any.
         """
         backlog = self.backlog
@@ -267,14 +271,14 @@ class Queue:
         due_ms = backlog.due_ms()
         served: list[Served] = []
         if due_ms is None or due_ms > now_ms:
-            served = self._serve(now_ms, most)
+            served = self._serve(now_ms, most, lost)
         else:
             moved += backlog.release(now_ms, due_max)
             # What expires at this very moment may still be delivered: a time-to-live of 0 means that.
             moved += self._expire(now_ms - 1, now_ms, due_max)
             if not 0 < backlog.expires_ms() < now_ms:
                 # Others may be due after a delay that are not released yet: they come behind these.
-                served = self._serve(now_ms, most)
+                served = self._serve(now_ms, most, lost)
                 moved += self._expire(now_ms, now_ms, due_max)
         if self._drops:
             moved += self._trim(now_ms)
@@ -322,7 +326,7 @@ class Queue:
         """Whether consumers may be given something."""
         return bool(self.turns) and self.available > 0
 
-    def _serve(self, now_ms: int, most: int) -> list[Served]:
+    def _serve(self, now_ms: int, most: int, lost: Container[str]) -> list[Served]:
         """Give ready messages to those who may have them, by turns; one effect for each that gets any."""
         backlog, turns = self.backlog, self.turns
         served: dict[Consumer, list[Range]] = {}
@@ -332,7 +336,7 @@ class Queue:
             while most > 0 and left and ring:
                 consumer = next(iter(ring))
                 room = consumer.room
-                if room < 1:
+                if room < 1 or consumer.node in lost:
                     turns.discard(consumer)
                     consumer.wait_for_room()
                     continue

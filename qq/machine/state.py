@@ -144,6 +144,7 @@ class Frozen(NamedTuple):
     dirty: list[Queue]
     behind: list[FrozenBehind]
     abandoned: list[Queue]
+    lost: list[str]
 
     def dump(self) -> bytes:
         """The state, to be read by `read_dump`."""
@@ -203,6 +204,7 @@ class Frozen(NamedTuple):
                 for unacked in held:
                     write(_pieces(unacked), _held_row)
         write([queue.number for queue in self.abandoned])
+        write(self.lost)
         return packer.bytes()
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
@@ -270,6 +272,8 @@ class Dump(NamedTuple):
     """Numbers of queues."""
     behind: list[list[Any]]
     abandoned: list[int]
+    lost: list[str]
+    """Nodes."""
 
 
 _SECTIONS = 1 + len(Dump._fields)

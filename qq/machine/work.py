@@ -27,6 +27,10 @@ TURN_RANGES = 4
 DUE_QUEUES_MAX = 2_000
 """Queues at which time has come for something, in one entry: 3 us each to find them. Others follow in the next."""
 
+LOST_MAX = 1_500
+"""Sessions and consumers of a node that is gone which end with the entry that says so, and as many at its end, and in
+each of the next ones; 8 us each."""
+
 QUEUES_GONE_MAX = 500
 """Queues that go with their connections or consumers, or because nobody used them, and bindings and consumers of these:
 by a command, and as many twice at the end of an entry; 6 to 20 us each. What is left is for the next entries."""

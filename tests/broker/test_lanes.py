@@ -14,12 +14,14 @@ from qq.amqp.properties import Attributes
 from qq.broker.batches import BATCH_BYTES_MAX, OpenEnqueue
 from qq.broker.lanes import AHEAD, QUANTUM, Lane
 from qq.broker.submissions import COST_IN_FLIGHT_MAX, Submissions
+from qq.machine import core as core_module
 from qq.machine.codec import decode_batch, encode_batch
 from qq.machine.commands import (
     NO_PRIORITY,
     NO_TTL,
     BindExchange,
     BindQueue,
+    Checkout,
     Commit,
     Credit,
     DeclareExchange,
@@ -382,3 +384,23 @@ def test_whatever_is_asked_for_comes_once_in_order_and_is_counted_no_more(seed: 
     ]
     assert all(commit.count == 2 for commit in commits)
     check_counts(world)
+
+
+def test_what_is_asked_for_waits_until_nothing_is_left_of_an_earlier_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the first command would have the cluster end all of that at once."""
+    monkeypatch.setattr(core_module, "LOST_MAX", 1)
+    world = World(1)
+    machine = world.machine
+    asked = [Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)]
+    machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(asked, [])))
+    machine.origin_down("n1", 7, expelled=True)
+    world.publish(world.clients[0], "", "q", b"x")
+    while machine.has_lost_sessions("n1"):
+        world.turn()
+        assert not world.batches
+        machine.end_entry(7)
+        world.submissions.entry_applied()
+    world.settle()
+    assert world.clients[0].came == [b"x"]

@@ -706,6 +706,7 @@ def test_nor_does_a_long_life_among_absurd_commands(seed: int) -> None:
 def test_nor_does_what_is_done_in_the_smallest_portions(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(queue_module, "RANGES_AT_ONCE", 0)
     least = {
+        "LOST_MAX": 1,
         "RANGES_AT_ONCE": 0,
         "RANGES_MAX": 2,
         "RANGES_OF_QUEUE_MAX": 1,
