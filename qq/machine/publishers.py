@@ -58,7 +58,9 @@ class Publishers:
         """
         last_seq, refused = self._known(publisher, time_ms)
         end_seq = first_seq + count - 1
-        runs = [(max(first, first_seq), min(last, end_seq)) for first, last in refused if first <= last_seq]
+        # Above the last one all are new; a run of refused ones may reach there, if two have become one.
+        stop = min(last_seq, end_seq)
+        runs = [(max(first, first_seq), min(last, stop)) for first, last in refused]
         runs.append((max(first_seq, last_seq + 1), end_seq))
         return [(first, last) for first, last in runs if first <= last]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qq.machine import publishers as publishers_module
 from qq.machine.publishers import REFUSED_MAX, Publishers
 
 if TYPE_CHECKING:
@@ -112,3 +115,25 @@ def test_too_many_refusals_make_repetitions_possible_and_lose_nothing() -> None:
     new = numbers_of(publishers.new("p", 1, 4 * REFUSED_MAX - 1, 0))
     assert set(refused) <= set(new)
     assert len(publishers.freeze()[2][0][3]) == REFUSED_MAX
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_however_many_are_refused_no_message_is_new_twice_at_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of runs that have become one, a part may be above the last number: it was told twice, and published twice."""
+    monkeypatch.setattr(publishers_module, "REFUSED_MAX", 2)
+    publishers, model, rng = Publishers(), Model(), random.Random(seed)
+    for _ in range(100):
+        first_seq, count, room = rng.randint(1, 40), rng.randint(1, 3), rng.choice([0, 0, 0, 3])
+        runs = publishers.new("p", first_seq, count, 0)
+        new, numbers = numbers_of(runs), range(first_seq, first_seq + count)
+        assert new == sorted(set(new))
+        assert set(model.new("p", numbers)) <= set(new) <= set(numbers)
+        for first, last in runs:
+            taken = min(room, last - first + 1)
+            if taken:
+                publishers.admit("p", (first, first + taken - 1), 0)
+            if first + taken <= last:
+                publishers.refuse("p", (first + taken, last), 0)
+            model.note("p", list(range(first, first + taken)), list(range(first + taken, last + 1)), 0)
