@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from qq.machine.codec import encode_batch
 from qq.machine.commands import Enqueue, Publish
-from qq.machine.costs import BATCH_STEPS_MAX, COMMIT_STEPS, SETTLED_STEPS, TRANSACTION_STEPS_MAX
+from qq.machine.costs import BATCH_STEPS_MAX, COMMIT_STEPS, SETTLED_STEPS, TRANSACTION_STEPS_MAX, Price
 from qq.machine.limits import table_bytes
 
 if TYPE_CHECKING:
@@ -220,8 +220,8 @@ class OpenEnqueue:
         """What it counts as, its messages included."""
         self._priced: list[int] = []
         """What its first messages cost, as far as that is known, where each is looked into."""
-        self._price: int | None = None
-        """What all of them cost, as far as that is known, otherwise."""
+        self._price: Price | None = None
+        """What they cost, as far as that is known, otherwise."""
 
     @property
     def keys(self) -> int:
@@ -245,28 +245,28 @@ class OpenEnqueue:
         size = bytes_of_messages(messages)
         self.messages += messages
         self._bytes += size
-        self._price = None
         return size
 
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
         if self._is_looked_into(costs):
             return self._take_one_by_one(batch, lane, costs)
-        steps = self._price_together(costs)
-        if steps is None:
+        price = self._price_together(costs)
+        if price is None:
             return Outcome.PUT_OFF
         messages = self.messages
+        steps = price.of(len(messages))
         if batch.fits(steps, self._bytes):
             self._go(batch, lane, len(messages), steps, self._bytes)
             return Outcome.TAKEN
         count, size = 1, self._beside + MESSAGE_BYTES + len(messages[0])
-        if not batch.has_room(steps, size):
+        if not batch.has_room(price.of(1), size):
             return Outcome.NO_ROOM
         for message in islice(messages, 1, None):
             next_size = size + MESSAGE_BYTES + len(message)
-            if not batch.fits(steps, next_size):
+            if not batch.fits(price.of(count + 1), next_size):
                 break
             count, size = count + 1, next_size
-        self._go(batch, lane, count, steps, size)
+        self._go(batch, lane, count, price.of(count), size)
         return Outcome.NO_ROOM if self.messages else Outcome.TAKEN
 
     def _take_one_by_one(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
@@ -307,7 +307,8 @@ class OpenEnqueue:
     def price(self, costs: Costs) -> int | None:
         """What all of it costs, or more than a transaction may; None if that is to be looked for in the next turn."""
         if not self._is_looked_into(costs):
-            return self._price_together(costs)
+            price = self._price_together(costs)
+            return None if price is None else price.of(len(self.messages))
         steps = sum(self._priced)
         while len(self._priced) < len(self.messages) and steps <= TRANSACTION_STEPS_MAX:
             if not self._price_next(costs):
@@ -317,22 +318,22 @@ class OpenEnqueue:
 
     def add_to(self, batch: Batch, lane: Lane) -> None:
         """Have the batch take all of it, with the price that was found."""
-        steps = sum(self._priced) if self._priced else self._price or 0
-        self._go(batch, lane, len(self.messages), steps, self._bytes)
+        count = len(self.messages)
+        steps = self._price.of(count) if self._price is not None else sum(self._priced)
+        self._go(batch, lane, count, steps, self._bytes)
 
     def _is_looked_into(self, costs: Costs) -> bool:
         channel = self.channel
         return not channel.has_failed and costs.looks_into(channel.connection.vhost, self.exchange)
 
-    def _price_together(self, costs: Costs) -> int | None:
+    def _price_together(self, costs: Costs) -> Price | None:
         if self.channel.has_failed:
-            return 0  # the log passes over it
+            return Price(0, 0)  # the log passes over it
         if self._price is None:
             self._price = costs.of_messages(
                 self.channel.connection.vhost,
                 self.exchange,
                 self._keys(),
-                len(self.messages),
                 is_plain=self.attributes is None,
             )
         return self._price

@@ -11,7 +11,7 @@ number: whoever asks, asks again in the next turn of the loop.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine import commands as c
 from qq.machine.errors import Refused
@@ -80,6 +80,17 @@ _FLAT: dict[type[c.Command], int] = {
 }
 
 
+class Price(NamedTuple):
+    """Of messages that are published alike and go the same way, in steps."""
+
+    once: int
+    each: int
+
+    def of(self, count: int) -> int:
+        """What so many of them cost together."""
+        return self.once + self.each * count
+
+
 class Costs:
     """Looks at the state of a machine."""
 
@@ -139,13 +150,11 @@ class Costs:
         known = self._core.catalog.vhosts.get(vhost)
         return known is not None and known.looks_at_content(exchange)
 
-    def of_messages(
-        self, vhost: str, exchange: str, keys: Sequence[str], count: int, *, is_plain: bool
-    ) -> int | None:
-        """Steps of messages that are published alike and not looked into; None if too much was looked for already."""
+    def of_messages(self, vhost: str, exchange: str, keys: Sequence[str], *, is_plain: bool) -> Price | None:
+        """Of messages that are published alike and not looked into; None if too much was looked for already."""
         known = self._core.catalog.vhosts.get(vhost)
         if known is None:
-            return _RUN
+            return Price(_RUN, 0)
         steps = _RUN
         route = known.known_route(exchange, keys[0]) if len(keys) == 1 else None
         if route is None:
@@ -158,7 +167,7 @@ class Costs:
         self._counted.add((vhost, exchange, keys[0]))
         copy = _COPY if is_plain else _COPY_WITH_PROPERTIES
         by_size = sum(queue.settings.max_length_bytes is not None for queue in route)
-        return steps + copy * len(route) + _MESSAGE_BY_SIZE * by_size * count
+        return Price(steps + copy * len(route), _MESSAGE_BY_SIZE * by_size)
 
     def of_content(self, vhost: str, exchange: str, keys: Sequence[str], message: bytes) -> int | None:
         """Steps of a message that is looked into; None as above."""

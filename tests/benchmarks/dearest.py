@@ -146,7 +146,8 @@ def cost_of(machine: QueueMachine, command: Command, messages: list[bytes]) -> i
     if costs.looks_into("/", exchange):
         found = [costs.of_content("/", exchange, keys, message) for message in messages]
     else:
-        found = [costs.of_messages("/", exchange, keys, len(messages), is_plain=isinstance(command, Enqueue))]
+        price = costs.of_messages("/", exchange, keys, is_plain=isinstance(command, Enqueue))
+        found = [None if price is None else price.of(len(messages))]
     machine.vhosts["/"]._forget_routes()  # so that the entry finds them itself
     return sum(BATCH_STEPS_MAX if steps is None else steps for steps in found)
 

@@ -164,6 +164,21 @@ def test_what_goes_with_a_queue_counts_when_it_is_deleted() -> None:
     assert [weight for _, weight in world.batches] == [3, 3]
 
 
+def test_messages_that_cost_each_their_part_fill_batches() -> None:
+    """A long run for a queue with a limit in octets went one message at a time: all of it did not fit."""
+    world = World(1)
+    arguments = {"x-max-length-bytes": 10**9}
+    world.submissions.add(DeclareQueue(1, 1, "limited", False, True, False, False, False, arguments))
+    world.turn()
+    world.apply()
+    world.publish("", "limited", [b"x"] * 10_000)
+    world.turn()
+    while world.applied < len(world.batches):
+        world.apply()
+    assert world.client.confirmed[-1] == world.machine.vhosts["/"].queues["limited"].ready == 10_000
+    assert len(world.batches) == 1 + 5
+
+
 def test_keys_that_nobody_has_used_before_share_batches_if_their_way_is_short() -> None:
     """Once each was taken for the dearest message, as soon as some hundred of them came in one turn of the loop."""
     world = World(1, lambda name: BindQueue(1, 1, name, "amq.topic", "orders.*.created", {}))
