@@ -8,9 +8,9 @@ identity.py); what is written once or grows (twofold.py, segment.py).
 
 Both files hold the same. They are overwritten in place, one after the other, each made durable before the next: that
 needs no space, and a crash damages at most the one that was being written. Of two that differ, the one with the higher
-sequence number was written later.
+sequence number was written later. Before the first one holds anything the last is there, with zeros.
 
-Law: once the files are there, neither loading nor storing needs space.
+Law: once anything is stored, both files are there, and neither loading nor storing needs space.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ FILE_BYTES = 512
 _START = Struct("<4sI32sQ")
 _CRC_BYTES = 4
 BODY_BYTES_MAX = FILE_BYTES - _START.size - _CRC_BYTES
+_RESERVED = bytes(FILE_BYTES)
+"""The last file before the first store."""
 
 
 class Stored(NamedTuple):
@@ -68,6 +70,8 @@ class Register:
         self._digest = sha256(identity).digest()
         self._what = what
         self._sequence = 0
+        self._has_files = False
+        """It is known that nothing that is to be written needs space."""
 
     def load(self) -> bytes | None:
         """Read the files; what is in only one of them is stored in the other one, too.
@@ -79,7 +83,7 @@ class Register:
         found = [self._unpack(data, path) for data, path in zip(contents, self._paths, strict=True)]
         whole = [stored for stored in found if stored is not None]
         if not whole:
-            if any(data is not None for data in contents):
+            if contents not in ([None, None], [None, _RESERVED]):
                 log.error("%s and %s are damaged: %s are lost", *self._paths, self._what)
             return None
         latest = max(whole, key=_sequence_of)
@@ -88,6 +92,7 @@ class Register:
                 log.warning("%s is older than the other one or damaged; written anew", path)
                 self._write(path, self._pack(latest))
         self._sequence = latest.sequence
+        self._has_files = True
         return latest.body
 
     def load_copies(self) -> list[Stored | None]:
@@ -100,9 +105,18 @@ class Register:
     def store(self, body: bytes) -> None:
         """Durable when it returns; raises OSError, and then it is not known which of the two bodies is stored."""
         data = self._pack(Stored(self._sequence + 1, body))
+        self._reserve()
         for path in self._paths:
             self._write(path, data)
         self._sequence += 1
+
+    def _reserve(self) -> None:
+        """What is in the first file only, the next load stores in the other one: it must be there by then."""
+        if not self._has_files:
+            last = self._paths[-1]
+            if self._read(last) is None:
+                self._disk.replace_file(last, _RESERVED)
+            self._has_files = True
 
     def _read(self, path: str) -> bytes | None:
         try:

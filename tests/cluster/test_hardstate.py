@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,26 @@ def test_a_store_needs_no_space_once_the_files_are_there() -> None:
     disk.full = True
     file.store(NEW)
     assert hard_state(disk).load() == NEW
+
+
+@pytest.mark.parametrize("power_loss", [True, False])
+def test_what_was_stored_is_loaded_without_space_wherever_the_first_store_ended(
+    power_loss: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full, and the process ends: once one of the files was there then, and a start failed."""
+    found: list[HardState | None] = []
+    for steps in range(20):
+        disk = a_disk(steps)
+        disk.end_process_after(steps)
+        with suppress(ProcessEnds):
+            hard_state(disk).store(NEW)
+        disk.crash(power_loss=power_loss)
+        disk.full = True
+        found.append(hard_state(disk).load())
+        if found[-1] is not None:
+            hard_state(disk).store(OLD)
+    assert set(found) == {None, NEW}
+    assert "damaged: term and vote are lost" not in caplog.text
 
 
 @pytest.mark.parametrize("first", [True, False])
