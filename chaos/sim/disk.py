@@ -57,6 +57,7 @@ class SimulatedDisk:
         self._life = 0
         self._session = 1
         self._steps_left: int | None = None
+        self._fills_in: int | None = None
         self._next_sync_error: OSError | None = None
         self._writes = _Lane(self, rng, schedule)
         self._reads = _Lane(self, rng, schedule)
@@ -193,6 +194,14 @@ class SimulatedDisk:
         """Take `end_process_after` back."""
         self._steps_left = None
 
+    def fill_after(self, steps: int) -> None:
+        """Be full when so many more changes are made, be it in the middle of a job."""
+        self._fills_in = steps
+
+    def empty(self) -> None:
+        """Take `fill_after` back: there is space again."""
+        self.full, self._fills_in = False, None
+
     def fail_next_sync(self, code: int = errno.EIO) -> None:
         """Let the next sync of a file fail; what it should have written may never become durable."""
         self._next_sync_error = _os_error(code, "sync")
@@ -293,7 +302,10 @@ class SimulatedDisk:
         inode.sync()
 
     def _step(self) -> None:
-        """Stop before a change if the process ends here."""
+        """Stop before a change if the process ends here; the disk may be full from it on."""
+        if self._fills_in is not None:
+            self.full = self.full or self._fills_in == 0
+            self._fills_in = None if self.full else self._fills_in - 1
         if self._steps_left is not None:
             if self._steps_left == 0:
                 raise ProcessEnds

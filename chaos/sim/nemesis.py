@@ -329,13 +329,10 @@ class Nemesis:
         self._anyone().disk.fail_next_sync()
 
     def _full_disk(self) -> None:
+        """At once, or in the middle of something."""
         disk = self._anyone().disk
-        disk.full = True
-
-        def undo() -> None:
-            disk.full = False
-
-        self._until(self._short_or_long_s(8.0), undo)
+        disk.fill_after(self._random.choice((0, self._random.randint(0, STEPS_OF_START_MAX))))
+        self._until(self._short_or_long_s(8.0), disk.empty)
 
     def _small_disk(self) -> None:
         """Not much more fits than what is there: what is removed makes room."""

@@ -197,6 +197,18 @@ def test_a_full_disk_takes_a_part_and_nothing_new() -> None:
     file.append([b"x"])
 
 
+def test_a_disk_that_is_about_to_fill_takes_so_many_changes() -> None:
+    disk, _ = new_disk()
+    disk.fill_after(2)
+    file = disk.open("file", create=True)
+    file.append([b"a"])
+    with pytest.raises(OSError, match="No space left"):
+        disk.open("other", create=True)
+    disk.empty()
+    file.append([b"b"])
+    assert disk.read_file("file") == b"ab"
+
+
 def test_a_flipped_bit_is_there() -> None:
     disk = disk_with(b"\x00\x00")
     disk.flip_bit("file", 9)
