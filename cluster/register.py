@@ -64,6 +64,7 @@ class Register:
         what: str,
     ) -> None:
         self._disk = disk
+        self._directory = directory
         self._paths = [path_in(directory, name) for name in names]
         self._magic = magic
         self._version = version
@@ -87,6 +88,10 @@ class Register:
                 log.error("%s and %s are damaged: %s are lost", *self._paths, self._what)
             return None
         latest = max(whole, key=_sequence_of)
+        if found != [latest, latest]:
+            self._disk.sync_directory(
+                self._directory
+            )  # the first store may have ended before its name was durable
         for path, stored in zip(self._paths, found, strict=True):
             if stored != latest:
                 log.warning("%s is older than the other one or damaged; written anew", path)

@@ -63,16 +63,20 @@ def test_what_was_stored_is_loaded_without_space_wherever_the_first_store_ended(
 ) -> None:
     """The disk is full, and the process ends: once one of the files was there then, and a start failed."""
     found: list[HardState | None] = []
-    for steps in range(20):
-        disk = a_disk(steps)
-        disk.end_process_after(steps)
-        with suppress(ProcessEnds):
-            hard_state(disk).store(NEW)
-        disk.crash(power_loss=power_loss)
-        disk.full = True
-        found.append(hard_state(disk).load())
-        if found[-1] is not None:
-            hard_state(disk).store(OLD)
+    for seed in range(20):
+        for steps in range(12):
+            disk = a_disk(seed)
+            disk.end_process_after(steps)
+            with suppress(ProcessEnds):
+                hard_state(disk).store(NEW)
+            disk.spare_process()
+            disk.crash(power_loss=power_loss)
+            disk.full = True
+            found.append(hard_state(disk).load())
+            disk.crash(power_loss=True)  # what was loaded is durable in both
+            assert hard_state(disk).load() == found[-1]
+            if found[-1] is not None:
+                hard_state(disk).store(OLD)
     assert set(found) == {None, NEW}
     assert "damaged: term and vote are lost" not in caplog.text
 
