@@ -10,15 +10,14 @@ RabbitMQ.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from http import HTTPStatus
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.http import bodies
 from qq.http.documents import DEDUPLICATION
 from qq.http.errors import Refusal, bad_request
+from qq.http.slices import Slices
 from qq.http.vhosts import creation
 from qq.http.view import Refused, Unavailable
 from qq.machine import limits
@@ -42,7 +41,7 @@ OPERATOR_POLICIES = "operator_policy"
 OF_VHOSTS = ("exchanges", "policies", "queues", "bindings", "parameters")
 """Categories of what is in virtual hosts."""
 OBJECTS_PER_BATCH = 100
-"""Some milliseconds of every node's time; and of this one's, while they are read."""
+"""Some milliseconds of every node's time."""
 
 SKIPPED_SHOWN_MAX = 20
 """In the log."""
@@ -52,7 +51,9 @@ class _Object(NamedTuple):
     """Something to take over."""
 
     what: str
-    """For texts; two of the same are one, and the later one counts."""
+    """For texts."""
+    key: tuple[str, ...]
+    """Two of a category with the same are one, and the later one counts."""
     changes: Sequence[Change] = ()
     vhost: str = ""
     declaration: Declaration | None = None
@@ -70,18 +71,20 @@ class Import:
         self._management = management
         self._user = user
         self._vhost = vhost
-        self._vhosts = {each.name for each in management.vhosts()}
+        self._default_types = {each.name: each.default_queue_type for each in management.vhosts()}
+        """Of the virtual hosts."""
         self._users = set(management.users())
         self._entered = {row.vhost for row in management.permissions() if row.user == user}
         """Virtual hosts that the user has permissions for; these three with what the document brings."""
         self._skipped: list[str] = []
         self._counts: dict[str, int] = {}
+        self._slices = Slices()
 
     async def run(self, body: Body) -> None:
         """Raises Refusal, Unavailable: the text names the object, and tells what was taken over before."""
         categories = {name: read for name, read in self._readers() if body.get(name)}
         stages = [(name, await self._read(name, body[name], read)) for name, read in categories.items()]
-        self._check_entry(stages)
+        await self._check_entry(stages)
         loosened = await self._check_room(stages)
         for category, objects in stages:
             if category in OF_VHOSTS and loosened:
@@ -115,13 +118,12 @@ class Import:
     async def _read(self, category: str, rows: Any, read: Callable[[Body], _Object | None]) -> list[_Object]:
         if not isinstance(rows, list):
             raise bad_request(f"{category} should be a list; nothing is imported")
-        objects: dict[str, _Object] = {}
+        objects: dict[tuple[str, ...], _Object] = {}
         for place, row in enumerate(rows):
-            if place % OBJECTS_PER_BATCH == 0:
-                await asyncio.sleep(0)
+            await self._slices.give_way()
             found = self._read_one(category, place, row, read)
             if found is not None:
-                objects[found.what] = found
+                objects[found.key] = found
         return list(objects.values())
 
     def _read_one(
@@ -151,7 +153,7 @@ class Import:
                     "no vhost: definitions of a single virtual host are imported to /api/definitions/VHOST"
                 )
             vhost = bodies.field(row, "vhost", str)
-        if vhost not in self._vhosts:
+        if vhost not in self._default_types:
             raise bad_request(f"vhost '{vhost}' not found")
         return vhost
 
@@ -167,31 +169,31 @@ class Import:
         if row.get("limits") is not None:
             changes.append(SetUserLimits(name, bodies.limits(row["limits"], limits.USER_LIMITS)))
         self._users.add(name)
-        return _Object(f"user '{name}'", changes)
+        return _Object(f"user '{name}'", (name,), changes)
 
     def _vhost_object(self, row: Body) -> _Object:
         name = bodies.field(row, "name", str)
         metadata = row.get("metadata")
         described = (metadata if isinstance(metadata, dict) else {}) | row
-        current = {each.name: each.default_queue_type for each in self._management.vhosts()}
-        command = bodies.read_vhost(name, described, current.get(name, ""))
+        command = bodies.read_vhost(name, described, self._default_types.get(name, ""))
         changes = creation(self._management, command, self._user)
         if len(changes) > 1:
             self._entered.add(name)
-        self._vhosts.add(name)
-        return _Object(f"vhost '{name}'", changes)
+        self._default_types[name] = command.default_queue_type
+        return _Object(f"vhost '{name}'", (name,), changes)
 
     def _permissions_object(self, row: Body) -> _Object:
         command = bodies.read_permissions(self._user_of(row), self._vhost_of(row), row)
         if command.user == self._user:
             self._entered.add(command.vhost)
-        return _Object(f"permissions of user '{command.user}' in vhost '{command.vhost}'", [command])
+        user, vhost, *_ = command
+        return _Object(f"permissions of user '{user}' in vhost '{vhost}'", (user, vhost), [command])
 
     def _topic_permissions_object(self, row: Body) -> _Object:
         command = bodies.read_topic_permissions(self._user_of(row), self._vhost_of(row), row)
         user, vhost, exchange, _, _ = command
         what = f"topic permissions of user '{user}' for exchange '{exchange}' in vhost '{vhost}'"
-        return _Object(what, [command])
+        return _Object(what, (user, vhost, exchange), [command])
 
     def _global_parameter_object(self, row: Body) -> _Object | None:
         name = bodies.field(row, "name", str)
@@ -199,31 +201,33 @@ class Import:
         if name != DEDUPLICATION:
             return self._skip(what)
         bounds = bodies.read_deduplication(row, self._management.deduplication())
-        return _Object(what, [LimitPublishers(*bounds)])
+        return _Object(what, (name,), [LimitPublishers(*bounds)])
 
     def _policy_object(self, row: Body) -> _Object:
         vhost = self._vhost_of(row)
         policy = bodies.read_policy(bodies.field(row, "name", str), row, operator=False)
-        return _Object(f"policy '{policy.name}' in vhost '{vhost}'", [bodies.put_policy(vhost, policy)])
+        what = f"policy '{policy.name}' in vhost '{vhost}'"
+        return _Object(what, (vhost, policy.name), [bodies.put_policy(vhost, policy)])
 
     def _parameter_object(self, row: Body) -> _Object | None:
         vhost, name = self._vhost_of(row), bodies.field(row, "name", str)
         component = bodies.field(row, "component", str)
-        what = f"parameter '{name}' of {component} in vhost '{vhost}'"
+        what, key = f"parameter '{name}' of {component} in vhost '{vhost}'", (vhost, component, name)
         if {"component": component, "name": name} == VHOST_LIMITS:
             told = bodies.limits(row.get("value"), limits.VHOST_LIMITS)
-            return _Object(what, [SetVhostLimits(vhost, told)])
+            return _Object(what, key, [SetVhostLimits(vhost, told)])
         if component != OPERATOR_POLICIES:
             return self._skip(what)
         policy = bodies.read_policy(name, bodies.field(row, "value", dict), operator=True)
-        return _Object(what, [bodies.put_policy(vhost, policy)])
+        return _Object(what, key, [bodies.put_policy(vhost, policy)])
 
     def _exchange_object(self, row: Body) -> _Object | None:
         vhost, name = self._vhost_of(row), bodies.field(row, "name", str, "")
         what = f"exchange '{name}' in vhost '{vhost}'"
         if not name or name.startswith(RESERVED):
             return self._skip(what)
-        return _Object(what, vhost=vhost, declaration=bodies.read_exchange(name, row))
+        command = bodies.read_exchange(name, row)
+        return _Object(what, (vhost, command.name), vhost=vhost, declaration=command)
 
     def _queue_object(self, row: Body) -> _Object | None:
         vhost, name = self._vhost_of(row), bodies.field(row, "name", str)
@@ -235,7 +239,7 @@ class Import:
         if kind in MODULES:
             # What it is there; the virtual host may have another default.
             command.arguments.setdefault("x-queue-type", kind)
-        return _Object(what, vhost=vhost, declaration=command)
+        return _Object(what, (vhost, command.name), vhost=vhost, declaration=command)
 
     def _binding_object(self, row: Body) -> _Object | None:
         vhost, source, destination = self._vhost_of(row), *self._ends(row)
@@ -244,8 +248,10 @@ class Import:
         if not source or (kind == "queue" and destination.startswith(RESERVED)):
             return self._skip(what)
         command = bodies.read_binding(source, destination, kind, row)
-        place = f"{what} with '{command.routing_key}' and {command.arguments}"
-        return _Object(place, vhost=vhost, declaration=command)
+        routing_key, arguments = command.routing_key, str(command.arguments)
+        key = (vhost, source, kind, destination, routing_key, arguments)
+        place = f"{what} with '{routing_key}' and {arguments}"
+        return _Object(place, key, vhost=vhost, declaration=command)
 
     def _ends(self, row: Body) -> tuple[str, str]:
         return bodies.field(row, "source", str, ""), bodies.field(row, "destination", str)
@@ -253,10 +259,11 @@ class Import:
     def _skip(self, what: str) -> None:
         self._skipped.append(what)
 
-    def _check_entry(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> None:
+    async def _check_entry(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> None:
         """What is in a virtual host is declared as a client of the user would, who has to be let in."""
         for _, objects in stages:
             for each in objects:
+                await self._slices.give_way()
                 if each.declaration is not None and each.vhost not in self._entered:
                     raise bad_request(
                         f"{each.what}: user '{self._user}' needs permissions in vhost '{each.vhost}' to declare "
@@ -273,9 +280,8 @@ class Import:
             if isinstance(change, SetVhostLimits)
         }
         room = self._management.room(told)
-        for place, each in enumerate(found):
-            if place % OBJECTS_PER_BATCH == 0:
-                await asyncio.sleep(0)
+        for each in found:
+            await self._slices.give_way()
             try:
                 for change in each.changes:
                     room.change(change)
@@ -285,7 +291,7 @@ class Import:
                 raise bad_request(f"{each.what}: {refused.explanation}; nothing is imported") from None
         loosened = {vhost: room.loosened(vhost) for vhost in told}
         return [
-            _Object(f"limits of vhost '{vhost}'", [ChangeVhostLimits(vhost, limits_)])
+            _Object(f"limits of vhost '{vhost}'", (vhost,), [ChangeVhostLimits(vhost, limits_)])
             for vhost, limits_ in loosened.items()
             if limits_
         ]
@@ -297,48 +303,54 @@ class Import:
         changes = iter([each for each in objects if each.declaration is None])
         while part := list(islice(changes, OBJECTS_PER_BATCH)):
             await self._change(category, part)
-        for vhost in dict.fromkeys(each.vhost for each in objects if each.declaration is not None):
-            await self._declare(category, vhost, self._missing(vhost, objects))
+        for vhost, missing in (await self._missing(objects)).items():
+            await self._declare(category, vhost, missing)
 
     async def _change(self, category: str, objects: Sequence[_Object]) -> None:
         try:
             await self._management.change(*(change for each in objects for change in each.changes))
         except Unavailable as unavailable:
-            raise self._interrupted(unavailable, objects[0]) from None
+            raise self._interrupted(unavailable, objects) from None
+        except Refused as refused:
+            raise bad_request(f"{_some_of(objects)}: {refused.explanation}; {self._before()}") from None
         self._counts[category] += len(objects)
 
     async def _declare(self, category: str, vhost: str, objects: Sequence[_Object]) -> None:
-        if not objects:
-            return
         declarations = [each.declaration for each in objects if each.declaration is not None]
         try:
             await self._management.declare(vhost, self._user, declarations)
         except Refused as refused:
             self._counts[category] += refused.done
-            raise Refusal(
-                HTTPStatus.BAD_REQUEST,
-                f"{objects[refused.done].what}: {refused.explanation}; imported before it: {self._imported()}",
-            ) from None
+            left = objects[refused.done :]
+            what = left[0].what if left else f"{category} of vhost '{vhost}'"
+            raise bad_request(f"{what}: {refused.explanation}; {self._before()}") from None
         except Unavailable as unavailable:
-            raise self._interrupted(unavailable, objects[0]) from None
+            raise self._interrupted(unavailable, objects) from None
         self._counts[category] += len(objects)
 
-    def _interrupted(self, unavailable: Unavailable, first: _Object) -> Unavailable:
-        return Unavailable(
-            f"{first.what}, or one after it: {unavailable}; imported before: {self._imported()}"
-        )
+    def _interrupted(self, unavailable: Unavailable, objects: Sequence[_Object]) -> Unavailable:
+        return Unavailable(f"{_some_of(objects)}: {unavailable}; {self._before()}")
 
-    def _missing(self, vhost: str, objects: Sequence[_Object]) -> list[_Object]:
-        """Those of a virtual host that are not there; what is, stays as it is."""
-        return [
-            each
-            for each in objects
-            if each.vhost == vhost
-            and each.declaration is not None
-            and not self._management.is_declared(vhost, each.declaration)
-        ]
+    async def _missing(self, objects: Sequence[_Object]) -> dict[str, list[_Object]]:
+        """What is to be declared and not there, by virtual host; what is, stays as it is."""
+        missing: dict[str, list[_Object]] = {}
+        for each in objects:
+            await self._slices.give_way()
+            if each.declaration is not None and not self._management.is_declared(
+                each.vhost, each.declaration
+            ):
+                missing.setdefault(each.vhost, []).append(each)
+        return missing
+
+    def _before(self) -> str:
+        return f"imported before: {self._imported()}"
 
     def _imported(self) -> str:
         return (
             ", ".join(f"{count} {category}" for category, count in self._counts.items() if count) or "nothing"
         )
+
+
+def _some_of(objects: Sequence[_Object]) -> str:
+    """Which of what was asked for together it is, is not known."""
+    return f"{objects[0].what}, or one after it"

@@ -3,24 +3,27 @@
 Lives here: the outermost two levels of such an object. Not here: what is in them (importing.py), ordinary requests
 (bodies.py).
 
-Law: between the elements of its lists other tasks run; a parser takes all of an element at once.
+Law: between its values, and between the elements of its lists, other tasks run. A parser takes all of a value at once,
+so none may be large.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from qq.http.bodies import check_json, no_constant
 from qq.http.errors import bad_request
+from qq.http.slices import Slices
 
 if TYPE_CHECKING:
     from qq.http.bodies import Body
 
-ELEMENTS_PER_SLICE = 100
-"""About a millisecond."""
+VALUE_CHARS_MAX = 128 * 1024
+"""Of an element of a list, or of what is no list: some 40 ms. Arguments have 16 KiB at most (machine/limits.py)."""
+SMALL_VALUE_CHARS = 2048
+"""Nearly all are smaller."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -28,7 +31,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 async def read_large_object(raw: bytes) -> Body:
     """The JSON object that a request brings. Raises Refusal."""
     try:
-        return await _object(_Reader(raw.decode("utf-8-sig")))
+        return await _object(_Reader(raw.decode("utf-8-sig")), Slices())
     except (ValueError, RecursionError):
         raise bad_request("not_json") from None
 
@@ -62,26 +65,44 @@ class _Reader:
             raise ValueError(f"{token} expected at {self._at}")
 
     def value(self) -> Any:
-        value, self._at = self._decode(self._text, self._at)
+        value, length = self._decoded()
         check_json(value)
+        self._at += length
         self._skip_space()
         return value
+
+    def _decoded(self) -> tuple[Any, int]:
+        """The value that begins here, and its length. Raises Refusal if it is too long to be read at once."""
+        for size in (SMALL_VALUE_CHARS, VALUE_CHARS_MAX):
+            window = self._text[self._at : self._at + size]
+            holds_all = self._at + size >= len(self._text)
+            try:
+                value, length = self._decode(window)
+            except ValueError:
+                if holds_all:
+                    raise
+            else:
+                # A number that ends with the window may go on behind it.
+                if holds_all or length < size:
+                    return value, length
+        raise bad_request(f"a value is no JSON, or longer than {VALUE_CHARS_MAX} characters")
 
     def end(self) -> None:
         if self._at < len(self._text):
             raise ValueError(f"end expected at {self._at}")
 
 
-async def _object(reader: _Reader) -> Body:
+async def _object(reader: _Reader, slices: Slices) -> Body:
     body: Body = {}
     reader.take("{")
     is_over = reader.takes("}")
     while not is_over:
+        await slices.give_way()
         if not reader.is_at('"'):
             raise ValueError("a name expected")
         name = reader.value()
         reader.take(":")
-        body[name] = await _list(reader) if reader.is_at("[") else reader.value()
+        body[name] = await _list(reader, slices) if reader.is_at("[") else reader.value()
         is_over = reader.takes("}")
         if not is_over:
             reader.take(",")
@@ -89,14 +110,13 @@ async def _object(reader: _Reader) -> Body:
     return body
 
 
-async def _list(reader: _Reader) -> list[Any]:
+async def _list(reader: _Reader, slices: Slices) -> list[Any]:
     elements: list[Any] = []
     reader.take("[")
     is_over = reader.takes("]")
     while not is_over:
+        await slices.give_way()
         elements.append(reader.value())
-        if len(elements) % ELEMENTS_PER_SLICE == 0:
-            await asyncio.sleep(0)
         is_over = reader.takes("]")
         if not is_over:
             reader.take(",")

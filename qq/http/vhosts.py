@@ -112,6 +112,6 @@ def creation(management: Management, command: PutVhost, user: str) -> list[Chang
     """What makes a virtual host, or describes it anew, once this node has caught up. Raises Refusal."""
     if not command.name:
         raise bad_request("a virtual host has to have a name")
-    if management.has_vhost(command.name) or user not in management.users():
+    if management.has_vhost(command.name) or not management.has_user(user):
         return [command]
     return [command, SetPermissions(user, command.name, ALL, ALL, ALL)]

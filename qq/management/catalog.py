@@ -77,6 +77,9 @@ class Catalog:
             for _, vhost in sorted(self._machine.vhosts.items())
         ]
 
+    def has_user(self, name: str) -> bool:
+        return name in self._machine.users
+
     def users(self) -> Mapping[str, User]:
         return dict(sorted(self._machine.users.items()))
 

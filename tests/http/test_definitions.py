@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import logging
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qq.http.large import read_large_object
-from qq.http.view import Unavailable
+from qq.http.view import Refused, Unavailable
 from qq.machine import limits
 from qq.machine.commands import (
     BindExchange,
@@ -424,6 +425,35 @@ def test_a_large_object_is_read_as_any_other(
     assert asyncio.run(read_large_object(b"\xef\xbb\xbf " + raw + b" \r\n")) == body
 
 
+async def run_beside(work: Awaitable[object]) -> int:
+    """How often another task had its turn meanwhile."""
+    turns, task = 0, asyncio.ensure_future(work)
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await task
+    return turns
+
+
+@pytest.mark.parametrize("value", ["0", "[]", "[0,0,0]"])
+def test_others_run_while_a_document_of_many_small_values_is_read(value: str) -> None:
+    raw = ("{" + ",".join(f'"{number}": {value}' for number in range(50_000)) + "}").encode()
+    assert asyncio.run(run_beside(read_large_object(raw))) > 10
+
+
+@pytest.mark.parametrize("value", [[0] * 70_000, {str(number): 0 for number in range(20_000)}, "x" * 140_000])
+def test_a_value_that_would_take_long_to_read_is_refused(node: Machine, value: Any) -> None:
+    answer = node.api("definitions", "POST", json={"x": [value]})
+    assert answer.status == 400
+    assert "longer than 131072 characters" in answer.json["reason"]
+
+
+@pytest.mark.parametrize("length", [10, 2047, 2048, 2049, 4000])
+def test_a_number_of_any_length_is_read_as_one(length: int) -> None:
+    number = "1" * length
+    assert asyncio.run(read_large_object(f'{{"a":{number} }}'.encode())) == {"a": int(number)}
+
+
 def test_what_the_broker_refuses_is_named_with_what_was_taken_over_before(node: Machine) -> None:
     body = {
         "vhosts": [{"name": "v"}],
@@ -438,7 +468,7 @@ def test_what_the_broker_refuses_is_named_with_what_was_taken_over_before(node: 
     assert answer.json["reason"].startswith(
         "queue 'b' in vhost 'v': invalid arg 'x-max-length' for queue 'b'"
     )
-    assert answer.json["reason"].endswith("; imported before it: 1 vhosts, 1 queues")
+    assert answer.json["reason"].endswith("; imported before: 1 vhosts, 1 queues")
     assert list(node.management.machine.vhosts["v"].queues) == ["a"]
     assert list(node.management.machine.catalog.connections) == []
 
@@ -496,6 +526,73 @@ def test_an_import_that_stops_halfway_says_how_far_it_came(
     assert answer.json["reason"] == (
         "queue 'q' in vhost '/', or one after it: no majority; imported before: 1 users"
     )
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_virtual_host_that_goes_meanwhile_is_told_with_what_was_taken_over(
+    node: Machine, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    async def declare(*_: Any) -> None:
+        raise Refused(530, "vhost '/' is deleted", done)
+
+    monkeypatch.setattr(node.management, "declare", declare)
+    body = {"users": [{"name": "ann", "tags": ""}], "queues": queues(2)}
+    answer = node.api("definitions", "POST", json=body)
+    assert answer.status == 400
+    assert "vhost '/' is deleted; imported before: 1 users" in answer.json["reason"]
+
+
+def test_room_that_was_taken_meanwhile_is_told_with_what_was_taken_over(
+    node: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = node.management.change
+
+    async def change_some(*changes: Any) -> None:
+        if isinstance(changes[0], PutPolicy):
+            raise Refused(406, "limit max-policies (1) of vhost '/' is reached")
+        await change(*changes)
+
+    monkeypatch.setattr(node.management, "change", change_some)
+    body = {"users": [{"name": "ann", "tags": ""}], "policies": [{**POLICY, "name": "p"}]}
+    answer = node.api("definitions", "POST", json=body)
+    assert answer.status == 400
+    assert answer.json["reason"] == (
+        "policy 'p' in vhost '/', or one after it: limit max-policies (1) of vhost '/' is reached; "
+        "imported before: 1 users"
+    )
+
+
+def test_what_is_called_alike_in_texts_is_not_the_same(node: Machine) -> None:
+    names = [("b", "x' in vhost 'a"), ("a' in vhost 'b", "x")]
+    body = {
+        "vhosts": [{"name": vhost} for vhost, _ in names],
+        "queues": [{"vhost": vhost, "name": name} for vhost, name in names],
+    }
+    assert node.api("definitions", "POST", json=body).status == 204
+    assert [list(node.management.machine.vhosts[vhost].queues) for vhost, _ in names] == [
+        [name] for _, name in names
+    ]
+
+
+def test_each_virtual_host_costs_the_same_however_many_there_are(
+    node: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def count(name: str) -> None:
+        tell = getattr(node.management, name)
+
+        def counted() -> Any:
+            asked.append(name)
+            return tell()
+
+        monkeypatch.setattr(node.management, name, counted)
+
+    count("vhosts")
+    count("users")
+    body = {"vhosts": [{"name": f"v{number}"} for number in range(50)]}
+    assert node.api("definitions", "POST", json=body).status == 204
+    assert len(asked) < 10
 
 
 def test_of_two_of_the_same_the_later_one_counts(node: Machine) -> None:

@@ -1,0 +1,25 @@
+"""Long work in slices, between which other tasks run.
+
+Law: no slice is longer than its time and the one step that it takes to notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+SLICE_S = 0.005
+"""A moment that no client notices: far less than a heartbeat of the leader's."""
+
+
+class Slices:
+    """Of one task; it begins with a slice."""
+
+    def __init__(self) -> None:
+        self._until_s = monotonic() + SLICE_S
+
+    async def give_way(self) -> None:
+        """Let other tasks run if the slice is over. To be called between short steps."""
+        if monotonic() >= self._until_s:
+            await asyncio.sleep(0)
+            self._until_s = monotonic() + SLICE_S
