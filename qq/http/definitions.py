@@ -8,6 +8,7 @@ virtual host was given any.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -26,7 +27,7 @@ from qq.http.login import ADMINISTRATORS, login_of, require
 from qq.http.requests import done, read_raw, vhost_if_named, write_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from qq.http.view import Management
 
@@ -39,6 +40,8 @@ class Definitions:
 
     def __init__(self, management: Management) -> None:
         self._management = management
+        self._one_at_a_time = asyncio.Lock()
+        """For imports: what the largest document becomes takes some 500 MB."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -53,24 +56,27 @@ class Definitions:
         vhost = await vhost_if_named(request, self._management)
         whole = self._cluster() if vhost is None else self._single_vhost(vhost)
         exclusive: set[tuple[str, str]] = set()
-        lists = {
+        lists: dict[str, Iterable[dict[str, Any]]] = {
             "parameters": self._parameters(vhost),
             "policies": (policy_document(*row) for row in self._management.policies(vhost, operator=False)),
             "exchanges": self._exchanges(vhost),
             "queues": self._queues(vhost, exclusive),
             "bindings": self._bindings(vhost, exclusive),
         }
-        if vhost is not None:
+        if vhost is None:
+            lists = self._who_may() | lists
+        else:
             lists = {name: map(_without_vhost, documents) for name, documents in lists.items()}
         return await write_object(request, whole, lists)
 
     async def post(self, request: web.Request) -> web.Response:
         require(request, ADMINISTRATORS)
         vhost = await vhost_if_named(request, self._management)
-        body = await read_large_object(await read_raw(request, DEFINITIONS_BYTES_MAX))
-        # What is there already stays as it is, also what was made through another node.
-        await self._management.catch_up()
-        await Import(self._management, login_of(request).user, vhost).run(body)
+        async with self._one_at_a_time:
+            body = await read_large_object(await read_raw(request, DEFINITIONS_BYTES_MAX))
+            # What is there already stays as it is, also what was made through another node.
+            await self._management.catch_up()
+            await Import(self._management, login_of(request).user, vhost).run(body)
         return done()
 
     # What is written at once
@@ -85,21 +91,12 @@ class Definitions:
         }
 
     def _cluster(self) -> dict[str, Any]:
-        management = self._management
-        limits = management.user_limits()
-        cluster = management.product().cluster
+        cluster = self._management.product().cluster
         return self._head() | {
             "rabbitmq_definition_format": "cluster",
             "original_cluster_name": cluster,
             "explanation": f"Definitions of cluster '{cluster}'",
-            "users": [user_document(user, limits.get(name, {})) for name, user in management.users().items()],
-            "vhosts": [
-                {"name": vhost.name, "limits": vhost.limits, "metadata": vhost_metadata(vhost)}
-                for vhost in management.vhosts()
-            ],
-            "permissions": [row._asdict() for row in management.permissions()],
-            "topic_permissions": [row._asdict() for row in management.topic_permissions()],
-            "global_parameters": [deduplication_document(management.deduplication())],
+            "global_parameters": [deduplication_document(self._management.deduplication())],
         }
 
     def _single_vhost(self, name: str) -> dict[str, Any]:
@@ -116,6 +113,20 @@ class Definitions:
         raise not_found("vhost_not_found")
 
     # What is written in slices
+
+    def _who_may(self) -> dict[str, Iterable[dict[str, Any]]]:
+        """Users, virtual hosts, and the permissions of the ones in the others."""
+        management = self._management
+        limits = management.user_limits()
+        return {
+            "users": (user_document(user, limits.get(name, {})) for name, user in management.users().items()),
+            "vhosts": (
+                {"name": vhost.name, "limits": vhost.limits, "metadata": vhost_metadata(vhost)}
+                for vhost in management.vhosts()
+            ),
+            "permissions": (row._asdict() for row in management.permissions()),
+            "topic_permissions": (row._asdict() for row in management.topic_permissions()),
+        }
 
     def _parameters(self, name: str | None) -> Iterator[dict[str, Any]]:
         for vhost in self._management.vhosts():

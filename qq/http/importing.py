@@ -300,7 +300,7 @@ class Import:
 
     async def _carry_out(self, category: str, objects: Sequence[_Object]) -> None:
         self._counts[category] = 0
-        changes = iter([each for each in objects if each.declaration is None])
+        changes = iter(await self._differing(objects))
         while part := list(islice(changes, OBJECTS_PER_BATCH)):
             await self._change(category, part)
         for vhost, missing in (await self._missing(objects)).items():
@@ -330,6 +330,15 @@ class Import:
 
     def _interrupted(self, unavailable: Unavailable, objects: Sequence[_Object]) -> Unavailable:
         return Unavailable(f"{_some_of(objects)}: {unavailable}; {self._before()}")
+
+    async def _differing(self, objects: Sequence[_Object]) -> list[_Object]:
+        """Changes of what is not so yet: all queues are looked at anew for each policy that is put, new or not."""
+        differing: list[_Object] = []
+        for each in objects:
+            await self._slices.give_way()
+            if not all(map(self._management.is_made, each.changes)):
+                differing.append(each)
+        return differing
 
     async def _missing(self, objects: Sequence[_Object]) -> dict[str, list[_Object]]:
         """What is to be declared and not there, by virtual host; what is, stays as it is."""

@@ -377,6 +377,10 @@ class Management(Protocol):
         """Count many things together before any of them is made; `told` are limits that virtual hosts will have."""
         ...
 
+    def is_made(self, change: Change) -> bool:
+        """Whether things are as the change would make them."""
+        ...
+
     async def change(self, *changes: Change) -> None:
         """Have something changed, all at once. Returns when this node has applied it."""
         ...

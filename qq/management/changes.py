@@ -60,6 +60,9 @@ class Changes:
             except AccessRefused as refused:
                 raise Refused(refused.code, refused.text.partition(" - ")[2]) from None
 
+    def is_made(self, change: Change) -> bool:
+        return is_made(self._broker.machine.catalog, change)
+
     async def change(self, *changes: Change) -> None:
         """Have something changed. Raises Refused if a limit is reached, Unavailable.
 
@@ -151,7 +154,5 @@ def _are_among(changed: Table, limits: Table) -> bool:
 
 def _is_policy_made(catalog: Catalog, change: c.PutPolicy | c.DeletePolicy) -> bool:
     vhost = catalog.vhosts.get(change.vhost)
-    policies = [] if vhost is None else vhost.policies.rows()
-    if isinstance(change, c.DeletePolicy):
-        return (change.name, change.operator) not in [(row.name, row.operator) for row in policies]
-    return policy_of(change) in policies
+    policy = None if vhost is None else vhost.policies.get(change.name, operator=change.operator)
+    return policy == (None if isinstance(change, c.DeletePolicy) else policy_of(change))

@@ -7,15 +7,16 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any
 
 import pytest
 from fakes import MachineManagement
-from http_node import Node
+from http_node import GUEST, Client, Node, answer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qq.http import requests
 from qq.http.large import read_large_object
 from qq.http.view import Refused, Unavailable
 from qq.machine import limits
@@ -216,7 +217,9 @@ def test_what_rabbitmq_has_written_is_taken_over(node: Machine, caplog: pytest.L
 def test_to_take_over_the_same_again_changes_nothing(node: Machine) -> None:
     node.api("definitions", "POST", json=RABBITMQ)
     before, index = node.management.machine.dump(), export(node)
+    node.management.asked.clear()
     assert node.api("definitions", "POST", json=RABBITMQ).status == 204
+    assert node.management.asked == []
     assert export(node) == index
     assert node.management.machine.dump() == before
 
@@ -252,6 +255,28 @@ def test_what_was_written_makes_another_cluster_the_same(node: Machine) -> None:
     other = Node(MachineManagement())
     assert other.api("definitions", "POST", json=written).status == 204
     assert export(other) == written
+
+
+def test_what_there_may_be_much_of_is_written_in_slices(
+    node: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(node)
+    sliced: list[dict[str, Any]] = []
+    slice_of = requests._slice
+
+    def counted(documents: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        part = slice_of(documents)
+        assert len(part) <= requests.DOCUMENTS_PER_SLICE
+        sliced.extend(map(dict, part))
+        return part
+
+    monkeypatch.setattr(requests, "_slice", counted)
+    written = export(node)
+    of_one = ("global_parameters",)
+    for name, rows in written.items():
+        if isinstance(rows, list) and name not in of_one:
+            assert rows
+            assert all(row in sliced for row in rows), name
 
 
 def test_what_is_written_has_what_rabbitmq_looks_for(node: Machine) -> None:
@@ -593,6 +618,30 @@ def test_each_virtual_host_costs_the_same_however_many_there_are(
     body = {"vhosts": [{"name": f"v{number}"} for number in range(50)]}
     assert node.api("definitions", "POST", json=body).status == 204
     assert len(asked) < 10
+
+
+def test_documents_are_taken_over_one_at_a_time(node: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way, most = 0, 0
+    change = node.management.change
+
+    async def slowly(*changes: Any) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.05)
+        await change(*changes)
+        under_way -= 1
+
+    monkeypatch.setattr(node.management, "change", slowly)
+
+    async def story(client: Client) -> list[int]:
+        documents = [{"users": [{"name": f"u{number}", "tags": ""}]} for number in range(5)]
+        ask = [answer(client, "/api/definitions", "POST", json=each, headers=GUEST) for each in documents]
+        return [each.status for each in await asyncio.gather(*ask)]
+
+    assert node.tell(story) == [204] * 5
+    assert most == 1
+    assert len(node.management.machine.users) == 6
 
 
 def test_of_two_of_the_same_the_later_one_counts(node: Machine) -> None:
