@@ -136,6 +136,13 @@ def name_of(value: str, what: str = "name") -> str:
     return value
 
 
+def _required_name(name: str, whose: str) -> str:
+    """A name of what cannot be without one: nothing would lead to it."""
+    if not name:
+        raise bad_request(f"{whose} has to have a name")
+    return name_of(name)
+
+
 def flag(body: Body, name: str, *, default: bool) -> bool:
     """A boolean, which RabbitMQ's clients may write as text."""
     value = body.get(name)
@@ -225,14 +232,13 @@ def read_user(
     if "tags" not in body:
         raise bad_request("tags_not_present")
     tags = _tags(body["tags"], "A user")
-    if not name:
-        raise bad_request("a user has to have a name")
+    name = _required_name(name, "a user")
     if "password_hash" not in body:
-        return PutUser(name_of(name), *_password(body, hash_password), tags)
+        return PutUser(name, *_password(body, hash_password), tags)
     if "password" in body:
         raise bad_request("both_password_and_password_hash_are_provided")
     hashing = _hashing(body)
-    command = PutUser(name_of(name), *_salt_and_hash(body, hashing), tags)
+    command = PutUser(name, *_salt_and_hash(body, hashing), tags)
     return command if hashing == SHA256 else PutHashedUser(*command, hashing)
 
 
@@ -304,7 +310,8 @@ def read_policy(name: str, body: Body, *, operator: bool) -> Policy:
     # The log has no negative numbers in this place.
     if type(priority) is not int or priority < 0 or priority not in INTEGERS:
         raise _invalid(f"priority should be a number, actually was {erlang_term(priority)}")
-    policy = Policy(name_of(name), pattern, definition, priority, str(apply_to), operator)
+    name = _required_name(name, "a policy")
+    policy = Policy(name, pattern, definition, priority, str(apply_to), operator)
     try:
         check_policy(policy)
     except InvalidPolicy as error:
@@ -343,9 +350,8 @@ def read_deduplication(body: Body, current: Deduplication) -> Deduplication:
 def read_queue(name: str, body: Body) -> DeclareQueue:
     """The queue that is to be declared."""
     durable, auto_delete = flag(body, "durable", default=True), flag(body, "auto_delete", default=False)
-    return DeclareQueue(
-        0, 0, name_of(stripped(name)), False, durable, False, auto_delete, False, dict(table(body))
-    )
+    name = _required_name(stripped(name), "a queue")
+    return DeclareQueue(0, 0, name, False, durable, False, auto_delete, False, dict(table(body)))
 
 
 def read_exchange(name: str, body: Body) -> DeclareExchange:
@@ -353,15 +359,18 @@ def read_exchange(name: str, body: Body) -> DeclareExchange:
     durable, auto_delete = flag(body, "durable", default=True), flag(body, "auto_delete", default=False)
     internal = flag(body, "internal", default=False)
     kind = name_of(field(body, "type", str, "direct"), "type")
-    return DeclareExchange(0, name_of(name), kind, False, durable, auto_delete, internal, table(body))
+    return DeclareExchange(
+        0, name_of(stripped(name)), kind, False, durable, auto_delete, internal, table(body)
+    )
 
 
 def read_binding(source: str, destination: str, kind: str, body: Body) -> BindQueue | BindExchange:
     """The binding that is to be; `kind` is of the destination."""
     routing_key = name_of(field(body, "routing_key", str, ""), "routing_key")
-    source, destination = name_of(source, "source"), name_of(destination, "destination")
+    source, destination = name_of(stripped(source), "source"), name_of(stripped(destination), "destination")
     arguments = table(body)
     if kind == "queue":
+        _required_name(destination, "a queue")
         return BindQueue(0, 0, destination, source, routing_key, arguments)
     if kind == "exchange":
         return BindExchange(0, destination, source, routing_key, arguments)

@@ -24,6 +24,7 @@ from qq.machine import limits
 from qq.machine.arguments import MODULES
 from qq.machine.codec import InvalidCommand, check_command
 from qq.machine.commands import ChangeVhostLimits, LimitPublishers, SetUserLimits, SetVhostLimits
+from qq.machine.declaring import stripped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -222,7 +223,7 @@ class Import:
         return _Object(what, key, [bodies.put_policy(vhost, policy)])
 
     def _exchange_object(self, row: Body) -> _Object | None:
-        vhost, name = self._vhost_of(row), bodies.field(row, "name", str, "")
+        vhost, name = self._vhost_of(row), stripped(bodies.field(row, "name", str, ""))
         what = f"exchange '{name}' in vhost '{vhost}'"
         if not name or name.startswith(RESERVED):
             return self._skip(what)
@@ -230,7 +231,7 @@ class Import:
         return _Object(what, (vhost, command.name), vhost=vhost, declaration=command)
 
     def _queue_object(self, row: Body) -> _Object | None:
-        vhost, name = self._vhost_of(row), bodies.field(row, "name", str)
+        vhost, name = self._vhost_of(row), stripped(bodies.field(row, "name", str))
         what = f"queue '{name}' in vhost '{vhost}'"
         if name.startswith(RESERVED):
             return self._skip(what)
@@ -254,7 +255,8 @@ class Import:
         return _Object(place, key, vhost=vhost, declaration=command)
 
     def _ends(self, row: Body) -> tuple[str, str]:
-        return bodies.field(row, "source", str, ""), bodies.field(row, "destination", str)
+        source, destination = bodies.field(row, "source", str, ""), bodies.field(row, "destination", str)
+        return stripped(source), stripped(destination)
 
     def _skip(self, what: str) -> None:
         self._skipped.append(what)

@@ -323,6 +323,9 @@ def test_one_virtual_host_is_written_without_its_name_and_taken_over_by_another(
     assert node.api("definitions/nothing", "POST", json=written).status == 404
 
 
+POLICY = {"vhost": "/", "pattern": "x", "definition": {"max-length": 1}}
+
+
 @pytest.mark.parametrize(
     ("category", "row", "reason"),
     [
@@ -363,6 +366,13 @@ def test_one_virtual_host_is_written_without_its_name_and_taken_over_by_another(
             "queues[0] (name 'q'): arguments: a number in a field table is out of range",
         ),
         ("queues", {"vhost": "/"}, "queues[0]: key_missing: name"),
+        ("queues", {"vhost": "/", "name": "\r\n"}, "a queue has to have a name"),
+        ("policies", {**POLICY, "name": ""}, "policies[0] (name ''): a policy has to have a name"),
+        (
+            "bindings",
+            {"source": "amq.topic", "vhost": "/", "destination": "", "destination_type": "queue"},
+            "bindings[0] (source 'amq.topic'): a queue has to have a name",
+        ),
         (
             "exchanges",
             {"name": "x", "vhost": "/", "durable": 5},
@@ -599,6 +609,25 @@ def test_what_is_called_alike_in_texts_is_not_the_same(node: Machine) -> None:
     ]
 
 
+def test_line_ends_are_no_part_of_names_as_with_amqp(node: Machine) -> None:
+    """So what is there is found, and two that are called alike are one."""
+    node.management.make(DeclareExchange(1, "x", "direct", False, True, False, False, {}))
+    body = {
+        "exchanges": [{"name": "x\n", "type": "topic", "vhost": "/"}, {"name": "\namq.x", "vhost": "/"}],
+        "queues": [
+            {"name": "q", "durable": False, "vhost": "/"},
+            {"name": "q\r", "durable": True, "vhost": "/"},
+            {"name": "\namq.q", "vhost": "/"},
+        ],
+        "bindings": [{"source": "x\n", "vhost": "/", "destination": "q\n", "destination_type": "queue"}],
+    }
+    answer = node.api("definitions", "POST", json=body)
+    assert answer.status == 204, answer.text
+    vhost = node.management.machine.vhosts["/"]
+    assert [(each.name, each.durable) for each in vhost.queues.values()] == [("q", True)]
+    assert len(vhost.bindings) == 1
+
+
 def test_each_virtual_host_costs_the_same_however_many_there_are(
     node: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -667,7 +696,6 @@ def limited(**limits: int) -> dict[str, Any]:
     return {"name": "limits", "component": "vhost-limits", "vhost": "/", "value": value}
 
 
-POLICY = {"vhost": "/", "pattern": "x", "definition": {"max-length": 1}}
 TOO_MUCH: dict[str, tuple[str, int, dict[str, Any]]] = {
     "queues": ("max-queues", 2, {"queues": queues(3)}),
     "exchanges": (
