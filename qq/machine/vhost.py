@@ -293,7 +293,7 @@ class VirtualHost:
         lim.check_table_size(f"declare {thing}", command.arguments)
         self._check_room_for_queue(name, arguments)
         if kind == args.QUORUM:
-            _check_quorum_properties(thing, command)
+            check_quorum_properties(thing, command)
         # An exclusive queue does not outlive its connection, so it is not durable, whatever was asked.
         durable = command.durable and not command.exclusive
         queue = Queue(
@@ -351,7 +351,7 @@ class VirtualHost:
     def declare_exchange(self, command: DeclareExchange, name: str) -> None:
         """Find an equivalent exchange or make one. Raises Refused."""
         if not command.passive:
-            _check_exchange(command)
+            check_exchange_type(command)
         _check_not_default(name)
         if command.passive:
             self._exchange(name)
@@ -671,7 +671,8 @@ def deleted(vhost: str) -> str:
     return f"vhost '{vhost}' is deleted"
 
 
-def _check_quorum_properties(queue: str, command: DeclareQueue) -> None:
+def check_quorum_properties(queue: str, command: DeclareQueue) -> None:
+    """Raise Refused for what a quorum queue cannot be. `queue` is what the text calls it."""
     for broken, what in (
         (command.auto_delete, "auto-delete"),
         (command.exclusive, "exclusive-owner"),
@@ -689,7 +690,8 @@ def _remove_from(groups: dict[K, dict[V, None]], key: K, item: V) -> None:
         del groups[key]
 
 
-def _check_exchange(command: DeclareExchange) -> None:
+def check_exchange_type(command: DeclareExchange) -> None:
+    """Raise Refused for a type that is not known, and for arguments that it cannot have."""
     try:
         check_exchange(command.type, command.arguments)
     except InvalidExchange as invalid:

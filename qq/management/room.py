@@ -1,7 +1,8 @@
-"""Whether there is room for many things at once: for definitions that are to be taken over.
+"""Whether there can be many things at once: for definitions that are to be taken over.
 
-Lives here: counting together what is not there yet. Not here: the limits (machine/limits.py), and whether each thing is
-refused when its turn comes (machine/vhost.py, catalog.py): somebody else may have taken the room by then.
+Lives here: counting together what is not there yet, and what can be said of it before it is. Not here: the limits
+(machine/limits.py), and whether each thing is refused when its turn comes (machine/vhost.py, catalog.py): somebody else
+may have taken the room by then.
 
 Law: looks at the machine and changes nothing.
 """
@@ -12,8 +13,11 @@ from typing import TYPE_CHECKING
 
 from qq.errors import Reply
 from qq.http.view import Refused
+from qq.machine import arguments as args
 from qq.machine import commands as c
+from qq.machine import errors
 from qq.machine import limits as lim
+from qq.machine.vhost import RESERVED, check_exchange_type, check_quorum_properties
 from qq.routing.routers import Destination, DestinationKind
 
 if TYPE_CHECKING:
@@ -34,6 +38,8 @@ class Room:
         self._told = told
         self._empty = catalog.gone_vhost("")
         self._claimed: dict[tuple[str, str], int] = {}
+        self._made: set[tuple[str, Destination]] = set()
+        """New queues and exchanges, with their virtual hosts."""
 
     def loosened(self, vhost: str) -> Table:
         """Those of the limits that are told which are looser than the ones in force."""
@@ -67,7 +73,11 @@ class Room:
                 pass
 
     def declaration(self, vhost: str, declaration: Declaration) -> None:
-        """Claim what a declaration makes new. Raises Refused."""
+        """Claim what a declaration makes new, in the order of the declarations. Raises Refused."""
+        try:
+            self._check(vhost, declaration)
+        except errors.Refused as refused:
+            raise Refused(refused.code, refused.text.partition(" - ")[2]) from None
         known, arguments = self._vhost(vhost), {}
         match declaration:
             case c.DeclareQueue(name=name) if name not in known.queues:
@@ -83,6 +93,38 @@ class Room:
             case _:
                 pass
         self._claim_in(vhost, lim.MAX_ARGUMENT_BYTES, known.argument_bytes, lim.table_bytes(arguments))
+
+    def _check(self, vhost: str, declaration: Declaration) -> None:
+        """Raise errors.Refused for what is wrong with a declaration, however much room there is."""
+        known = self._vhost(vhost)
+        match declaration:
+            case c.DeclareQueue(name=name):
+                # The type of a queue that has none is not known before its virtual host is as it will be.
+                if name not in known.queues and "x-queue-type" in declaration.arguments:
+                    _check_queue(errors.the_queue(name, vhost), declaration)
+                self._made.add((vhost, Destination(DestinationKind.QUEUE, name)))
+            case c.DeclareExchange(name=name):
+                if name not in known.exchanges:
+                    check_exchange_type(declaration)
+                self._made.add((vhost, Destination(DestinationKind.EXCHANGE, name)))
+            case c.BindQueue(_, _, name, source):
+                self._check_exchange(vhost, known, source)
+                if (
+                    name not in known.queues
+                    and (vhost, Destination(DestinationKind.QUEUE, name)) not in self._made
+                ):
+                    raise errors.not_found(errors.the_queue(name, vhost))
+            case c.BindExchange(_, name, source):
+                self._check_exchange(vhost, known, source)
+                self._check_exchange(vhost, known, name)
+            case _:
+                pass
+
+    def _check_exchange(self, vhost: str, known: VirtualHost, name: str) -> None:
+        is_made = (vhost, Destination(DestinationKind.EXCHANGE, name)) in self._made
+        # A virtual host that is not there yet will have the broker's own.
+        if not (is_made or name in known.exchanges or name.startswith(RESERVED)):
+            raise errors.not_found(errors.the_exchange(name, vhost))
 
     def _binding(
         self,
@@ -120,6 +162,14 @@ class Room:
         claimed = self._claimed[name, where] = self._claimed.get((name, where), 0) + amount
         if limit is not None and there + claimed > limit:
             raise Refused(Reply.PRECONDITION_FAILED, f"limit {name} ({limit}) of {where} would be exceeded")
+
+
+def _check_queue(thing: str, command: c.DeclareQueue) -> None:
+    args.check_exchange_argument(thing, "x-dead-letter-exchange", command.arguments)
+    kind = args.queue_kind(thing, command.arguments)
+    args.check_queue_arguments(thing, kind, command.arguments)
+    if kind == args.QUORUM:
+        check_quorum_properties(thing, command)
 
 
 def _looser(one: int | None, other: int | None) -> bool:

@@ -323,6 +323,7 @@ def test_one_virtual_host_is_written_without_its_name_and_taken_over_by_another(
     assert node.api("definitions/nothing", "POST", json=written).status == 404
 
 
+BINDING = {"source": "amq.topic", "vhost": "v", "destination": "q", "destination_type": "queue"}
 POLICY = {"vhost": "/", "pattern": "x", "definition": {"max-length": 1}}
 
 
@@ -389,6 +390,17 @@ POLICY = {"vhost": "/", "pattern": "x", "definition": {"max-length": 1}}
             "destination_type should be queue or exchange, actually was z",
         ),
         ("global_parameters", {"name": "publisher-deduplication", "value": {"limit": -1}}, "'limit' must be"),
+        (
+            "queues",
+            {"name": "q", "vhost": "v", "type": "quorum", "arguments": {"x-max-length": -1}},
+            "queue 'q' in vhost 'v': invalid arg 'x-max-length' for queue 'q'",
+        ),
+        ("queues", {"name": "q", "vhost": "/", "type": "quorum", "durable": False}, "property 'non-durable'"),
+        ("queues", {"name": "q", "vhost": "/", "arguments": {"x-queue-type": "stream"}}, "x-queue-type"),
+        ("exchanges", {"name": "x", "vhost": "v", "type": "x-recent-history"}, "x-recent-history"),
+        ("bindings", BINDING, "no queue 'q' in vhost 'v'"),
+        ("bindings", {**BINDING, "source": "x"}, "no exchange 'x' in vhost 'v'"),
+        ("bindings", {**BINDING, "destination_type": "exchange"}, "no exchange 'q' in vhost 'v'"),
     ],
 )
 def test_what_is_wrong_is_named_and_nothing_is_taken_over(
