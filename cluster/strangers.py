@@ -50,8 +50,9 @@ class Places:
     def _push_one_out(self) -> None:
         most = max(self._by_source.values(), key=len)
         place = next(iter(most))
+        push_out = place.push_out
         place.leave()
-        place.push_out()
+        push_out()
 
     def _add(self, place: Place) -> None:
         self.strangers += 1
@@ -111,6 +112,7 @@ class Place:
         if not self._is_taken:
             return
         self._is_taken = False
+        self.push_out = _do_nothing  # whose place it was refers to it
         if self._is_known:
             self._places.known -= 1
         else:

@@ -27,7 +27,7 @@ from cluster.links import PeerLinks
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.segment import CorruptJournal, JournalError
 from cluster.strangers import Places
-from qq import descriptors, memory, tls
+from qq import descriptors, garbage, memory, tls
 from qq.amqp.connection import Settings
 from qq.amqp.content import content_of
 from qq.broker.broker import Broker
@@ -56,10 +56,6 @@ log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 """The interpreter's default of 5 ms is how long the fsync thread would wait for a busy loop to let it report."""
-GC_THRESHOLDS = (20_000, 1, 250)
-"""Garbage is almost all acyclic here. A full collection walks the whole backlog's bookkeeping: there is none before ten
-million more objects are there. One of the middle generation walks what has come since the last one, on the loop: 60,000
-objects, some milliseconds. If it came after ten of the youngest only (the default), those would have to be small."""
 CATCH_UP_POLL_S = 0.02
 MEMORY_CHECK_INTERVAL_S = 1.0
 RATES_PAUSE_S = 60.0
@@ -91,6 +87,7 @@ class Node:
         self.machine = QueueMachine(content_of)
         self._started = self._stopping = False
         self._complaints = Complaints(log)
+        self._garbage = garbage.Collector()
         self._is_serving = False
         limits = config.limits
         self._shares = descriptors.shares(limits)
@@ -163,8 +160,7 @@ class Node:
             tasks.create_task(self._watch_memory())
             tasks.create_task(self._watch_certificates())
             await self._catch_up()
-            gc.collect()
-            gc.freeze()
+            self._garbage.begin(self.group.snapshots_installed)
             await self._listen(tasks)
 
     async def _watch_for_failure(self) -> None:
@@ -177,12 +173,17 @@ class Node:
     async def _watch_memory(self) -> None:
         while True:
             try:
-                resident_bytes = memory.resident_bytes()
+                self.group.low_on_memory = self._is_low_on_memory()
             except OSError as error:  # whether publishers wait stays as it is
                 self._complaints.about("memory", f"cannot tell how much memory is in use: {error}")
-            else:
-                self.group.low_on_memory = resident_bytes > self.memory_limit_bytes
             await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)
+
+    def _is_low_on_memory(self) -> bool:
+        is_low = memory.resident_bytes() > self.memory_limit_bytes
+        installs, now_s = self.group.snapshots_installed, self.runtime.monotonic()
+        if self._garbage.look(installs, is_short=is_low, now_s=now_s):
+            is_low = memory.resident_bytes() > self.memory_limit_bytes
+        return is_low
 
     async def _watch_certificates(self) -> None:
         while True:
@@ -460,7 +461,7 @@ async def run(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     descriptors.allow_all()
-    gc.set_threshold(*GC_THRESHOLDS)
+    gc.set_threshold(*garbage.THRESHOLDS)
     clock = asyncio.get_running_loop().time
     repairs = 0
     while True:
@@ -474,7 +475,6 @@ async def run(
                     f"{config.data_dir}: the log is damaged again and again, so look at the disk: {damage}"
                 ) from damage
             log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
-        gc.unfreeze()
 
 
 def _http_limits(limits: Limits, connections: int) -> HttpLimits:

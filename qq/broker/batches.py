@@ -359,9 +359,9 @@ class OpenCommit:
         self,
         commit: Asked,
         content: Sequence[OpenEnqueue | Asked],
-        refuse: Callable[[int], None],
+        refuse: Callable[[OpenCommit, int], None],
     ) -> None:
-        """`refuse` is called with what it costs, in steps, if that is more than TRANSACTION_STEPS_MAX."""
+        """`refuse` is called with it and what it costs, in steps, if that is more than TRANSACTION_STEPS_MAX."""
         self._parts = (commit, *content)
         self._refuse = refuse
         self._steps = COMMIT_STEPS * len(content)
@@ -378,7 +378,7 @@ class OpenCommit:
             self._steps += steps
             costs.looked += steps  # it may be refused, and then nothing else counts for it
             if self._steps > TRANSACTION_STEPS_MAX:
-                self._refuse(self._steps)
+                self._refuse(self, self._steps)
                 return Outcome.REFUSED
         if not batch.has_room(self._steps, self.size):
             return Outcome.NO_ROOM

@@ -123,6 +123,7 @@ class Broker:
         self._full.pop(connection, None)
         self.counters.connections_closed += 1
         self.connection_left(connection)
+        connection.lane.connection = None  # nothing is counted for it any more, and it refers to its lane
 
     def connection_left(self, connection: ClientConnection) -> None:
         """Tell the log, once, that a connection is gone; its socket may linger."""

@@ -727,6 +727,7 @@ class Channel:
         """The channel is no more: what it holds goes back to the queues."""
         if not self.closed:
             self.closed = True
+            self._run = self._transaction = None  # both refer to this channel, which is to be freed
             self._held.clear()
             self.connection.released(self)
             self.outgoing.close()

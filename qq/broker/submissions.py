@@ -15,6 +15,7 @@ connection may ask before the log has it.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.broker.batches import (
@@ -141,13 +142,13 @@ class Submissions:
         commit = self._asked(Commit(channel.session, len(content)))
         lane = channel.connection.lane
         lane.settlements.clear()
-        transaction = OpenCommit(commit, parts, lambda steps: self._refuse(transaction, lane, steps, refuse))
+        transaction = OpenCommit(commit, parts, partial(self._refuse, lane, refuse))
         self._ask(lane, transaction, transaction.size)
 
     def _asked(self, command: Command) -> Asked:
         return Asked(command, self.price(command), bytes_of_command(command))
 
-    def _refuse(self, transaction: OpenCommit, lane: Lane, steps: int, refuse: Callable[[int], None]) -> None:
+    def _refuse(self, lane: Lane, refuse: Callable[[int], None], transaction: OpenCommit, steps: int) -> None:
         self._waiting_bytes -= transaction.size
         lane.count_uncommitted(-transaction.size)
         refuse(steps)

@@ -1,0 +1,53 @@
+"""When the interpreter looks for garbage: for what refers to itself, and is not freed when nobody else does.
+
+There is little of that here: what clients ask for, their connections and queues are freed at once when they are gone.
+But a full collection walks all that the state is made of, on the loop: a second with 100,000 queues. So there is none
+that comes by itself, and what is old is looked through when there is a reason.
+
+Lives here: thresholds, and these reasons. Not here: how much memory a node may take (memory.py, node.py).
+"""
+
+from __future__ import annotations
+
+import gc
+
+THRESHOLDS = (20_000, 1, 2**31 - 1)
+"""A collection of the middle generation walks what has come since the last one: 60,000 objects, some milliseconds. If
+it came after ten of the youngest only (the default), those would have to be small. The last says never."""
+REST_S = 600.0
+"""Between two collections for want of memory: the next will not find much more."""
+
+
+class Collector:
+    """Collects whatever is garbage, at moments of a node's life.
+
+    What is there after that is not walked again by collections of younger generations, nor is it lost to the next one.
+    """
+
+    def __init__(self) -> None:
+        self._installs = 0
+        self._not_before_s = 0.0
+
+    def begin(self, installs: int) -> None:
+        """The node begins to serve; so many snapshots were installed before."""
+        self._installs = installs
+        _collect()
+
+    def look(self, installs: int, *, is_short: bool, now_s: float) -> bool:
+        """Collect if there is a reason; says whether that was so.
+
+        So many snapshots were installed (the state before each is garbage), and memory `is_short` or not.
+        """
+        is_wanted = is_short and now_s >= self._not_before_s
+        if installs == self._installs and not is_wanted:
+            return False
+        self._installs = installs
+        self._not_before_s = now_s + REST_S
+        _collect()
+        return True
+
+
+def _collect() -> None:
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,78 @@
+"""When garbage is looked for, and that hardly anything is left for it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from qq import garbage
+from qq.garbage import REST_S, THRESHOLDS, Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def test_no_collection_that_comes_by_itself_walks_many_objects() -> None:
+    walked: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            walked.append(
+                sum(len(gc.get_objects(generation)) for generation in range(info["generation"] + 1))
+            )
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
+    gc.callbacks.append(note)
+    try:
+        kept = [[number] for number in range(1_000_000)]
+    finally:
+        gc.callbacks.remove(note)
+    assert len(walked) > 10
+    assert max(walked) < len(kept) / 10
+
+
+def test_everything_is_looked_through_when_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[Any] = []
+    monkeypatch.setattr(garbage.gc, "collect", lambda: collected.append(gc.get_freeze_count()))
+    collector = Collector()
+    collector.begin(installs=2)
+    assert collected == [0], "what was frozen is looked through, too"
+    assert gc.get_freeze_count() > 0
+    assert not collector.look(2, is_short=False, now_s=1_000.0)
+    assert collector.look(3, is_short=False, now_s=1_000.0), "the state before a snapshot"
+    assert not collector.look(3, is_short=True, now_s=1_000.0 + REST_S / 2), "it was just done"
+    assert collector.look(3, is_short=True, now_s=1_000.0 + REST_S)
+    assert not collector.look(3, is_short=True, now_s=1_001.0 + REST_S)
+    assert collector.look(4, is_short=False, now_s=1_002.0 + REST_S), "a snapshot waits for nothing"
+    assert collected == [0] * 4
+
+
+class _Ring:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_was_there_when_a_node_began_to_serve_is_found_when_it_is_garbage() -> None:
+    collector = Collector()
+    ring = _Ring()
+    collector.begin(installs=0)
+    there = weakref.ref(ring)
+    del ring
+    assert there() is not None
+    assert collector.look(1, is_short=False, now_s=0.0)
+    assert there() is None
