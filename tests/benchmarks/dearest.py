@@ -63,6 +63,7 @@ NAMES_MAX = 10_000
 QUEUES = 100_000
 BINDINGS_OF_QUEUE = 1000
 BINDINGS_OF_EXCHANGE = 50_000
+BINDINGS_OF_AUTO_DELETE_QUEUE = 39
 POLICIES = 1000
 CONSUMERS = 5000
 MESSAGES = 10_000_000
@@ -357,6 +358,58 @@ def exclusive_queues() -> Situation:
     return Situation(world.machine, iter([([ConnectionDown(1)], []), *[([], [])] * 2]))
 
 
+def auto_delete_queues() -> Situation:
+    """a channel closed that has the last consumers of 5000 auto-delete queues, with 39 bindings each"""
+    world = World()
+    names = [f"q{number}" for number in range(CONSUMERS)]
+    world.do([DeclareQueue(1, 1, name, False, False, False, True, False, {}) for name in names])
+    exchanges = ("amq.topic", "amq.direct", "amq.fanout", "amq.headers")
+    world.do(
+        [
+            BindQueue(1, 1, name, exchanges[n % 4], f"*.{name}.{n}", {})
+            for name in names
+            for n in range(BINDINGS_OF_AUTO_DELETE_QUEUE)
+        ]
+    )
+    world.do([consume(number, name, 1) for number, name in enumerate(names)])
+    return Situation(world.machine, iter([([SessionDown(1)], []), *[([], [])] * 2]))
+
+
+def unused_queues() -> Situation:
+    """100,000 queues that nobody has used for as long as they are to be kept"""
+    world = World()
+    world.queues(QUEUES, x_expires=500)
+    core = world.machine._core
+    for queue in world.machine.queues():
+        queue.used_ms = 0
+        core.queue_timers.set(queue, queue.due_ms())
+    return Situation(world.machine, iter([([], []) for _ in range(3)]))
+
+
+def messages_of_many_queues() -> Situation:
+    """a message in each of 100,000 queues that expires at one moment"""
+    world = World()
+    world.queues(QUEUES, x_message_ttl=1)
+    core = world.machine._core
+    for queue in world.machine.queues():
+        queue.backlog.add(next(_indexes), 0, 1, 1, expires_ms=1)
+        core.queue_timers.set(queue, queue.due_ms())
+    return Situation(world.machine, iter([([], []) for _ in range(3)]))
+
+
+def lost_node() -> Situation:
+    """what is left to do when a node is gone that had 100,000 consumers, of as many queues"""
+    world = World()
+    names = world.queues(QUEUES)
+    world.do([consume(n, name, 1, 1 + n // CONSUMERS) for n, name in enumerate(names)])
+
+    def entries() -> Iterator[Work]:
+        world.machine.origin_down("n1", 1000, expelled=True)
+        yield from [([], [])] * 3
+
+    return Situation(world.machine, entries())
+
+
 def many_consumers() -> Situation:
     """consumers with a prefetch of 10,000, for a million messages that were published each by itself"""
     world = World()
@@ -462,6 +515,10 @@ SITUATIONS: list[Callable[[], Situation]] = [
     exchange_with_bindings,
     virtual_host,
     exclusive_queues,
+    auto_delete_queues,
+    unused_queues,
+    messages_of_many_queues,
+    lost_node,
     many_consumers,
     session_ends,
     recovered,
