@@ -89,9 +89,8 @@ class Register:
             return None
         latest = max(whole, key=_sequence_of)
         if found != [latest, latest]:
-            self._disk.sync_directory(
-                self._directory
-            )  # the first store may have ended before its name was durable
+            # The first store may have ended before the name of the first file was durable.
+            self._disk.sync_directory(self._directory)
         for path, stored in zip(self._paths, found, strict=True):
             if stored != latest:
                 log.warning("%s is older than the other one or damaged; written anew", path)
