@@ -546,6 +546,8 @@ class Core:
             self._review(vhost)
         if vhost.is_unreviewed:
             self.reviewing[vhost.name] = vhost
+        else:
+            self.reviewing.pop(vhost.name, None)  # whose turn it is depends on who waits
 
     def _review_policies(self) -> None:
         """Go on with what was left, and always a little."""

@@ -12,7 +12,15 @@ from machine_driver import batch, declare, reloaded
 from qq.machine import core as core_module
 from qq.machine import policies as policies_module
 from qq.machine import vhost as vhost_module
-from qq.machine.commands import Command, DeclareExchange, DeleteExchange, DeletePolicy, DeleteQueue, PutPolicy
+from qq.machine.commands import (
+    Command,
+    DeclareExchange,
+    DeleteExchange,
+    DeletePolicy,
+    DeleteQueue,
+    PutPolicy,
+    PutVhost,
+)
 from qq.machine.machine import QueueMachine
 from qq.machine.patterns import Pattern
 from qq.machine.policies import policy_of
@@ -76,8 +84,27 @@ def test_in_the_end_every_policy_applies_to_what_it_matches(entries: list[list[C
         assert applied == vhost.policies.match_exchange(exchange)
 
 
-def put(number: int, pattern: str) -> PutPolicy:
-    return PutPolicy("/", f"p{number}", False, pattern, "all", 0, {"max-length": number})
+def put(number: int, pattern: str, vhost: str = "/") -> PutPolicy:
+    return PutPolicy(vhost, f"p{number}", False, pattern, "all", 0, {"max-length": number})
+
+
+def test_whose_turn_it_is_does_not_depend_on_who_was_reviewed_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A declaration goes on with the review of its virtual host, and may end it."""
+    machine = QueueMachine()
+    machine.apply_batch("n1", 1, 0, 7, batch([PutVhost("a", "", [], ""), PutVhost("b", "", [], "")]))
+    monkeypatch.setattr(core_module, "REVIEW_STEPS_MAX", 0)
+    machine.apply_batch("n1", 2, 0, 7, batch([put(1, "x"), put(1, "x", "a"), put(1, "x", "b")]))
+    monkeypatch.setattr(core_module, "REVIEW_STEPS_MAX", 10_000)
+    machine.apply_batch("n1", 3, 0, 7, batch([declare("x")]))
+    monkeypatch.setattr(core_module, "REVIEW_STEPS_MAX", 3)
+    machine.end_entry(7)
+    loaded = reloaded(machine)
+    for time_ms in range(8, 14):
+        machine.end_entry(time_ms)
+        loaded.end_entry(time_ms)
+        assert machine.digest() == loaded.digest()
 
 
 def test_a_policy_for_thousands_of_queues_costs_no_entry_more_than_its_limit() -> None:
