@@ -100,7 +100,11 @@ class Declaring:
         return Done()
 
     def unbind_queue(self, command: UnbindQueue) -> Done:
-        self._core.vhost(command.session).unbind(*self._queue_binding(command))
+        core = self._core
+        vhost, binding = core.vhost(command.session), self._queue_binding(command)
+        _, destination, *_ = binding
+        core.make_way_for(vhost, destination.name)
+        vhost.unbind(*binding)
         return Done()
 
     def _queue_binding(

@@ -315,8 +315,9 @@ class VirtualHost:
         """Enter a queue whose name is free."""
         self.queues[queue.name] = queue
         self.argument_bytes += lim.table_bytes(queue.arguments)
-        if queue.owner is not None:
-            self._owned.setdefault(queue.owner, {})[queue.name] = None
+        owner = _owner(queue)
+        if owner is not None:
+            self._owned.setdefault(owner, {})[queue.name] = None
         self._table.add_queue(queue.name)
         self._forget_routes()
 
@@ -326,17 +327,19 @@ class VirtualHost:
             self._close(exchange)
         del self.queues[queue.name]
         self.argument_bytes -= lim.table_bytes(queue.arguments)
-        if queue.owner is not None:
-            _remove_from(self._owned, queue.owner, queue.name)
+        self._forget_owner(queue)
         self._table.remove_queue(queue.name)
         self._forget_routes()
 
     def disown(self, queue: Queue) -> None:
-        """An exclusive queue will go soon, and is nobody's until then."""
-        if queue.owner is not None:
-            _remove_from(self._owned, queue.owner, queue.name)
+        """A queue will go soon, and is nobody's until then."""
+        self._forget_owner(queue)
         queue.owner = NOBODY
-        self._owned.setdefault(NOBODY, {})[queue.name] = None
+
+    def _forget_owner(self, queue: Queue) -> None:
+        owner = _owner(queue)
+        if owner is not None:
+            _remove_from(self._owned, owner, queue.name)
 
     def owned_queues(self, owner: Owner) -> list[Queue]:
         """The exclusive queues of a connection."""
@@ -660,6 +663,11 @@ class VirtualHost:
         """An auto-delete exchange goes with its last binding."""
         declared = self.exchanges.get(exchange)
         return declared is not None and declared.auto_delete and exchange not in self._bindings_from
+
+
+def _owner(queue: Queue) -> Owner | None:
+    """The connection that has an exclusive queue, as long as that is there."""
+    return None if queue.owner == NOBODY else queue.owner
 
 
 def _number(queue: Queue) -> int:

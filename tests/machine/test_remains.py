@@ -7,6 +7,7 @@ import weakref
 from itertools import pairwise
 
 import pytest
+from likeness import differences
 from machine_driver import Driver, consume, declare, publish, reloaded
 
 from qq.machine import core as core_module
@@ -24,6 +25,7 @@ from qq.machine.commands import (
     PutVhost,
     SessionDown,
     SetPermissions,
+    UnbindQueue,
 )
 from qq.machine.effects import Failed, QueueDeclared, Reply
 from qq.machine.queue import Queue
@@ -216,6 +218,27 @@ def test_a_queue_that_is_gone_for_its_clients_is_not_found(monkeypatch: pytest.M
     assert not driver.machine.vhosts["/"].queues
     assert driver.machine.due_ms() is None
     assert frozen.abandoned
+
+
+def test_to_unbind_a_queue_that_is_gone_for_its_clients_is_to_unbind_one_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core_module, "QUEUES_GONE_MAX", 0)
+    driver = Driver()
+    driver.apply(exclusive("q"), BindQueue(1, 1, "q", "amq.fanout", "", {}))
+    driver.apply(ConnectionDown(1))
+    [reply] = driver.apply(UnbindQueue(2, 2, "q", "amq.fanout", "", {}))
+    assert isinstance(reply, Reply)
+    assert not driver.machine.vhosts["/"].bindings
+
+
+def test_queues_that_are_nobodys_are_in_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_module, "QUEUES_GONE_MAX", 0)
+    driver = Driver()
+    driver.apply(exclusive("q"), exclusive("r", connection=2))
+    driver.apply(ConnectionDown(2))
+    driver.apply(ConnectionDown(1))
+    assert differences(driver.machine, reloaded(driver.machine)) == []
 
 
 def test_who_owned_a_queue_when_the_state_was_frozen_owns_it_in_the_dump(
