@@ -3,12 +3,14 @@
 Lives here: which key is due next. Not here: what is done then, and how an entry comes at that time (cluster).
 
 Law: timers are no part of a state that is dumped; who loads one sets them again. In which order keys come that are due
-at the same moment follows from the keys.
+at the same moment follows from the keys. No call costs more than its neighbours: what is put off or forgotten is gone
+at once, and leaves nothing that somebody has to pass over later.
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from bisect import bisect_left, insort
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -20,23 +22,24 @@ NEVER_MS = 2**63
 """Later than any moment."""
 NOW_MS = 0
 """A moment that has come, whatever time it is."""
-_STALE_MIN = 64
-"""Below so many stale entries the heap is not made anew, however few are not."""
+BLOCK_KEYS = 512
+"""At most so many are moved when one comes or goes."""
+
+_last = itemgetter(-1)
 
 
 class Timers(Generic[K]):
     """A moment for each of some keys. The time is the cluster's, in milliseconds."""
 
-    __slots__ = ("_entries", "_heap", "_rank", "_serial", "next_ms")
+    __slots__ = ("_blocks", "_entries", "_rank", "next_ms")
 
     def __init__(self, rank: Callable[[K], Any]) -> None:
         """Of keys that are due at the same moment, the one with the least `rank` comes first; no two have the same."""
-        self._entries: dict[K, tuple[int, Any, int, K]] = {}
-        """Moment, rank, a number that grows with each call, key."""
-        self._heap: list[tuple[int, Any, int, K]] = []
-        """The entries, and stale ones among them, never in front."""
+        self._entries: dict[K, tuple[int, Any, K]] = {}
+        """Moment, rank, key."""
+        self._blocks: list[list[tuple[int, Any, K]]] = []
+        """The entries in their order; no block is empty."""
         self._rank = rank
-        self._serial = 0
         self.next_ms = NEVER_MS
         """The earliest moment at which a key is due; NEVER_MS if there is none. Asked for with every entry."""
 
@@ -45,27 +48,31 @@ class Timers(Generic[K]):
         known = self._entries.get(key)
         if (None if known is None else known[0]) == due_ms:
             return
+        if known is not None:
+            self._remove(known)
         if due_ms is None:
             del self._entries[key]
         else:
-            self._serial += 1
-            entry = self._entries[key] = (due_ms, self._rank(key), self._serial, key)
-            heappush(self._heap, entry)
-        self._drop_stale()
+            entry = self._entries[key] = (due_ms, self._rank(key), key)
+            self._add(entry)
+        self._note_next()
 
     def pop(self) -> K:
         """Forget the key that is due first, and give it; there is one."""
-        *_, key = heappop(self._heap)
+        block = self._blocks[0]
+        *_, key = block.pop(0)
+        if not block:
+            del self._blocks[0]
         del self._entries[key]
-        self._drop_stale()
+        self._note_next()
         return key
 
     def keep(self, wanted: Callable[[K], bool]) -> None:
         """Forget all other keys."""
-        self._entries = {key: entry for key, entry in self._entries.items() if wanted(key)}
-        self._heap = list(self._entries.values())
-        heapify(self._heap)
-        self._drop_stale()
+        kept = [[entry for entry in block if wanted(entry[2])] for block in self._blocks]
+        self._blocks = [block for block in kept if block]
+        self._entries = {entry[2]: entry for block in self._blocks for entry in block}
+        self._note_next()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -73,11 +80,25 @@ class Timers(Generic[K]):
     def __contains__(self, key: K) -> bool:
         return key in self._entries
 
-    def _drop_stale(self) -> None:
-        entries, heap = self._entries, self._heap
-        if len(heap) > 2 * len(entries) + _STALE_MIN:
-            heap[:] = entries.values()
-            heapify(heap)
-        while heap and entries.get(heap[0][3]) is not heap[0]:
-            heappop(heap)
-        self.next_ms = heap[0][0] if heap else NEVER_MS
+    def _add(self, entry: tuple[int, Any, K]) -> None:
+        blocks = self._blocks
+        if not blocks:
+            blocks.append([entry])
+            return
+        at = min(bisect_left(blocks, entry, key=_last), len(blocks) - 1)
+        block = blocks[at]
+        insort(block, entry)
+        if len(block) > BLOCK_KEYS:
+            half = BLOCK_KEYS // 2
+            blocks.insert(at + 1, block[half:])
+            del block[half:]
+
+    def _remove(self, entry: tuple[int, Any, K]) -> None:
+        at = bisect_left(self._blocks, entry, key=_last)
+        block = self._blocks[at]
+        del block[bisect_left(block, entry)]
+        if not block:
+            del self._blocks[at]
+
+    def _note_next(self) -> None:
+        self.next_ms = self._blocks[0][0][0] if self._blocks else NEVER_MS

@@ -358,7 +358,7 @@ def _name(key: object) -> object:
 
 
 def _moments(timers: Timers[Any]) -> dict[object, int]:
-    return {_name(key): due_ms for due_ms, _, _, key in timers._entries.values()}
+    return {_name(key): due_ms for due_ms, _, key in timers._entries.values()}
 
 
 def _queue_moments(machine: QueueMachine) -> dict[object, int]:

@@ -272,7 +272,7 @@ SMALL = {
     "qq.machine.shelf.BLOCK_MOMENTS": 4,
     "qq.machine.shelf.BLOCK_ROWS": 4,
     "qq.machine.shelf.PACK_ROWS": 3,
-    "qq.machine.timers._STALE_MIN": 2,
+    "qq.machine.timers.BLOCK_KEYS": 2,
     "qq.machine.vhost.REVIEW_STEPS_MAX": 60,
     "qq.machine.vhost.ROUTES_MAX": 3,
     "qq.machine.work.COPIES_MAX": 20,

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qq.machine import timers as timers_module
 from qq.machine.timers import NEVER_MS, Timers
 
 sets = st.tuples(st.sampled_from("abcdef"), st.one_of(st.none(), st.integers(0, 20)))
 steps = st.lists(st.one_of(sets, sets, st.integers(0, 20)), max_size=60)
+
+
+class Rank(int):
+    """It counts how often any is compared."""
+
+    __slots__ = ()
+    times = 0
+
+    def __lt__(self, other: int) -> bool:
+        Rank.times += 1
+        return int(self) < int(other)
 
 
 def pop_due(timers: Timers[Any], now_ms: int) -> list[Any]:
@@ -48,15 +61,34 @@ def test_keys_need_not_be_comparable() -> None:
     timers.set(second, 5)
     timers.set(first, 5)
     timers.set(second, 4)
-    timers.set(second, 5)  # its old entries are still in the heap
+    timers.set(second, 5)
     assert pop_due(timers, 5) == [first, second]
 
 
-def test_moments_that_are_put_off_again_and_again_leave_little_behind() -> None:
-    timers: Timers[int] = Timers(rank=int)
-    for moment in range(10_000):
-        timers.set(moment % 10, 1_000_000 - moment if moment % 3 else 1_000_000 + moment)
-        assert len(timers._heap) <= 2 * 10 + 64
+def test_what_is_put_off_is_not_passed_over_later() -> None:
+    """Else whoever is due before very many that were put off pays for all of them."""
+    timers: Timers[int] = Timers(rank=Rank)
+    for key in range(2_000):
+        timers.set(key, 5 if key else 1)
+    for key in reversed(range(1, 2_000)):
+        timers.set(key, 1_000_000)
+    Rank.times = 0
     timers.set(0, None)
-    assert len(pop_due(timers, 2_000_000)) == 9
-    assert timers.next_ms == NEVER_MS
+    assert timers.next_ms == 1_000_000
+    assert Rank.times < 100
+
+
+@given(steps, st.integers(2, 4))
+def test_no_block_is_empty_or_too_large(steps: list[tuple[str, int | None] | int], block_keys: int) -> None:
+    timers: Timers[str] = Timers(rank=ord)
+    with mock.patch.object(timers_module, "BLOCK_KEYS", block_keys):
+        for step in steps:
+            if isinstance(step, int):
+                pop_due(timers, step)
+            else:
+                timers.set(*step)
+            timers.keep(lambda key: key != "f")
+            assert all(0 < len(block) <= block_keys for block in timers._blocks)
+            found = [entry for block in timers._blocks for entry in block]
+            assert found == sorted(timers._entries.values())
+            assert "f" not in timers
