@@ -48,6 +48,7 @@ class SimulatedDeadLetters:
         self._submissions.applied(sequence)
 
     def entry_applied(self) -> None:
+        self._submissions.entry_applied()
         self._dead_letters.turn()
 
     def leader_changed(self, leader: str | None) -> None:

@@ -92,6 +92,8 @@ class Submissions:
         """What operators ask this node for."""
         self._waiting_bytes = 0
         self._bytes_in_flight = 0
+        self._has_begun = False
+        """The cluster knows of this life of the node: that an earlier one is over is in the state, too."""
         self.batches_applied = 0
         """Whoever waits sees by it that the log goes on."""
 
@@ -211,7 +213,9 @@ class Submissions:
                 return
 
     def _may_submit(self) -> bool:
-        if self._cost_in_flight >= COST_IN_FLIGHT_MAX or self._machine.has_lost_sessions(self._node):
+        if not self._has_begun or self._machine.has_lost_sessions(self._node):
+            return False
+        if self._cost_in_flight >= COST_IN_FLIGHT_MAX:
             return False
         return len(self._under_way) < BATCHES_IN_FLIGHT_MAX or self._waiting_bytes >= BATCH_BYTES_MAX
 
@@ -251,9 +255,11 @@ class Submissions:
     def applied(self, sequence: int, *, unseen: bool = False) -> None:
         """Note that the batches up to `sequence` are applied: their publishes are safe.
 
+        The first one of each life is the group's own, without commands: nothing is submitted before that is applied.
         If that was `unseen`, nobody knows which were refused by a queue that was full, or would have been returned: all
         that were not confirmed are refused then, which says that their outcome is unknown.
         """
+        self._has_begun = True
         while self._under_way and self._under_way[0].sequence <= sequence:
             done = self._under_way.popleft().batch
             self.batches_applied += 1
@@ -283,6 +289,7 @@ class Submissions:
             callbacks += [part.call for part in lane.parts if isinstance(part, Callback)]
             lane.parts.clear()
             lane.settlements.clear()
+        self._has_begun = False
         self._under_way.clear()
         self._watched.clear()
         self._cost_in_flight = self._waiting_bytes = self._bytes_in_flight = 0

@@ -156,12 +156,17 @@ class LoneBroker:
         self.group.attach(self.broker)
         group: Any = self.group
         self.broker.attach(group, group)
+        self._begin()
         self._serving: list[asyncio.Task[None]] = []
         if self._tls is not None:
             self.certificates = tls.for_clients(self._tls)
             name_in = partial(tls.name_in, login_from=self._tls.cert_login_from)
             self.amqps_port = await self._listen(Tls(lambda: self.certificates.current, name_in))
         return await self._listen(None)
+
+    def _begin(self) -> None:
+        """What a group submits by itself at the begin of each life of its node has been applied."""
+        self.broker.submissions.applied(0)
 
     async def _listen(self, speaks_tls: Tls | None) -> int:
         """As a node does it."""
@@ -247,6 +252,7 @@ class LoneBroker:
         self.group.drop_held()
         effects = self.machine.origin_down(NAME, 0, expelled=True)
         self.broker.applied(self.group.last_index, [*effects, Expelled()])
+        self._begin()
 
     def skip(self) -> None:
         """From now on the log goes on without the broker's hearing of it."""

@@ -60,6 +60,7 @@ class World:
         self.submissions = Submissions(
             "n1", cast("Group", self), self.machine, cast("Runtime", self), publish_timeout_s=0.0
         )
+        self.submissions.applied(0)
         names = [f"q{number}" for number in range(queues)]
         declare = [DeclareQueue(1, 1, name, False, True, False, False, False, {}) for name in names]
         bind = [make(name) for name in names for make in bindings]

@@ -104,6 +104,7 @@ class World:
         self.submissions = Submissions(
             "n1", cast("Group", self), self.machine, cast("Runtime", self), publish_timeout_s=0.0
         )
+        self.submissions.applied(0)
 
     def submit(self, payload: Sequence[bytes], _weight: int) -> int:
         data = b"".join(payload)
@@ -404,3 +405,24 @@ def test_what_is_asked_for_waits_until_nothing_is_left_of_an_earlier_life(
         world.submissions.entry_applied()
     world.settle()
     assert world.clients[0].came == [b"x"]
+
+
+def test_nothing_is_submitted_before_the_cluster_knows_of_this_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether anything is left of an earlier one is not known before; and so it is again when this one is over."""
+    monkeypatch.setattr(core_module, "LOST_MAX", 1)
+    world = World(1)
+    machine, submissions = world.machine, world.submissions
+    asked = [Checkout(1, 1, 1, number, "q", f"t{number}", 1, *[False] * 5, 0, {}) for number in range(10)]
+    machine.apply_batch("n1", 2, 0, 7, b"".join(encode_batch(asked, [])))
+    submissions.give_up()
+    world.publish(world.clients[0], "", "q", b"x")
+    world.turn()
+    submissions.entry_applied()
+    assert not world.batches
+    machine.origin_down("n1", 7, expelled=False)  # by the first batch of the new life
+    submissions.applied(0)
+    assert not world.batches
+    while machine.has_lost_sessions("n1"):
+        machine.end_entry(7)
+    submissions.entry_applied()
+    assert len(world.batches) == 1
