@@ -96,6 +96,8 @@ class Submissions:
         """The cluster knows of this life of the node: that an earlier one is over is in the state, too."""
         self.batches_applied = 0
         """Whoever waits sees by it that the log goes on."""
+        self.times_unseen = 0
+        """How often it was not seen what became of batches that were under way."""
 
     @property
     def pending_bytes(self) -> int:
@@ -260,6 +262,7 @@ class Submissions:
         that were not confirmed are refused then, which says that their outcome is unknown.
         """
         self._has_begun = True
+        self.times_unseen += unseen
         while self._under_way and self._under_way[0].sequence <= sequence:
             done = self._under_way.popleft().batch
             self.batches_applied += 1
@@ -290,6 +293,7 @@ class Submissions:
             lane.parts.clear()
             lane.settlements.clear()
         self._has_begun = False
+        self.times_unseen += 1
         self._under_way.clear()
         self._watched.clear()
         self._cost_in_flight = self._waiting_bytes = self._bytes_in_flight = 0

@@ -3,7 +3,8 @@
 Lives here: waiting for the log, and whether a change is there then. Not here: what a change does
 (machine/operating.py), what is done as a client would do it (sessions.py).
 
-Law: whoever is told that something is done finds it done at this node. A password is hashed before it goes anywhere.
+Law: whoever is told that something is done finds it done at this node, or changed again since. A password is hashed
+before it goes anywhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from qq.broker.access import Access, AccessRefused
 from qq.broker.login import SALT_BYTES, hash_password
+from qq.errors import Reply
 from qq.http.view import Refused, Unavailable
 from qq.machine import commands as c
 from qq.machine import errors
@@ -64,21 +66,25 @@ class Changes:
         return is_made(self._broker.machine.catalog, change)
 
     async def change(self, *changes: Change) -> None:
-        """Have something changed. Raises Refused if a limit is reached, Unavailable.
+        """Have something changed. Raises Refused if a limit is reached or what it is for is gone, Unavailable.
 
-        The latter also if it is not there then: the node may have to give up what it submitted.
+        The latter also if it is not there and this node has not seen it carried out. Else others have changed the same
+        since, and of changes at one time the last one stays.
         """
-        catalog = self._broker.machine.catalog
+        catalog, submissions = self._broker.machine.catalog, self._broker.submissions
         _check_room(catalog, changes)
-        is_there = await until_applied(
-            self._broker, changes, lambda: all(is_made(catalog, change) for change in changes)
-        )
-        if not is_there:
-            # What was asked for together, or elsewhere, has taken the room.
-            _check_room(catalog, [change for change in changes if not is_made(catalog, change)])
-            raise Unavailable(
-                "the change is not there: the node was away from its cluster, or it was changed again"
-            )
+        unseen_before = submissions.times_unseen
+
+        def missing() -> list[Change]:
+            return [change for change in changes if not is_made(catalog, change)]
+
+        missed = await until_applied(self._broker, changes, missing)
+        # What was asked for together, or elsewhere, has taken the room.
+        _check_room(catalog, missed)
+        for change in missed:
+            _check_place(catalog, change)
+        if missed and submissions.times_unseen != unseen_before:
+            raise Unavailable("the change is not there: the node was away from its cluster")
 
     def room(self, told: Mapping[str, Table]) -> Room:
         return Room(self._broker.machine.catalog, told)
@@ -102,6 +108,14 @@ def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
             catalog.check_room(change)
         except errors.Refused as refused:
             raise Refused(refused.code, refused.text.partition(" - ")[2]) from None
+
+
+def _check_place(catalog: Catalog, change: Change) -> None:
+    """Raise Refused if the virtual host or the user is not there whose a change is."""
+    for field, there in (("vhost", catalog.vhosts), ("user", catalog.access.users)):
+        name = getattr(change, field, None)
+        if name is not None and name not in there:
+            raise Refused(Reply.NOT_FOUND, f"no {field} '{name}': it was deleted meanwhile")
 
 
 def is_made(catalog: Catalog, change: Change) -> bool:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -490,7 +490,9 @@ def room_of_one(consumer: Consumer) -> int:
     return consumer.credit
 
 
-def promise_nothing(_queue: Queue, _count: int, _now_ms: int, _promised: dict[Budget, int]) -> int:
+def promise_nothing(
+    _queue: Queue, _count: int, _now_ms: int, _promised: dict[Budget, int], _lost: Container[str]
+) -> int:
     """In place of `Queue.wanted`: a full queue refuses what a waiting consumer could have."""
     return 0
 
@@ -539,7 +541,7 @@ HAZARDS = [
     Hazard(Parts(engine=AcknowledgesBeforeTheSync), None, 5, "believes that"),
     Hazard(Parts(engine=CountsItsUnsyncedTail), POWER_LOSSES, 60, "entry", first_seed=13),
     Hazard(Parts(engine=ForgetsItsVote), POWER_LOSSES, 5, "has forgotten that it voted"),
-    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 5, "has forgotten term"),
+    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 20, "has forgotten term"),
     Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied"),
     Hazard(Parts(engine=BelievesTheCommitIndex), LONG_LOGS, 30, "has committed another entry"),
     Hazard(
