@@ -121,6 +121,8 @@ class QueueOracle:
         self._published: dict[tuple[int, int], Enqueue | Publish] = {}
         self._admitted: dict[str, int] = {}
         """By publisher, the last sequence number that was ever admitted."""
+        self._refused: dict[str, set[int]] = {}
+        """By publisher, the sequence numbers that were refused and not sent again."""
         self._publishers: dict[str, tuple[int, int]] = {}
         """The last sequence number of each that is remembered, and when it was seen last."""
         self._sequences: dict[tuple[str, str, int], None] = {}
@@ -429,21 +431,17 @@ class QueueOracle:
         if (origin, command.session) in self._failed:
             return []
         properties = command if isinstance(command, Publish) else _plain(command)
-        first, accepted = 0, command.count
+        accepted = command.count
         targets = self._route(command.exchange, [command.routing_key, *properties.more_keys])
         refused = outcomes.refused.get(command.session)
         if refused is not None:
             accepted = min(max(refused.first_seq - command.first_seq, 0), accepted)
         publisher, sequence = properties.publisher, properties.publish_seq
+        new: Sequence[int] = range(command.count)
         if publisher:
-            seen = self._known_of(publisher)
-            first = min(max(seen - sequence + 1, 0), accepted)
-            last = max(seen, sequence + accepted - 1)
-            self._admitted[publisher] = max(last, self.admitted(publisher))
-            if first < command.count:
-                self._publishers[publisher] = (last, self._now_ms)
-            self.fates["repeated"] += first
-        for number in range(first, accepted):
+            new = self._new_of(publisher, sequence, command.count, accepted)
+        taken = [number for number in new if number < accepted]
+        for number in taken:
             self._published[places[number]] = properties
             for model in targets:
                 if publisher:
@@ -459,7 +457,22 @@ class QueueOracle:
                 self._fail(f"{refused} refuses what there is room for")
             if not properties.delay_ms:
                 self._refusals.append(targets)
-        return [model for model in targets if first < accepted and rejects(model)]
+        return [model for model in targets if taken and rejects(model)]
+
+    def _new_of(self, publisher: str, sequence: int, count: int, accepted: int) -> list[int]:
+        """Those of so many messages that were not admitted before, or were refused; so many of all are accepted."""
+        seen = self._known_of(publisher)
+        refused = self._refused.setdefault(publisher, set())
+        new = [number for number in range(count) if sequence + number > seen or sequence + number in refused]
+        taken = [number for number in new if number < accepted]
+        self.fates["repeated"] += accepted - len(taken)
+        if new:
+            last = max(seen, sequence + taken[-1]) if taken else seen
+            self._publishers[publisher] = (last, self._now_ms)
+            self._admitted[publisher] = max(last, self.admitted(publisher))
+            refused.update(sequence + number for number in new)
+            refused.difference_update(sequence + number for number in taken)
+        return new
 
     def _known_of(self, publisher: str) -> int:
         """Its last sequence number; after a long time, by clocks that have jumped, it is forgotten."""
@@ -467,6 +480,7 @@ class QueueOracle:
         if self._now_ms - seen_ms < PUBLISHER_AGE_MS:
             return last
         self._sequences = {key: None for key in self._sequences if key[1] != publisher}
+        self._refused.pop(publisher, None)
         return 0
 
     def _targets(self, content: Iterable[Command]) -> list[QueueModel]:

@@ -541,7 +541,7 @@ HAZARDS = [
     Hazard(Parts(engine=AcknowledgesBeforeTheSync), None, 5, "believes that"),
     Hazard(Parts(engine=CountsItsUnsyncedTail), POWER_LOSSES, 60, "entry", first_seed=13),
     Hazard(Parts(engine=ForgetsItsVote), POWER_LOSSES, 5, "has forgotten that it voted"),
-    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 20, "has forgotten term"),
+    Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", first_seed=22),
     Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied"),
     Hazard(Parts(engine=BelievesTheCommitIndex), LONG_LOGS, 30, "has committed another entry"),
     Hazard(
