@@ -99,8 +99,7 @@ class Room:
         known = self._vhost(vhost)
         match declaration:
             case c.DeclareQueue(name=name):
-                # The type of a queue that has none is not known before its virtual host is as it will be.
-                if name not in known.queues and "x-queue-type" in declaration.arguments:
+                if name not in known.queues:
                     _check_queue(errors.the_queue(name, vhost), declaration)
                 self._made.add((vhost, Destination(DestinationKind.QUEUE, name)))
             case c.DeclareExchange(name=name):
@@ -166,7 +165,20 @@ class Room:
 
 def _check_queue(thing: str, command: c.DeclareQueue) -> None:
     args.check_exchange_argument(thing, "x-dead-letter-exchange", command.arguments)
-    kind = args.queue_kind(thing, command.arguments)
+    if "x-queue-type" in command.arguments:
+        _check_queue_of(thing, args.queue_kind(thing, command.arguments), command)
+        return
+    # Which type it will have is not known before its virtual host is as it will be.
+    try:
+        _check_queue_of(thing, args.CLASSIC, command)
+    except errors.Refused as refused:
+        try:
+            _check_queue_of(thing, args.QUORUM, command)
+        except errors.Refused:
+            raise refused from None
+
+
+def _check_queue_of(thing: str, kind: str, command: c.DeclareQueue) -> None:
     args.check_queue_arguments(thing, kind, command.arguments)
     if kind == args.QUORUM:
         check_quorum_properties(thing, command)

@@ -117,6 +117,7 @@ def _broker() -> Broker:
     broker = Broker("n1", machine, runtime, Settings(), ["guest"], Limits(), Places(1))
     group.broker = broker
     broker.attach(cast("Any", group), cast("Any", group))
+    broker.submissions.applied(0)  # the group's own first batch
     return broker
 
 

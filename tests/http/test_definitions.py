@@ -395,6 +395,11 @@ POLICY = {"vhost": "/", "pattern": "x", "definition": {"max-length": 1}}
             {"name": "q", "vhost": "v", "type": "quorum", "arguments": {"x-max-length": -1}},
             "queue 'q' in vhost 'v': invalid arg 'x-max-length' for queue 'q'",
         ),
+        (
+            "queues",
+            {"name": "q", "vhost": "v", "arguments": {"x-max-length": "a"}},
+            "queue 'q' in vhost 'v': invalid arg 'x-max-length' for queue 'q'",
+        ),
         ("queues", {"name": "q", "vhost": "/", "type": "quorum", "durable": False}, "property 'non-durable'"),
         ("queues", {"name": "q", "vhost": "/", "arguments": {"x-queue-type": "stream"}}, "x-queue-type"),
         ("exchanges", {"name": "x", "vhost": "v", "type": "x-recent-history"}, "x-recent-history"),
@@ -503,17 +508,17 @@ def test_a_number_of_any_length_is_read_as_one(length: int) -> None:
 
 def test_what_the_broker_refuses_is_named_with_what_was_taken_over_before(node: Machine) -> None:
     body = {
-        "vhosts": [{"name": "v"}],
+        "vhosts": [{"name": "v", "default_queue_type": "quorum"}],
         "queues": [
             {"name": "a", "vhost": "v"},
-            {"name": "b", "vhost": "v", "arguments": {"x-max-length": -1}},
+            {"name": "b", "vhost": "v", "arguments": {"x-queue-mode": "lazy"}},
             {"name": "c", "vhost": "v"},
         ],
     }
     answer = node.api("definitions", "POST", json=body)
     assert answer.status == 400
     assert answer.json["reason"].startswith(
-        "queue 'b' in vhost 'v': invalid arg 'x-max-length' for queue 'b'"
+        "queue 'b' in vhost 'v': invalid arg 'x-queue-mode' for queue 'b'"
     )
     assert answer.json["reason"].endswith("; imported before: 1 vhosts, 1 queues")
     assert list(node.management.machine.vhosts["v"].queues) == ["a"]
