@@ -638,8 +638,10 @@ class QueueOracle:
             if there[message.name]:
                 there[message.name] -= 1
             elif self._take(model, message):
-                self.fates["no room"] += 1
-                if not model.was_full:
+                # With a time to live of 0 it may make way for the next ones of the same batch.
+                has_expired = 0 < message.expires_ms <= self._now_ms
+                self.fates["expired" if has_expired else "no room"] += 1
+                if not (model.was_full or has_expired):
                     self._fail(f"{message.name} is not moved to {model.name}, which has room")
         model.doubtful.clear()
         model.was_full = False

@@ -6,7 +6,17 @@ from typing import Any
 
 from chaos.sim.queue_checks import QueueOracle
 from qq.machine.codec import encode_batch
-from qq.machine.commands import NO_PRIORITY, NO_TTL, Command, DeclareQueue, Publish, PurgeQueue
+from qq.machine.commands import (
+    NO_PRIORITY,
+    NO_TTL,
+    Command,
+    DeadLetter,
+    DeclareQueue,
+    Enqueue,
+    Publish,
+    PurgeQueue,
+    Table,
+)
 from qq.machine.machine import QueueMachine
 
 FULL = {"x-queue-type": "quorum", "x-max-length": 0, "x-overflow": "reject-publish"}
@@ -17,24 +27,71 @@ def numbered(key: str, sequence: int, count: int) -> Publish:
     return Publish(1, 1, count, "", key, False, 1, [], NO_PRIORITY, NO_TTL, 0, "b", sequence)
 
 
+class Run:
+    """A machine and its oracle."""
+
+    def __init__(self) -> None:
+        self.findings: list[str] = []
+        self.oracle = QueueOracle(self.findings.append)
+        self.machine = QueueMachine()
+        self.index = 0
+
+    def entry(self, *commands: Command, sizes: int = 0, time_ms: int = 1_000) -> None:
+        self.index += 1
+        payload: Any = memoryview(b"".join(encode_batch(commands, [b"x"] * sizes)))
+        effects = self.machine.apply_batch("n1", self.index, 0, time_ms, payload)
+        self.oracle.batch(self.machine, "n1", self.index, 0, time_ms, payload, effects)
+        self.oracle.entry_ended(self.machine, time_ms, self.machine.end_entry(time_ms))
+
+    def declare(self, name: str, arguments: Table) -> None:
+        self.entry(DeclareQueue(1, 1, name, False, True, False, False, False, arguments))
+
+
 def test_what_was_refused_is_new_also_below_what_was_admitted_since() -> None:
     """Seed 501442: the publisher was forgotten in the meantime, and so sent smaller numbers again."""
-    findings: list[str] = []
-    oracle, machine = QueueOracle(findings.append), QueueMachine()
+    run = Run()
+    run.declare("full", FULL)
+    run.declare("roomy", ROOMY)
+    run.entry(numbered("full", 14, 3), sizes=3)
+    run.entry(numbered("roomy", 17, 2), sizes=2)
+    run.entry(numbered("roomy", 15, 3), sizes=3)
+    run.entry(PurgeQueue(2, 1, "roomy"))
+    run.entry(numbered("roomy", 15, 2), sizes=2)
+    assert run.oracle.fates["repeated"] == 3
+    assert run.oracle.enqueued == 4
+    assert run.findings == []
 
-    def entry(index: int, *commands: Command, sizes: int = 0) -> None:
-        payload: Any = memoryview(b"".join(encode_batch(commands, [b"x"] * sizes)))
-        effects = machine.apply_batch("n1", index, 0, 1_000, payload)
-        oracle.batch(machine, "n1", index, 0, 1_000, payload, effects)
-        oracle.entry_ended(machine, 1_000, machine.end_entry(1_000))
 
-    for number, (name, arguments) in enumerate([("full", FULL), ("roomy", ROOMY)]):
-        entry(1 + number, DeclareQueue(1, 1, name, False, True, False, False, False, arguments))
-    entry(3, numbered("full", 14, 3), sizes=3)
-    entry(4, numbered("roomy", 17, 2), sizes=2)
-    entry(5, numbered("roomy", 15, 3), sizes=3)
-    entry(6, PurgeQueue(2, 1, "roomy"))
-    entry(7, numbered("roomy", 15, 2), sizes=2)
-    assert oracle.fates["repeated"] == 3
-    assert oracle.enqueued == 4
-    assert findings == []
+def test_a_dead_letter_that_lives_for_no_time_makes_way_for_the_next_one() -> None:
+    """Seed 506951: each had room, and was gone when the batch was over."""
+    run = Run()
+    run.declare("next", {**FULL, "x-max-length": 1, "x-message-ttl": 0})
+    dying = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "next", "x-message-ttl": 1}
+    run.declare("q", {**ROOMY, **dying})
+    run.declare("safe", {**ROOMY, **dying, "x-dead-letter-strategy": "at-least-once"})
+    for name in ("q", "safe"):
+        run.entry(Enqueue(1, 0, 1, "", name, False, 1), sizes=1)
+    run.entry(time_ms=2_000)
+    moves = [
+        DeadLetter(
+            "/",
+            dead.queue,
+            dead.number,
+            dead.first,
+            1,
+            "",
+            dead.queue,
+            [],
+            [],
+            "",
+            NO_PRIORITY,
+            False,
+            {},
+            {},
+        )
+        for dead in run.machine.dying(10)
+    ]
+    assert [move.queue for move in moves] == ["q", "safe"]
+    run.entry(*moves, time_ms=2_000)
+    assert run.findings == []
+    assert run.oracle.fates["no room"] == 0
