@@ -119,24 +119,32 @@ class Part(Protocol):
         ...
 
 
-class Asked(NamedTuple):
-    """A command, what it is expected to cost, and what it counts as in octets."""
+class Asked:
+    """A command of a node, and what it counts as in octets."""
 
-    command: Command
-    steps: int
-    size: int
+    __slots__ = ("_command", "_node", "_steps", "size")
 
-    def take(self, batch: Batch, lane: Lane, _costs: Costs) -> Outcome:
-        if not batch.has_room(self.steps, self.size):
+    def __init__(self, node: str, command: Command, size: int) -> None:
+        self.size = size
+        self._node = node
+        self._command = command
+        self._steps = 0
+        """What it costs, as far as that is known."""
+
+    def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+        if not batch.has_room(self.price(costs), self.size):
             return Outcome.NO_ROOM
-        batch.add(lane, *self)
+        self.add_to(batch, lane)
         return Outcome.TAKEN
 
-    def price(self, _costs: Costs) -> int | None:
-        return self.steps
+    def price(self, costs: Costs) -> int:
+        """What it costs now: others may have made much of what it is about while it waited."""
+        self._steps = costs.of(self._node, self._command)
+        return self._steps
 
     def add_to(self, batch: Batch, lane: Lane) -> None:
-        batch.add(lane, *self)
+        """Have the batch take it, with the price that was found."""
+        batch.add(lane, self._command, self._steps, self.size)
 
 
 class Callback(NamedTuple):

@@ -33,7 +33,7 @@ from qq.broker.batches import (
 from qq.broker.lanes import QUANTUM, Lane, Lanes
 from qq.machine.codec import check_command
 from qq.machine.commands import Commit, Credit
-from qq.machine.costs import BATCH_STEPS_MAX, CREDIT_STEPS
+from qq.machine.costs import BATCH_STEPS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,7 +150,7 @@ class Submissions:
         self._ask(lane, transaction, transaction.size)
 
     def _asked(self, command: Command) -> Asked:
-        return Asked(command, self.price(command), bytes_of_command(command))
+        return Asked(self._node, command, bytes_of_command(command))
 
     def _refuse(self, lane: Lane, refuse: Callable[[int], None], transaction: OpenCommit, steps: int) -> None:
         self._waiting_bytes -= transaction.size
@@ -179,7 +179,7 @@ class Submissions:
             self._ask(lane, known, COMMAND_BYTES)
 
     def credit(self, consumer: int, count: int, lane: Lane) -> None:
-        self._ask(lane, Asked(Credit(consumer, count), CREDIT_STEPS, COMMAND_BYTES), COMMAND_BYTES)
+        self._ask(lane, Asked(self._node, Credit(consumer, count), COMMAND_BYTES), COMMAND_BYTES)
 
     def _ask(self, lane: Lane, part: Part, size: int) -> None:
         lane.parts.append(part)

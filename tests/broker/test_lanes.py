@@ -26,6 +26,7 @@ from qq.machine.commands import (
     Credit,
     DeclareExchange,
     DeclareQueue,
+    DeleteQueue,
     Discard,
     Enqueue,
     Publish,
@@ -327,6 +328,24 @@ def check_counts(world: World) -> None:
     assert submissions.pending_bytes == 0
     assert submissions._cost_in_flight == 0
     assert [client.connection.uncommitted_bytes for client in world.clients] == [0] * len(world.clients)
+
+
+def test_a_command_costs_what_it_does_when_it_is_taken_and_not_when_it_was_asked_for() -> None:
+    """While it waits, others may bind what is to be deleted, a thousand times."""
+    world = World(1)
+    names = ["d0", "d1", "d2"]
+    declared = [DeclareQueue(1, 1, name, False, True, False, False, False, {}) for name in names]
+    world.machine.apply_batch("n2", 2, 0, 7, b"".join(encode_batch(declared, [])))
+    for name in names:
+        world.submissions.add(DeleteQueue(1, 1, name, False, False), world.clients[0].connection.lane)
+    bindings = [
+        BindQueue(1, 1, name, "amq.direct", f"{name}.{number}", {}) for name in names for number in range(300)
+    ]
+    world.machine.apply_batch("n2", 3, 0, 7, b"".join(encode_batch(bindings, [])))
+    world.settle()
+    assert [[command.name for command in commands] for commands, _ in world.batches] == [
+        [name] for name in names
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
