@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.amqp.encoding import HeaderValue
-    from qq.broker.entries import Messages
     from qq.machine.history import Death, History
     from qq.ranges import Range
+    from qq.sessions.entries import Messages
 
 
 def published_to(stored: Messages, history: History | None) -> tuple[str, str]:

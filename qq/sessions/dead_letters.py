@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from qq.amqp.content import content_of
 from qq.amqp.properties import kept_when_dead
 from qq.amqp.stored import FLAGS_AT, frame_stop
-from qq.broker.entries import MessagesGone
-from qq.broker.lanes import Lane
 from qq.machine.codec import check_command
 from qq.machine.commands import NO_PRIORITY, DeadLetter
+from qq.sessions.entries import MessagesGone
+from qq.sessions.lanes import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cluster.ports import Runtime
-    from qq.broker.entries import Entries, Messages
-    from qq.broker.submissions import Submissions
     from qq.machine.commands import Table
     from qq.machine.machine import DyingMessages, QueueMachine
     from qq.ranges import Range
+    from qq.sessions.entries import Entries, Messages
+    from qq.sessions.submissions import Submissions
 
 log = logging.getLogger(__name__)
 
