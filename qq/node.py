@@ -29,7 +29,6 @@ from cluster.segment import CorruptJournal, JournalError
 from cluster.strangers import Places
 from qq import descriptors, garbage, memory, tls
 from qq.amqp.connection import Settings
-from qq.amqp.content import content_of
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
 from qq.errors import StartError
@@ -42,6 +41,7 @@ from qq.management import Management
 from qq.metrics import DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
 from qq.sessions.broker import Broker
 from qq.sessions.login import SALT_BYTES, Login, hash_password
+from qq.stored.content import content_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

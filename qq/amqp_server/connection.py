@@ -118,6 +118,7 @@ class ClientConnection(asyncio.Protocol):
         "_written_s",
         "id",
         "in_log",
+        "is_admitted",
         "lane",
         "peer_host",
         "peer_port",
@@ -147,6 +148,7 @@ class ClientConnection(asyncio.Protocol):
         self.vhost = ""
         self.in_log = False
         """The log was asked to let it in, so it has to hear when the connection is gone."""
+        self.is_admitted = False
         self._name_in = name_in
         self._attempt: Attempt | None = None
         """The login under way."""

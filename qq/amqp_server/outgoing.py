@@ -17,20 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp.commands import Basic
 
-from qq.amqp.encoding import (
-    confirm_frame,
-    deliveries,
-    encode,
-    get_ok,
-    reframe,
-    returned,
-    with_headers,
-)
+from qq.amqp.encoding import confirm_frame, deliveries, encode, get_ok, returned
 from qq.errors import ChannelError, ConnectionFault, Reply
 from qq.machine.commands import Settle
 from qq.ranges import Range, RangeMap
 from qq.sessions.entries import MessagesGone, ReadAhead
 from qq.sessions.headers import delivered, published_to
+from qq.stored.editing import reframe, with_headers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -450,9 +450,6 @@ class LimitPublishers(NamedTuple):
     age_ms: int
 
 
-NO_PRIORITY = 256
-NO_TTL = 2**62
-
 Declaration = (
     DeclareQueue
     | DeleteQueue

@@ -4,7 +4,7 @@ A client consumes from a pseudo-queue, and the requests that it publishes then c
 publishes to that name by the default exchange.
 
 Lives here: those names. Not here: drawing them and putting them into requests (amqp_server/channel,
-amqp/properties.py), what they are to the commands (consuming.py, declaring.py, publishing.py).
+stored/properties.py), what they are to the commands (consuming.py, declaring.py, publishing.py).
 
 Law: nothing waits. A reply is an effect of the entry that brings it, and no part of the state: at most once.
 """

@@ -13,9 +13,9 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.amqp.encoding import content
 from qq.sessions.entries import MessagesGone
 from qq.sessions.headers import delivered, published_to
+from qq.stored.editing import content
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from qq.amqp.encoding import content
 from qq.errors import amqp_error
 from qq.http.view import AckMode, Message, Refused, Unavailable
 from qq.machine import commands as c
@@ -20,6 +19,7 @@ from qq.machine.effects import GetOk
 from qq.sessions.entries import MessagesGone
 from qq.sessions.headers import delivered, published_to
 from qq.sessions.lanes import Lane
+from qq.stored.editing import content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,7 +94,7 @@ class _Connection:
         self.client_properties: dict[str, object] = {}
         self.vhost = vhost
         self.user = user
-        self.in_log = False
+        self.in_log = self.is_admitted = False
         self.failure: Failed | CloseConnection | None = None
 
     def admitted(self) -> None:

@@ -84,7 +84,9 @@ class Dispatcher:
             return
         match effect:
             case Reply():
-                connection.admitted()
+                if not connection.is_admitted:  # after a snapshot the last answer is told again
+                    connection.is_admitted = True
+                    connection.admitted()
             case Failed():
                 connection.not_admitted(effect)
             case CloseConnection():

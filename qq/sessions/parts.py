@@ -21,12 +21,12 @@ from qq.sessions.batch import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qq.amqp.properties import Attributes
     from qq.machine.commands import Command, Settlement
     from qq.machine.costs import Costs
     from qq.sessions.batch import Batch
     from qq.sessions.lanes import Lane
     from qq.sessions.ports import Publisher
+    from qq.stored.properties import Attributes
 
 COMMAND_BYTES = 256
 """What a command counts as beside its texts and tables. It is some 30 in the log, but every node takes some 10 us for

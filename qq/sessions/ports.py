@@ -73,6 +73,8 @@ class Connection(Payer, Protocol):
     user: str
     in_log: bool
     """The log was asked to let it in, so it has to hear when the connection is gone."""
+    is_admitted: bool
+    """The log has let it in. This and `in_log` are written by the broker only."""
 
     @property
     def lane(self) -> Lane:
@@ -106,7 +108,7 @@ class Connection(Payer, Protocol):
     # What the log says
 
     def admitted(self) -> None:
-        """The log has let it into its virtual host."""
+        """The log has let it into its virtual host; told once."""
         ...
 
     def not_admitted(self, failure: Failed, /) -> None:

@@ -21,7 +21,6 @@ from cluster.segment import EntryGone
 from cluster.strangers import Places
 from qq import tls
 from qq.amqp.connection import Settings
-from qq.amqp.content import content_of
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
 from qq.config import ClientTls, Limits
@@ -30,6 +29,7 @@ from qq.machine.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
+from qq.stored.content import content_of
 
 T = TypeVar("T")
 NAME = "n1"

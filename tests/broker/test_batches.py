@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from qq.amqp.content import content_of
 from qq.machine.codec import decode_commands, encode_batch
 from qq.machine.commands import BindQueue, Command, DeclareQueue, DeleteQueue, Enqueue
 from qq.machine.costs import BATCH_STEPS_MAX
@@ -14,6 +13,7 @@ from qq.machine.machine import QueueMachine
 from qq.sessions.lanes import Lane
 from qq.sessions.parts import OpenEnqueue
 from qq.sessions.submissions import BATCHES_IN_FLIGHT_MAX, Submissions
+from qq.stored.content import content_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from qq.amqp.content import content_of
-from qq.amqp.properties import Attributes
 from qq.machine import core as core_module
 from qq.machine.codec import decode_batch, encode_batch
 from qq.machine.commands import (
-    NO_PRIORITY,
-    NO_TTL,
     BindExchange,
     BindQueue,
     Checkout,
@@ -36,6 +32,8 @@ from qq.sessions.batch import BATCH_BYTES_MAX
 from qq.sessions.lanes import AHEAD, QUANTUM, Lane
 from qq.sessions.parts import OpenEnqueue
 from qq.sessions.submissions import COST_IN_FLIGHT_MAX, Submissions
+from qq.stored.content import content_of
+from qq.stored.properties import NO_PRIORITY, NO_TTL, Attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """What a channel publishes, and what becomes of it: confirms, refusals, returned messages.
 
-Lives here: basic.publish, class confirm. Not here: which properties matter (qq/amqp/properties.py), transactions
+Lives here: basic.publish, class confirm. Not here: which properties matter (qq/stored/properties.py), transactions
 (transacting.py), when a batch is submitted (qq/sessions/submissions.py).
 
 Law: sequence numbers are told in order, and each once: confirmed or refused.
@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import pamqp.commands as amqp
 
-from qq.amqp.properties import DURATION_MAX_MS, PLUGIN_DELAY_MAX_MS, group
-from qq.amqp.stored import HEADERS
 from qq.errors import ChannelError, Reply
 from qq.routing.exchanges import DELAYED
 from qq.sessions.access import AccessRefused
 from qq.sessions.parts import OpenEnqueue
+from qq.stored.layout import HEADERS
+from qq.stored.properties import DURATION_MAX_MS, PLUGIN_DELAY_MAX_MS, UnacceptableProperties, group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from qq.amqp.framing import Publishes
-    from qq.amqp.properties import Attributes
     from qq.amqp_server.channel.core import Core
     from qq.amqp_server.ports import Carrier
+    from qq.stored.properties import Attributes
 
 PUBLISH = (60, 40)
 CONFIRM_SELECT = (85, 10)
@@ -94,6 +94,8 @@ class Publishing:
                     )
                 self._publish_alike(method, attributes, messages)
                 done += len(messages)
+        except UnacceptableProperties as error:
+            raise ChannelError(Reply.PRECONDITION_FAILED, str(error), *PUBLISH) from None
         except AccessRefused as refused:
             raise Unpublished(event._replace(messages=event.messages[done:]), refused) from None
 
