@@ -49,6 +49,8 @@ class Options:
     nodes: int = 3
     queues: bool = False
     """The queue machine, or else the ledger."""
+    clients: bool = False
+    """AMQP clients at production sessions use the queues, or else clients that submit for them."""
     duration_s: float = 20.0
     """How long load and faults last."""
     submit_interval_s: float = 0.15

@@ -17,6 +17,7 @@ from cluster.entry import (
     compacted_parts,
     entry_time_ms,
     is_compacted,
+    is_regular,
     make_batch,
     make_compacted,
     make_entry,
@@ -35,10 +36,10 @@ class SimulatedDeadLetters:
     """What a node does for messages that have died while it leads."""
 
     def __init__(self, node: SimulatedNode, submit: Callable[[Sequence[Buffer]], int]) -> None:
-        log = _TaggedLog(node, submit)
+        log = TaggedLog(node, submit)
         machine = cast("QueueMachine", node.machine.inner)
         self._submissions = Submissions(node.name, log, machine, node.runtime, publish_timeout_s=0.0)
-        entries = Entries(log, node.disk)
+        entries = Entries([log], node.disk)
         self._dead_letters = DeadLetters(machine, self._submissions, entries, node.runtime)
         self._name = node.name
         self._leader: str | None = None
@@ -63,7 +64,7 @@ class SimulatedDeadLetters:
         self._submissions.give_up()
 
 
-class _TaggedLog:
+class TaggedLog:
     """A log without tags, as far as the sessions look."""
 
     def __init__(self, node: SimulatedNode, submit: Callable[[Sequence[Buffer]], int]) -> None:
@@ -93,6 +94,8 @@ def _without_tags(entry: bytes) -> bytes:
     if is_compacted(entry):
         parts = compacted_parts(entry)
         return make_compacted({ordinal: bytes(part[TAG.size :]) for ordinal, part in parts.items()})
+    if not is_regular(entry):
+        return entry  # the one with which a leader begins
     batches: list[Any] = []
     for view in batches_of(entry):
         payload = entry[view.start + TAG.size : view.end] if view.end > view.start else b""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 from traceback import format_exception
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from chaos.sim.checks import Checks, ViolationError
+from chaos.sim.client_workload import ClientWorkload
 from chaos.sim.cluster import Options, Parts, SimulatedCluster
 from chaos.sim.ledger import Ledger
 from chaos.sim.ledger import messages_of as messages_of_ledger
@@ -23,6 +24,9 @@ from chaos.sim.stored import StoredMessages
 from chaos.sim.workload import Workload
 from chaos.sim.world import World
 from qq.machine.machine import QueueMachine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CONVERGENCE_S = 30.0
 """After the faults have ended: reconnect, elect, catch up, confirm everything that was pending."""
@@ -42,6 +46,8 @@ DRAIN_S = 30.0
 """The last delay, or retry of a dead letter, is over."""
 SLICE_S = 0.25
 FILES_INTERVAL_S = 0.5
+CLIENT_RUNS = 0.3
+"""So many of the runs with queues have AMQP clients."""
 LARGEST_BYTES = 250_000
 """Of the largest entries."""
 
@@ -126,6 +132,8 @@ def draw_options(seed: int) -> Options:
         disk_free_limit_bytes=random.choice((0, 16 * 1024)),
         message_bytes_max=random.choice((1, 16, 64)) * 1024,
     )
+    if options.queues and Random(f"{seed}/clients").random() < CLIENT_RUNS:
+        return replace(options, clients=True)
     if busy and not large_batches and random.random() < 0.2:
         return _with_check_of_disk_use(options)
     if not options.queues and random.random() < 0.2:
@@ -198,6 +206,10 @@ class Simulation:
         self.stored = StoredMessages(self.cluster, self.checks, stored_as)
 
     def _workload(self) -> Workload:
+        if self.options.clients:
+            of_clients = ClientWorkload(self.world, self.checks, self.options)
+            self.checks.listener = of_clients.told
+            return of_clients
         if self.options.queues:
             self.checks.listener = self.oracle
         kind = QueueWorkload if self.options.queues else Workload
@@ -225,11 +237,27 @@ class Simulation:
         self.checks.check_agreement()
         if self.options.checks_disk_use:
             self._check_disk_use()
+        if isinstance(self.workload, ClientWorkload):
+            self._check_clients(self.workload)
         if isinstance(self.workload, QueueWorkload):
             self.workload.check_clients()
             self._check_queues(self.workload)
         self.checks.check_agreement()
         self.stored.check_all()
+
+    def _check_clients(self, workload: ClientWorkload) -> None:
+        """Everybody is told everything; what was confirmed can be consumed, and then nothing is left."""
+        self._until(lambda: not workload.complaint, SERVICE_S, lambda: workload.complaint)
+        workload.drain()
+        self._until(lambda: not workload.left(), DRAIN_S, lambda: f"{workload.left()} messages are left")
+        workload.told.check_nothing_lost()
+
+    def _until(self, done: Callable[[], bool], within_s: float, complaint: Callable[[], str]) -> None:
+        deadline_s = self.world.now_s + within_s * (1 + self.options.disk_slowness / SLOW_DISK)
+        while not (done() and self.cluster.settled()):
+            self.world.run_until(self.world.now_s + SLICE_S)
+            if self.world.now_s > deadline_s:
+                self.checks.fail(f"{within_s:.0f} s after the faults ended: {complaint() or 'no rest'}")
 
     def _look_at_files(self) -> None:
         self.stored.check_changed()

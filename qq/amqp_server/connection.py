@@ -35,6 +35,7 @@ from qq.sessions.login import Login
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from cluster.ports import Timer
     from cluster.strangers import Place
     from qq.amqp.connection import Event
     from qq.amqp_server.ports import Numbered, Pumped
@@ -99,7 +100,6 @@ class ClientConnection(asyncio.Protocol):
         "_heartbeat",
         "_held_bytes",
         "_holding",
-        "_loop",
         "_name_in",
         "_out_bytes",
         "_parting",
@@ -171,15 +171,14 @@ class ClientConnection(asyncio.Protocol):
         """The login failed and the client cannot be told: it is to wait, against guessing."""
         self._parting = False
         """The client has closed in good order: the socket is its to close."""
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: Timer | None = None
         """For the handshake; at the end, for the client to go."""
-        self._heartbeat: asyncio.TimerHandle | None = None
+        self._heartbeat: Timer | None = None
 
     # Socket
 
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
-        self._loop = asyncio.get_running_loop()
         limits = self._broker.limits
         transport.set_write_buffer_limits(high=limits.write_buffer_bytes, low=limits.write_buffer_bytes // 4)
         certificate = transport.get_extra_info("peercert") if self._name_in is not None else None
@@ -191,7 +190,7 @@ class ClientConnection(asyncio.Protocol):
             self._pushed_out()
             return
         self._place.push_out = self._pushed_out
-        self._deadline = self._loop.call_later(limits.handshake_timeout_s, self._handshake_too_slow)
+        self._deadline = self._broker.runtime.call_later(limits.handshake_timeout_s, self._handshake_too_slow)
 
     @property
     def protocol(self) -> str:
@@ -422,7 +421,7 @@ class ClientConnection(asyncio.Protocol):
         self._flush()
         self._parting = True
         self._stop_timers()
-        self._deadline = self._loop.call_later(CLOSE_GRACE_S, self._close_socket)
+        self._deadline = self._broker.runtime.call_later(CLOSE_GRACE_S, self._close_socket)
 
     def _close_socket(self) -> None:
         self._close_later()
@@ -436,7 +435,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _close_later(self) -> None:
         self._stop_timers()
-        self._deadline = self._loop.call_later(CLOSE_GRACE_S, self._transport.abort)
+        self._deadline = self._broker.runtime.call_later(CLOSE_GRACE_S, self._transport.abort)
 
     def _handshake_too_slow(self) -> None:
         text = f"connection {self.id} from {self.peer_host}: no handshake in time"
@@ -468,13 +467,16 @@ class ClientConnection(asyncio.Protocol):
             log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
             self._transport.abort()
             return
-        if self._loop.time() - self._written_s >= FRESH_INTERVAL_FRACTION * self._amqp.heartbeat_s:
+        if (
+            self._broker.runtime.monotonic() - self._written_s
+            >= FRESH_INTERVAL_FRACTION * self._amqp.heartbeat_s
+        ):
             self.write((HEARTBEAT,))
         self._beat_later()
 
     def _beat_later(self) -> None:
         self._has_read = False
-        self._heartbeat = self._loop.call_later(self._amqp.heartbeat_s / BEATS, self._beat)
+        self._heartbeat = self._broker.runtime.call_later(self._amqp.heartbeat_s / BEATS, self._beat)
 
     # Out
 
@@ -512,7 +514,7 @@ class ClientConnection(asyncio.Protocol):
     def _ask_flush(self) -> None:
         if not self._flush_asked and self._amqp.out:
             self._flush_asked = True
-            self._loop.call_soon(self._flush)
+            self._broker.runtime.call_soon(self._flush)
 
     def pump_later(self, waiting: Pumped) -> None:
         """Let a channel go on writing when the socket has room."""
@@ -524,7 +526,7 @@ class ClientConnection(asyncio.Protocol):
         self._out_bytes = 0
         if not data or self._transport.is_closing():
             return
-        self._written_s = self._loop.time()
+        self._written_s = self._broker.runtime.monotonic()
         self._transport.write(data)
         if self._writing_paused:
             if self._transport.get_write_buffer_size() > 4 * self._broker.limits.write_buffer_bytes:

@@ -60,7 +60,7 @@ class Broker:
         self.live = False
         """This incarnation's first batch is applied: the node has caught up and may serve."""
         self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)
-        self.entries = Entries(group, disk)
+        self.entries = Entries([group], disk)
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
         self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
         self._dispatcher = Dispatcher(self.counters)

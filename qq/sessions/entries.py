@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.entry import batches_of, compacted_parts, is_compacted, is_regular
 from cluster.segment import EntryGone, EntryMoved
 from qq.machine.codec import stored_pieces
-from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
+from qq.ranges import INDEX_BITS, INDEX_MASK, MESSAGE_BITS, MESSAGE_MASK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -156,10 +156,11 @@ def _view(entry: bytes) -> _View:
 
 
 class Entries:
-    """The node's window on the messages in its log."""
+    """The node's window on the messages in its logs; `indexes` are places (qq/ranges.py)."""
 
-    def __init__(self, log: Log, disk: Disk) -> None:
-        self._log = log
+    def __init__(self, logs: Sequence[Log], disk: Disk) -> None:
+        """`logs` are by the number of their group."""
+        self._logs = logs
         self._disk = disk
         self._views: OrderedDict[int, _View] = OrderedDict()
         self._views_bytes = 0
@@ -169,7 +170,7 @@ class Entries:
         """The messages of a range, in order, or None if its entry must be read first (`load`). Raises MessagesGone."""
         view = self._views.get(part.index)
         if view is None:
-            payload = self._log.payload(part.index)
+            payload = self._logs[part.index >> INDEX_BITS].payload(part.index & INDEX_MASK)
             if payload is None:
                 return None
             view = self._keep(part.index, _view(payload))
@@ -185,7 +186,10 @@ class Entries:
             self._loading[indexes[0]].append(done)
             return
         most = self._read_ahead_max()
-        named = [index for index in indexes[:most] if not self._is_here(index)]
+        group = indexes[0] >> INDEX_BITS
+        named = [
+            index for index in indexes[:most] if not self._is_here(index) and index >> INDEX_BITS == group
+        ]
         self._loading.update((index, []) for index in named)
         self._loading[named[0]].append(done)
         following: list[int] = []
@@ -223,15 +227,17 @@ class Entries:
 
     def _is_stored(self, index: int) -> bool:
         """Whether an entry is on the disk, and not in memory, too; it may turn out to be gone."""
-        return index <= self._log.last_index and self._log.payload(index) is None
+        log, index = self._logs[index >> INDEX_BITS], index & INDEX_MASK
+        return index <= log.last_index and log.payload(index) is None
 
     def _read(
         self, named: Sequence[int], following: Sequence[int] = (), ahead: ReadAhead | None = None
     ) -> None:
-        """Read entries that are needed, and with them some that `ahead` will need."""
+        """Read entries of one log that are needed, and with them some that `ahead` will need."""
         wanted = [*named, *following]
+        log = self._logs[wanted[0] >> INDEX_BITS]
         try:
-            job = self._log.read_job(wanted, READ_BYTES_MAX)
+            job = log.read_job([place & INDEX_MASK for place in wanted], READ_BYTES_MAX)
         except EntryGone:
             job = None
 
@@ -253,7 +259,7 @@ class Entries:
 
         def loaded(found: list[bytes] | _Missing | None, error: Exception | None) -> None:
             if found is None:
-                self._log.disk_failed(error or RuntimeError("a read of the log failed without an error"))
+                log.disk_failed(error or RuntimeError("a read of the log failed without an error"))
             elif found is _Missing.GONE and len(wanted) == 1:
                 self._arrived(wanted[0], _CompactedView({}))
                 # It need not stay away: a log that was lost comes back from the other nodes.

@@ -147,7 +147,7 @@ def test_confirms_that_wait_for_the_socket_become_one() -> None:
     channel, socket, _ = channel_and_its_ends()
     socket.has_room = False
     for published in range(1, LARGE_NUMBER):
-        channel._publishing.confirm(published)
+        channel.publishing.confirm(published)
     socket.make_room()
     [confirm] = socket.frames()
     assert (confirm.delivery_tag, confirm.multiple) == (LARGE_NUMBER - 1, True)

@@ -588,7 +588,7 @@ def test_what_is_remembered_is_bounded(
         topic_client.write(publish(1, f"a{number}", b"", exchange="t"))
     topic_client.probe()
     [connection] = broker.broker.connections.values()
-    known = connection._channels[1]._core.access
+    known = connection._channels[1].core.access
     assert max(len(known._grants), len(known._keys), len(known._publishes)) <= 3
 
 

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class Channel:
     """An open channel. It is the `Session` of its client."""
 
-    __slots__ = ("_consuming", "_core", "_publishing", "connection", "number", "outgoing", "session")
+    __slots__ = ("connection", "consuming", "core", "number", "outgoing", "publishing", "session")
 
     def __init__(self, broker: Broker, connection: Carrier, number: int) -> None:
         core = Core(broker, connection, number, self._carry_out, self.fail)
@@ -49,23 +49,23 @@ class Channel:
         self.number = number
         self.session = core.session
         self.outgoing: Outgoing = core.outgoing
-        self._core = core
-        self._publishing = Publishing(core)
-        self._consuming = Consuming(core)
+        self.core = core
+        self.publishing = Publishing(core)
+        self.consuming = Consuming(core)
 
     # Events from the client
 
     def receive(self, event: Event) -> None:
         """Carry out an event, now or behind an earlier method that waits for its answer."""
-        self._core.receive(event)
+        self.core.receive(event)
 
     def _carry_out(self, event: Event) -> None:
         try:
             match event:
                 case Publishes():
-                    self._publishing.publish(event)
+                    self.publishing.publish(event)
                 case Acks():
-                    self._consuming.acknowledge(event)
+                    self.consuming.acknowledge(event)
                 case Method():
                     self._method(event)
                 case ChannelFault():
@@ -88,13 +88,13 @@ class Channel:
 
     def _refused(self, event: Event, refused: AccessRefused, method: tuple[int, int]) -> None:
         """Somebody may just have been permitted it through another node."""
-        if self._core.access.certain:
+        if self.core.access.certain:
             self.fail(ChannelError(Reply.ACCESS_REFUSED, str(refused), *method))
         else:
-            self._core.catch_up(event)
+            self.core.catch_up(event)
 
     def _method(self, event: Method) -> None:
-        core, frame = self._core, event.frame
+        core, frame = self.core, event.frame
         if core.has_published and frame.name in _ANSWERED_HERE:
             core.has_published = False
             core.catch_up(event)
@@ -104,27 +104,19 @@ class Channel:
             raise ConnectionFault(
                 Reply.NOT_IMPLEMENTED, f"method {frame.name} is not implemented", *_method_of(event)
             )
-        self._publishing.end_run()
+        self.publishing.end_run()
         arguments: commands.Table | None = getattr(frame, "arguments", None)
         if arguments:
             _check_arguments(event, arguments)
         handler(self, frame)
 
-    def _flow(self, frame: amqp.Channel.Flow) -> None:
-        if not frame.active:
-            raise ConnectionFault(Reply.NOT_IMPLEMENTED, "active=false", 20, 20)
-        self._core.send(amqp.Channel.FlowOk(active=True))
-
-    def _request_access(self, _frame: AccessRequest) -> None:
-        self._core.send(AccessRequestOk())
-
     # From the log
 
     def replied(self, result: effects.Result) -> None:
-        self._core.replied(result)
+        self.core.replied(result)
 
     def failed(self, failure: effects.Failed) -> None:
-        self._core.has_failed = True
+        self.core.has_failed = True
         error = amqp_error(failure.code, failure.text, failure.class_id, failure.method_id)
         if isinstance(error, ConnectionFault):
             self.connection.fail(error)
@@ -133,48 +125,48 @@ class Channel:
 
     @property
     def answered(self) -> int:
-        return self._core.answered
+        return self.core.answered
 
     @property
     def waits_for_answer(self) -> bool:
-        return self._core.waits_for_answer
+        return self.core.waits_for_answer
 
     def refuse(self, first: int, last: int) -> None:
-        self._publishing.refuse(first, last)
+        self.publishing.refuse(first, last)
 
     def unroutable(self, effect: effects.Returned) -> None:
         self.outgoing.unroutable(effect)
 
     @property
     def consumers(self) -> Sequence[Consumer]:
-        return self._consuming.consumers
+        return self.consuming.consumers
 
     def consumer(self, consumer_id: int) -> Consumer | None:
-        return self._consuming.consumer(consumer_id)
+        return self.consuming.consumer(consumer_id)
 
     def deliver(self, effect: effects.Deliver) -> None:
-        self._consuming.deliver(effect)
+        self.consuming.deliver(effect)
 
     def direct_reply(self, effect: effects.DirectReply) -> None:
-        self._consuming.direct_reply(effect)
+        self.consuming.direct_reply(effect)
 
     def timed_out(self, effect: effects.DeliveryTimeout) -> None:
-        self._consuming.timed_out(effect)
+        self.consuming.timed_out(effect)
 
     def consumer_gone(self, consumer_id: int) -> None:
-        self._consuming.consumer_gone(consumer_id)
+        self.consuming.consumer_gone(consumer_id)
 
     def needed_from(self) -> int | None:
         return self.outgoing.needed_from()
 
     def leader_changed(self) -> None:
-        self._consuming.leader_changed()
+        self.consuming.leader_changed()
 
     # Ends
 
     @property
     def closed(self) -> bool:
-        return self._core.closed
+        return self.core.closed
 
     def fail(self, error: AmqpError) -> None:
         """Close the channel with an error."""
@@ -185,9 +177,9 @@ class Channel:
     def end(self) -> None:
         """The channel is no more: what it holds goes back to the queues."""
         if not self.closed:
-            self._publishing.end_run()
-            self._core.end()
-            self._core.broker.session_ended(self)
+            self.publishing.end_run()
+            self.core.end()
+            self.core.broker.session_ended(self)
 
 
 def _method_of(event: Event) -> tuple[int, int]:
@@ -205,21 +197,31 @@ def _check_arguments(event: Method, arguments: commands.Table) -> None:
         raise amqp_error(refused.code, refused.text, *_method_of(event)) from None
 
 
+def _flow(core: Core, frame: amqp.Channel.Flow) -> None:
+    if not frame.active:
+        raise ConnectionFault(Reply.NOT_IMPLEMENTED, "active=false", 20, 20)
+    core.send(amqp.Channel.FlowOk(active=True))
+
+
+def _request_access(core: Core, _frame: AccessRequest) -> None:
+    core.send(AccessRequestOk())
+
+
 def _of_core(handler: Callable[[Core, Any], None]) -> Callable[[Channel, Any], None]:
-    return lambda channel, frame: handler(channel._core, frame)
+    return lambda channel, frame: handler(channel.core, frame)
 
 
 def _of_publishing(handler: Callable[[Publishing, Any], None]) -> Callable[[Channel, Any], None]:
-    return lambda channel, frame: handler(channel._publishing, frame)
+    return lambda channel, frame: handler(channel.publishing, frame)
 
 
 def _of_consuming(handler: Callable[[Consuming, Any], None]) -> Callable[[Channel, Any], None]:
-    return lambda channel, frame: handler(channel._consuming, frame)
+    return lambda channel, frame: handler(channel.consuming, frame)
 
 
 _HANDLERS: dict[str, Callable[[Channel, Any], None]] = {
-    "Channel.Flow": Channel._flow,
-    "Access.Request": Channel._request_access,
+    "Channel.Flow": _of_core(_flow),
+    "Access.Request": _of_core(_request_access),
     **{name: _of_core(handler) for name, handler in declaring.HANDLERS.items()},
     **{name: _of_core(handler) for name, handler in transacting.HANDLERS.items()},
     **{name: _of_publishing(handler) for name, handler in publishing.HANDLERS.items()},
