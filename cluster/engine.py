@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from cluster.journal import SegmentedJournal
     from cluster.journal_views import Entry
+    from cluster.membership import Membership
     from cluster.ports import Runtime
 
 PINNED_VERSION = "0.3.17"
@@ -227,7 +228,7 @@ class Engine(SyncObj):
     def __init__(
         self,
         name: str,
-        peers: Sequence[str],
+        membership: Membership,
         journal: SegmentedJournal,
         timing: Timing,
         runtime: Runtime,
@@ -249,7 +250,8 @@ class Engine(SyncObj):
         self._timing = timing
         self._runtime = runtime
         self._apply_entry = apply
-        self._nodes = {peer: _Member(peer) for peer in peers}
+        self._membership = membership
+        self._nodes = {peer: _Member(peer) for peer in membership.others(name)}
         self._acknowledged: dict[str, int] = {}
         self._last_acknowledged: tuple[str, Appended] | None = None
         self._last_acknowledged_s = 0.0
@@ -809,7 +811,7 @@ class Engine(SyncObj):
         # A leader that is silent for so long, or whose link broke, does not lead any more.
         self._SyncObj__raftLeader = None
         self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
-        if self._has_majority(1):
+        if self._membership.is_majority([self._name]):
             self._SyncObj__raftElectionDeadline = -1.0
             return
         self._campaigning = True
@@ -827,9 +829,6 @@ class Engine(SyncObj):
         With a granted pre-vote they come at once or not at all.
         """
         self._SyncObj__raftElectionDeadline = self._runtime.monotonic() + self._retry_s()
-
-    def _has_majority(self, votes: int) -> bool:
-        return votes * 2 > len(self._nodes) + 1
 
     def _receive_pre_vote_request(self, node: Node, message: PreVoteRequest) -> None:
         """Grant it to a log at least as complete as ours.
@@ -868,7 +867,7 @@ class Engine(SyncObj):
             self._adopt_term(message.term)
         elif message.granted and message.round == self._pre_vote_round and not self.is_leader:
             self._pre_votes.add(node.id)
-            if self._has_majority(1 + len(self._pre_votes)):
+            if self._membership.is_majority([self._name, *self._pre_votes]):
                 self._end_pre_vote()
                 self._campaign_granted = True
                 self._SyncObj__raftElectionDeadline = -1.0

@@ -55,6 +55,7 @@ from cluster.identity import Claim, Owner
 from cluster.journal import SegmentedJournal
 from cluster.machine import Machine
 from cluster.manifest import log_start
+from cluster.membership import Membership
 from cluster.origins import Admission
 from cluster.ports import Buffer, Disk, Links, Runtime, Timer
 from cluster.recovery import Recovery
@@ -209,7 +210,7 @@ class Group:
         self._events = events
         self._engine_type = engine
         self._owner = Owner(config.cluster, config.name, config.group_id)
-        self._members = [config.name, *config.peers]
+        self._membership = Membership.of_voters([config.name, *config.peers])
         self._is_open = False
         self._running = False
         self._turn_asked = False
@@ -253,7 +254,7 @@ class Group:
         self._checkpoint = None  # it may be large
         self._clock = ClusterClock(
             config.name,
-            len(config.peers) + 1,
+            len(self._membership.voters),
             self._state.time_ms,
             self._wall_ms(),
             self._runtime.monotonic(),
@@ -261,7 +262,7 @@ class Group:
         )
         self.engine = self._engine_type(
             config.name,
-            config.peers,
+            self._membership,
             self.journal,
             config.timing,
             self._runtime,
@@ -301,7 +302,7 @@ class Group:
     def _build_upkeep(self, checkpoint: Checkpoint | None) -> None:
         """Build what looks after standing, space, checkpoints and snapshots."""
         config, directory, runtime = self.config, self._directory, self._runtime
-        self.recovery = Recovery(config.name, config.peers, directory.hard_state)
+        self.recovery = Recovery(config.name, self._membership, directory.hard_state)
         self._space = Space(self._disk, self.journal, config.disk_free_limit_bytes, runtime.monotonic())
         self.housekeeping = Housekeeping(
             self._disk,
@@ -366,7 +367,7 @@ class Group:
         if self.engine.is_leader:
             if self._runtime.monotonic() >= self._handover_ends_s:
                 self.transfer_leadership()
-        elif len(voters) * 2 > len(self.config.peers) + 1:
+        elif self._membership.is_majority(voters):
             self._directory.note_damage(self.damage)
             self._stop_for(self.damage)
 
@@ -432,7 +433,7 @@ class Group:
 
     def statuses(self) -> list[NodeStatus]:
         """Every member, this node first-hand and the others as they last said."""
-        return [self._status_of(name) for name in sorted([self.config.name, *self.config.peers])]
+        return [self._status_of(name) for name in self._membership.members]
 
     def _status_of(self, name: str) -> NodeStatus:
         is_self = name == self.config.name
@@ -691,9 +692,9 @@ class Group:
 
     def _watch_space(self) -> None:
         """Publishers wait while this node, or so many nodes that no majority can store, is low on disk or memory."""
-        alarms, members = self._own_alarms, len(self.config.peers) + 1
+        alarms = self._own_alarms
         for alarm in Alarm:
-            if len(self._alarmed_peers(alarm)) * 2 >= members:
+            if not self._membership.has_majority_without(self._alarmed_peers(alarm)):
                 alarms |= alarm
         if alarms != self.alarms:
             self.alarms = alarms
@@ -948,7 +949,7 @@ class Group:
             self._events.applied(self.engine.applied_index, [Expelled()])
 
     def _claim(self, wall_ms: int) -> Claim:
-        return self._directory.claim(wall_ms, self.machine.version, self._members, self._leap())
+        return self._directory.claim(wall_ms, self.machine.version, self._membership.members, self._leap())
 
     def _leap(self) -> int:
         return self._runtime.random.randint(1, INCARNATION_LEAP)

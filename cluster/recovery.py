@@ -22,7 +22,6 @@ Law: with a majority of logs intact nothing is un-committed; without one nobody 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cluster.hardstate import HardState, Standing
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from cluster.envelope import Status
     from cluster.hardstate import HardStateFile
     from cluster.journal import SegmentedJournal
+    from cluster.membership import Membership
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,10 @@ ROUNDS = 2
 class Recovery:
     """The standing of this node, and its way up."""
 
-    def __init__(self, name: str, peers: Sequence[str], hard_state: HardStateFile) -> None:
+    def __init__(self, name: str, membership: Membership, hard_state: HardStateFile) -> None:
         self._name = name
-        self._peers = peers
+        self._membership = membership
+        self._peers = membership.others(name)
         self._hard_state = hard_state
         self._heard: dict[str, Status] = {}
         """What each member has said of itself last, since this start."""
@@ -123,11 +124,10 @@ class Recovery:
         standings = {peer: Standing(status.standing) for peer, status in self._heard.items()}
         standings[self._name] = self.standing
         lost = sorted(name for name, standing in standings.items() if standing is not Standing.VOTER)
-        members = len(self._peers) + 1
         has_past = Standing.LEARNER in standings.values() or any(
             status.last_index > 1 for status in self._heard.values()
         )
-        if not has_past or (members - len(lost)) * 2 > members:
+        if not has_past or self._membership.has_majority_without(lost):
             return None
         last = max((status.last_index for status in self._heard.values()), default=0)
         return (

@@ -42,6 +42,7 @@ from cluster.envelope import (
 from cluster.group import Group, GroupConfig
 from cluster.hardstate import HardStateFile
 from cluster.journal import SLICE_ENTRIES, SegmentedJournal
+from cluster.membership import Membership
 from cluster.segment import CorruptJournal, Record
 
 PEERS = ("b", "c")
@@ -206,7 +207,13 @@ class OurNode:
             self.journal.add(*entry)
         self.applied: list[tuple[int, bytes]] = []
         self.engine = Engine(
-            "a", peers, self.journal, Timing(), self.runtime, self._apply, applied_index=applied_index
+            "a",
+            Membership.of_voters(["a", *peers]),
+            self.journal,
+            Timing(),
+            self.runtime,
+            self._apply,
+            applied_index=applied_index,
         )
         self.journal.sync_now()
         for peer in peers:
