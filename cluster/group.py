@@ -25,7 +25,7 @@ from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
 from cluster.checkpoints import Checkpoint, remove_checkpoints
 from cluster.clock import PATIENCE_S, ClusterClock, bounded
 from cluster.directory import GroupDirectory
-from cluster.engine import Engine, ForeignLog, Role, Timing
+from cluster.engine import Engine, Role, Timing
 from cluster.entry import (
     KIND_EXPEL,
     BatchView,
@@ -53,6 +53,7 @@ from cluster.hardstate import Standing
 from cluster.housekeeping import Housekeeping, HousekeepingSettings
 from cluster.identity import Claim, Owner
 from cluster.journal import SegmentedJournal
+from cluster.log_matching import ForeignLog
 from cluster.machine import Machine
 from cluster.manifest import log_start
 from cluster.membership import Membership

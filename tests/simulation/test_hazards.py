@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
-from pysyncobj import SyncObj
 from pysyncobj.node import Node
 
 from chaos.sim.checks import Checks
@@ -22,7 +21,7 @@ from chaos.sim.run import LARGEST_BYTES, draw_options, run, with_largest_entries
 from cluster.clock import ClusterClock
 from cluster.compaction import Compact, compact_entry
 from cluster.engine import Engine
-from cluster.envelope import Appended
+from cluster.envelope import Append, Appended
 from cluster.group import Group
 from cluster.housekeeping import Housekeeping
 from cluster.identity import Identity
@@ -194,21 +193,16 @@ class SendsEverythingAgain(Engine):
             self._SyncObj__raftNextIndex[self._nodes[peer]] = max(self.acknowledged_index(peer), 1) + 1
 
 
-class BelievesTheCommitIndex(SendsEverythingAgain):
-    """H2, H3: commits entries that the message says nothing about."""
-
-    def _vouched_commit(self, message: dict[str, Any]) -> dict[str, Any]:
-        return message
+def believe_the_commit_index(message: Append) -> Append:
+    """In place of `vouched_for` (H2, H3): commits entries that the message says nothing about."""
+    return message
 
 
 class TruncatesAlways(SendsEverythingAgain):
     """H2: deletes everything behind the previous index, as the stock package does."""
 
-    def _without_known_prefix(self, message: dict[str, Any]) -> dict[str, Any]:
-        return message
-
-    def _SyncObj__onMessageReceived(self, node: Node, message: dict[str, Any]) -> None:
-        SyncObj._SyncObj__onMessageReceived(self, node, message)
+    def _match(self, node: Node, message: Append) -> None:
+        self._receive_stock_append(node, message)
 
 
 class CountsAcknowledgementsOfAnyTerm(Engine):
@@ -543,7 +537,13 @@ HAZARDS = [
     Hazard(Parts(engine=ForgetsItsVote), POWER_LOSSES, 5, "has forgotten that it voted"),
     Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", first_seed=22),
     Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied"),
-    Hazard(Parts(engine=BelievesTheCommitIndex), LONG_LOGS, 30, "has committed another entry"),
+    Hazard(
+        Parts(engine=SendsEverythingAgain),
+        LONG_LOGS,
+        30,
+        "has committed another entry",
+        ("cluster.engine.vouched_for", believe_the_commit_index),
+    ),
     Hazard(
         Parts(engine=CountsAcknowledgementsOfAnyTerm, network=RepeatsAcknowledgements),
         ONE_WAY_CUTS,
