@@ -12,12 +12,21 @@ Law: pure; time is handed in (`now_s`, of the monotonic clock). A round that has
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from cluster.membership import Membership
 
 NEVER_S = -1.0e9
+
+
+class Role(IntEnum):
+    """pysyncobj's numbers for the Raft states."""
+
+    FOLLOWER = 0
+    CANDIDATE = 1
+    LEADER = 2
 
 
 class LogEnd(NamedTuple):

@@ -3,7 +3,7 @@
 pysyncobj 0.3.17 is the consensus algorithm (elections, log matching, commit). Everything around it that a message
 broker cannot live with is closed here; the hazards are numbered as in ARCHITECTURE.md:
 
-H1  acknowledgements leave only when the journal has synced what they vouch for (`Outgoing.barrier`); the leader's own
+H1  acknowledgements leave only when the journal has synced what they vouch for (`Departure.barrier`); the leader's own
     tail counts only as far as it is synced (`_count_acknowledgement` clamps every peer's match index to it).
 H2  a repeated or overlapping append never deletes entries that match (`log_matching.without_known_prefix`).
 H3  the commit index never goes beyond what the message vouches for (`log_matching.vouched_for`).
@@ -25,12 +25,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pysyncobj import SyncObj, SyncObjConf
 
-from cluster.elections import Elections, LogEnd
+from cluster.elections import Elections, LogEnd, Role
 from cluster.envelope import (
     Append,
     Appended,
@@ -64,14 +63,6 @@ UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """A follower whose disk takes nothing in holds this much in memory, and lets further entries go by."""
 
 
-class Role(IntEnum):
-    """pysyncobj's numbers for the Raft states."""
-
-    FOLLOWER = 0
-    CANDIDATE = 1
-    LEADER = 2
-
-
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Raft timing in seconds. Elections are rare: a killed process is noticed by its closed connection, at once."""
@@ -85,7 +76,7 @@ class Timing:
     """At least this long between two campaigns of one node."""
 
 
-class Outgoing(NamedTuple):
+class Departure(NamedTuple):
     """A message that may leave once the journal has synced `barrier` of its changes."""
 
     barrier: int
@@ -130,7 +121,7 @@ class Engine(SyncObj):
         applied_index: int = 1,
     ) -> None:
         self.journal = journal
-        self.outbox: list[Outgoing] = []
+        self.outbox: list[Departure] = []
         self.may_vote = True
         """A node that may have forgotten what it acknowledged helps nobody into office, itself included."""
         self.may_lead = True
@@ -458,7 +449,7 @@ class Engine(SyncObj):
         self._emit(peer, Append(message["term"], message["commit_index"], *previous, entries))
 
     def _emit(self, peer: str, message: Message, barrier: int = 0) -> None:
-        self.outbox.append(Outgoing(barrier, peer, message))
+        self.outbox.append(Departure(barrier, peer, message))
 
     def _appended(self, next_index: int, *, success: bool, reset: bool) -> Appended:
         return Appended(

@@ -16,25 +16,20 @@ Law: no entry is applied twice, none out of order, and a submission is repeated 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from cluster.alarms import Alarms
+from cluster.applying import Applying, Expelled
 from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
 from cluster.checkpoints import Checkpoint, remove_checkpoints
 from cluster.clock import PATIENCE_S, ClusterClock, bounded
+from cluster.departures import Departures
 from cluster.directory import GroupDirectory
-from cluster.engine import Engine, Role, Timing
-from cluster.entry import (
-    KIND_EXPEL,
-    BatchView,
-    MalformedEntry,
-    batches_of,
-    entry_time_ms,
-    is_regular,
-    make_entry,
-)
+from cluster.elections import Role
+from cluster.engine import Engine, Timing
+from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
     Alarm,
     Chunk,
@@ -57,13 +52,14 @@ from cluster.log_matching import ForeignLog
 from cluster.machine import Machine
 from cluster.manifest import log_start
 from cluster.membership import Membership
-from cluster.origins import Admission
-from cluster.ports import Buffer, Disk, Links, Runtime, Timer
+from cluster.peers import MemberStatus, Peers, member_status
+from cluster.ports import Buffer, Disk, Links, Runtime
 from cluster.recovery import Recovery
 from cluster.segment import CorruptJournal
 from cluster.space import CHECK_INTERVAL_S, Space
 from cluster.state import GroupState
 from cluster.submission import Proposals, Reign, Submissions
+from cluster.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +71,6 @@ SNAPSHOT_ID_BITS = 20
 IN_FLIGHT_MAX = 2
 """Entries proposed and not yet committed. Two keep disk and network busy; more would only make the entries smaller."""
 STATUS_INTERVAL_S = 1.0
-RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
 FED_RETAINED_MAX = 8
 """A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`.
 
@@ -124,19 +119,6 @@ class GroupConfig:
     """So does one append with entries to a follower."""
 
 
-class Confirmed(NamedTuple):
-    """An effect made by the group itself: this node's batch `sequence` has been applied, once."""
-
-    sequence: int
-
-
-class Expelled(NamedTuple):
-    """An effect made by the group itself: the others stopped waiting for this node, which goes on as a new incarnation.
-
-    What it had submitted under the old one and not seen applied has an unknown outcome.
-    """
-
-
 class GroupEvents(Protocol):
     """What the shell hears from the group, on the loop."""
 
@@ -162,26 +144,6 @@ class GroupEvents(Protocol):
         ...
 
 
-class NodeStatus(NamedTuple):
-    """One node as this node sees it; None where it does not know."""
-
-    name: str
-    state: str
-    term: int | None
-    last_index: int | None
-    commit_index: int | None
-    applied_index: int | None
-    standing: str | None
-    """"voter", "learner" or "blank"."""
-    first_index: int | None
-    checkpoint_index: int | None
-    disk_bytes: int | None
-    disk_free_bytes: int | None
-    alarm: bool | None
-    clock_offset_ms: int | None
-    """By how much its wall clock is ahead of the cluster's time."""
-
-
 class Group:
     """One member of the group."""
 
@@ -197,10 +159,6 @@ class Group:
     ) -> None:
         self.config = config
         self.machine = machine
-        self.alarms = Alarm(0)
-        """Why publishers must wait."""
-        self.low_on_memory = False
-        """Set by the shell, which knows how much the process may take; publishers then wait as with a full disk."""
         self.damage: CorruptJournal | None = None
         """What was found damaged, while the others cannot yet go on without this node."""
         self.snapshots_installed = 0
@@ -214,24 +172,19 @@ class Group:
         self._membership = Membership.of_voters([config.name, *config.peers])
         self._is_open = False
         self._running = False
-        self._turn_asked = False
         self._reign = Reign(None, 0)
         self._submissions = Submissions(config.name)
         self._proposals = Proposals()
         self._handover_ends_s = 0.0
         self._handover_asked = False
         self._beat_s = config.timing.heartbeat_s / 2
-        self._timer: Timer | None = None
-        self._timer_s = 0.0
-        """When it goes off."""
-        self._waiting: deque[tuple[int, str, Message]] = deque()
-        self._peer_status: dict[str, Status] = {}
+        self._turns = Turns(runtime, self._turn, self._beat_s)
+        self._departures = Departures(self._transmit)
+        self._applying = Applying(self._state, self._submissions)
         self._tried_full_disk_s = 0.0
         self._cleaned = False
         self._installed_at = 0
         """The journal's count of changes with a snapshot that was installed; 0 if none waits for its sync."""
-        self._heard_s: dict[str, float] = {}
-        self._dead_since_s: dict[str, float] = {}
 
     def open(self) -> None:
         """Read what is on the disk, which may take seconds: on any thread, before anything else is asked for.
@@ -241,7 +194,7 @@ class Group:
         config = self.config
         self._directory = GroupDirectory(self._disk, f"groups/{config.group_id}", self._owner)
         claim = self._claim(self._wall_ms())
-        self._incarnation = claim.incarnation
+        self._submissions.begin(claim.incarnation)
         self.journal, self._checkpoint = self._directory.start(
             claim, self._state, self._open_journal, repairable=bool(config.peers)
         )
@@ -272,15 +225,13 @@ class Group:
         )
         self.journal.sync_now()
         self._build_upkeep(checkpoint)
-        self._heard_s = dict.fromkeys(config.peers, self._runtime.monotonic())
-        self._was_expelled = False
-        """By the entry that is being applied."""
+        self._peers = Peers(config.peers, self._runtime.monotonic())
+        self._alarms = Alarms(self._membership, self._peers, self._space)
         self._applying_s = 0.0
         """Time that applying entries has taken in all, without what this node makes of the effects."""
         self._running = True
         self.recovery.turn(self.engine, self.journal)
         self._links.register(config.group_id, self)
-        self._submissions.begin(self._incarnation)
         self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
         self._beat()
         self._tell_status()
@@ -333,7 +284,7 @@ class Group:
             runtime,
             self._transmit,
             self.disk_failed,
-            self._incarnation << SNAPSHOT_ID_BITS,
+            self._submissions.incarnation << SNAPSHOT_ID_BITS,
         )
         self._taker = SnapshotTaker(
             self._disk, directory, self.journal, runtime, self._transmit, self._install
@@ -359,12 +310,7 @@ class Group:
         if self.damage is None or not self._running:
             return
         self.engine.may_lead = False
-        statuses = self._peer_status.items()
-        voters = [
-            peer
-            for peer, status in statuses
-            if status.standing == Standing.VOTER and self._links.connected(peer)
-        ]
+        voters = list(filter(self._links.connected, self._peers.voters()))
         if self.engine.is_leader:
             if self._runtime.monotonic() >= self._handover_ends_s:
                 self.transfer_leadership()
@@ -432,24 +378,15 @@ class Group:
         """Whether no other member is connected."""
         return not any(map(self._links.connected, self.config.peers))
 
-    def statuses(self) -> list[NodeStatus]:
+    def statuses(self) -> list[MemberStatus]:
         """Every member, this node first-hand and the others as they last said."""
         return [self._status_of(name) for name in self._membership.members]
 
-    def _status_of(self, name: str) -> NodeStatus:
-        is_self = name == self.config.name
-        status = self._own_status() if is_self else self._peer_status.get(name)
-        if not is_self and not self._links.connected(name):
-            state = "down"
-        elif name == self.leader:
-            state = "leader"
-        else:
-            state = "candidate" if status is not None and status.state == Role.CANDIDATE else "follower"
-        if status is None:
-            return NodeStatus(name, state, *[None] * 11)
-        standing = Standing(status.standing).name.lower()
-        offset_ms = status.wall_ms - status.time_ms
-        return NodeStatus(name, state, *status[1:5], standing, *status[6:10], bool(status.alarm), offset_ms)
+    def _status_of(self, name: str) -> MemberStatus:
+        if name == self.config.name:
+            return member_status(name, self._own_status(), is_up=True, leads=name == self.leader)
+        is_up = self._links.connected(name)
+        return member_status(name, self._peers.status(name), is_up=is_up, leads=name == self.leader)
 
     def _own_status(self) -> Status:
         engine, journal, now_s = self.engine, self.journal, self._runtime.monotonic()
@@ -464,7 +401,7 @@ class Group:
             self.housekeeping.newest_index,
             journal.disk_bytes,
             self._space.free_bytes,
-            self._own_alarms,
+            self._alarms.own(now_s),
             self._clock.time_ms(now_s),
             self._wall_ms(),
             self._clock.steady_ms(now_s),
@@ -490,9 +427,8 @@ class Group:
     # Links
 
     def peer_connected(self, peer: str) -> None:
-        self._heard_s[peer] = self._runtime.monotonic()
-        self._dead_since_s.pop(peer, None)
-        self._drop_waiting(peer)
+        self._peers.connected(peer, self._runtime.monotonic())
+        self._departures.drop(peer)
         self._transmit(peer, self._own_status())
         self.engine.peer_connected(peer)
         self._taker.connected(peer)
@@ -500,18 +436,14 @@ class Group:
         self._wake()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
-        self._drop_waiting(peer)
+        self._departures.drop(peer)
         self._clock.forget(peer)
         self.engine.peer_lost(peer)
         if dead:
-            self._dead_since_s.setdefault(peer, self._runtime.monotonic())
+            self._peers.died(peer, self._runtime.monotonic())
         if self._reign.leader == peer:
             self._runtime.call_later(self.config.timing.campaign_jitter_s, self._wake)
         self._wake()
-
-    def _drop_waiting(self, peer: str) -> None:
-        """What waits for a sync was meant for an epoch that is over (hazard H4)."""
-        self._waiting = deque(waiting for waiting in self._waiting if waiting[1] != peer)
 
     def peer_drained(self, peer: str) -> None:
         if self._links.connected(peer):
@@ -521,7 +453,7 @@ class Group:
     def part_received(self, peer: str) -> None:
         if not self._running:
             return
-        self._heard_s[peer] = self._runtime.monotonic()
+        self._peers.heard(peer, self._runtime.monotonic())
         self._taker.part_received(peer)
         if self.recovery.standing is not Standing.BLANK:
             self.engine.part_received(peer)
@@ -531,7 +463,7 @@ class Group:
     def frame_received(self, peer: str, frame: bytes) -> None:
         if not self._running:
             return
-        self._heard_s[peer] = self._runtime.monotonic()
+        self._peers.heard(peer, self._runtime.monotonic())
         try:
             message = decode(frame)
         except MalformedFrame:
@@ -551,8 +483,8 @@ class Group:
                 leads = message.state == Role.LEADER
                 if leads:
                     self.engine.check_end_of(peer, message.term, message.last_index)
-                self._peer_status[peer] = message
-                self._clock.hear(peer, message.steady_ms, self._heard_s[peer])
+                self._peers.said(peer, message)
+                self._clock.hear(peer, message.steady_ms, self._runtime.monotonic())
                 self.recovery.heard(peer, message, leads=leads)
             case Offer():
                 self.engine.check_snapshot(peer, message.index, message.term)
@@ -574,9 +506,8 @@ class Group:
     # The turn
 
     def _wake(self) -> None:
-        if self._running and not self._turn_asked:
-            self._turn_asked = True
-            self._runtime.call_soon(self._turn)
+        if self._running:
+            self._turns.ask()
 
     def _beat(self) -> None:
         """Heartbeats and election deadlines fall due between events, too."""
@@ -589,7 +520,6 @@ class Group:
             self._runtime.call_later(self._beat_s, self._beat)
 
     def _turn(self) -> None:
-        self._turn_asked = False
         if not self._running:
             return
         try:
@@ -673,40 +603,34 @@ class Group:
     # Space
 
     @property
-    def _low(self) -> bool:
-        return self._space.is_low(self._runtime.monotonic())
+    def alarms(self) -> Alarm:
+        """Why publishers must wait."""
+        return self._alarms.active
 
     @property
     def alarm(self) -> str | None:
-        """Why publishers must wait, in RabbitMQ's words; None if they need not."""
-        short = [resource for alarm, resource in RESOURCES.items() if self.alarms & alarm]
-        return f"low on {' & '.join(short)}" if short else None
+        """The same in RabbitMQ's words; None if they need not wait."""
+        return self._alarms.reason
 
     @property
-    def _own_alarms(self) -> Alarm:
-        disk = Alarm.DISK if self._low else Alarm(0)
-        return disk | Alarm.MEMORY if self.low_on_memory else disk
+    def low_on_memory(self) -> bool:
+        """Set by the shell, which knows how much the process may take; publishers then wait as with a full disk."""
+        return self._alarms.low_on_memory
 
-    def _alarmed_peers(self, alarm: Alarm) -> list[str]:
-        statuses = self._peer_status
-        return [peer for peer in self.config.peers if peer in statuses and statuses[peer].alarm & alarm]
+    @low_on_memory.setter
+    def low_on_memory(self, is_low: bool) -> None:
+        self._alarms.low_on_memory = is_low
 
     def _watch_space(self) -> None:
-        """Publishers wait while this node, or so many nodes that no majority can store, is low on disk or memory."""
-        alarms = self._own_alarms
-        for alarm in Alarm:
-            if not self._membership.has_majority_without(self._alarmed_peers(alarm)):
-                alarms |= alarm
-        if alarms != self.alarms:
-            self.alarms = alarms
+        if self._alarms.look(self._runtime.monotonic()):
             reason = self.alarm
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._events.alarm_changed(reason)
         self.engine.may_lead = not self.journal.full and self.damage is None
         if self.journal.full:
-            self._try_full_disk(self._alarmed_peers(Alarm.DISK))
+            self._try_full_disk()
 
-    def _try_full_disk(self, alarmed: Sequence[str]) -> None:
+    def _try_full_disk(self) -> None:
         """Write again now and then; meanwhile let somebody lead whose disk is not full."""
         now_s = self._runtime.monotonic()
         if now_s - self._tried_full_disk_s < CHECK_INTERVAL_S:
@@ -715,11 +639,8 @@ class Group:
         if not self.journal.sync_in_flight:
             self.journal.start_sync(self._synced)
         if self.engine.is_leader:
-            self.engine.transfer_leadership(without=[*alarmed, *self._not_voting()])
-
-    def _not_voting(self) -> list[str]:
-        statuses = self._peer_status.items()
-        return [peer for peer, status in statuses if status.standing != Standing.VOTER]
+            unfit = [*self._peers.alarmed(Alarm.DISK), *self._peers.not_voting()]
+            self.engine.transfer_leadership(without=unfit)
 
     # Snapshots
 
@@ -755,7 +676,7 @@ class Group:
 
     def _resume(self, index: int) -> None:
         origin = self._state.origins.get(self.config.name)
-        if origin is None or origin.incarnation != self._incarnation:
+        if origin is None or origin.incarnation != self._submissions.incarnation:
             return  # nothing of this life was applied yet
         if origin.expelled:
             self._begin_incarnation()
@@ -766,16 +687,8 @@ class Group:
 
     def _send(self) -> None:
         """Send what may leave: everything at once, except acknowledgements of what is not yet synced (hazard H1)."""
-        synced = self.journal.synced
-        while self._waiting and self._waiting[0][0] <= synced:
-            _, peer, message = self._waiting.popleft()
-            self._transmit(peer, message)
         outbox, self.engine.outbox = self.engine.outbox, []
-        for outgoing in outbox:
-            if outgoing.barrier <= synced:
-                self._transmit(outgoing.peer, outgoing.message)
-            else:
-                self._waiting.append(outgoing)
+        self._departures.send(outbox, self.journal.synced)
 
     def _transmit(self, peer: str, message: Message) -> None:
         self._links.send(peer, self.config.group_id, encode(message))
@@ -833,7 +746,9 @@ class Group:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
         if self._runtime.monotonic() < self._handover_ends_s:
-            self._handover_asked = self._handover_asked or self.engine.transfer_leadership(self._not_voting())
+            self._handover_asked = self._handover_asked or self.engine.transfer_leadership(
+                self._peers.not_voting()
+            )
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)
@@ -857,18 +772,7 @@ class Group:
             self._wake_in(self._clock.wait_s(due_ms, self._runtime.monotonic()))
 
     def _wake_in(self, delay_s: float) -> None:
-        """Have a turn then, if there would be none before: each beat brings one, and so does an earlier timer."""
-        goes_off_s = self._runtime.monotonic() + delay_s
-        if delay_s > self._beat_s or (self._timer is not None and self._timer_s <= goes_off_s):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._runtime.call_later(delay_s, self._timer_went_off)
-        self._timer_s = goes_off_s
-
-    def _timer_went_off(self) -> None:
-        self._timer = None
-        self._wake()
+        self._turns.ask_in(delay_s)
 
     def _expel_the_gone(self) -> None:
         now_s = self._runtime.monotonic()
@@ -876,10 +780,9 @@ class Group:
             origin = self._state.origins.get(peer)
             if origin is None or origin.expelled:
                 continue
-            dead_s = self._dead_since_s.get(peer, now_s)
-            silent = now_s - self._heard_s[peer] > self.config.silent_origin_grace_s
-            is_gone = silent or now_s - dead_s > self.config.dead_origin_grace_s
-            if is_gone and self._proposals.expel(peer, origin.incarnation):
+            is_silent = self._peers.silent_s(peer, now_s) > self.config.silent_origin_grace_s
+            is_dead = self._peers.dead_s(peer, now_s) > self.config.dead_origin_grace_s
+            if (is_silent or is_dead) and self._proposals.expel(peer, origin.incarnation):
                 log.warning("node %s is gone: its consumers' messages return", peer)
                 self._wake()
 
@@ -890,7 +793,7 @@ class Group:
             return
         begun_s = self._runtime.monotonic()
         try:
-            effects = self._apply_entry(index, payload)
+            effects, expelled_at = self._applying.entry(index, payload)
             self._clock.follow(self._state.time_ms, begun_s)
         except BaseException as error:
             # H10: whatever this is, every further entry would build on a state that differs from the other nodes'.
@@ -898,54 +801,17 @@ class Group:
             self._runtime.fail(error)
             raise
         self._applying_s += self._runtime.monotonic() - begun_s
-        if self._was_expelled:
-            self._was_expelled = False
-            position = next(i for i, effect in enumerate(effects) if type(effect) is Expelled)
+        if expelled_at is not None:
             # What the shell submits while it hears of these belongs to the life that is over.
-            self._events.applied(index, effects[:position])
-            effects = effects[position:]
+            self._events.applied(index, effects[:expelled_at])
+            effects = effects[expelled_at:]
             self._begin_incarnation()
         self._events.applied(index, effects)
-
-    def _apply_entry(self, index: int, payload: bytes) -> list[Any]:
-        self._state.time_ms = max(self._state.time_ms, entry_time_ms(payload))
-        view = memoryview(payload)
-        effects: list[Any] = []
-        for ordinal, batch in enumerate(batches_of(payload)):
-            if batch.kind == KIND_EXPEL:
-                self._apply_expulsion(batch, effects)
-            else:
-                self._apply_batch(index, ordinal, batch, view, effects)
-        effects.extend(self.machine.end_entry(self._state.time_ms))
-        return effects
-
-    def _apply_batch(
-        self, index: int, ordinal: int, batch: BatchView, payload: memoryview, effects: list[Any]
-    ) -> None:
-        admission = self._state.origins.admit(batch.origin, batch.incarnation, batch.sequence)
-        if admission is Admission.DROP:
-            return
-        if admission is Admission.APPLY_AFTER_RESTART:
-            effects.extend(self.machine.origin_down(batch.origin, self._state.time_ms, expelled=False))
-        if batch.end > batch.start:
-            part = payload[batch.start : batch.end]
-            effects.extend(self.machine.apply_batch(batch.origin, index, ordinal, self._state.time_ms, part))
-        if batch.origin == self.config.name and batch.incarnation == self._incarnation:
-            self._submissions.applied(batch.sequence)
-            effects.append(Confirmed(batch.sequence))
-
-    def _apply_expulsion(self, batch: BatchView, effects: list[Any]) -> None:
-        if not self._state.origins.expel(batch.origin, batch.incarnation):
-            return
-        effects.extend(self.machine.origin_down(batch.origin, self._state.time_ms, expelled=True))
-        if batch.origin == self.config.name and batch.incarnation == self._incarnation:
-            self._was_expelled = True
-            effects.append(Expelled())
 
     def _check_incarnation(self) -> None:
         """A node that lost its directory counts by the clock: if that was set back, an earlier life is ahead."""
         origin = self._state.origins.get(self.config.name)
-        if origin is not None and origin.incarnation > self._incarnation:
+        if origin is not None and origin.incarnation > self._submissions.incarnation:
             self._begin_incarnation()
             self._events.applied(self.engine.applied_index, [Expelled()])
 
@@ -961,6 +827,5 @@ class Group:
         # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
         least = known.incarnation + self._leap() if known else 0
         claim = self._claim(max(self._wall_ms(), least))
-        self._incarnation = claim.incarnation
-        self._submissions.begin(self._incarnation)
+        self._submissions.begin(claim.incarnation)
         self.submit([])

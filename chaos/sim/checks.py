@@ -19,7 +19,7 @@ import msgpack
 
 from chaos.sim.world import EPOCH_MS
 from cluster.clock import SLOWER
-from cluster.engine import Role
+from cluster.elections import Role
 from cluster.hardstate import Standing
 from cluster.ports import pack
 from cluster.segment import CorruptJournal

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
+from cluster.applying import Confirmed, Expelled
 from cluster.engine import Engine, Timing
-from cluster.group import Confirmed, Expelled, Group, GroupConfig
+from cluster.group import Group, GroupConfig
 from cluster.hardstate import Standing
 from cluster.identity import OtherMembers, OtherVersion
 from cluster.segment import JournalError

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cluster.applying import Confirmed, Expelled
 from cluster.complaints import Complaints
-from cluster.group import Confirmed, Expelled
 from qq.broker.dead_letters import DeadLetters
 from qq.broker.entries import Entries
 from qq.broker.login import Logins

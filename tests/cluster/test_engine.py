@@ -26,7 +26,8 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
-from cluster.engine import Engine, Outgoing, Role, Timing
+from cluster.elections import Role
+from cluster.engine import Departure, Engine, Timing
 from cluster.envelope import (
     Append,
     Appended,
@@ -962,7 +963,7 @@ def test_leadership_goes_to_the_peer_that_is_asked() -> None:
     assert not node.engine.transfer_leadership()
     node.engine.receive("c", appended(node.engine.term, 3))
     assert node.engine.transfer_leadership()
-    assert Outgoing(0, "c", TimeoutNow(node.engine.term)) in node.engine.outbox
+    assert Departure(0, "c", TimeoutNow(node.engine.term)) in node.engine.outbox
 
 
 def test_a_node_asked_to_take_over_campaigns_at_once() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pamqp.commands import Basic
 
+from cluster.applying import Confirmed
 from cluster.entry import batches_of, make_batch, make_entry
-from cluster.group import Confirmed
 from cluster.strangers import Places
 from qq.amqp.connection import Settings
 from qq.broker.broker import Broker

@@ -325,9 +325,9 @@ class WaitsForSubmissions(Group):
 class TellsTheTimeOfItsNode(Group):
     """Each replica goes by its own clock."""
 
-    def _apply_entry(self, index: int, payload: bytes) -> list[Any]:
+    def _apply(self, index: int, term: int, payload: bytes) -> None:
         self._state.time_ms = max(self._state.time_ms, self._runtime.wall_ms())
-        return super()._apply_entry(index, payload)
+        super()._apply(index, term, payload)
 
 
 class GoesByTheLeadersClock(Group):

@@ -164,7 +164,7 @@ def test_what_is_submitted_before_an_expulsion_is_heard_belongs_to_the_life_that
         client.act()
         group = leader.group
         group._forward()
-        group._proposals.expel(leader.name, group._incarnation)
+        group._proposals.expel(leader.name, group._submissions.incarnation)
         client.act()  # this one nobody takes any more
 
     monkeypatch.setattr(workload, "confirmed", confirmed_and_acts)
