@@ -31,6 +31,11 @@ class Alarms:
         self._peers = peers
         self._space = space
 
+    @property
+    def free_bytes(self) -> int:
+        """Space that is left on this node's disk."""
+        return self._space.free_bytes
+
     def own(self, now_s: float) -> Alarm:
         """What this node is low on."""
         disk = Alarm.DISK if self._space.is_low(now_s) else Alarm(0)

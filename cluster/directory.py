@@ -168,6 +168,9 @@ class GroupDirectory:
 
     # Cleaning
 
+    def remove_checkpoint(self, index: int) -> None:
+        remove_checkpoints(self._disk, self.log, [index])
+
     def remove_set_aside(self) -> None:
         """Off the loop: this node has everything again."""
         for name in self._disk.list_directory(self.path):

@@ -16,14 +16,14 @@ Law: no entry is applied twice, none out of order, and a submission is repeated 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from cluster.alarms import Alarms
 from cluster.applying import Applying, Expelled
 from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
-from cluster.checkpoints import Checkpoint, remove_checkpoints
 from cluster.clock import PATIENCE_S, ClusterClock, bounded
 from cluster.departures import Departures
 from cluster.directory import GroupDirectory
@@ -118,6 +118,39 @@ class GroupConfig:
     append_bytes_max: int = 1024 * 1024
     """So does one append with entries to a follower."""
 
+    @property
+    def housekeeping(self) -> HousekeepingSettings:
+        return HousekeepingSettings(
+            self.checkpoint_entries,
+            self.checkpoint_bytes,
+            self.checkpoint_interval_s,
+            self.retained_bytes,
+            self.segment_bytes,
+            self.segment_entries,
+        )
+
+
+class Handover:
+    """A leader gives its office to a peer that has everything."""
+
+    def __init__(self) -> None:
+        self._ends_s = 0.0
+        self._is_asked = False
+
+    def begin(self, now_s: float) -> None:
+        self._ends_s = now_s + HANDOVER_S
+        self._is_asked = False
+
+    def end(self) -> None:
+        self._ends_s = 0.0
+
+    def is_on(self, now_s: float) -> bool:
+        return now_s < self._ends_s
+
+    def ask(self, engine: Engine, without: Sequence[str]) -> None:
+        """Ask one, once; as soon as there is one that has everything."""
+        self._is_asked = self._is_asked or engine.transfer_leadership(without)
+
 
 class GroupEvents(Protocol):
     """What the shell hears from the group, on the loop."""
@@ -157,138 +190,110 @@ class Group:
         events: GroupEvents,
         engine: type[Engine] = Engine,
     ) -> None:
+        """Read what is on the disk, which may take seconds: on any thread, before anybody else has the group.
+
+        Raises the errors of the journal and of the identity, and OSError.
+        """
         self.config = config
         self.machine = machine
         self.damage: CorruptJournal | None = None
         """What was found damaged, while the others cannot yet go on without this node."""
         self.snapshots_installed = 0
-        self._state = GroupState(machine)
         self._runtime = runtime
-        self._disk = disk
         self._links = links
         self._events = events
-        self._engine_type = engine
-        self._owner = Owner(config.cluster, config.name, config.group_id)
         self._membership = Membership.of_voters([config.name, *config.peers])
-        self._is_open = False
         self._running = False
         self._reign = Reign(None, 0)
-        self._submissions = Submissions(config.name)
-        self._proposals = Proposals()
-        self._handover_ends_s = 0.0
-        self._handover_asked = False
-        self._beat_s = config.timing.heartbeat_s / 2
-        self._turns = Turns(runtime, self._turn, self._beat_s)
-        self._departures = Departures(self._transmit)
-        self._applying = Applying(self._state, self._submissions)
+        self._handover = Handover()
         self._tried_full_disk_s = 0.0
         self._cleaned = False
         self._installed_at = 0
         """The journal's count of changes with a snapshot that was installed; 0 if none waits for its sync."""
+        self._applying_s = 0.0
+        """Time that applying entries has taken in all, without what this node makes of the effects."""
 
-    def open(self) -> None:
-        """Read what is on the disk, which may take seconds: on any thread, before anything else is asked for.
+        self._state = GroupState(machine)
+        self._submissions = Submissions(config.name)
+        self._proposals = Proposals()
+        self._applying = Applying(self._state, self._submissions)
+        self._turns = Turns(runtime, self._turn, config.timing.heartbeat_s / 2)
+        self._departures = Departures(self._transmit)
 
-        Raises the errors of the journal and of the identity.
-        """
-        config = self.config
-        self._directory = GroupDirectory(self._disk, f"groups/{config.group_id}", self._owner)
+        owner = Owner(config.cluster, config.name, config.group_id)
+        directory = self._directory = GroupDirectory(disk, f"groups/{config.group_id}", owner)
         claim = self._claim(self._wall_ms())
         self._submissions.begin(claim.incarnation)
-        self.journal, self._checkpoint = self._directory.start(
-            claim, self._state, self._open_journal, repairable=bool(config.peers)
+        self.journal, checkpoint = directory.start(
+            claim,
+            self._state,
+            partial(_open_journal, config, disk, directory, self.disk_failed),
+            repairable=bool(config.peers),
         )
-        self._is_open = True
-
-    def start(self) -> None:
-        """Come up from what is on the disk, which is read now unless it was, and take part. Raises as `open` does."""
-        if not self._is_open:
-            self.open()
-        config, checkpoint = self.config, self._checkpoint
-        self._checkpoint = None  # it may be large
         self._clock = ClusterClock(
             config.name,
             len(self._membership.voters),
             self._state.time_ms,
             self._wall_ms(),
-            self._runtime.monotonic(),
+            runtime.monotonic(),
             config.clock_patience_s,
         )
-        self.engine = self._engine_type(
+        self.engine = engine(
             config.name,
             self._membership,
             self.journal,
             config.timing,
-            self._runtime,
+            runtime,
             self._apply,
             checkpoint.index if checkpoint else 1,
         )
-        self.journal.sync_now()
-        self._build_upkeep(checkpoint)
-        self._peers = Peers(config.peers, self._runtime.monotonic())
-        self._alarms = Alarms(self._membership, self._peers, self._space)
-        self._applying_s = 0.0
-        """Time that applying entries has taken in all, without what this node makes of the effects."""
-        self._running = True
-        self.recovery.turn(self.engine, self.journal)
-        self._links.register(config.group_id, self)
-        self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
-        self._beat()
-        self._tell_status()
-
-    def _open_journal(self, writes_lost: bool) -> SegmentedJournal:
-        config = self.config
-        return SegmentedJournal(
-            self._disk,
-            self._directory.log,
-            self._directory.identity,
-            self.disk_failed,
-            self._directory.hard_state,
-            writes_lost=writes_lost,
-            segment_bytes=config.segment_bytes,
-            segment_entries=config.segment_entries,
-            cache_bytes=config.cache_bytes,
-            slice_bytes=config.append_bytes_max,
-        )
-
-    def _build_upkeep(self, checkpoint: Checkpoint | None) -> None:
-        """Build what looks after standing, space, checkpoints and snapshots."""
-        config, directory, runtime = self.config, self._directory, self._runtime
+        self._make_durable()
         self.recovery = Recovery(config.name, self._membership, directory.hard_state)
-        self._space = Space(self._disk, self.journal, config.disk_free_limit_bytes, runtime.monotonic())
+        self._peers = Peers(config.peers, runtime.monotonic())
+        space = Space(disk, self.journal, config.disk_free_limit_bytes, runtime.monotonic())
+        self._alarms = Alarms(self._membership, self._peers, space)
         self.housekeeping = Housekeeping(
-            self._disk,
+            disk,
             directory.log,
             directory.identity,
             self.journal,
-            HousekeepingSettings(
-                config.checkpoint_entries,
-                config.checkpoint_bytes,
-                config.checkpoint_interval_s,
-                config.retained_bytes,
-                config.segment_bytes,
-                config.segment_entries,
-            ),
+            config.housekeeping,
             freeze=self._state.freeze,
-            compact=self.machine.compact,
+            compact=machine.compact,
             needed_from=self._needed_from,
             now=runtime.monotonic,
             failed=self.disk_failed,
         )
         self.housekeeping.begin(checkpoint)
         self._giver = SnapshotGiver(
-            self._disk,
+            disk,
             directory,
             self.journal,
             self.housekeeping,
             runtime,
             self._transmit,
             self.disk_failed,
-            self._submissions.incarnation << SNAPSHOT_ID_BITS,
+            claim.incarnation << SNAPSHOT_ID_BITS,
         )
-        self._taker = SnapshotTaker(
-            self._disk, directory, self.journal, runtime, self._transmit, self._install
-        )
+        self._taker = SnapshotTaker(disk, directory, self.journal, runtime, self._transmit, self._install)
+
+    def start(self) -> None:
+        """Take part."""
+        self._running = True
+        self.recovery.turn(self.engine, self.journal)
+        self._links.register(self.config.group_id, self)
+        self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
+        self._beat()
+        self._tell_status()
+
+    def _make_durable(self) -> None:
+        """See to it that the disk has what a start begins with."""
+        try:
+            self.journal.sync_now()
+        except OSError:
+            if not self.journal.full:
+                self._directory.note_writes_lost()
+            raise
 
     def disk_failed(self, error: Exception) -> None:
         """What the disk holds cannot be trusted: stop, and let the next start know why.
@@ -312,7 +317,7 @@ class Group:
         self.engine.may_lead = False
         voters = list(filter(self._links.connected, self._peers.voters()))
         if self.engine.is_leader:
-            if self._runtime.monotonic() >= self._handover_ends_s:
+            if not self._handover.is_on(self._runtime.monotonic()):
                 self.transfer_leadership()
         elif self._membership.is_majority(voters):
             self._directory.note_damage(self.damage)
@@ -362,8 +367,7 @@ class Group:
         """
         if not self.engine.is_leader or self.is_alone:
             return False
-        self._handover_ends_s = self._runtime.monotonic() + HANDOVER_S
-        self._handover_asked = False
+        self._handover.begin(self._runtime.monotonic())
         self._wake()
         return True
 
@@ -400,7 +404,7 @@ class Group:
             journal.first_index,
             self.housekeeping.newest_index,
             journal.disk_bytes,
-            self._space.free_bytes,
+            self._alarms.free_bytes,
             self._alarms.own(now_s),
             self._clock.time_ms(now_s),
             self._wall_ms(),
@@ -517,7 +521,7 @@ class Group:
             self._leave_if_the_others_can_go_on()
             if self.engine.is_leader:
                 self._expel_the_gone()
-            self._runtime.call_later(self._beat_s, self._beat)
+            self._runtime.call_later(self._turns.beat_s, self._beat)
 
     def _turn(self) -> None:
         if not self._running:
@@ -559,7 +563,7 @@ class Group:
         reign = Reign(self.engine.leader, self.engine.term)
         if self.config.name in (self._reign.leader, reign.leader):
             self._proposals.clear()
-            self._handover_ends_s = 0.0
+            self._handover.end()
         self._reign = reign
         log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         self._wake()  # submissions go to the new leader
@@ -650,9 +654,7 @@ class Group:
         try:
             self._check_log_of(installable)
         except ForeignLog as error:
-            remove_checkpoints(
-                self._disk, self._directory.log, [checkpoint.index]
-            )  # a start would believe it
+            self._directory.remove_checkpoint(checkpoint.index)  # a start would believe it
             self._stop_for_foreign_log(error)
             return
         self._directory.restore(self._state, checkpoint)
@@ -745,10 +747,8 @@ class Group:
     def _compose(self) -> None:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
-        if self._runtime.monotonic() < self._handover_ends_s:
-            self._handover_asked = self._handover_asked or self.engine.transfer_leadership(
-                self._peers.not_voting()
-            )
+        if self._handover.is_on(self._runtime.monotonic()):
+            self._handover.ask(self.engine, self._peers.not_voting())
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)
@@ -829,3 +829,24 @@ class Group:
         claim = self._claim(max(self._wall_ms(), least))
         self._submissions.begin(claim.incarnation)
         self.submit([])
+
+
+def _open_journal(
+    config: GroupConfig,
+    disk: Disk,
+    directory: GroupDirectory,
+    failed: Callable[[Exception], None],
+    writes_lost: bool,
+) -> SegmentedJournal:
+    return SegmentedJournal(
+        disk,
+        directory.log,
+        directory.identity,
+        failed,
+        directory.hard_state,
+        writes_lost=writes_lost,
+        segment_bytes=config.segment_bytes,
+        segment_entries=config.segment_entries,
+        cache_bytes=config.cache_bytes,
+        slice_bytes=config.append_bytes_max,
+    )

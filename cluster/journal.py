@@ -548,7 +548,7 @@ class SegmentedJournal(Journal):
     def sync_now(self) -> None:
         """Make everything so far durable before returning; for start-up.
 
-        Raises OSError; if it is DiskFull, a later sync may do it.
+        Raises OSError, which `on_failure` is not told of; if it is DiskFull, a later sync may do it.
         """
         operations, target = self._take_operations()
         try:
@@ -556,8 +556,8 @@ class SegmentedJournal(Journal):
         except DiskFull:
             self._put_back(operations)
             raise
-        except OSError as error:
-            self._fail(error)
+        except OSError:
+            self._end()
             raise
         self._synced_to(target)
 
@@ -596,10 +596,13 @@ class SegmentedJournal(Journal):
         self._evict()
 
     def _fail(self, error: Exception) -> None:
+        self._end()
+        self._on_failure(error)
+
+    def _end(self) -> None:
         self._failed = True
         # For good: what a failed sync should have written cannot be told from what is on the disk.
         self.sync_in_flight = True
-        self._on_failure(error)
 
     # Term, vote, commit index
 

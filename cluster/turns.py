@@ -21,7 +21,7 @@ class Turns:
         """`take` is called for each; there is one every `beat_s` in any case."""
         self._runtime = runtime
         self._take = take
-        self._beat_s = beat_s
+        self.beat_s = beat_s
         self._is_asked = False
         self._timer: Timer | None = None
         self._timer_s = 0.0
@@ -35,7 +35,7 @@ class Turns:
     def ask_in(self, delay_s: float) -> None:
         """Have a turn then, if there would be none before: each beat brings one, and so does an earlier timer."""
         goes_off_s = self._runtime.monotonic() + delay_s
-        if delay_s > self._beat_s or (self._timer is not None and self._timer_s <= goes_off_s):
+        if delay_s > self.beat_s or (self._timer is not None and self._timer_s <= goes_off_s):
             return
         if self._timer is not None:
             self._timer.cancel()

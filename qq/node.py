@@ -120,17 +120,14 @@ class Node:
             tls=self._peer_tls.current if self._peer_tls else None,
         )
         self.broker = self._make_broker()
-        self.group = Group(
-            self._group_config(), self.machine, self.runtime, self.disk, self.links, self.broker
-        )
-        self.broker.attach(self.group, self.disk)
-        self.management = Management(self.broker, self.group)
+        self.management = Management(self.broker)
         limits = _http_limits(config.limits, self._shares.http)
         app = build_app(self, self.management, node_registry(self.metrics), limits)
         self._http = await listen(app, config.http_host, config.address.http_port, limits)
-        self._opening = asyncio.ensure_future(asyncio.to_thread(self.group.open))
+        self._opening = asyncio.ensure_future(asyncio.to_thread(self._read_log))
         try:
-            await asyncio.shield(self._opening)
+            self.group = await asyncio.shield(self._opening)
+            self.broker.attach(self.group, self.disk)
             self.group.start()
         except CorruptJournal as error:
             raise StartError(
@@ -321,6 +318,9 @@ class Node:
             retained_bytes=limits.retained_bytes,
             disk_free_limit_bytes=limits.disk_free_limit_bytes,
         )
+
+    def _read_log(self) -> Group:
+        return Group(self._group_config(), self.machine, self.runtime, self.disk, self.links, self.broker)
 
     def _make_broker(self) -> Broker:
         config = self.config

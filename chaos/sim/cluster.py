@@ -161,18 +161,12 @@ class SimulatedNode:
         self._cluster.network.host_has_power(self.name)
         self.machine = checks.machine(foreign=self.foreign)
         links = self._cluster.network.attach(self.name, runtime, self.members, self.machine.version)
-        parts = self._cluster.parts
-        self.group = parts.group(
-            self._cluster.group_config(self),
-            self.machine,
-            runtime,
-            self.disk,
-            links,
-            self,
-            engine=parts.engine,
-        )
+        config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
         try:
+            self.group = parts.group(
+                config, self.machine, runtime, self.disk, links, self, engine=parts.engine
+            )
             self.group.start()
         except OSError as error:
             if error.errno == errno.ENOSPC and self._standing is Standing.VOTER:

@@ -15,14 +15,13 @@ from qq.management.changes import Changes
 from qq.management.queues import Queues
 
 if TYPE_CHECKING:
-    from cluster.group import Group
     from qq.broker.broker import Broker
 
 
 class Management(Queues, Catalog, Changes):
     """Implements `qq.http.view.Management`."""
 
-    def __init__(self, broker: Broker, group: Group) -> None:
-        Queues.__init__(self, broker, group)
+    def __init__(self, broker: Broker) -> None:
+        Queues.__init__(self, broker)
         Catalog.__init__(self, broker)
         Changes.__init__(self, broker)

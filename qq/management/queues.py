@@ -20,7 +20,6 @@ from qq.machine.policies import effective_definition
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from cluster.group import Group
     from qq.broker.broker import Broker
     from qq.machine.consumers import Consumer
     from qq.machine.machine import QueueMachine
@@ -34,9 +33,8 @@ DOWN = "down"
 class Queues:
     """The part of `qq.http.view.Management` that is of queues."""
 
-    def __init__(self, broker: Broker, group: Group) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._group = group
         self._rates = Rates()
 
     @property
@@ -53,7 +51,7 @@ class Queues:
         queues = list(self._machine.queues())
         self._rates.keep_only(queues)
         for start in range(0, len(queues), QUEUES_PER_SAMPLE):
-            self._rates.sample(queues[start : start + QUEUES_PER_SAMPLE], self._group.time_ms())
+            self._rates.sample(queues[start : start + QUEUES_PER_SAMPLE], self._broker.group.time_ms())
             await asyncio.sleep(0)
 
     def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
@@ -86,13 +84,13 @@ class Queues:
 
     def _members(self) -> tuple[list[str], list[str]]:
         """The nodes, and those that are connected."""
-        statuses = self._group.statuses()
+        statuses = self._broker.group.statuses()
         return [status.name for status in statuses], [
             status.name for status in statuses if status.state != DOWN
         ]
 
     def _queue_status(self, queue: Queue, members: list[str], online: list[str]) -> QueueStatus:
-        now_ms, backlog, leader = self._group.time_ms(), queue.backlog, self._group.leader
+        now_ms, backlog, leader = self._broker.group.time_ms(), queue.backlog, self._broker.group.leader
         policy, operator_policy = queue.policies
         capacity = self._rates.capacity(queue, now_ms)
         limit = queue.settings.delivery_limit

@@ -248,29 +248,17 @@ def admit_up_to_the_bound(backlog: LinkBacklog, _length: int, queued_bytes: int)
     return queued_bytes <= backlog._bytes_max
 
 
-class AppliesRepeats(Group):
+class ForgetfulOrigins(Origins):
     """Invariant 3 off: a batch takes effect as often as it is in the log."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._state.origins = ForgetfulOrigins()
-
-
-class ForgetfulOrigins(Origins):
     def admit(self, name: str, incarnation: int, sequence: int) -> Admission:
         admission = super().admit(name, incarnation, sequence)
         return Admission.APPLY if admission is Admission.DROP else admission
 
 
-class SubmitsOnce(Group):
+class ForgetfulSubmissions(Submissions):
     """Invariant 3 off: what an old leader was sent is not sent to the new one."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._submissions = ForgetfulSubmissions(self.config.name)
-
-
-class ForgetfulSubmissions(Submissions):
     def has_unsent(self, reign: Reign) -> bool:
         if self._sent_sequence:
             self._sent_to = reign
@@ -567,8 +555,8 @@ HAZARDS = [
         "has not converged",
         ("cluster.links.Backlog.admits", admit_up_to_the_bound),
     ),
-    Hazard(Parts(group=AppliesRepeats), None, 20, "took effect, batch"),
-    Hazard(Parts(group=SubmitsOnce), None, 20, "has not converged"),
+    Hazard(Parts(), None, 20, "took effect, batch", ("cluster.state.Origins", ForgetfulOrigins)),
+    Hazard(Parts(), None, 20, "has not converged", ("cluster.group.Submissions", ForgetfulSubmissions)),
     Hazard(
         Parts(),
         SMALL_LOGS,
