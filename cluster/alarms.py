@@ -1,7 +1,7 @@
 """Why publishers must wait: this node, or so many nodes that no majority can store, is low on disk or memory.
 
-Lives here: that. Not here: how much space there is (space.py), how much memory (the shell tells it), what publishers
-are told (the shell).
+Lives here: that. Not here: how much space there is (log/space.py), how much memory (the shell tells it), what
+publishers are told (the shell).
 
 Law: what can be stored by a majority, this node among it, is never held up.
 """
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from cluster.envelope import Alarm
 
 if TYPE_CHECKING:
+    from cluster.log.space import Space
     from cluster.membership import Membership
     from cluster.peers import Peers
-    from cluster.space import Space
 
 RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
 

@@ -9,7 +9,7 @@ H2  a repeated or overlapping append never deletes entries that match (`log_matc
 H3  the commit index never goes beyond what the message vouches for (`log_matching.vouched_for`).
 H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.
 H5  a start from a checkpoint sets the applied index and leaves the journal alone (`applied_index`).
-H6, H7  entries never take the pickle path, views of the log are lazy (`cluster/journal_views.py`), and what one append
+H6, H7  entries never take the pickle path, views of the log are lazy (`cluster/log/views.py`), and what one append
         carries is bounded, with one entry at least (`_SyncObj__getEntries`).
 H9  a pre-vote round (`elections.py`) precedes every election; a leader without a majority steps down soon.
 H10 an exception in apply stops the node.
@@ -43,7 +43,7 @@ from cluster.envelope import (
     Vote,
     VoteRequest,
 )
-from cluster.journal import SLICE_ENTRIES
+from cluster.log.journal import SLICE_ENTRIES
 from cluster.log_matching import ForeignLog, contradiction, other_entry, vouched_for, without_known_prefix
 from cluster.replication import Answers, Progress
 from cluster.seams import NoDumps, NoPoller, Outbox, StableNode, ambient
@@ -51,8 +51,8 @@ from cluster.seams import NoDumps, NoPoller, Outbox, StableNode, ambient
 if TYPE_CHECKING:
     from pysyncobj.node import Node
 
-    from cluster.journal import SegmentedJournal
-    from cluster.journal_views import Entry
+    from cluster.log.journal import SegmentedJournal
+    from cluster.log.views import Entry
     from cluster.membership import Membership
     from cluster.ports import Runtime
 

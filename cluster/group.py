@@ -7,7 +7,7 @@ tail (the engine sees to that).
 
 Lives here: the driving of the engine, exactly-once submission (`submit`), forwarding to the leader, *tick entries* that
 bring the machine nothing but the time, the decision to stop waiting for a node. Not here: consensus (engine.py), files
-(directory.py, journal.py, housekeeping.py), snapshots (catch_up.py), standing (recovery.py), sockets (links.py), what
+(directory.py, log), snapshots (catch_up.py), standing (recovery.py), sockets (links.py), what
 an entry means (the machine).
 
 Law: no entry is applied twice, none out of order, and a submission is repeated until this node has seen it applied.
@@ -44,19 +44,19 @@ from cluster.envelope import (
     decode,
     encode,
 )
-from cluster.hardstate import Standing
-from cluster.housekeeping import Housekeeping, HousekeepingSettings
 from cluster.identity import Claim, Owner
-from cluster.journal import SegmentedJournal
+from cluster.log.hardstate import Standing
+from cluster.log.housekeeping import Housekeeping, HousekeepingSettings
+from cluster.log.journal import SegmentedJournal
+from cluster.log.manifest import log_start
+from cluster.log.segment import CorruptJournal
+from cluster.log.space import CHECK_INTERVAL_S, Space
 from cluster.log_matching import ForeignLog
 from cluster.machine import Machine
-from cluster.manifest import log_start
 from cluster.membership import Membership
 from cluster.peers import MemberStatus, Peers, member_status
 from cluster.ports import Buffer, Disk, Links, Runtime
 from cluster.recovery import Recovery
-from cluster.segment import CorruptJournal
-from cluster.space import CHECK_INTERVAL_S, Space
 from cluster.state import GroupState
 from cluster.submission import Proposals, Reign, Submissions
 from cluster.turns import Turns

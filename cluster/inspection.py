@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING, moving_checkpoint
-from cluster.hardstate import NAMES as HARD_STATE_NAMES
-from cluster.hardstate import HardState, HardStateFile, Standing, Stored
 from cluster.identity import FILE as IDENTITY_NAME
 from cluster.identity import START_FILES, Identity, OtherVersion, Start, load_start
 from cluster.identity import load_copies as load_identity_copies
-from cluster.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name, log_start
-from cluster.manifest import load_copies as load_manifest_copies
-from cluster.sealed import load_index, open_file, records, verify
-from cluster.segment import (
+from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
+from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
+from cluster.log.hardstate import HardState, HardStateFile, Standing, Stored
+from cluster.log.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name, log_start
+from cluster.log.manifest import load_copies as load_manifest_copies
+from cluster.log.sealed import load_index, open_file, records, verify
+from cluster.log.segment import (
     RECORD_HEADER_BYTES,
     CorruptJournal,
     ForeignJournal,
@@ -37,9 +37,9 @@ from cluster.segment import (
     read_at,
     scan_records,
 )
-from cluster.segment_files import scan_open
-from cluster.synced import MARK_NAME, Mark, load_mark
-from cluster.term_runs import TermRuns
+from cluster.log.segment_files import scan_open
+from cluster.log.synced import MARK_NAME, Mark, load_mark
+from cluster.log.term_runs import TermRuns
 
 if TYPE_CHECKING:
     from cluster.ports import Disk

@@ -9,18 +9,28 @@ that the message does not show (H2, H3), and what is committed here is never giv
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from cluster.envelope import Append
-    from cluster.journal import SegmentedJournal
+
+
+class Terms(Protocol):
+    """What is to be known of a log here."""
+
+    first_index: int
+    last_index: int
+
+    def term_at(self, index: int) -> int:
+        """The term of an entry from `first_index` to `last_index`."""
+        ...
 
 
 class ForeignLog(Exception):
     """A leader's log contradicts what is committed here: there have been two majorities, or one has lost its logs."""
 
 
-def contradiction(journal: SegmentedJournal, commit_index: int, append: Append) -> str | None:
+def contradiction(log: Terms, commit_index: int, append: Append) -> str | None:
     """H12: how the append differs from what is committed here; None if it does not.
 
     pysyncobj would delete what differs, also if it has been applied.
@@ -31,16 +41,16 @@ def contradiction(journal: SegmentedJournal, commit_index: int, append: Append) 
     for _, index, term in (previous, *append.entries):
         if index > commit_index:
             break
-        if (found := other_entry(journal, commit_index, index, term)) is not None:
+        if (found := other_entry(log, commit_index, index, term)) is not None:
             return found
     return None
 
 
-def other_entry(journal: SegmentedJournal, commit_index: int, index: int, term: int) -> str | None:
+def other_entry(log: Terms, commit_index: int, index: int, term: int) -> str | None:
     """H12: how the entry differs from the one that is committed here; None if it does not, or none is."""
-    if not journal.first_index <= index <= commit_index or journal.term_at(index) == term:
+    if not log.first_index <= index <= commit_index or log.term_at(index) == term:
         return None
-    return f"has an entry {index} of term {term}, which is of term {journal.term_at(index)} here"
+    return f"has an entry {index} of term {term}, which is of term {log.term_at(index)} here"
 
 
 def vouched_for(append: Append) -> Append:
@@ -49,19 +59,19 @@ def vouched_for(append: Append) -> Append:
     return append if append.commit_index <= vouched_index else append._replace(commit_index=vouched_index)
 
 
-def without_known_prefix(journal: SegmentedJournal, append: Append) -> Append:
+def without_known_prefix(log: Terms, append: Append) -> Append:
     """H2: skip what the log already holds (same index and term), as in figure 2 of the Raft paper.
 
     pysyncobj deletes everything behind the previous entry, so that must be the last one that matches. If nothing is
     left over, nothing conflicts, and the journal keeps its tail.
     """
     prev_index, prev_term, entries = append.prev_index, append.prev_term, append.entries
-    last_index = journal.last_index
-    if not journal.first_index <= prev_index <= last_index or journal.term_at(prev_index) != prev_term:
+    last_index = log.last_index
+    if not log.first_index <= prev_index <= last_index or log.term_at(prev_index) != prev_term:
         return append
     known = 0
     for _, index, term in entries:
-        if index > last_index or journal.term_at(index) != term:
+        if index > last_index or log.term_at(index) != term:
             break
         known += 1
         prev_index, prev_term = index, term

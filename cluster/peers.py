@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.elections import Role
-from cluster.hardstate import Standing
+from cluster.log.hardstate import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

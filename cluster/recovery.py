@@ -1,7 +1,7 @@
 """What a node that has lost its memory may do, and how it gets it back.
 
 A vote and an acknowledgement are promises: a node that has forgotten one must not make another that breaks it. Hence
-the standing of a node (hardstate.py):
+the standing of a node (log/hardstate.py):
 
 BLANK    knows nothing of its past: no file of term and vote. It takes no part until every other member has told its
          term since this start. A vote that it may have given to one of them cannot be of a later term than the latest
@@ -24,13 +24,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cluster.hardstate import HardState, Standing
+from cluster.log.hardstate import HardState, Standing
 
 if TYPE_CHECKING:
     from cluster.engine import Engine
     from cluster.envelope import Status
-    from cluster.hardstate import HardStateFile
-    from cluster.journal import SegmentedJournal
+    from cluster.log.hardstate import HardStateFile
+    from cluster.log.journal import SegmentedJournal
     from cluster.membership import Membership
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pysyncobj.transport import Transport
 if TYPE_CHECKING:
     from logging import LogRecord
 
-    from cluster.journal import SegmentedJournal
+    from cluster.log.journal import SegmentedJournal
     from cluster.ports import Runtime
 
 PINNED_VERSION = "0.3.17"

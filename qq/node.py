@@ -24,8 +24,8 @@ from cluster.envelope import Alarm
 from cluster.group import Group, GroupConfig
 from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks
+from cluster.log.segment import CorruptJournal, JournalError
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
-from cluster.segment import CorruptJournal, JournalError
 from cluster.strangers import Places
 from qq import descriptors, garbage, memory, tls
 from qq.amqp.connection import Settings

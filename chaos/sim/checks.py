@@ -20,9 +20,9 @@ import msgpack
 from chaos.sim.world import EPOCH_MS
 from cluster.clock import SLOWER
 from cluster.elections import Role
-from cluster.hardstate import Standing
+from cluster.log.hardstate import Standing
+from cluster.log.segment import CorruptJournal
 from cluster.ports import pack
-from cluster.segment import CorruptJournal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,9 +21,9 @@ from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.applying import Confirmed, Expelled
 from cluster.engine import Engine, Timing
 from cluster.group import Group, GroupConfig
-from cluster.hardstate import Standing
 from cluster.identity import OtherMembers, OtherVersion
-from cluster.segment import JournalError
+from cluster.log.hardstate import Standing
+from cluster.log.segment import JournalError
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks, WatchedMachine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from cluster.entry import make_batch, make_compacted, make_entry
-from cluster.segment import CorruptJournal, EntryGone, EntryMoved
+from cluster.log.segment import CorruptJournal, EntryGone, EntryMoved
 from qq.broker import entries as entries_module
 from qq.broker.entries import (
     READ_AHEAD_MAX,

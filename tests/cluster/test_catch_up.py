@@ -20,14 +20,14 @@ from cluster.catch_up import (
     SnapshotGiver,
     SnapshotTaker,
 )
-from cluster.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
 from cluster.directory import GroupDirectory, moving_checkpoint
 from cluster.envelope import Chunk, Fetch, Message, Offer, Spoilt, Withdrawn, decode, encode
-from cluster.hardstate import HardState, HardStateFile, Standing
-from cluster.housekeeping import CheckpointPosition
 from cluster.identity import Owner
-from cluster.journal import SegmentedJournal
-from cluster.segment import CorruptJournal
+from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
+from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.log.housekeeping import CheckpointPosition
+from cluster.log.journal import SegmentedJournal
+from cluster.log.segment import CorruptJournal
 
 STATE = b"the state" * 50_000
 ENTRIES = 200

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toy_queue import FrozenToy, Place, compact, entry_of, message_at
 
 from chaos.sim.disk import SimulatedDisk
-from cluster.compaction import (
+from cluster.log.compaction import (
     Candidate,
     CompactionSource,
     Limits,
@@ -22,8 +22,8 @@ from cluster.compaction import (
     measure,
     rewrite,
 )
-from cluster.sealed import records, verify, write_sparse
-from cluster.segment import CorruptJournal, Segment
+from cluster.log.sealed import records, verify, write_sparse
+from cluster.log.segment import CorruptJournal, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

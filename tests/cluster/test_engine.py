@@ -40,12 +40,12 @@ from cluster.envelope import (
     VoteRequest,
 )
 from cluster.group import Group, GroupConfig
-from cluster.hardstate import HardStateFile
-from cluster.journal import SLICE_ENTRIES, SegmentedJournal
+from cluster.log.hardstate import HardStateFile
+from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
+from cluster.log.segment import CorruptJournal, Record
 from cluster.log_matching import ForeignLog
 from cluster.membership import Membership
 from cluster.seams import PINNED_VERSION, instrument
-from cluster.segment import CorruptJournal, Record
 
 PEERS = ("b", "c")
 NO_OP = b"\x01"

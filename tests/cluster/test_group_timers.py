@@ -20,7 +20,7 @@ from cluster.directory import GroupDirectory
 from cluster.entry import batches_of, entry_time_ms, is_regular
 from cluster.group import Group, GroupConfig
 from cluster.identity import Owner
-from cluster.journal import SegmentedJournal
+from cluster.log.journal import SegmentedJournal
 from cluster.ports import pack
 
 RUNG_MAX = 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from random import Random
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -12,12 +11,9 @@ from cluster.envelope import Append, LogEntry
 from cluster.log_matching import contradiction, other_entry, vouched_for, without_known_prefix
 
 
-def log_of(*terms: int) -> Any:
+def log_of(*terms: int) -> SimpleNamespace:
     """Of entries 1, 2, 3, ... with these terms."""
-    return cast(
-        "Any",
-        SimpleNamespace(first_index=1, last_index=len(terms), term_at=lambda index: terms[index - 1]),
-    )
+    return SimpleNamespace(first_index=1, last_index=len(terms), term_at=lambda index: terms[index - 1])
 
 
 def append(prev_index: int, prev_term: int, terms: list[int], commit_index: int = 0) -> Append:

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.alarms import Alarms
 from cluster.envelope import Alarm, Status
-from cluster.hardstate import Standing
+from cluster.log.hardstate import Standing
 from cluster.membership import Membership
 from cluster.peers import Peers, member_status
 

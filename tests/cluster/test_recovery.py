@@ -11,7 +11,7 @@ import pytest
 
 from chaos.sim.disk import SimulatedDisk
 from cluster.envelope import Status
-from cluster.hardstate import HardState, HardStateFile, Standing
+from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.membership import Membership
 from cluster.recovery import ROUNDS, Recovery
 

@@ -19,18 +19,18 @@ from chaos.sim.cluster import Options, Parts
 from chaos.sim.network import Connection, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, draw_options, run, with_largest_entries
 from cluster.clock import ClusterClock
-from cluster.compaction import Compact, compact_entry
 from cluster.engine import Engine
 from cluster.envelope import Append, Appended
 from cluster.group import Group
-from cluster.housekeeping import Housekeeping
 from cluster.identity import Identity
-from cluster.journal import SegmentedJournal
 from cluster.links import Backlog as LinkBacklog
+from cluster.log.compaction import Compact, compact_entry
+from cluster.log.housekeeping import Housekeeping
+from cluster.log.journal import SegmentedJournal
+from cluster.log.register import Register
+from cluster.log.segment import Segment
 from cluster.origins import Admission, Origins
 from cluster.ports import Disk
-from cluster.register import Register
-from cluster.segment import Segment
 from cluster.submission import Reign, Submissions
 from qq.broker.dead_letters import DeadLetters
 from qq.machine.backlog import Backlog
@@ -546,7 +546,7 @@ HAZARDS = [
         MOSTLY_LARGE,
         10,
         "is above the limit",
-        ("cluster.journal.SegmentedJournal.slice_end", two_entries_at_least),
+        ("cluster.log.journal.SegmentedJournal.slice_end", two_entries_at_least),
     ),
     Hazard(
         Parts(),
@@ -572,7 +572,7 @@ HAZARDS = [
         ("cluster.group.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
         first_seed=4,
     ),
-    Hazard(Parts(), None, 10, "which is live", ("cluster.compaction.compact_entry", drop_a_live_message)),
+    Hazard(Parts(), None, 10, "which is live", ("cluster.log.compaction.compact_entry", drop_a_live_message)),
     Hazard(Parts(group=ForgetsWhatItSkipped), LAGGARDS, 100, "client"),
     Hazard(Parts(group=WaitsForSubmissions), NO_FAULTS, 5, "leaves undone what was due"),
     Hazard(Parts(group=TellsTheTimeOfItsNode), NO_FAULTS, 5, "was Applied"),
@@ -662,9 +662,9 @@ HAZARDS = [
         SHORTENED_LOGS,
         10,
         "which it had acknowledged",
-        ("cluster.segment_files.load_mark", believe_what_the_log_says),
+        ("cluster.log.segment_files.load_mark", believe_what_the_log_says),
     ),
-    Hazard(Parts(), FULL_DISKS, 20, "No space left", ("cluster.register.Register._write", write_anew)),
+    Hazard(Parts(), FULL_DISKS, 20, "No space left", ("cluster.log.register.Register._write", write_anew)),
     Hazard(Parts(), LISTS, 20, "both lead term", ("cluster.identity._check", let_everybody_in), first_seed=8),
     Hazard(Parts(network=LinksWhoeverIsListed), VERSIONS, 20, "another state"),
     Hazard(

@@ -21,8 +21,8 @@ from chaos.sim.run import Outcome, Simulation, draw_options, run_seed
 from cluster.clock import WALL_MAX_MS
 from cluster.engine import Engine
 from cluster.envelope import Message, TimeoutNow, VoteRequest, encode
-from cluster.hardstate import HardState, Standing
 from cluster.links import Limits
+from cluster.log.hardstate import HardState, Standing
 from cluster.recovery import Recovery
 
 ROOT = Path(__file__).parent.parent.parent

@@ -22,7 +22,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from cluster.segment import ForeignJournal, UnknownFormat, path_in
+from cluster.log.segment import ForeignJournal, UnknownFormat, path_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

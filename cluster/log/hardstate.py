@@ -15,7 +15,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.register import BODY_BYTES_MAX, Register
+from cluster.log.register import BODY_BYTES_MAX, Register
 
 if TYPE_CHECKING:
     from cluster.ports import Disk

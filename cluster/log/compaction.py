@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.entry import batches_of, compacted_parts, is_compacted, make_compacted
-from cluster.sealed import records, write_sparse
-from cluster.segment import RECORD_HEADER_BYTES, Record, Segment, path_in
+from cluster.log.sealed import records, write_sparse
+from cluster.log.segment import RECORD_HEADER_BYTES, Record, Segment, path_in
 
 if TYPE_CHECKING:
     from cluster.ports import Disk

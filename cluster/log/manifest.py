@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
+from cluster.log.term_runs import TermRuns
+from cluster.log.twofold import pack_twice, read_copies, whole_of
 from cluster.ports import pack
-from cluster.term_runs import TermRuns
-from cluster.twofold import pack_twice, read_copies, whole_of
 
 if TYPE_CHECKING:
+    from cluster.log.segment import Run, Segment
     from cluster.ports import Disk
-    from cluster.segment import Run, Segment
 
 MANIFEST_NAME = "manifest"
 FORMAT_VERSION = 2

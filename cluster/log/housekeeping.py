@@ -44,14 +44,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from cluster.checkpoints import (
+from cluster.log.checkpoints import (
     Checkpoint,
     checkpoint_name,
     list_checkpoints,
     remove_checkpoints,
     write_checkpoint,
 )
-from cluster.compaction import (
+from cluster.log.compaction import (
     Candidate,
     Compact,
     CompactionSource,
@@ -63,11 +63,11 @@ from cluster.compaction import (
     measure,
     rewrite,
 )
-from cluster.sealed import verify
-from cluster.segment import Segment, path_in
+from cluster.log.sealed import verify
+from cluster.log.segment import Segment, path_in
 
 if TYPE_CHECKING:
-    from cluster.journal import SegmentedJournal
+    from cluster.log.journal import SegmentedJournal
     from cluster.machine import Frozen
     from cluster.ports import Disk, T
 

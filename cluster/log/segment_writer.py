@@ -20,9 +20,9 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.manifest import MANIFEST_NAME, Manifest, Row, store_manifest
-from cluster.sealed import open_file, pack_footer
-from cluster.segment import (
+from cluster.log.manifest import MANIFEST_NAME, Manifest, Row, store_manifest
+from cluster.log.sealed import open_file, pack_footer
+from cluster.log.segment import (
     FileHeader,
     Record,
     RecordIndex,
@@ -32,7 +32,7 @@ from cluster.segment import (
     pack_records,
     path_in,
 )
-from cluster.synced import Mark, MarkFile
+from cluster.log.synced import Mark, MarkFile
 
 if TYPE_CHECKING:
     from cluster.ports import Buffer, Disk, File
