@@ -15,7 +15,7 @@ from cluster.origins import Admission
 
 if TYPE_CHECKING:
     from cluster.state import GroupState
-    from cluster.submission import Submissions
+    from cluster.submission import PendingSubmissions
 
 
 class Confirmed(NamedTuple):
@@ -34,7 +34,7 @@ class Expelled(NamedTuple):
 class Applying:
     """Applies entries to a state, on the node that has made these submissions."""
 
-    def __init__(self, state: GroupState, submissions: Submissions) -> None:
+    def __init__(self, state: GroupState, submissions: PendingSubmissions) -> None:
         self._state = state
         self._submissions = submissions
 

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from cluster.envelope import Chunk, Fetch, Message, Offer, SnapshotFile, Spoilt, Withdrawn
+from cluster.envelope import Fetch, Message, Offer, SnapshotChunk, SnapshotFile, Spoilt, Withdrawn
 from cluster.log.checkpoints import (
     Checkpoint,
     adopt_checkpoint,
@@ -152,7 +152,7 @@ class SnapshotGiver:
         elif data is None:
             self._failed(CorruptJournal(path, request.offset, f"cannot be read: {error}"))
         else:
-            self._send(peer, Chunk(request.snapshot, request.file, request.offset, crc32(data), data))
+            self._send(peer, SnapshotChunk(request.snapshot, request.file, request.offset, crc32(data), data))
 
     def spoilt(self, peer: str, message: Spoilt) -> None:
         """Verify the file: it may be damaged here."""
@@ -345,7 +345,7 @@ class SnapshotTaker:
         if taking is not None and (taking.peer, taking.offer.snapshot) == (peer, message.snapshot):
             self._give_up()
 
-    def chunk(self, peer: str, chunk: Chunk) -> None:
+    def chunk(self, peer: str, chunk: SnapshotChunk) -> None:
         """Store the chunk if it is the one that is due."""
         taking = self._taking
         if (

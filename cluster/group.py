@@ -32,12 +32,12 @@ from cluster.engine import Engine, Timing
 from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
     Alarm,
-    Chunk,
     Fetch,
     Forward,
     MalformedFrame,
     Message,
     Offer,
+    SnapshotChunk,
     Spoilt,
     Status,
     Withdrawn,
@@ -58,8 +58,8 @@ from cluster.peers import MemberStatus, Peers, member_status
 from cluster.ports import Buffer, Disk, Links, Runtime
 from cluster.recovery import Recovery
 from cluster.state import GroupState
-from cluster.submission import Proposals, Reign, Submissions
-from cluster.turns import Turns
+from cluster.submission import PendingSubmissions, Proposals, Reign
+from cluster.turns import TurnTimer
 
 log = logging.getLogger(__name__)
 
@@ -214,10 +214,10 @@ class Group:
         """Time that applying entries has taken in all, without what this node makes of the effects."""
 
         self._state = GroupState(machine)
-        self._submissions = Submissions(config.name)
+        self._submissions = PendingSubmissions(config.name)
         self._proposals = Proposals()
         self._applying = Applying(self._state, self._submissions)
-        self._turns = Turns(runtime, self._turn, config.timing.heartbeat_s / 2)
+        self._turns = TurnTimer(runtime, self._turn, config.timing.heartbeat_s / 2)
         self._departures = Departures(self._transmit)
 
         owner = Owner(config.cluster, config.name, config.group_id)
@@ -495,7 +495,7 @@ class Group:
                 self._taker.offered(peer, message)
             case Fetch():
                 self._giver.fetch(peer, message)
-            case Chunk():
+            case SnapshotChunk():
                 self._taker.chunk(peer, message)
             case Withdrawn():
                 self._taker.withdrawn(peer, message)

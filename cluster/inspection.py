@@ -21,7 +21,7 @@ from cluster.identity import START_FILES, Identity, OtherVersion, Start, load_st
 from cluster.identity import load_copies as load_identity_copies
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
-from cluster.log.hardstate import HardState, HardStateFile, Standing, Stored
+from cluster.log.hardstate import HardState, HardStateFile, Standing, StoredState
 from cluster.log.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name, log_start
 from cluster.log.manifest import load_copies as load_manifest_copies
 from cluster.log.sealed import load_index, open_file, records, verify
@@ -305,7 +305,7 @@ class _Inspection:
             return HardStateFound(None, copies, Problem("term and vote are lost", Cure.HEARING))
         return HardStateFound(None, copies, None)
 
-    def _copy_state(self, name: str, copy: Stored | None, latest: Stored | None) -> str:
+    def _copy_state(self, name: str, copy: StoredState | None, latest: StoredState | None) -> str:
         if copy is None:
             return "damaged" if name in self._names else "missing"
         return "ok" if copy == latest else "older"
@@ -538,7 +538,7 @@ def _log_range(manifest: Manifest, scan: Scan | None) -> tuple[int, int]:
     return log_start(manifest.sealed, manifest.open_first if grown else end), end - 1
 
 
-def _sequence(stored: Stored) -> int:
+def _sequence(stored: StoredState) -> int:
     return stored.sequence
 
 

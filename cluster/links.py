@@ -35,11 +35,11 @@ from cluster.handshake import (
     NONCE_BYTES,
     PROCESS_BYTES,
     AcceptorHandshake,
+    Credentials,
     DiallerHandshake,
     DisagreementError,
     Handshake,
     HandshakeError,
-    Identity,
     Terms,
 )
 from cluster.strangers import Places
@@ -89,7 +89,7 @@ _ABSENT_AFTER_S = 1.0
 _SILENT_AFTER_S = 3.0
 
 
-class Limits(NamedTuple):
+class LinkLimits(NamedTuple):
     frame_bytes_max: int = FRAME_BYTES_MAX
     """Of one body. The same for all nodes, since what one of them may send the others must take."""
     queued_bytes_max: int = 96 << 20
@@ -108,7 +108,7 @@ class Limits(NamedTuple):
     """Unauthenticated connections at a time; one more pushes out the oldest of the address that has most of them."""
 
 
-class Tls(NamedTuple):
+class PeerTls(NamedTuple):
     """Contexts for accepted and dialled connections; both should demand a certificate of the cluster's CA."""
 
     server: ssl.SSLContext
@@ -119,10 +119,10 @@ class FrameTooLargeError(Exception):
     """A frame above the limit, which no node of this version makes."""
 
 
-class Backlog:
+class LinkBacklog:
     """What one end of a link lets pile up for a peer that does not read; the same for real and simulated links."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: LinkLimits) -> None:
         self._bytes_max = limits.queued_bytes_max
         self._largest = 0
         """Frame of those that have been queued since the link was last free."""
@@ -152,8 +152,8 @@ class PeerLinks:
         bind: Address,
         *,
         state_version: int,
-        tls: Tls | None = None,
-        limits: Limits | None = None,
+        tls: PeerTls | None = None,
+        limits: LinkLimits | None = None,
     ) -> None:
         """`peers` are the other nodes and where they listen, `bind` is where this one does.
 
@@ -162,17 +162,17 @@ class PeerLinks:
         if node in peers:
             raise ValueError(f"node {node!r} is listed as its own peer")
         terms = Terms.of([node, *peers], state_version, secrets.token_bytes(PROCESS_BYTES))
-        self._identity = Identity(cluster, node, secret, terms)
+        self._identity = Credentials(cluster, node, secret, terms)
         self._peers = dict(peers)
         self._bind = bind
         self._tls = tls
-        self._limits = limits or Limits()
+        self._limits = limits or LinkLimits()
         if self._limits.stranger_bytes_max < MESSAGE_BYTES_MAX:
             raise ValueError(
                 f"stranger_bytes_max is at least {MESSAGE_BYTES_MAX}, the longest handshake message"
             )
         self._groups: dict[int, LinkEvents] = {}
-        self._links: dict[str, _Connection] = {}
+        self._links: dict[str, _PeerConnection] = {}
         """The connections of the current epochs."""
         self._strangers = Places(self._limits.strangers_max)
         """Accepted, not yet authenticated."""
@@ -216,11 +216,11 @@ class PeerLinks:
         for connection in connections:
             connection.abort()
 
-    def renew_tls(self, tls: Tls) -> None:
+    def renew_tls(self, tls: PeerTls) -> None:
         """Use other contexts for the connections that begin from now on."""
         self._tls = tls
 
-    def _take_links(self) -> list[_Connection]:
+    def _take_links(self) -> list[_PeerConnection]:
         connections = list(self._links.values())
         self._links.clear()
         return connections
@@ -261,7 +261,7 @@ class PeerLinks:
 
     # Epochs: what the connections report.
 
-    def _begin_epoch(self, connection: _Connection) -> None:
+    def _begin_epoch(self, connection: _PeerConnection) -> None:
         """Make a connection that has just authenticated the peer's only one."""
         peer = connection.peer
         old = self._links.pop(peer, None)
@@ -278,7 +278,7 @@ class PeerLinks:
         for events in list(self._groups.values()):
             events.peer_connected(peer)
 
-    def _end_epoch(self, connection: _Connection, error: Exception | None) -> None:
+    def _end_epoch(self, connection: _PeerConnection, error: Exception | None) -> None:
         """Note that a connection is gone; only the end of the current one is an event."""
         peer = connection.peer
         if self._links.get(peer) is not connection:
@@ -289,7 +289,7 @@ class PeerLinks:
         self._probes[peer] = self._spawn(self._probe(peer))
         self._report_lost(peer, dead=False)
 
-    def _deliver(self, connection: _Connection, frames: list[Frame]) -> None:
+    def _deliver(self, connection: _PeerConnection, frames: list[Frame]) -> None:
         peer = connection.peer
         for group_id, body in frames:
             # Asked for each frame, because the one before may have ended the epoch.
@@ -299,12 +299,12 @@ class PeerLinks:
             if events is not None:
                 events.frame_received(peer, body)
 
-    def _part_received(self, connection: _Connection) -> None:
+    def _part_received(self, connection: _PeerConnection) -> None:
         if self._links.get(connection.peer) is connection:
             for events in list(self._groups.values()):
                 events.part_received(connection.peer)
 
-    def _drained(self, connection: _Connection) -> None:
+    def _drained(self, connection: _PeerConnection) -> None:
         if self._links.get(connection.peer) is connection:
             for events in list(self._groups.values()):
                 events.peer_drained(connection.peer)
@@ -366,11 +366,11 @@ class PeerLinks:
         level = logging.INFO if isinstance(error, ConnectionRefusedError) else logging.WARNING
         log.log(level, "cannot connect to peer %s at %s:%d: %s", peer, *self._peers[peer], _reason(error))
 
-    async def _dial(self, peer: str) -> _Connection:
+    async def _dial(self, peer: str) -> _PeerConnection:
         """Return an authenticated connection; raises OSError (also for time and TLS) or HandshakeError."""
         host, port = self._peers[peer]
         handshake = DiallerHandshake(self._identity, peer, secrets.token_bytes(NONCE_BYTES))
-        connection = _Connection(self, handshake, self._limits)
+        connection = _PeerConnection(self, handshake, self._limits)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):
                 sock = await _connect(host, port)
@@ -410,7 +410,7 @@ class PeerLinks:
         callers = [peer for peer in self._peers if peer < self._identity.node]
         nonce = secrets.token_bytes(NONCE_BYTES)
         handshake = AcceptorHandshake(self._identity, callers, nonce, self._is_second)
-        connection = _Connection(self, handshake, self._limits)
+        connection = _PeerConnection(self, handshake, self._limits)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):
                 await asyncio.get_running_loop().connect_accepted_socket(
@@ -458,17 +458,17 @@ class PeerLinks:
             task.get_loop().call_exception_handler(context)
 
 
-class _Connection(asyncio.BufferedProtocol):
+class _PeerConnection(asyncio.BufferedProtocol):
     """One TCP connection: first the handshake, then frames. Never used for a second one."""
 
-    def __init__(self, links: PeerLinks, handshake: Handshake, limits: Limits) -> None:
+    def __init__(self, links: PeerLinks, handshake: Handshake, limits: LinkLimits) -> None:
         self.congested = False
         """More is queued than the high water; not until there is less than the low water is it false again."""
         self.gone = asyncio.Event()
         self._links = links
         self._handshake = handshake
         self._limits = limits
-        self._backlog = Backlog(limits)
+        self._backlog = LinkBacklog(limits)
         self._pieces: deque[memoryview] = deque()
         """Of large frames and what follows them: what the transport has not been given yet."""
         self._pieces_bytes = 0

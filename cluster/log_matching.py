@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cluster.envelope import Append
 
 
-class Terms(Protocol):
+class TermsOfLog(Protocol):
     """What is to be known of a log here."""
 
     first_index: int
@@ -30,7 +30,7 @@ class ForeignLog(Exception):
     """A leader's log contradicts what is committed here: there have been two majorities, or one has lost its logs."""
 
 
-def contradiction(log: Terms, commit_index: int, append: Append) -> str | None:
+def contradiction(log: TermsOfLog, commit_index: int, append: Append) -> str | None:
     """H12: how the append differs from what is committed here; None if it does not.
 
     pysyncobj would delete what differs, also if it has been applied.
@@ -46,7 +46,7 @@ def contradiction(log: Terms, commit_index: int, append: Append) -> str | None:
     return None
 
 
-def other_entry(log: Terms, commit_index: int, index: int, term: int) -> str | None:
+def other_entry(log: TermsOfLog, commit_index: int, index: int, term: int) -> str | None:
     """H12: how the entry differs from the one that is committed here; None if it does not, or none is."""
     if not log.first_index <= index <= commit_index or log.term_at(index) == term:
         return None
@@ -59,7 +59,7 @@ def vouched_for(append: Append) -> Append:
     return append if append.commit_index <= vouched_index else append._replace(commit_index=vouched_index)
 
 
-def without_known_prefix(log: Terms, append: Append) -> Append:
+def without_known_prefix(log: TermsOfLog, append: Append) -> Append:
     """H2: skip what the log already holds (same index and term), as in figure 2 of the Raft paper.
 
     pysyncobj deletes everything behind the previous entry, so that must be the last one that matches. If nothing is

@@ -41,7 +41,7 @@ class MemberStatus(NamedTuple):
 
 
 @dataclass(slots=True)
-class Peer:
+class KnownPeer:
     """One of them."""
 
     heard_s: float
@@ -56,7 +56,7 @@ class Peers:
     """All of them."""
 
     def __init__(self, names: Iterable[str], now_s: float) -> None:
-        self._peers = {name: Peer(now_s) for name in names}
+        self._peers = {name: KnownPeer(now_s) for name in names}
 
     def status(self, peer: str) -> Status | None:
         return self._peers[peer].status

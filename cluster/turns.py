@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cluster.ports import Runtime, Timer
 
 
-class Turns:
+class TurnTimer:
     """The turns of one group."""
 
     def __init__(self, runtime: Runtime, take: Callable[[], None], beat_s: float) -> None:

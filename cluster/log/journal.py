@@ -43,7 +43,7 @@ from cluster.log.segment import (
 from cluster.log.segment_files import IndexCache, Part, Reader, Span, add_extent, load_log
 from cluster.log.segment_writer import (
     Adopt,
-    Append,
+    AppendRecords,
     Begin,
     Cut,
     DiskFull,
@@ -387,7 +387,7 @@ class SegmentedJournal(Journal):
             self._take_open(open_)
             self._operations.append(Begin(open_.name, index))
         self._batch = []
-        self._operations.append(Append(self._batch))
+        self._operations.append(AppendRecords(self._batch))
         return self._batch, open_
 
     def _take_open(self, index: RecordIndex) -> None:

@@ -51,7 +51,7 @@ class Begin(NamedTuple):
     first: int
 
 
-class Append(NamedTuple):
+class AppendRecords(NamedTuple):
     """Write records at the end of the open segment."""
 
     records: list[Record]
@@ -90,7 +90,7 @@ class Adopt(NamedTuple):
     runs: list[Run]
 
 
-Operation = Begin | Append | Seal | Truncate | Cut | Replace | Adopt
+Operation = Begin | AppendRecords | Seal | Truncate | Cut | Replace | Adopt
 
 
 class SegmentWriter:
@@ -138,7 +138,7 @@ class SegmentWriter:
 
     def _carry_out(self, operation: Operation) -> None:
         match operation:
-            case Append():
+            case AppendRecords():
                 file = self._open()
                 self._write(file, pack_records(operation.records, self._durable, self._seed))
             case Begin():

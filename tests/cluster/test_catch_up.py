@@ -21,7 +21,7 @@ from cluster.catch_up import (
     SnapshotTaker,
 )
 from cluster.directory import GroupDirectory, moving_checkpoint
-from cluster.envelope import Chunk, Fetch, Message, Offer, Spoilt, Withdrawn, decode, encode
+from cluster.envelope import Fetch, Message, Offer, SnapshotChunk, Spoilt, Withdrawn, decode, encode
 from cluster.identity import Owner
 from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
 from cluster.log.hardstate import HardState, HardStateFile, Standing
@@ -180,7 +180,7 @@ class Transfer:
         match message:
             case Offer():
                 self.taker.offered("giver", message)
-            case Chunk():
+            case SnapshotChunk():
                 self.taker.chunk("giver", message)
             case Withdrawn():
                 self.taker.withdrawn("giver", message)
@@ -306,7 +306,7 @@ def test_a_chunk_that_arrives_damaged_is_asked_for_again(transfer: Transfer) -> 
     spoilt: list[Message] = []
 
     def spoil(message: Message) -> Message:
-        if isinstance(message, Chunk) and message.file == 2 and not spoilt:
+        if isinstance(message, SnapshotChunk) and message.file == 2 and not spoilt:
             spoilt.append(message)
             return message._replace(data=bytes([message.data[0] ^ 1]) + bytes(message.data[1:]))
         return message

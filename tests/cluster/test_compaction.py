@@ -15,8 +15,8 @@ from chaos.sim.disk import SimulatedDisk
 from cluster.log.compaction import (
     Candidate,
     CompactionSource,
-    Limits,
     Measured,
+    SegmentLimits,
     choose,
     compact_entry,
     measure,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 IDENTITY = b"cluster/one/0"
 KIB = 1024
-LIMITS = Limits(segment_bytes=64 * KIB, segment_entries=1000)
+LIMITS = SegmentLimits(segment_bytes=64 * KIB, segment_entries=1000)
 
 
 # Entries

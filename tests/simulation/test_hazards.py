@@ -23,7 +23,7 @@ from cluster.engine import Engine
 from cluster.envelope import Append, Appended
 from cluster.group import Group
 from cluster.identity import Identity
-from cluster.links import Backlog as LinkBacklog
+from cluster.links import LinkBacklog
 from cluster.log.compaction import Compact, compact_entry
 from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
@@ -31,7 +31,7 @@ from cluster.log.register import Register
 from cluster.log.segment import Segment
 from cluster.origins import Admission, Origins
 from cluster.ports import Disk
-from cluster.submission import Reign, Submissions
+from cluster.submission import PendingSubmissions, Reign
 from qq.broker.dead_letters import DeadLetters
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
@@ -244,7 +244,7 @@ slice_end = SegmentedJournal.slice_end
 
 
 def admit_up_to_the_bound(backlog: LinkBacklog, _length: int, queued_bytes: int) -> bool:
-    """In place of `Backlog.admits`: it was no larger for a large frame."""
+    """In place of `LinkBacklog.admits`: it was no larger for a large frame."""
     return queued_bytes <= backlog._bytes_max
 
 
@@ -256,7 +256,7 @@ class ForgetfulOrigins(Origins):
         return Admission.APPLY if admission is Admission.DROP else admission
 
 
-class ForgetfulSubmissions(Submissions):
+class ForgetfulSubmissions(PendingSubmissions):
     """Invariant 3 off: what an old leader was sent is not sent to the new one."""
 
     def has_unsent(self, reign: Reign) -> bool:
@@ -553,10 +553,10 @@ HAZARDS = [
         SMALL_QUEUES,
         10,
         "has not converged",
-        ("cluster.links.Backlog.admits", admit_up_to_the_bound),
+        ("cluster.links.LinkBacklog.admits", admit_up_to_the_bound),
     ),
     Hazard(Parts(), None, 20, "took effect, batch", ("cluster.state.Origins", ForgetfulOrigins)),
-    Hazard(Parts(), None, 20, "has not converged", ("cluster.group.Submissions", ForgetfulSubmissions)),
+    Hazard(Parts(), None, 20, "has not converged", ("cluster.group.PendingSubmissions", ForgetfulSubmissions)),
     Hazard(
         Parts(),
         SMALL_LOGS,

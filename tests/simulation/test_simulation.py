@@ -21,7 +21,7 @@ from chaos.sim.run import Outcome, Simulation, draw_options, run_seed
 from cluster.clock import WALL_MAX_MS
 from cluster.engine import Engine
 from cluster.envelope import Message, TimeoutNow, VoteRequest, encode
-from cluster.links import Limits
+from cluster.links import LinkLimits
 from cluster.log.hardstate import HardState, Standing
 from cluster.recovery import Recovery
 
@@ -311,7 +311,7 @@ def test_each_fault_alone_is_survived(fault: str) -> None:
 
 
 def test_h8_a_peer_that_does_not_read_is_sent_little_more_than_its_link_takes() -> None:
-    network = NetworkOptions(limits=Limits(high_water_bytes=4096, low_water_bytes=1024))
+    network = NetworkOptions(limits=LinkLimits(high_water_bytes=4096, low_water_bytes=1024))
     options = Options(submit_interval_s=0.02, fault_interval_s=1e9, faults={"reset": 1.0}, network=network)
     simulation = Simulation(5, options)
     world, cluster = simulation.world, simulation.cluster
