@@ -17,10 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.catch_up import CHUNK_BYTES, WINDOW
+from cluster.connection import FrameTooLargeError, LinkBacklog, LinkLimits
 from cluster.entry import ENTRY_BYTES_MAX
 from cluster.envelope import FRAME_BYTES_MAX
 from cluster.handshake import PROCESS_BYTES, Terms, disagreement
-from cluster.links import FrameTooLargeError, LinkBacklog, LinkLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

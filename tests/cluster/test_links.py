@@ -19,9 +19,11 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster import connection as connection_module
 from cluster import links as links_module
+from cluster.connection import FrameBuffer, FrameTooLargeError, LinkBacklog, LinkLimits
 from cluster.handshake import DiallerHandshake, HandshakeError, RejectedError, SecondProcessError
-from cluster.links import FrameTooLargeError, LinkBacklog, LinkLimits, PeerLinks, PeerTls, _FrameBuffer
+from cluster.links import PeerLinks, PeerTls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
@@ -304,9 +306,9 @@ def test_any_cut_of_the_stream_gives_the_same_frames(
     frames: list[tuple[int, bytes]], reads: list[int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(links_module, "_RECEIVE_BYTES", 64)
-        patch.setattr(links_module, "_MOVED_BYTES_MAX", 16)
-        buffer = _FrameBuffer(200)
+        patch.setattr(connection_module, "_RECEIVE_BYTES", 64)
+        patch.setattr(connection_module, "_MOVED_BYTES_MAX", 16)
+        buffer = FrameBuffer(200)
         stream = b"".join(framed(body, group_id) for group_id, body in frames)
         received: list[tuple[int, bytes]] = []
         turn = 0
@@ -323,7 +325,7 @@ def test_any_cut_of_the_stream_gives_the_same_frames(
 
 
 def test_a_frame_above_the_limit_is_noticed_by_its_header() -> None:
-    buffer = _FrameBuffer(200)
+    buffer = FrameBuffer(200)
     buffer.space()[:6] = pack("<IH", 201, GROUP)
     with pytest.raises(FrameTooLargeError):
         buffer.advance(6)
@@ -394,7 +396,7 @@ def test_nothing_more_is_delivered_when_a_frame_made_the_receiver_hang_up(run: R
         class HangsUp(Recorder):
             def frame_received(self, peer: str, frame: bytes) -> None:
                 super().frame_received(peer, frame)
-                node.links._begin_epoch(successor)
+                node.links.begin(successor)
 
         async with started({"n2": node}):
             recorder = HangsUp()

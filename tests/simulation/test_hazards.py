@@ -19,11 +19,11 @@ from chaos.sim.cluster import Options, Parts
 from chaos.sim.network import Connection, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, draw_options, run, with_largest_entries
 from cluster.clock import ClusterClock
+from cluster.connection import LinkBacklog
 from cluster.engine import Engine
 from cluster.envelope import Append, Appended
 from cluster.group import Group
 from cluster.identity import Identity
-from cluster.links import LinkBacklog
 from cluster.log.compaction import Compact, compact_entry
 from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
@@ -553,10 +553,12 @@ HAZARDS = [
         SMALL_QUEUES,
         10,
         "has not converged",
-        ("cluster.links.LinkBacklog.admits", admit_up_to_the_bound),
+        ("cluster.connection.LinkBacklog.admits", admit_up_to_the_bound),
     ),
     Hazard(Parts(), None, 20, "took effect, batch", ("cluster.state.Origins", ForgetfulOrigins)),
-    Hazard(Parts(), None, 20, "has not converged", ("cluster.group.PendingSubmissions", ForgetfulSubmissions)),
+    Hazard(
+        Parts(), None, 20, "has not converged", ("cluster.group.PendingSubmissions", ForgetfulSubmissions)
+    ),
     Hazard(
         Parts(),
         SMALL_LOGS,

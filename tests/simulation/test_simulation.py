@@ -19,9 +19,9 @@ from chaos.sim.nemesis import Nemesis
 from chaos.sim.network import NetworkOptions
 from chaos.sim.run import Outcome, Simulation, draw_options, run_seed
 from cluster.clock import WALL_MAX_MS
+from cluster.connection import LinkLimits
 from cluster.engine import Engine
 from cluster.envelope import Message, TimeoutNow, VoteRequest, encode
-from cluster.links import LinkLimits
 from cluster.log.hardstate import HardState, Standing
 from cluster.recovery import Recovery
 
