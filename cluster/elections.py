@@ -4,10 +4,11 @@ Before a member campaigns, which raises the term of all others, it asks whether 
 hears a leader would not, so a member that was cut off disturbs nobody when it comes back; and of two whose logs end
 alike and who ask at the same time the one with the smaller name goes first, so votes do not split.
 
-Lives here: the rounds of pre-votes, and what decides an answer. Not here: deadlines, campaigns and votes themselves
-(engine.py), who is counted (membership.py), who may vote at all (recovery.py).
+Lives here: the rounds of pre-votes, what decides an answer, and the votes of a campaign. Not here: deadlines, terms and
+whom this member has voted for (engine.py), who is counted (membership.py), who may vote at all (recovery.py).
 
-Law: pure; time is handed in (`now_s`, of the monotonic clock). A round that has ended is won by nobody.
+Law: pure; time is handed in (`now_s`, of the monotonic clock). A round that has ended is won by nobody, and nobody's
+vote counts twice.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Elections:
         """Answers to an earlier one do not count any more."""
         self._is_asking = False
         self._granted_by: set[str] = set()
+        self._votes: set[str] = set()
 
     # Leaders
 
@@ -94,6 +96,17 @@ class Elections:
         self.give_up()
         self.is_won = True
         return True
+
+    # Campaigns
+
+    def campaign(self) -> None:
+        """Begin one, with the vote of this member itself."""
+        self._votes = {self._name}
+
+    def elects(self, peer: str) -> bool:
+        """A peer votes for this member in the campaign that is on. True if a majority has now."""
+        self._votes.add(peer)
+        return self._membership.is_majority(self._votes)
 
     def is_better(self, peer: str, theirs: LogEnd, ours: LogEnd) -> bool:
         """Whether a peer that asks should lead rather than this member, as far as their logs tell."""

@@ -4,7 +4,7 @@ pysyncobj 0.3.17 is the consensus algorithm (elections, log matching, commit). E
 broker cannot live with is closed here; the hazards are numbered as in ARCHITECTURE.md:
 
 H1  acknowledgements leave only when the journal has synced what they vouch for (`Departure.barrier`); the leader's own
-    tail counts only as far as it is synced (`_count_acknowledgement` clamps every peer's match index to it).
+    tail counts only as far as it is synced (`_count_stored`).
 H2  a repeated or overlapping append never deletes entries that match (`log_matching.without_known_prefix`).
 H3  the commit index never goes beyond what the message vouches for (`log_matching.vouched_for`).
 H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.
@@ -16,6 +16,9 @@ H10 an exception in apply stops the node.
 H11 nothing is ever unpickled: `pysyncobj.syncobj.pickle` is replaced (`seams.py`).
 H12 a committed entry is never deleted: a leader whose log has another one there stops this node
     (`log_matching.contradiction`).
+
+What pysyncobj counts by itself it counts among equals: this leader and every other voter. So it is told, for each of
+them, what a majority of the membership has come to (`_count_stored`, `_hear_follower`), and votes are counted here.
 
 Law: no file outside this one names an attribute of SyncObj that starts with an underscore.
 """
@@ -130,10 +133,11 @@ class Engine(SyncObj):
         """Committed entries are waiting: call `turn` again soon."""
         self._timing = timing
         self._runtime = runtime
+        self._membership = membership
         self._apply_entry = apply
         self._nodes = {peer: StableNode(peer) for peer in membership.others(name)}
         self._voters = [peer for peer in self._nodes if peer in membership.voters]
-        self._progress = {peer: Progress() for peer in self._nodes}
+        self._progress = self._unknown_progress()
         self._answers = Answers(timing.heartbeat_s / 2)
         self._elections = Elections(name, membership, timing.election_min_s)
         self._append_due = False
@@ -235,7 +239,7 @@ class Engine(SyncObj):
         """A part of a message has arrived. A large one takes a while, and whoever sends it is there."""
         self._enter()
         if self.is_leader:
-            self._SyncObj__lastResponseTime[self._nodes[peer]] = self._runtime.monotonic()
+            self._hear_follower(peer)
         elif self.leader == peer:
             self._hear_leader()
             self._tell_hearing(peer)
@@ -271,8 +275,7 @@ class Engine(SyncObj):
     def synced(self) -> None:
         """The journal has synced more: the leader's own tail, and what waited for it, count now (hazard H1)."""
         if self.is_leader:
-            for peer in self._nodes:
-                self._count_acknowledgement(peer)
+            self._count_stored()
 
     def remember(self, term: int, vote: str | None) -> None:
         """Take over term and vote, which are stored already: they were unknown when this engine was made."""
@@ -322,6 +325,7 @@ class Engine(SyncObj):
         was_candidate_in = self.term if self.role is Role.CANDIDATE else -1
         self._onTick(0.0)
         if self.role is Role.CANDIDATE and self.term != was_candidate_in:
+            self._elections.campaign()
             self._expect_result_soon()
         if self.is_leader:
             compose()
@@ -339,7 +343,7 @@ class Engine(SyncObj):
                 self._receive_appended(node, message)
             case Hearing():
                 if self.is_leader and message.term == self.term:
-                    self._SyncObj__lastResponseTime[node] = self._runtime.monotonic()
+                    self._hear_follower(peer)
             case PreVoteRequest():
                 self._receive_pre_vote_request(node, message)
             case PreVote():
@@ -354,11 +358,11 @@ class Engine(SyncObj):
                     last_log_index=message.last_index,
                     last_log_term=message.last_term,
                 )
-            case Vote() if peer in self._voters:
-                self._receive_stock(node, type="response_vote", term=message.term)
+            case Vote():
+                self._receive_vote(peer, message)
             case TimeoutNow() if self.may_vote and self.may_lead:
                 self._receive_stock(node, type="timeout_now", term=message.term)
-            case VoteRequest() | Vote() | TimeoutNow():
+            case VoteRequest() | TimeoutNow():
                 pass
             case _:
                 raise RuntimeError(f"not a consensus message: {type(message).__name__}")
@@ -543,12 +547,12 @@ class Engine(SyncObj):
             self._append_due = True
         if message.success and progress.acknowledge(message.next_index - 1):
             next_indexes[node] = max(next_indexes[node], message.next_index)
-            self._count_acknowledgement(node.id)
+            self._count_stored()
         elif message.reset and progress.refuse(message, self.journal.first_index):
             end = self.journal.last_index + 1
             next_indexes[node] = end if progress.is_lacking else min(message.next_index, end)
             self._append_due = True
-        self._SyncObj__lastResponseTime[node] = self._runtime.monotonic()
+        self._hear_follower(node.id)
 
     def ask_again(self, peer: str) -> None:
         """Let a peer that needs a snapshot say again what it needs."""
@@ -560,16 +564,33 @@ class Engine(SyncObj):
             self._adopt_term(message.term)
         return self.is_leader and message.term == self.term
 
-    def _count_acknowledgement(self, peer: str) -> None:
-        """H1.
+    def _count_stored(self) -> None:
+        """H1: let pysyncobj commit what a majority has stored, and this leader: its disk is behind its log."""
+        own_index = self._stored_index()
+        stored = {peer: min(known.acknowledged, own_index) for peer, known in self._progress.items()}
+        stored[self._name] = own_index
+        majority_index = self._membership.reached(stored)
+        for node in self._nodes.values():
+            self._SyncObj__raftMatchIndex[node] = majority_index
 
-        Pysyncobj counts the leader's own tail as stored, so no match index may run ahead of the leader's disk.
-        """
-        matched = min(self._progress[peer].acknowledged, self.journal.synced_index)
-        self._SyncObj__raftMatchIndex[self._nodes[peer]] = matched
+    def _stored_index(self) -> int:
+        return self.journal.synced_index
+
+    def _hear_follower(self, peer: str) -> None:
+        """H9: a leader that hears no majority for a while steps down; pysyncobj sees to that."""
+        now_s = self._progress[peer].heard_s = self._runtime.monotonic()
+        heard_s = {peer: known.heard_s for peer, known in self._progress.items()}
+        heard_s[self._name] = now_s
+        majority_s = self._membership.reached(heard_s)
+        for node in self._nodes.values():
+            self._SyncObj__lastResponseTime[node] = majority_s
+
+    def _unknown_progress(self) -> dict[str, Progress]:
+        now_s = self._runtime.monotonic()
+        return {peer: Progress(now_s) for peer in self._nodes}
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
-        self._progress = {peer: Progress() for peer in self._nodes}
+        self._progress = self._unknown_progress()
         SyncObj._SyncObj__onBecomeLeader(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
@@ -659,6 +680,11 @@ class Engine(SyncObj):
             self._adopt_term(message.term)
         elif message.granted and not self.is_leader and self._elections.count(node.id, message.round):
             self._SyncObj__raftElectionDeadline = -1.0
+
+    def _receive_vote(self, peer: str, message: Vote) -> None:
+        """In place of pysyncobj's handling, which counts whoever votes, as often as they do."""
+        if self.role is Role.CANDIDATE and message.term == self.term and self._elections.elects(peer):
+            self._SyncObj__onBecomeLeader()
 
     def _adopt_term(self, term: int) -> None:
         if term > self.term:

@@ -8,11 +8,12 @@ Law: a membership never changes; another one takes its place. Who is no voter co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from cluster import quorum
+from cluster.quorum import Number
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class Membership:
     def is_majority(self, names: Collection[str]) -> bool:
         """Whether the voters among these are a majority."""
         return quorum.is_majority(len(self.voters.intersection(names)), len(self.voters))
+
+    def reached(self, values: Mapping[str, Number]) -> Number:
+        """The most that a majority of the voters has come to; each of them has a value."""
+        return quorum.reached([values[voter] for voter in self.voters], len(self.voters))
 
     def has_majority_without(self, names: Collection[str]) -> bool:
         """Whether the voters that are left are a majority."""

@@ -9,6 +9,9 @@ cannot contradict.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
 
 
 def majority(voters: int) -> int:
@@ -20,11 +23,11 @@ def is_majority(count: int, voters: int) -> bool:
     return count >= majority(voters)
 
 
-def reached(values: Iterable[float], voters: int) -> float:
+def reached(values: Iterable[Number], voters: int) -> Number:
     """The most that a majority's values have come to; to be asked when so many are known."""
     return sorted(values)[-majority(voters)]
 
 
-def not_passed(values: Iterable[float], voters: int) -> float:
+def not_passed(values: Iterable[Number], voters: int) -> Number:
     """The least that a majority's values are not beyond; to be asked when so many are known."""
     return sorted(values)[majority(voters) - 1]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class Progress:
     """What a leader knows of one peer, in this reign."""
 
+    heard_s: float
+    """When it was heard last, or the reign began."""
     acknowledged: int = 0
     """The last entry that the peer has told this leader to hold; 0 if none."""
     probed: int | None = None

@@ -50,6 +50,13 @@ def test_what_was_won_against_a_silent_leader_is_lost_when_one_speaks(elections:
     assert not elections.is_won
 
 
+def test_votes_of_one_campaign_count_once_each(elections: Elections) -> None:
+    elections.campaign()
+    assert [elections.elects(peer) for peer in "aaxbc"] == [False, False, False, False, True]
+    elections.campaign()
+    assert not elections.elects("d")
+
+
 def test_a_leader_leads_until_it_is_silent_or_its_link_breaks(elections: Elections) -> None:
     assert not elections.has_heard_leader(0.0)
     elections.hear_leader(5.0)

@@ -966,6 +966,28 @@ def test_leadership_goes_to_the_peer_that_is_asked() -> None:
     assert Departure(0, "c", TimeoutNow(node.engine.term)) in node.engine.outbox
 
 
+def test_stock_counts_a_vote_as_often_as_it_comes(stock_clock: Clock) -> None:
+    node = StockNode(MemoryJournal(), peers=("b", "c", "d", "e"))
+    stock_clock.now_s += 10.0
+    node.doTick()
+    for _ in range(2):
+        node.receive("b", type="response_vote", term=node.raftCurrentTerm)
+    assert node._isLeader()
+
+
+def test_a_vote_counts_once_and_in_its_own_term() -> None:
+    node = OurNode(0, peers=["b", "c", "d", "e"])
+    node.append(1, [9])
+    node.engine.receive("b", TimeoutNow(9))
+    node.turn()
+    term = node.engine.term
+    for peer, vote in [("b", Vote(term)), ("b", Vote(term)), ("c", Vote(term - 1))]:
+        node.engine.receive(peer, vote)
+    assert node.engine.role is Role.CANDIDATE
+    node.engine.receive("c", Vote(term))
+    assert node.engine.is_leader
+
+
 def test_a_node_asked_to_take_over_campaigns_at_once() -> None:
     node = OurNode(0)
     node.append(1, [9])

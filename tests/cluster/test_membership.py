@@ -34,6 +34,11 @@ def test_learners_and_strangers_count_nowhere(membership: Membership) -> None:
     assert not membership.has_majority_without(["a", "b"])
 
 
+def test_what_a_majority_has_reached_is_asked_of_voters_only() -> None:
+    values = {"a": 7, "b": 5, "c": 3, "d": 9}
+    assert TRIO_AND_LEARNER.reached(values) == TRIO.reached(values) == 5
+
+
 def test_nobody_both_votes_and_learns() -> None:
     with pytest.raises(ValueError, match=r"\['b'\] cannot both vote and learn"):
         Membership(frozenset("ab"), frozenset("bc"))

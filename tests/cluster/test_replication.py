@@ -16,7 +16,7 @@ def refusal(next_index: int, last_index: int = 60, last_term: int = 1) -> Append
 
 @pytest.fixture
 def progress() -> Progress:
-    return Progress()
+    return Progress(heard_s=0.0)
 
 
 def test_acknowledgements_only_grow(progress: Progress) -> None:

@@ -163,8 +163,8 @@ class AcknowledgesBeforeTheSync(Engine):
 class CountsItsUnsyncedTail(Engine):
     """H1, the leader's side."""
 
-    def _count_acknowledgement(self, peer: str) -> None:
-        self._SyncObj__raftMatchIndex[self._nodes[peer]] = self.acknowledged_index(peer)
+    def _stored_index(self) -> int:
+        return self.journal.last_index
 
 
 class ForgetsItsVote(Engine):
