@@ -24,15 +24,15 @@ from cluster.envelope import Alarm
 from cluster.group import Group, GroupConfig
 from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks
+from cluster.log.segment import CorruptJournal, JournalError
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
-from cluster.segment import CorruptJournal, JournalError
 from cluster.strangers import Places
 from qq import descriptors, garbage, memory, tls
 from qq.amqp.connection import Settings
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
 from qq.errors import StartError
-from qq.http.app import READING, build_app, listen
+from qq.http.app import READING, build_app, listen, reading_app
 from qq.http.server import HttpLimits
 from qq.http.view import ClusterStatus, LoginThrottled, NodeState, NodeStatus, Product, Unavailable
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
@@ -120,24 +120,24 @@ class Node:
             state_version=self.machine.version,
             tls=self._peer_tls.current if self._peer_tls else None,
         )
-        self.group = Group(self._group_config(), self.machine, self.runtime, self.disk, self.links)
-        self.broker = Broker(
-            config.name,
-            self.machine,
-            self.group,
-            self.disk,
-            self.runtime,
-            config.loopback_users,
-            config.limits,
-        )
-        product = Product(config.product, config.version, config.cluster_name)
-        self.management = Management(self.broker, self.group, product)
         limits = _http_limits(config.limits, self._shares.http)
-        app = build_app(self, self.management, node_registry(self.metrics), limits)
+        app = reading_app(self, limits)
         self._http = await listen(app, config.http_host, config.address.http_port, limits)
-        self._opening = asyncio.ensure_future(asyncio.to_thread(self.group.open))
+        self._opening = asyncio.ensure_future(asyncio.to_thread(self._read_log))
         try:
-            await asyncio.shield(self._opening)
+            self.group = await asyncio.shield(self._opening)
+            self.broker = Broker(
+                config.name,
+                self.machine,
+                self.group,
+                self.disk,
+                self.runtime,
+                config.loopback_users,
+                config.limits,
+            )
+            product = Product(config.product, config.version, config.cluster_name)
+            self.management = Management(self.broker, self.group, product)
+            await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
             self.group.start(self.broker)
         except CorruptJournal as error:
             raise StartError(
@@ -330,6 +330,9 @@ class Node:
             disk_free_limit_bytes=limits.disk_free_limit_bytes,
         )
 
+    def _read_log(self) -> Group:
+        return Group(self._group_config(), self.machine, self.runtime, self.disk, self.links)
+
     def _make_amqp_server(self) -> AmqpServer:
         config = self.config
         settings = Settings(
@@ -405,10 +408,6 @@ class Node:
             messages_unacked=sum(queue.unacked for queue in queues),
             consumers=sum(queue.consumers for queue in queues),
         )
-
-    @property
-    def is_open(self) -> bool:
-        return self._started
 
     def ready(self) -> str | None:
         if self._stopping:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.entry import BATCH_BYTES_MAX
-from cluster.segment import SEGMENT_BYTES_MAX
+from cluster.log.segment import SEGMENT_BYTES_MAX
 from qq.amqp.framing import stored_bytes_max
 from qq.config import _MAY_BE_ZERO, _MOST, ClientTls, ConfigError, Limits, NodeAddress, NodeConfig, load
 from qq.sessions import batch

@@ -19,17 +19,17 @@ import msgpack
 
 from chaos.sim.world import EPOCH_MS
 from cluster.clock import SLOWER
-from cluster.engine import Role
-from cluster.hardstate import Standing
+from cluster.elections import Role
+from cluster.log.hardstate import Standing
+from cluster.log.segment import CorruptJournal
 from cluster.ports import pack
-from cluster.segment import CorruptJournal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world import World
-    from cluster.machine import Frozen, Machine
+    from cluster.machine import FrozenMachine, Machine
 
 TAG = Struct("<QQ")
 """Before each payload: which client of the node made it, and its number, from 1."""
@@ -179,7 +179,7 @@ class ForeignMachine(WatchedMachine):
 class WatchedFrozen:
     """A frozen machine: what it shows at any later time is the state at this point of the history."""
 
-    def __init__(self, position: int, inner: Frozen, checks: Checks) -> None:
+    def __init__(self, position: int, inner: FrozenMachine, checks: Checks) -> None:
         self._position = position
         self._inner = inner
         self._checks = checks

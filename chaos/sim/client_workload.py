@@ -17,7 +17,7 @@ from chaos.sim.client_socket import ClientSocket
 from chaos.sim.dead_letters import TaggedLog
 from chaos.sim.told import Told
 from chaos.sim.workload import Client, Workload
-from cluster.group import Confirmed, Expelled
+from cluster.applying import Confirmed, Expelled
 from cluster.strangers import Places
 from qq.amqp.connection import Settings
 from qq.amqp_server.server import AmqpServer, complaints

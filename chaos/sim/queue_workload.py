@@ -30,7 +30,7 @@ from chaos.sim.queue_features import (
 from chaos.sim.stored import batch_payloads
 from chaos.sim.tenants import Tenants
 from chaos.sim.workload import Client, Workload
-from cluster.segment import CorruptJournal
+from cluster.log.segment import CorruptJournal
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
     BindQueue,

@@ -13,7 +13,7 @@ import base64
 import logging
 from typing import TYPE_CHECKING, Any
 
-from cluster.group import Confirmed, Expelled
+from cluster.applying import Confirmed, Expelled
 from qq.machine import commands
 from qq.metrics import Counters
 from qq.sessions.dead_letters import DeadLetters

@@ -15,9 +15,9 @@ from ipaddress import ip_network
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from cluster.applying import Confirmed, Expelled
 from cluster.entry import batches_of, make_batch, make_entry
-from cluster.group import Confirmed, Expelled
-from cluster.segment import EntryGone
+from cluster.log.segment import EntryGone
 from cluster.strangers import Places
 from qq import tls
 from qq.amqp.connection import Settings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from cluster.entry import make_batch, make_compacted, make_entry
-from cluster.segment import CorruptJournal, EntryGone, EntryMoved
+from cluster.log.segment import CorruptJournal, EntryGone, EntryMoved
 from qq.machine.codec import encode_batch, keep
 from qq.machine.commands import Enqueue
 from qq.ranges import INDEX_BITS, MESSAGE_BITS, Range

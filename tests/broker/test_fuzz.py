@@ -19,8 +19,8 @@ from chaos.fuzz.legal import KINDS, USER, Act, draw_act, publish
 from chaos.fuzz.mutations import mutate
 from chaos.fuzz.run import TROUBLE, Violation, _Frames, _note, run_seed, served
 from chaos.fuzz.siege import WAIT_MAX_S, HonestPublisher, compare_states, hostile_client, run_siege
-from cluster.checkpoints import write_checkpoint
 from cluster.identity import Owner
+from cluster.log.checkpoints import write_checkpoint
 from cluster.realworld import RealDisk
 from qq.testing import ClusterNode
 

@@ -19,7 +19,7 @@ from lone_broker import NAME, SALT, LoneBroker, LoneGroup
 from pamqp import commands
 from raw_client import RawClient, frame_bytes, publish
 
-from cluster.entry import Batch, batches_of, make_batch, make_entry
+from cluster.entry import SubmittedBatch, batches_of, make_batch, make_entry
 from cluster.envelope import Append, Forward, LogEntry, decode, encode
 from cluster.submission import Proposals
 from qq.errors import Reply
@@ -62,7 +62,7 @@ class Chain(LoneGroup):
         except Exception as error:  # noqa: BLE001  # the test fails by it
             self.failures.append(error)
 
-    def _arrived(self, batch: Batch) -> bytes:
+    def _arrived(self, batch: SubmittedBatch) -> bytes:
         """The batch as the log of another node has it."""
         forward = decode(b"".join(encode(Forward(1, batch.buffers))))
         assert isinstance(forward, Forward)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pamqp.commands import Basic
 
+from cluster.applying import Confirmed
 from cluster.entry import batches_of, make_batch, make_entry
-from cluster.group import Confirmed
-from cluster.segment import EntryGone
+from cluster.log.segment import EntryGone
 from qq.amqp.connection import Settings
 from qq.config import Limits
 from qq.http.view import (
@@ -43,7 +43,6 @@ class FakeView:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.broken = False
-        self.is_open = True
         self.tags = {"guest": ["administrator"]}
 
     def cluster_status(self) -> ClusterStatus:

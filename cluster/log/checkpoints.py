@@ -20,7 +20,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from cluster.segment import CorruptJournal, ForeignJournal, UnknownFormat, path_in
+from cluster.log.segment import CorruptJournal, ForeignJournal, UnknownFormat, path_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
+from cluster.log.term_runs import TermRuns
+from cluster.log.twofold import pack_twice, read_copies, whole_of
 from cluster.ports import pack
-from cluster.term_runs import TermRuns
-from cluster.twofold import pack_twice, read_copies, whole_of
 
 if TYPE_CHECKING:
+    from cluster.log.segment import Run, Segment
     from cluster.ports import Disk
-    from cluster.segment import Run, Segment
 
 MANIFEST_NAME = "manifest"
 FORMAT_VERSION = 2
@@ -67,7 +67,7 @@ class Manifest(NamedTuple):
 
     def begun(self, name: str, first: int) -> Manifest:
         """A new open segment; one that was open until now held nothing."""
-        return self._replace(open_name=name, open_first=first)._counting(name)
+        return self._replace(open_name=name, open_first=first).counting(name)
 
     def with_open_sealed(self, end: int, file_bytes: int, runs: Sequence[Run]) -> Manifest:
         name = self.open_name
@@ -99,16 +99,17 @@ class Manifest(NamedTuple):
         if changed.sealed:
             terms.cut_to(changed.sealed[0].first)
         changed = changed._replace(runs=tuple(terms.all()) if changed.sealed else ())
-        return changed if new is None else changed._counting(new.name)
+        return changed if new is None else changed.counting(new.name)
 
     def adopted(self, rows: Sequence[Row], runs: Sequence[Run]) -> Manifest:
         """Of a log that consists of these sealed segments only."""
         changed = Manifest(self.next_serial, tuple(rows), runs=tuple(runs))
         for row in rows:
-            changed = changed._counting(row.name)
+            changed = changed.counting(row.name)
         return changed
 
-    def _counting(self, name: str) -> Manifest:
+    def counting(self, name: str) -> Manifest:
+        """With serial numbers that go on behind that of this name."""
         return self._replace(next_serial=max(self.next_serial, serial_of(name) + 1))
 
 

@@ -17,14 +17,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.entry import batches_of, compacted_parts, is_compacted, make_compacted
-from cluster.sealed import records, write_sparse
-from cluster.segment import RECORD_HEADER_BYTES, Record, Segment, path_in
+from cluster.log.sealed import records, write_sparse
+from cluster.log.segment import RECORD_HEADER_BYTES, Record, Segment, path_in
 
 if TYPE_CHECKING:
     from cluster.ports import Disk
 
 Live = Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]
-"""Index to batch ordinal to (first message, count), ascending: see `Frozen.live`."""
+"""Index to batch ordinal to (first message, count), ascending: see `FrozenMachine.live`."""
 
 Compact = Callable[[memoryview, Sequence[tuple[int, int]]], bytes]
 """See `Machine.compact`."""
@@ -43,7 +43,7 @@ STALE_S = 600.0
 _INDEX_BYTES = 8  # of a record, in the footer of a sparse segment
 
 
-class Limits(NamedTuple):
+class SegmentLimits(NamedTuple):
     """How large a sparse segment may become."""
 
     segment_bytes: int
@@ -104,7 +104,7 @@ class CompactionSource(NamedTuple):
 # Choosing
 
 
-def choose(runs: Sequence[Sequence[Candidate]], limits: Limits) -> Sequence[Candidate]:
+def choose(runs: Sequence[Sequence[Candidate]], limits: SegmentLimits) -> Sequence[Candidate]:
     """The adjacent candidates that shall become one segment, the oldest such; empty if nothing is worth it.
 
     `runs` are adjacent candidates, ascending. What is rewritten is at most half of what it replaces, so all rewriting
@@ -118,7 +118,7 @@ def choose(runs: Sequence[Sequence[Candidate]], limits: Limits) -> Sequence[Cand
     return ()
 
 
-def _group(run: Sequence[Candidate], start: int, limits: Limits) -> Sequence[Candidate]:
+def _group(run: Sequence[Candidate], start: int, limits: SegmentLimits) -> Sequence[Candidate]:
     """The longest group from `start` that is worth rewriting."""
     first = run[start].segment.first
     best = start

@@ -22,7 +22,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from cluster.segment import ForeignJournal, UnknownFormat, path_in
+from cluster.log.segment import ForeignJournal, UnknownFormat, path_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ _RESERVED = bytes(FILE_BYTES)
 """The last file before the first store."""
 
 
-class Stored(NamedTuple):
+class StoredBody(NamedTuple):
     """What one of the two files holds."""
 
     sequence: int
@@ -99,7 +99,7 @@ class Register:
         self._has_files = True
         return latest.body
 
-    def load_copies(self) -> list[Stored | None]:
+    def load_copies(self) -> list[StoredBody | None]:
         """What each of the files holds, None for one that is missing or damaged; nothing is written.
 
         Raises UnknownFormat, ForeignJournal, or OSError.
@@ -108,7 +108,7 @@ class Register:
 
     def store(self, body: bytes) -> None:
         """Durable when it returns; raises OSError, and then it is not known which of the two bodies is stored."""
-        data = self._pack(Stored(self._sequence + 1, body))
+        data = self._pack(StoredBody(self._sequence + 1, body))
         self._reserve()
         for path in self._paths:
             self._write(path, data)
@@ -138,7 +138,7 @@ class Register:
         except (FileNotFoundError, ValueError):
             self._disk.replace_file(path, data)
 
-    def _unpack(self, data: bytes | None, path: str) -> Stored | None:
+    def _unpack(self, data: bytes | None, path: str) -> StoredBody | None:
         if data is None or len(data) != FILE_BYTES:
             return None
         start, crc = data[:-_CRC_BYTES], int.from_bytes(data[-_CRC_BYTES:], "little")
@@ -149,9 +149,9 @@ class Register:
             raise UnknownFormat(path, version)
         if digest != self._digest:
             raise ForeignJournal(path)
-        return Stored(sequence, start[_START.size :])
+        return StoredBody(sequence, start[_START.size :])
 
-    def _pack(self, stored: Stored) -> bytes:
+    def _pack(self, stored: StoredBody) -> bytes:
         if len(stored.body) > BODY_BYTES_MAX:
             raise ValueError(f"{self._what} have {len(stored.body)} bytes, more than {BODY_BYTES_MAX}")
         start = _START.pack(self._magic, self._version, self._digest, stored.sequence) + stored.body
@@ -159,5 +159,5 @@ class Register:
         return start + crc32(start).to_bytes(_CRC_BYTES, "little")
 
 
-def _sequence_of(stored: Stored) -> int:
+def _sequence_of(stored: StoredBody) -> int:
     return stored.sequence

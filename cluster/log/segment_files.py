@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.manifest import (
+from cluster.log.manifest import (
     MANIFEST_NAME,
     Manifest,
     Row,
@@ -26,8 +26,8 @@ from cluster.manifest import (
     serial_of,
     store_manifest,
 )
-from cluster.sealed import READ_BYTES_MAX, Opened, load_index, open_file, pack_footer, read_footer
-from cluster.segment import (
+from cluster.log.sealed import READ_BYTES_MAX, Opened, load_index, open_file, pack_footer, read_footer
+from cluster.log.segment import (
     CorruptJournal,
     Extent,
     RecordIndex,
@@ -40,8 +40,8 @@ from cluster.segment import (
     read_extent,
     scan_records,
 )
-from cluster.synced import MARK_NAME, Mark, load_mark, store_mark
-from cluster.twofold import unless_there_is_no_space, whole_of
+from cluster.log.synced import MARK_NAME, Mark, load_mark, store_mark
+from cluster.log.twofold import unless_there_is_no_space, whole_of
 
 if TYPE_CHECKING:
     from cluster.ports import Disk

@@ -4,7 +4,7 @@ The *log* is the contiguous entries `first_index` to `last_index`. Below it ther
 entries, or that nobody has looked at yet: they can be read, and that is all.
 
 Lives here: the log as a whole - which entries and segments exist, the cache of recent entries, the operations that
-wait for the next sync (group commit), what is durable. Not here: views of entries (journal_views.py), the runs of
+wait for the next sync (group commit), what is durable. Not here: views of entries (views.py), the runs of
 terms (term_runs.py), the files of term and vote (hardstate.py), what is read from the segments' files and what is found
 at a start (segment_files.py), what is done to them and in which order (segment_writer.py), formats and errors
 (segment.py, sealed.py, manifest.py).
@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, overload
 from pysyncobj.journal import Journal
 
 from cluster.entry import ENTRY_BYTES_MAX
-from cluster.hardstate import HardState, HardStateFile, Standing
-from cluster.journal_views import Entry, EntrySlice, LazyEntry
-from cluster.manifest import log_start, row_of, segment_name
-from cluster.sealed import footer_bytes
-from cluster.segment import (
+from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.log.manifest import log_start, row_of, segment_name
+from cluster.log.sealed import footer_bytes
+from cluster.log.segment import (
     RECORD_HEADER_BYTES,
     SEGMENT_BYTES_MAX,
     CorruptJournal,
@@ -41,10 +40,10 @@ from cluster.segment import (
     RecordIndex,
     Segment,
 )
-from cluster.segment_files import IndexCache, Part, Reader, Span, add_extent, load_log
-from cluster.segment_writer import (
+from cluster.log.segment_files import IndexCache, Part, Reader, Span, add_extent, load_log
+from cluster.log.segment_writer import (
     Adopt,
-    Append,
+    AppendRecords,
     Begin,
     Cut,
     DiskFull,
@@ -54,7 +53,8 @@ from cluster.segment_writer import (
     SegmentWriter,
     Truncate,
 )
-from cluster.term_runs import TermRuns
+from cluster.log.term_runs import TermRuns
+from cluster.log.views import Entry, EntrySlice, LazyEntry
 
 if TYPE_CHECKING:
     from cluster.ports import Disk
@@ -387,7 +387,7 @@ class SegmentedJournal(Journal):
             self._take_open(open_)
             self._operations.append(Begin(open_.name, index))
         self._batch = []
-        self._operations.append(Append(self._batch))
+        self._operations.append(AppendRecords(self._batch))
         return self._batch, open_
 
     def _take_open(self, index: RecordIndex) -> None:
@@ -548,7 +548,7 @@ class SegmentedJournal(Journal):
     def sync_now(self) -> None:
         """Make everything so far durable before returning; for start-up.
 
-        Raises OSError; if it is DiskFull, a later sync may do it.
+        Raises OSError, which `on_failure` is not told of; if it is DiskFull, a later sync may do it.
         """
         operations, target = self._take_operations()
         try:
@@ -556,8 +556,8 @@ class SegmentedJournal(Journal):
         except DiskFull:
             self._put_back(operations)
             raise
-        except OSError as error:
-            self._fail(error)
+        except OSError:
+            self._end()
             raise
         self._synced_to(target)
 
@@ -596,10 +596,13 @@ class SegmentedJournal(Journal):
         self._evict()
 
     def _fail(self, error: Exception) -> None:
+        self._end()
+        self._on_failure(error)
+
+    def _end(self) -> None:
         self._failed = True
         # For good: what a failed sync should have written cannot be told from what is on the disk.
         self.sync_in_flight = True
-        self._on_failure(error)
 
     # Term, vote, commit index
 

@@ -21,7 +21,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
-from cluster.segment import CorruptJournal, ForeignJournal, UnknownFormat
+from cluster.log.segment import CorruptJournal, ForeignJournal, UnknownFormat
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

@@ -20,9 +20,9 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.manifest import MANIFEST_NAME, Manifest, Row, store_manifest
-from cluster.sealed import open_file, pack_footer
-from cluster.segment import (
+from cluster.log.manifest import MANIFEST_NAME, Manifest, Row, store_manifest
+from cluster.log.sealed import open_file, pack_footer
+from cluster.log.segment import (
     FileHeader,
     Record,
     RecordIndex,
@@ -32,7 +32,7 @@ from cluster.segment import (
     pack_records,
     path_in,
 )
-from cluster.synced import Mark, MarkFile
+from cluster.log.synced import Mark, MarkFile
 
 if TYPE_CHECKING:
     from cluster.ports import Buffer, Disk, File
@@ -51,7 +51,7 @@ class Begin(NamedTuple):
     first: int
 
 
-class Append(NamedTuple):
+class AppendRecords(NamedTuple):
     """Write records at the end of the open segment."""
 
     records: list[Record]
@@ -90,7 +90,7 @@ class Adopt(NamedTuple):
     runs: list[Run]
 
 
-Operation = Begin | Append | Seal | Truncate | Cut | Replace | Adopt
+Operation = Begin | AppendRecords | Seal | Truncate | Cut | Replace | Adopt
 
 
 class SegmentWriter:
@@ -138,7 +138,7 @@ class SegmentWriter:
 
     def _carry_out(self, operation: Operation) -> None:
         match operation:
-            case Append():
+            case AppendRecords():
                 file = self._open()
                 self._write(file, pack_records(operation.records, self._durable, self._seed))
             case Begin():

@@ -20,7 +20,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from cluster.segment import UnknownFormat, path_in
+from cluster.log.segment import UnknownFormat, path_in
 
 if TYPE_CHECKING:
     from cluster.ports import Disk, File

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.segment import Run
+    from cluster.log.segment import Run
 
 
 class TermRuns:

@@ -22,7 +22,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from cluster.segment import (
+from cluster.log.segment import (
     FILE_HEADER_BYTES,
     RECORD_HEADER_BYTES,
     CorruptJournal,
@@ -40,7 +40,7 @@ from cluster.segment import (
     scan_records,
     unpack_file_header,
 )
-from cluster.term_runs import TermRuns
+from cluster.log.term_runs import TermRuns
 
 if TYPE_CHECKING:
     from cluster.ports import Disk, File

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.journal import SegmentedJournal
+    from cluster.log.journal import SegmentedJournal
     from cluster.ports import Disk
 
 CHECK_INTERVAL_S = 0.5

@@ -15,7 +15,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.register import BODY_BYTES_MAX, Register
+from cluster.log.register import BODY_BYTES_MAX, Register
 
 if TYPE_CHECKING:
     from cluster.ports import Disk
@@ -46,7 +46,7 @@ class HardState(NamedTuple):
     standing: Standing
 
 
-class Stored(NamedTuple):
+class StoredState(NamedTuple):
     """What one of the two files holds."""
 
     sequence: int
@@ -74,13 +74,13 @@ class HardStateFile:
         self.state = None if body is None else _unpack(body)
         return self.state
 
-    def load_copies(self) -> list[Stored | None]:
+    def load_copies(self) -> list[StoredState | None]:
         """What each of `NAMES` holds, None for one that is missing or damaged; nothing is written.
 
         Raises UnknownFormat, ForeignJournal, or OSError.
         """
         copies = self._register.load_copies()
-        return [None if copy is None else Stored(copy.sequence, _unpack(copy.body)) for copy in copies]
+        return [None if copy is None else StoredState(copy.sequence, _unpack(copy.body)) for copy in copies]
 
     def store(self, state: HardState) -> None:
         """Durable when it returns; raises OSError, and then it is not known which of the two states is stored."""
