@@ -124,6 +124,12 @@ class Consumer:
         if self.budget is not None:
             self.budget.held += count
 
+    def leave_channel(self) -> None:
+        """Its queue is gone: what it holds takes nothing of its channel's limit."""
+        if self.budget is not None:
+            self.budget.held -= len(self.unacked)
+            self.budget.stop_waiting(self.id)
+
     def mark(self, now_ms: int) -> None:
         """Note when the messages from `next_id` on are delivered."""
         marks = self.marks

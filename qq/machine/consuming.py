@@ -94,7 +94,7 @@ class Taking:
                 f"supported by {queue.kind} queues with single active consumer"
             )
         core.serve(queue)
-        queue.used_ms = core.time_ms
+        queue.use(core.time_ms)
         core.touch(queue)
         if queue.returning and not queue.available:
             queue.bring_back(1, core.time_ms)
@@ -231,10 +231,7 @@ class Taking:
         core = self._core
         consumer = core.consumers.get((core.origin, command.consumer))
         if consumer is not None and consumer.live and consumer.auto_credit:
-            prefetch = min(command.credit, CREDIT_MAX)
-            change = prefetch - consumer.prefetch
-            consumer.prefetch = prefetch
-            consumer.queue.give_credit(consumer, change)
+            consumer.queue.set_prefetch(consumer, command.credit)
             core.touch(consumer.queue)
 
     def limit(self, command: Limit) -> Limited:

@@ -518,9 +518,7 @@ class Core:
         gone: list[ConsumerGone] = []
         for consumer in queue.holders:
             self._forget(consumer)
-            if consumer.budget is not None:
-                consumer.budget.held -= len(consumer.unacked)
-                consumer.budget.stop_waiting(consumer.id)
+            consumer.leave_channel()
             if consumer.live and consumer.node not in self.lost:
                 gone.append(ConsumerGone(consumer.node, consumer.session, consumer.id))
         return gone
@@ -666,8 +664,7 @@ class Core:
     def restore_waiting(self) -> None:
         """Find out who waits for the limit of a channel, in a state that was loaded."""
         for consumer in self.consumers.values():
-            if consumer.queue.is_waiting(consumer):
-                consumer.wait_for_room()
+            consumer.queue.restore_waiting(consumer)
         for key in sorted(self.sessions):
             budget = self.sessions[key].budget
             if budget.waiting and budget.room and key[0] not in self.lost:

@@ -373,16 +373,17 @@ class QueueMachine:
             self._load_consumer(queues, row, unacked)
         for queue, row in zip(queues.values(), state.queues, strict=True):
             *_, turns, active = row
-            for node, number in turns:
-                queue.turns.add(core.consumers[node, number])
-            queue.active = core.consumers.get(tuple(active)) if active else None
+            queue.restore_turns(
+                [core.consumers[node, number] for node, number in turns],
+                core.consumers.get(tuple(active)) if active else None,
+            )
             if queue.dying:
                 core.dying[queue] = None
         core.dirty = {queues[number]: None for number in state.dirty}
         core.abandoned = {queues[number]: None for number in state.abandoned}
         for number, came_back, leaving in state.behind:
             core.behind[queues[number]] = None
-            queues[number].load_behind(came_back, [_leaving(*row) for row in leaving])
+            queues[number].restore_behind(came_back, [_leaving(*row) for row in leaving])
         core.restore_waiting()
         core.restore_timers()
         # Whoever remembers something of the former state has to look again.
@@ -451,10 +452,11 @@ class QueueMachine:
             dying_count=dying_count,
             retry_ms=retry_ms,
         )
-        queue.backlog.load(backlog)
-        queue.histories.load(histories)
-        queue.dying.extend(Dying(Range(*messages), reason, time_ms) for messages, reason, time_ms in dying)
-        queue.dying_size = sum(dead.range.size for dead in queue.dying)
+        queue.restore_messages(
+            backlog,
+            histories,
+            [Dying(Range(*messages), reason, time_ms) for messages, reason, time_ms in dying],
+        )
         self._core.catalog.vhosts[vhost].restore_queue(queue)
         return queue
 
@@ -488,14 +490,10 @@ class QueueMachine:
             budget=core.session(node, session).budget if budgeted else None,
             live=live,
             next_id=next_id,
+            unacked=_held(unacked),
             marks=[list(mark) for mark in marks],
         )
-        consumer.unacked = _held(unacked)
-        queue.unacked_size += sum(piece.value.size for piece in consumer.unacked.pieces())
-        if consumer.budget is not None:
-            consumer.budget.held += len(consumer.unacked)
         queue.restore_consumer(consumer)
-        queue.unacked += len(consumer.unacked)
         core.enter_consumer(consumer)
         core.watch(consumer)
 
