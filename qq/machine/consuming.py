@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qq.machine.arguments import CLASSIC, check_consumer_arguments
 from qq.machine.commands import Discard, Reject, Return, Settle, Settlement
-from qq.machine.consumers import CREDIT_MAX, Consumer
+from qq.machine.consumers import CREDIT_MAX
 from qq.machine.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Limited, Recovered
 from qq.machine.errors import (
     access_refused,
@@ -31,6 +31,7 @@ from qq.machine.limits import (
     check_table_size,
     limit_of,
 )
+from qq.machine.queue import Consumer
 from qq.machine.requesters import Requester, is_reply_name
 from qq.machine.settings import consumer_settings_of
 

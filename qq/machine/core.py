@@ -58,10 +58,9 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog import Connection
     from qq.machine.commands import Method
-    from qq.machine.consumers import Consumer
     from qq.machine.effects import Result
     from qq.machine.errors import Refused
-    from qq.machine.queue import Queue
+    from qq.machine.queue import Consumer, Queue
     from qq.machine.requesters import Requester
     from qq.machine.state import Answer
     from qq.machine.vhost import VirtualHost

@@ -20,7 +20,6 @@ from qq.machine.access import Permissions, TopicPermissions, User
 from qq.machine.catalog import Connection
 from qq.machine.codec import decode_commands, keep, message_sizes
 from qq.machine.connecting import Connecting
-from qq.machine.consumers import Consumer
 from qq.machine.consuming import Taking
 from qq.machine.core import ContentOf, Core, no_content
 from qq.machine.costs import Costs
@@ -31,7 +30,7 @@ from qq.machine.leaving import Leaving
 from qq.machine.operating import Operating
 from qq.machine.policies import Policy
 from qq.machine.publishing import Publishing
-from qq.machine.queue import Dying, Queue, held
+from qq.machine.queue import Consumer, Dying, Queue, held
 from qq.machine.requesters import Requester
 from qq.machine.settings import consumer_settings_of, settings_of
 from qq.machine.state import (

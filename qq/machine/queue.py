@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.arguments import CLASSIC
 from qq.machine.backlog import Backlog
-from qq.machine.consumers import CREDIT_MAX, Consumer, Turns
+from qq.machine.consumers import CREDIT_MAX, Holder, Turns
 from qq.machine.effects import Deliver
 from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
 from qq.machine.leaving import DISCARDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
@@ -60,9 +60,6 @@ QueueOwner = tuple[str, int]
 NOBODY: QueueOwner = ("", 0)
 """Who has the exclusive queues of connections that are gone, as long as they are there."""
 
-Served = tuple[Consumer, Deliver]
-"""Who is given messages, and what he is told."""
-
 
 class Dying(NamedTuple):
     """Messages that wait for their way to the dead-letter exchange."""
@@ -87,6 +84,17 @@ class Tally:
     rejected_publishes: int = 0
     waited_ms: int = 0
     """How long messages were ready and no consumer could take them, while there were consumers."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Consumer(Holder):
+    """Who holds or takes messages of a queue, and the queue."""
+
+    queue: Queue
+
+
+Served = tuple[Consumer, Deliver]
+"""Who is given messages, and what he is told."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,10 +122,10 @@ class Queue:
     """When it was last declared, asked for a message, or had a consumer."""
     holders: dict[Consumer, None] = field(default_factory=dict)
     """Live consumers, and the others that hold messages, in the order they came."""
-    turns: Turns = field(default_factory=Turns)
+    turns: Turns[Consumer] = field(default_factory=Turns)
     active: Consumer | None = None
     """The single active consumer, where there is one."""
-    candidates: Turns = field(default_factory=Turns)
+    candidates: Turns[Consumer] = field(default_factory=Turns)
     """Where there is one, all live consumers: the first of the highest priority, or the active one, should be it."""
     backlog: Backlog = field(default_factory=Backlog)
     histories: Histories = field(default_factory=Histories)

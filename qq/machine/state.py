@@ -41,10 +41,9 @@ if TYPE_CHECKING:
 
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.commands import Table
-    from qq.machine.consumers import Consumer
     from qq.machine.policies import Applied, Policies
     from qq.machine.publishers import FrozenPublishers
-    from qq.machine.queue import FrozenBehind, FrozenQueue, Queue
+    from qq.machine.queue import Consumer, FrozenBehind, FrozenQueue, Queue
     from qq.machine.vhost import Exchange
     from qq.routing.routers import Binding
 

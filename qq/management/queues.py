@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
     from cluster.group import Group
     from qq.broker.broker import Broker
-    from qq.machine.consumers import Consumer
     from qq.machine.machine import QueueMachine
-    from qq.machine.queue import Queue
+    from qq.machine.queue import Consumer, Queue
 
 QUEUES_PER_SAMPLE = 200
 """Of which samples are taken at a time: about a millisecond."""

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine.access import Access
 from qq.machine.backlog import Backlog, _Lane
 from qq.machine.catalog import Catalog
-from qq.machine.consumers import Consumer, Turns
+from qq.machine.consumers import Turns
 from qq.machine.core import Core
 from qq.machine.costs import Costs
 from qq.machine.history import Histories
 from qq.machine.leaving import Leaving
 from qq.machine.policies import Policies
 from qq.machine.publishing import Publishing
-from qq.machine.queue import Queue
+from qq.machine.queue import Consumer, Queue
 from qq.machine.runs import Runs
 from qq.machine.shelf import Shelf
 from qq.machine.timers import NEVER_MS, Timers

@@ -11,9 +11,9 @@ from machine_driver import Driver, consume, declare, publish
 from scenario_format import rerun
 
 from qq.machine.backlog import Backlog
-from qq.machine.consumers import Consumer, Turns
+from qq.machine.consumers import Turns
 from qq.machine.history import Histories
-from qq.machine.queue import Queue, Tally
+from qq.machine.queue import Consumer, Queue, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
