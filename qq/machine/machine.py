@@ -416,7 +416,7 @@ class QueueMachine:
         vhost.unreviewed_queues, vhost.unreviewed_exchanges = unreviewed_queues, unreviewed_exchanges
         if vhost.is_unreviewed:
             self._core.reviewing[name] = vhost
-        vhost.publishers.load(*publishers)
+        vhost.publishers.load(publishers)
 
     def _load_bindings(self, row: list[Any]) -> None:
         name, *_, bindings, _, _, _, _ = row

@@ -188,6 +188,14 @@ class Runs:
         self._chunks.clear()
         self._tail = array("Q")
 
+    def _next_head(self) -> array[int]:
+        if self._chunks:
+            return _unpacked(self._chunks.popleft().data)
+        tail, self._tail = self._tail, array("Q")
+        return tail
+
+    # The state, dumped and loaded
+
     def freeze(self) -> FrozenRuns:
         if not self:
             return _EMPTY  # as nearly always, and there may be very many of them
@@ -204,20 +212,24 @@ class Runs:
         )
 
     def load(self, dumped: Sequence[Any]) -> None:
-        """Replace the backlog by what `FrozenRuns.dump` gave."""
-        head, chunks, tail = dumped
+        """Replace everything by what a `RunsRow` was written from."""
+        row = RunsRow(*dumped)
         self.clear()
-        if head:
-            self._head = _unpacked(head)
-        self._chunks.extend(Chunk(*chunk) for chunk in chunks)
-        if tail:
-            self._tail = _unpacked(tail)
+        if row.head:
+            self._head = _unpacked(row.head)
+        self._chunks.extend(Chunk(*chunk) for chunk in row.chunks)
+        if row.tail:
+            self._tail = _unpacked(row.tail)
 
-    def _next_head(self) -> array[int]:
-        if self._chunks:
-            return _unpacked(self._chunks.popleft().data)
-        tail, self._tail = self._tail, array("Q")
-        return tail
+
+class RunsRow(NamedTuple):
+    """Runs in a dump, as `FrozenRuns.dump` makes it and `Runs.load` takes it."""
+
+    head: bytes
+    """Packed as a chunk is; empty if there are none."""
+    chunks: Sequence[Chunk]
+    tail: bytes
+    """Likewise."""
 
 
 class FrozenRuns(NamedTuple):
@@ -234,10 +246,10 @@ class FrozenRuns(NamedTuple):
     last: tuple[int, int]
     """Place and size of the tail's last run: what joined it later does not count either."""
 
-    def dump(self) -> list[Any]:
-        """What `Runs.load` wants. Equal backlogs give equal dumps where zlib is the same."""
+    def dump(self) -> RunsRow:
+        """Equal runs give equal rows where zlib is the same."""
         head, tail = self._plain()
-        return [_dumped(head), self.chunks, _dumped(tail)]
+        return RunsRow(_dumped(head), self.chunks, _dumped(tail))
 
     def add_counts(self, bounds: Sequence[int], counts: list[int]) -> None:
         """Add the messages with bounds[i] <= index < bounds[i + 1] to counts[i], for each i."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from qq.machine.access import Permissions, TopicPermissions, User
+    from qq.machine.backlog import BacklogRow
     from qq.machine.commands import Table
     from qq.machine.policies import Applied, Policies
     from qq.machine.publishers import FrozenPublishers
@@ -178,8 +179,9 @@ class Frozen(NamedTuple):
         packer.pack(self.queues_declared)
         packer.pack_array_header(len(self.queues))
         for row in self.queues:
-            levels = _LEVELS_TO_A_CHUNK if row.backlog.chunks > _CHUNKS_AT_ONCE else 0
-            _pack_by_parts(packer, _queue_row(row, known[row.queue.vhost]), levels)
+            backlog = row.backlog.dump()
+            levels = _LEVELS_TO_A_CHUNK if backlog.chunks > _CHUNKS_AT_ONCE else 0
+            _pack_by_parts(packer, _queue_row(row, backlog, known[row.queue.vhost]), levels)
         packer.pack_array_header(len(self.queues))
         for row in self.queues:
             write(row.dying)
@@ -322,7 +324,7 @@ def _session_row(row: SessionRow) -> tuple[Any, ...]:
 
 def _pack_by_parts(packer: Any, value: Any, levels: int) -> None:
     """Pack what `packer.pack` would, with a call for each part: nothing else happens in the node while one lasts."""
-    if levels and type(value) in (list, tuple):
+    if levels and isinstance(value, list | tuple):
         packer.pack_array_header(len(value))
         for part in value:
             _pack_by_parts(packer, part, levels - 1)
@@ -349,7 +351,7 @@ def _exchange_policies_row(known: Collection[int], row: tuple[str, Applied]) -> 
     return name, _applied_row(known, applied)
 
 
-def _queue_row(row: FrozenQueue, known: Collection[int]) -> tuple[Any, ...]:
+def _queue_row(row: FrozenQueue, backlog: BacklogRow, known: Collection[int]) -> tuple[Any, ...]:
     queue = row.queue
     active = row.active
     return (
@@ -364,7 +366,7 @@ def _queue_row(row: FrozenQueue, known: Collection[int]) -> tuple[Any, ...]:
         row.had_consumer,
         row.used_ms,
         _applied_row(known, row.policies),
-        row.backlog.dump(),
+        backlog,
         row.histories.dump(),
         row.dying_counts,
         [(consumer.node, consumer.id) for consumer in row.turns],

@@ -453,7 +453,7 @@ class GoesByItsOwnClock(QueueMachine):
 
 def forget_publishers(publishers: Publishers) -> FrozenPublishers:
     """In place of `Publishers.freeze`: who starts from a checkpoint knows of none."""
-    return *publishers.bounds, []
+    return FrozenPublishers(*publishers.bounds, [])
 
 
 def leave_the_dead(_: DeadLetters) -> None:
