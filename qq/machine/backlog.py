@@ -374,7 +374,9 @@ class Backlog:
         """Replace everything by what a `BacklogRow` was written from."""
         row = BacklogRow(*dumped)
         totals, counters, options = Totals(*row.totals), Counters(*row.counters), Options(*row.options)
-        self.clear()
+        if self.count or self.delayed:
+            self.clear()
+        self._frozen = None
         self.count, self.size = totals.count, totals.size
         self.delayed, self.delayed_size = totals.delayed, totals.delayed_size
         self.next_position, self.trimmed_position = counters.next_position, counters.trimmed_position

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from qq.machine.commands import Change
     from qq.machine.queue import Queue
+    from qq.machine.vhost import VhostRef
 
 DEFAULT_DESCRIPTION = "Default virtual host"
 
@@ -99,6 +100,11 @@ class Catalog:
         vhost = self._new_vhost(name, Remains())
         vhost.delete()
         return vhost
+
+    def vhost_of(self, ref: VhostRef) -> VirtualHost:
+        """The virtual host that was meant."""
+        name, is_deleted = ref
+        return self.gone_vhost(name) if is_deleted else self.vhosts[name]
 
     def put_vhost(self, name: str) -> VirtualHost:
         """The virtual host of this name, that is made if there is none."""

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate, islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.catalog import Catalog
 from qq.machine.codec import Buffer
@@ -58,12 +58,11 @@ if TYPE_CHECKING:
 
     from qq.machine.catalog import Connection
     from qq.machine.commands import Method
-    from qq.machine.effects import Result
+    from qq.machine.effects import Answer, Result
     from qq.machine.errors import Refused
     from qq.machine.queue import Consumer, Queue
     from qq.machine.requesters import Requester
-    from qq.machine.state import Answer
-    from qq.machine.vhost import VirtualHost
+    from qq.machine.vhost import VhostRef, VirtualHost
 
 
 WOKEN_MAX = 1000
@@ -102,6 +101,27 @@ class Session:
     def failed(self) -> bool:
         """An error was sent: whatever was under way behind it must not happen."""
         return type(self.answer) is Failed
+
+    def freeze(self, key: tuple[str, int]) -> FrozenSession:
+        """`key` is its node and its number."""
+        requester = self.requester and self.requester[2:]
+        limit = self.budget.limit
+        return FrozenSession(
+            key, self.vhost.ref, self.user, self.queue, limit, requester, self.answers, self.answer
+        )
+
+
+class FrozenSession(NamedTuple):
+    """A session at one moment, but for its consumers."""
+
+    key: tuple[str, int]
+    vhost: VhostRef
+    user: str | None
+    queue: str
+    limit: int
+    requester: tuple[int, str] | None
+    answers: int
+    answer: Answer | None
 
 
 class Core:
@@ -199,6 +219,14 @@ class Core:
         if known is None:
             known = self.sessions[node, number] = Session(self.catalog.default_vhost)
         return known
+
+    def restore_session(self, key: tuple[str, int], session: Session) -> None:
+        """Enter a session without its consumers."""
+        self.sessions[key] = session
+        if session.requester is not None:
+            self.enter_requester(session, session.requester)
+        if session.user is not None:
+            self.catalog.count_channel(session.user, 1)
 
     def end_session(self, number: int) -> None:
         """The session is down: what its consumers held returns."""

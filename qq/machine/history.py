@@ -284,6 +284,8 @@ class FrozenHistories(NamedTuple):
 
     def dump(self) -> HistoriesRow:
         """Equal histories give equal rows."""
+        if self is _UNUSED:
+            return _UNUSED_ROW
         return HistoriesRow(
             self.next_id, [pack(_rows(number, block)) for number, block in self.blocks.items()]
         )
@@ -299,6 +301,7 @@ def _rows(number: int, block: _Block) -> list[HistoryRow]:
 
 
 _UNUSED = FrozenHistories(1, {})
+_UNUSED_ROW = HistoriesRow(1, [])
 
 
 class _Block:

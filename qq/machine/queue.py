@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from qq.machine.leaving import FrozenLeaving
     from qq.machine.policies import Applied
     from qq.machine.settings import Settings
+    from qq.ranges import FrozenPieces
 
 TURNS = 8
 """Turns that each consumer gets out of a backlog: more are fairer, fewer make longer ranges."""
@@ -91,6 +92,23 @@ class Consumer(Holder):
     """Who holds or takes messages of a queue, and the queue."""
 
     queue: Queue
+
+    def freeze(self) -> FrozenConsumer:
+        marks = [(first_id, time_ms) for first_id, time_ms in self.marks]
+        held = self.unacked.freeze()
+        return FrozenConsumer(self, self.credit, self.prefetch, self.live, self.next_id, marks, held)
+
+
+class FrozenConsumer(NamedTuple):
+    """A consumer at one moment."""
+
+    consumer: Consumer
+    credit: int
+    prefetch: int
+    live: bool
+    next_id: int
+    marks: list[tuple[int, int]]
+    unacked: FrozenPieces[Range]
 
 
 Served = tuple[Consumer, Deliver]
@@ -822,7 +840,9 @@ class Queue:
             self.backlog.freeze(),
             self.histories.freeze(),
             tuple(self.dying),
-            (self.dying_first, self.dying_count, self.retry_ms),
+            self.dying_first,
+            self.dying_count,
+            self.retry_ms,
             tuple(self.turns) if self.turns else (),
             self.active,
         )
@@ -897,8 +917,9 @@ class FrozenQueue(NamedTuple):
     backlog: FrozenBacklog
     histories: FrozenHistories
     dying: tuple[Dying, ...]
-    dying_counts: tuple[int, int, int]
-    """Of the first, how many, when to try again."""
+    dying_first: int
+    dying_count: int
+    retry_ms: int
     turns: tuple[Consumer, ...]
     active: Consumer | None
 

@@ -214,7 +214,8 @@ class Runs:
     def load(self, dumped: Sequence[Any]) -> None:
         """Replace everything by what a `RunsRow` was written from."""
         row = RunsRow(*dumped)
-        self.clear()
+        if self:
+            self.clear()
         if row.head:
             self._head = _unpacked(row.head)
         self._chunks.extend(Chunk(*chunk) for chunk in row.chunks)
@@ -248,6 +249,8 @@ class FrozenRuns(NamedTuple):
 
     def dump(self) -> RunsRow:
         """Equal runs give equal rows where zlib is the same."""
+        if self is _EMPTY:
+            return _EMPTY_ROW
         head, tail = self._plain()
         return RunsRow(_dumped(head), self.chunks, _dumped(tail))
 
@@ -303,6 +306,7 @@ class FrozenRuns(NamedTuple):
 
 
 _EMPTY = FrozenRuns(_NOTHING, 0, 0, 0, (), _NOTHING, 0, (0, 0))
+_EMPTY_ROW = RunsRow(b"", (), b"")
 
 
 def _chunk(words: array[int]) -> Chunk:

@@ -39,7 +39,7 @@ from qq.routing.exchanges import (
 from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBinding, InvalidExchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from qq.machine.commands import DeclareExchange, DeclareQueue, Table
     from qq.machine.errors import Refused
@@ -64,6 +64,10 @@ _HOLDER_STEPS = 10
 """What it costs, in steps of patterns, to look at a queue or an exchange, and to give a queue other settings."""
 
 RESERVED = "amq."
+
+
+VhostRef = tuple[str, bool]
+"""A virtual host as others refer to it: its name, and whether it is deleted; there may be a new one of that name."""
 
 
 class Exchange(NamedTuple):
@@ -136,6 +140,10 @@ class VirtualHost:
             self._open(exchange)
 
     # Itself
+
+    @property
+    def ref(self) -> VhostRef:
+        return self.name, self.is_deleted
 
     def describe(self, description: str, tags: Sequence[str], default_queue_type: str) -> None:
         self.description, self.tags = description, list(tags)
@@ -485,6 +493,10 @@ class VirtualHost:
     def is_unreviewed(self) -> bool:
         """Whether there is anything to which other policies may apply now."""
         return bool(self.unreviewed_queues or self.unreviewed_exchanges)
+
+    def restore_unreviewed(self, queues: Iterable[str], exchanges: Iterable[str]) -> None:
+        """Enter what is still to be reviewed."""
+        self.unreviewed_queues, self.unreviewed_exchanges = list(queues), list(exchanges)
 
     def review(self, steps_max: int) -> list[Queue]:
         """Let those policies apply that match now, until the entry has cost so much, and to one thing at least.
