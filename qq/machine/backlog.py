@@ -353,16 +353,16 @@ class Backlog:
         options = self.strict, self._exact_sizes
         frozen = self._frozen
         if frozen is None or frozen.counters != counters or frozen.options != options:
-            frozen = self._frozen = self._freeze(Counters(*counters), Options(*options))
+            frozen = self._frozen = self._freeze(BacklogCounters(*counters), BacklogOptions(*options))
         return frozen
 
-    def _freeze(self, counters: Counters, options: Options) -> FrozenBacklog:
+    def _freeze(self, counters: BacklogCounters, options: BacklogOptions) -> FrozenBacklog:
         lanes = [
             (level, lane.last_expires_ms if lane.runs else 0, lane.runs.freeze(), lane.shelf.freeze())
             for level, lane in self._lanes.items()
         ]
         return FrozenBacklog(
-            Totals(self.count, self.size, self.delayed, self.delayed_size),
+            BacklogTotals(self.count, self.size, self.delayed, self.delayed_size),
             counters,
             options,
             lanes,
@@ -373,7 +373,11 @@ class Backlog:
     def load(self, dumped: Sequence[Any]) -> None:
         """Replace everything by what a `BacklogRow` was written from."""
         row = BacklogRow(*dumped)
-        totals, counters, options = Totals(*row.totals), Counters(*row.counters), Options(*row.options)
+        totals, counters, options = (
+            BacklogTotals(*row.totals),
+            BacklogCounters(*row.counters),
+            BacklogOptions(*row.options),
+        )
         if self.count or self.delayed:
             self.clear()
         self._frozen = None
@@ -394,14 +398,14 @@ class Backlog:
         self._tidy()
 
 
-class Totals(NamedTuple):
+class BacklogTotals(NamedTuple):
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     size: int
     delayed: int
     delayed_size: int
 
 
-class Counters(NamedTuple):
+class BacklogCounters(NamedTuple):
     """What the next message gets: its position, its keys on the shelves, its turn; and what was looked at last."""
 
     next_position: int
@@ -411,7 +415,7 @@ class Counters(NamedTuple):
     trimmed_position: int
 
 
-class Options(NamedTuple):
+class BacklogOptions(NamedTuple):
     strict: bool
     exact_sizes: bool
 
@@ -430,9 +434,9 @@ class LaneRow(NamedTuple):
 class BacklogRow(NamedTuple):
     """A backlog in a dump, as `FrozenBacklog.dump` makes it and `Backlog.load` takes it."""
 
-    totals: Totals
-    counters: Counters
-    options: Options
+    totals: BacklogTotals
+    counters: BacklogCounters
+    options: BacklogOptions
     lanes: list[LaneRow]
     """The highest level first."""
     returns: list[bytes]
@@ -447,9 +451,9 @@ class BacklogRow(NamedTuple):
 class FrozenBacklog(NamedTuple):
     """A backlog at one moment."""
 
-    totals: Totals
-    counters: Counters
-    options: Options
+    totals: BacklogTotals
+    counters: BacklogCounters
+    options: BacklogOptions
     lanes: list[tuple[int, int, FrozenRuns, FrozenShelf]]
     """Level, last_expires_ms, runs and shelf, the highest level first."""
     returns: FrozenShelf

@@ -56,7 +56,7 @@ from qq.routing.routers import Destination, DestinationKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from qq.machine.catalog import Connection
+    from qq.machine.catalog import ConnectionState
     from qq.machine.commands import Method
     from qq.machine.effects import Answer, Result
     from qq.machine.errors import Refused
@@ -73,7 +73,7 @@ ContentOf = Callable[[Buffer, int], Content]
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class SessionState:
     """One AMQP channel, from its opening until `SessionDown`, or a connection's channel 0.
 
     One that was never opened is there from its first command that is answered.
@@ -131,7 +131,7 @@ class Core:
         self.content_of = content_of
         self.catalog = Catalog()
         self.work = self.catalog.work
-        self.sessions: dict[tuple[str, int], Session] = {}
+        self.sessions: dict[tuple[str, int], SessionState] = {}
         self.consumers: dict[tuple[str, int], Consumer] = {}
         self.dirty: dict[Queue, None] = {}
         """Queues that have something new in this entry, and those for whose consumers it has cost too much already."""
@@ -191,7 +191,7 @@ class Core:
         effects, self.effects = self.effects, []
         return effects
 
-    def answer(self, session: Session, number: int, result: Result) -> None:
+    def answer(self, session: SessionState, number: int, result: Result) -> None:
         session.answers += 1
         reply = Reply(self.origin, number, result, session.answers)
         if type(result) is not ConsumerCancelled:
@@ -214,13 +214,13 @@ class Core:
 
     # Sessions
 
-    def session(self, node: str, number: int) -> Session:
+    def session(self, node: str, number: int) -> SessionState:
         known = self.sessions.get((node, number))
         if known is None:
-            known = self.sessions[node, number] = Session(self.catalog.default_vhost)
+            known = self.sessions[node, number] = SessionState(self.catalog.default_vhost)
         return known
 
-    def restore_session(self, key: tuple[str, int], session: Session) -> None:
+    def restore_session(self, key: tuple[str, int], session: SessionState) -> None:
         """Enter a session without its consumers."""
         self.sessions[key] = session
         if session.requester is not None:
@@ -281,18 +281,18 @@ class Core:
         self.end_consumers(ended, failed=False)
         return most - left
 
-    def _forget_channel(self, session: Session) -> None:
+    def _forget_channel(self, session: SessionState) -> None:
         self.forget_requester(session)
         if session.user is not None:
             self.catalog.count_channel(session.user, -1)
 
-    def close(self, connection: Connection, reason: str) -> None:
+    def close(self, connection: ConnectionState, reason: str) -> None:
         """Have a connection closed by its node, unless that was told already."""
         if not connection.closing:
             connection.closing = reason
             self.effects.append(self.closing(connection))
 
-    def closing(self, connection: Connection) -> CloseConnection:
+    def closing(self, connection: ConnectionState) -> CloseConnection:
         text = reply_text(CONNECTION_FORCED, connection.closing)
         return CloseConnection(connection.node, connection.id, CONNECTION_FORCED, text)
 
@@ -327,10 +327,10 @@ class Core:
 
     # Consumers
 
-    def enter_requester(self, session: Session, requester: Requester) -> None:
+    def enter_requester(self, session: SessionState, requester: Requester) -> None:
         session.requester = session.vhost.requesters[requester.name] = requester
 
-    def forget_requester(self, session: Session) -> None:
+    def forget_requester(self, session: SessionState) -> None:
         """Nobody gets what is published to its name any more."""
         if session.requester is not None:
             del session.vhost.requesters[session.requester.name]

@@ -151,7 +151,7 @@ class Histories:
         self._next_id = 1
         """Only grows, so that no id has ever had another meaning."""
         self._ids: dict[bytes, int] = {}
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _HistoryBlock] = {}
         """Those in which there is something, by the higher bits of the ids, ascending."""
         self._owned: set[int] = set()
         """The blocks that nobody else looks at; the others are copied before they change."""
@@ -229,11 +229,11 @@ class Histories:
         block.counts[place] = count
         block.live += 1
 
-    def _own(self, number: int) -> _Block:
+    def _own(self, number: int) -> _HistoryBlock:
         """The block, there if it was not, for a change."""
         if number not in self._owned:
             old = self._blocks.get(number)
-            self._blocks[number] = _Block() if old is None else old.copy()
+            self._blocks[number] = _HistoryBlock() if old is None else old.copy()
             self._owned.add(number)
         return self._blocks[number]
 
@@ -275,7 +275,7 @@ class FrozenHistories(NamedTuple):
     """A queue's histories at one moment, for any thread."""
 
     next_id: int
-    blocks: dict[int, _Block]
+    blocks: dict[int, _HistoryBlock]
 
     def get(self, history_id: int) -> History:
         """The history that was there under an id."""
@@ -291,7 +291,7 @@ class FrozenHistories(NamedTuple):
         )
 
 
-def _rows(number: int, block: _Block) -> list[HistoryRow]:
+def _rows(number: int, block: _HistoryBlock) -> list[HistoryRow]:
     first = number * _BLOCK_ROWS
     return [
         HistoryRow(first + place, packed, block.counts[place])
@@ -304,7 +304,7 @@ _UNUSED = FrozenHistories(1, {})
 _UNUSED_ROW = HistoriesRow(1, [])
 
 
-class _Block:
+class _HistoryBlock:
     """The histories with consecutive ids."""
 
     __slots__ = ("counts", "live", "packed")
@@ -322,7 +322,7 @@ class _Block:
         self.counts = array("Q", bytes(8 * _BLOCK_ROWS))
         self.live = 0
 
-    def copy(self) -> _Block:
-        copy = _Block()
+    def copy(self) -> _HistoryBlock:
+        copy = _HistoryBlock()
         copy.packed[:], copy.counts[:], copy.live = self.packed, self.counts, self.live
         return copy

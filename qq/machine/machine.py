@@ -28,7 +28,7 @@ from qq.machine.errors import Refused
 from qq.machine.operating import Operating
 from qq.machine.publishing import Publishing
 from qq.machine.queue import Consumer, Queue, held
-from qq.machine.state import VERSION, Frozen, freeze, read_dump, restore
+from qq.machine.state import VERSION, FrozenMachine, freeze, read_dump, restore
 from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class QueueMachine:
 
     # The whole state
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> FrozenMachine:
         """The state as it is now, to be read on any thread."""
         return freeze(self._core)
 

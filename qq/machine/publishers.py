@@ -32,7 +32,7 @@ Run = tuple[int, int]
 """Consecutive sequence numbers: the first and the last."""
 
 
-class Publisher(NamedTuple):
+class KnownPublisher(NamedTuple):
     """What is remembered of a publisher; its row in a dump, too."""
 
     name: str
@@ -43,7 +43,7 @@ class Publisher(NamedTuple):
     """Ascending."""
 
     @classmethod
-    def of(cls, row: Sequence[Any]) -> Publisher:
+    def of(cls, row: Sequence[Any]) -> KnownPublisher:
         """The publisher that was written."""
         read = cls(*row)
         return read._replace(refused=tuple((first, last) for first, last in read.refused))
@@ -54,7 +54,7 @@ class FrozenPublishers(NamedTuple):
 
     limit: int
     age_ms: int
-    publishers: list[Publisher]
+    publishers: list[KnownPublisher]
     """The least recently used first."""
 
 
@@ -66,7 +66,7 @@ class Publishers:
     def __init__(self, limit: int = PUBLISHERS_MAX, age_ms: int = PUBLISHER_AGE_MS) -> None:
         self._limit = limit
         self._age_ms = age_ms
-        self._rows: OrderedDict[str, Publisher] = OrderedDict()
+        self._rows: OrderedDict[str, KnownPublisher] = OrderedDict()
         """In order of last use, which is the order of the times, too: cluster time does not go back."""
 
     def new(self, publisher: str, first_seq: int, count: int, time_ms: int) -> list[Run]:
@@ -116,7 +116,7 @@ class Publishers:
         """Replace everything by what was frozen and written."""
         row = FrozenPublishers(*dumped)
         self._limit, self._age_ms = row.limit, row.age_ms
-        self._rows = OrderedDict((known.name, known) for known in map(Publisher.of, row.publishers))
+        self._rows = OrderedDict((known.name, known) for known in map(KnownPublisher.of, row.publishers))
 
     def _known(self, publisher: str, time_ms: int) -> tuple[int, tuple[Run, ...]]:
         """The last sequence number, and what was refused."""
@@ -127,7 +127,7 @@ class Publishers:
 
     def _remember(self, publisher: str, last_seq: int, refused: list[Run], time_ms: int) -> None:
         runs = _merged(refused) if refused else ()
-        self._rows[publisher] = Publisher(publisher, last_seq, time_ms, runs)
+        self._rows[publisher] = KnownPublisher(publisher, last_seq, time_ms, runs)
         self._rows.move_to_end(publisher)
         self._forget(time_ms)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from qq.machine.history import FrozenHistories, History
     from qq.machine.leaving import FrozenLeaving
     from qq.machine.policies import Applied
-    from qq.machine.settings import Settings
+    from qq.machine.settings import QueueSettings
     from qq.ranges import FrozenPieces
 
 TURNS = 8
@@ -129,7 +129,7 @@ class Queue:
     arguments: Table
     number: int
     """No other queue ever has it, even of the same name or in another virtual host."""
-    settings: Settings
+    settings: QueueSettings
     policies: Applied = (None, None)
     """The policy and the operator policy that apply to it."""
     had_consumer: bool = False
@@ -195,7 +195,7 @@ class Queue:
         self.configure(settings_of(self.kind, self.arguments, *policies))
         return True
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: QueueSettings) -> None:
         """Take over new settings; they count from now on."""
         self.settings = settings
         has_limit = settings.max_length is not None and settings.overflow == "reject-publish"

@@ -5,9 +5,9 @@ or from what was frozen of it, on any thread; `build` makes the thing, in a mach
 which rows there are in a dump (state.py); what a queue's parts are packed into, whose rows stand in the same way
 beside them: `BacklogRow` (backlog.py), `RunsRow` (runs.py), `HistoriesRow` (history.py), and the columns of shelf.py.
 
-Some values are stored as they are, so that their fields are a part of the format, too: `User`, `Permissions`,
-`TopicPermissions` (access.py), `Policy`, `Exchange` (vhost.py), `Publisher` and `FrozenPublishers`, `Dying` (queue.py),
-`History` and `Death`, `Range`, and the results of effects.py.
+Some values are stored as they are, so that their fields are a part of the format, too: `User`, `Permissions` and
+`TopicPermissions` (access.py), `Policy`, `Exchange` (vhost.py), `KnownPublisher` and `FrozenPublishers`, `Dying`
+(queue.py), `History` and `Death`, `Range`, and the results of effects.py.
 
 Law: the bytes of a dump follow from these classes, and replicas must not disagree. Whoever adds a field adds it at the
 end of its class, in `of` and in `build`, and raises `state.VERSION`. Whoever lets a program read what the version
@@ -20,9 +20,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.catalog import Connection
+from qq.machine.catalog import ConnectionState
 from qq.machine.consumers import Budget
-from qq.machine.core import Session
+from qq.machine.core import SessionState
 from qq.machine.effects import (
     Committed,
     Connected,
@@ -387,11 +387,11 @@ class ConnectionRow(NamedTuple):
     closing: str
 
     @classmethod
-    def of(cls, connection: Connection) -> ConnectionRow:
+    def of(cls, connection: ConnectionState) -> ConnectionRow:
         return cls(connection.node, connection.id, connection.vhost.ref, connection.user, connection.closing)
 
-    def build(self, vhost: VirtualHost) -> Connection:
-        return Connection(self.node, self.id, vhost, self.user, self.closing)
+    def build(self, vhost: VirtualHost) -> ConnectionState:
+        return ConnectionState(self.node, self.id, vhost, self.user, self.closing)
 
 
 class SessionRow(NamedTuple):
@@ -412,10 +412,10 @@ class SessionRow(NamedTuple):
     def of(cls, frozen: FrozenSession) -> SessionRow:
         return cls(*frozen[:-1], answer_row(frozen.answer))
 
-    def build(self, vhost: VirtualHost) -> Session:
+    def build(self, vhost: VirtualHost) -> SessionState:
         """The session; its consumers come later."""
         node, number = self.key
-        return Session(
+        return SessionState(
             vhost,
             user=self.user,
             queue=self.queue,

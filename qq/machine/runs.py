@@ -46,7 +46,7 @@ _make = tuple.__new__
 """Half the time of a call of `Range`."""
 
 
-class Chunk(NamedTuple):
+class PackedRuns(NamedTuple):
     """Consecutive runs, packed."""
 
     first: int
@@ -85,7 +85,7 @@ class Runs:
         self._taken = 0
         """Messages of the first run that are gone already."""
         self._taken_size = 0
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: deque[PackedRuns] = deque()
         self._tail = array("Q")
         """Appended to; only of the last run place and size change."""
 
@@ -218,7 +218,7 @@ class Runs:
             self.clear()
         if row.head:
             self._head = _unpacked(row.head)
-        self._chunks.extend(Chunk(*chunk) for chunk in row.chunks)
+        self._chunks.extend(PackedRuns(*chunk) for chunk in row.chunks)
         if row.tail:
             self._tail = _unpacked(row.tail)
 
@@ -228,7 +228,7 @@ class RunsRow(NamedTuple):
 
     head: bytes
     """Packed as a chunk is; empty if there are none."""
-    chunks: Sequence[Chunk]
+    chunks: Sequence[PackedRuns]
     tail: bytes
     """Likewise."""
 
@@ -240,7 +240,7 @@ class FrozenRuns(NamedTuple):
     at: int
     taken: int
     taken_size: int
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[PackedRuns, ...]
     tail: array[int]
     tail_words: int
     """What was appended to the tail later does not count."""
@@ -278,7 +278,7 @@ class FrozenRuns(NamedTuple):
         """All runs in order, but for the first `skip` messages."""
         head, tail = self._plain()
         for words in (head, *self.chunks, tail):
-            if isinstance(words, Chunk):
+            if isinstance(words, PackedRuns):
                 if words.messages <= skip:
                     skip -= words.messages
                     continue
@@ -309,12 +309,12 @@ _EMPTY = FrozenRuns(_NOTHING, 0, 0, 0, (), _NOTHING, 0, (0, 0))
 _EMPTY_ROW = RunsRow(b"", (), b"")
 
 
-def _chunk(words: array[int]) -> Chunk:
+def _chunk(words: array[int]) -> PackedRuns:
     messages = _messages(words[_PLACE::_WORDS])
     indexes = words[_INDEX::_WORDS]
     steps = columns.differences(indexes)
     bounds = (indexes[0], indexes[-1]) if columns.never_falls(steps) else (min(indexes), max(indexes))
-    return Chunk(*bounds, messages, words[_POSITION], words[_EXPIRES], _packed(words, steps, messages))
+    return PackedRuns(*bounds, messages, words[_POSITION], words[_EXPIRES], _packed(words, steps, messages))
 
 
 def _dumped(words: array[int]) -> bytes:

@@ -1,8 +1,8 @@
 """The machine's whole state: at one moment, as bytes, and put together again.
 
-Lives here: `freeze` and `Frozen`, which the machine makes on the loop and others read on any thread; `Dump`, the order
-of a dump's sections; `read_dump` and `restore`. Not here: what a row holds, and what to do when that changes (rows.py);
-how backlogs are packed (runs.py).
+Lives here: `freeze` and `FrozenMachine`, made on the loop and read on any thread; `Dump`, the order of a dump's
+sections; `read_dump` and `restore`. Not here: what a row holds, and what to do when that changes (rows.py); how
+backlogs are packed (runs.py).
 
 Law: to freeze is to copy references, never messages. What a frozen state refers to never changes; of queues and
 consumers only what was declared is read. A dump packs little at a time, so that the interpreter can go back to the loop
@@ -49,7 +49,7 @@ class MalformedDump(ValueError):
     """The bytes are not a state of this version."""
 
 
-class Frozen(NamedTuple):
+class FrozenMachine(NamedTuple):
     """The state; everything in the order that it has there, which is a part of it."""
 
     users: list[User]
@@ -223,10 +223,10 @@ def read_dump(data: bytes) -> Dump:
     )
 
 
-def freeze(core: Core) -> Frozen:
+def freeze(core: Core) -> FrozenMachine:
     """The state as it is now."""
     catalog, access = core.catalog, core.catalog.access
-    return Frozen(
+    return FrozenMachine(
         users=list(access.users.values()),
         user_limits=list(access.limits.items()),
         permissions=list(access.all_permissions.values()),

@@ -6,7 +6,7 @@ import pytest
 
 from qq.broker.rates import Counts, Rates, counts_of
 from qq.machine.queue import Queue
-from qq.machine.settings import Settings
+from qq.machine.settings import QueueSettings
 
 T0 = 1_000_000
 
@@ -22,7 +22,7 @@ def queue() -> Queue:
         auto_delete=False,
         arguments={},
         number=1,
-        settings=Settings(),
+        settings=QueueSettings(),
         consumers=1,
     )
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from machine_driver import Place
 
-    from qq.machine.state import Frozen
+    from qq.machine.state import FrozenMachine
 
 NODES = ("n1", "n2", "n3")
 QUEUES = ("q", "r", "s")
@@ -114,7 +114,7 @@ class Moment:
     """A state that was frozen, and what it was then."""
 
     def __init__(self, machine: QueueMachine) -> None:
-        self.frozen: Frozen = machine.freeze()
+        self.frozen: FrozenMachine = machine.freeze()
         self.dump = machine.dump()
         self.live: list[Place] = live_messages(machine)
 
