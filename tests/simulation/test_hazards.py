@@ -35,7 +35,7 @@ from cluster.submission import PendingSubmissions, Reign
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
 from qq.machine.commands import Command, DeclareQueue, Enqueue, Publish
-from qq.machine.consumers import Budget, Consumer
+from qq.machine.consumers import Budget, Holder
 from qq.machine.effects import CloseConnection, Effect
 from qq.machine.machine import QueueMachine
 from qq.machine.publishers import FrozenPublishers, Publishers
@@ -435,7 +435,7 @@ class GoesByItsOwnClock(QueueMachine):
 
 def forget_publishers(publishers: Publishers) -> FrozenPublishers:
     """In place of `Publishers.freeze`: who starts from a checkpoint knows of none."""
-    return *publishers.bounds, []
+    return FrozenPublishers(*publishers.bounds, [])
 
 
 def leave_the_dead(_: DeadLetters) -> None:
@@ -462,13 +462,13 @@ def find_room_for_all(publishing: Publishing, vhost: VirtualHost, content: Seque
     return ways
 
 
-def let_everybody_take(_queue: Queue, _consumer: Consumer) -> bool:
+def let_everybody_take(_queue: Queue, _consumer: Holder) -> bool:
     """In place of `Queue._may_get`: there is no single active consumer."""
     return True
 
 
-def room_of_one(consumer: Consumer) -> int:
-    """In place of `Consumer.room`: what the others of the channel hold does not matter."""
+def room_of_one(consumer: Holder) -> int:
+    """In place of `Holder.room`: what the others of the channel hold does not matter."""
     return consumer.credit
 
 
@@ -622,7 +622,7 @@ HAZARDS = [
         QUEUES,
         10,
         "and may hold",
-        ("qq.machine.consumers.Consumer.room", property(room_of_one)),
+        ("qq.machine.consumers.Holder.room", property(room_of_one)),
     ),
     Hazard(
         Parts(),
