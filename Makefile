@@ -23,7 +23,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup venv java toxiproxy up test interop lint bench sim fuzz chaos clean
+.PHONY: setup venv java toxiproxy up test interop lint docs bench sim fuzz chaos clean
 
 setup: venv java
 
@@ -42,6 +42,10 @@ $(VENV)/chaos-stamp: requirements/chaos.txt $(VENV)/stamp
 	$(PIP) install --require-hashes --no-build-isolation -r requirements/chaos.txt
 	@touch $@
 
+$(VENV)/docs-stamp: requirements/docs.txt $(VENV)/stamp
+	$(PIP) install --require-hashes -r requirements/docs.txt
+	@touch $@
+
 # What is not from the package index: brought into .tools where the machine has none.
 java: $(VENV)/chaos-stamp
 	@$(BIN)/python -m chaos.pipeline.java --install
@@ -53,7 +57,7 @@ up: venv
 	@$(BIN)/qq up $(ARGS)
 
 # Where Java or Toxiproxy cannot be had, the tests that need them fail and say so.
-test: lint
+test: lint $(VENV)/docs-stamp
 	-@$(MAKE) --no-print-directory java
 	-@$(MAKE) --no-print-directory toxiproxy
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS)
@@ -66,6 +70,10 @@ lint: venv
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/basedpyright
+
+# A site of static pages, in build/docs. Whatever mkdocs has to complain of is an error.
+docs: $(VENV)/docs-stamp
+	$(BIN)/python -m mkdocs build --strict
 
 # A part that misses an aim fails, after the others have run.
 bench: venv java
