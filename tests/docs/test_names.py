@@ -19,6 +19,7 @@ from documents import DOCUMENTS, ROOT, blocks, command_lines, name_of, spans
 
 from qq import cli, config
 from qq.http import api
+from qq.machine import arguments, limits, policies
 from qq.metrics import Counters, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
 
 if TYPE_CHECKING:
@@ -172,6 +173,40 @@ def test_configurations_name_settings_only(document: Path) -> None:
                 assert key[1] in known_settings()[section], f"{name_of(document)}: {line}"
 
 
+# --- queues
+
+
+def keys_of_tables(file: str) -> set[str]:
+    """What is in backquotes in the first columns of the tables."""
+    first = [
+        line.split("|")[1] for line in (REFERENCE / file).read_text().splitlines() if line.startswith("|")
+    ]
+    return set(re.findall(r"`([\w-]+)`", "".join(first)))
+
+
+def test_every_argument_and_key_of_policies_is_in_the_reference_and_every_one_there_is_one() -> None:
+    of_queues = {key.removeprefix("x-") for known in arguments._KNOWN.values() for key in known}
+    known = of_queues | set(policies._KEYS)
+    text = (REFERENCE / "queues.md").read_text()
+    table, _, rest = text.partition("These are accepted and checked, and have no effect:")
+    without_effect = set(re.findall(r"`([\w-]+)`", rest.partition(".\n")[0]))
+    with_effect = set(re.findall(r"`([\w-]+)`", "".join(re.findall(r"^\| (`[^|]*)\|", table, re.MULTILINE))))
+    assert with_effect | without_effect == known
+    of_consumers = set(arguments._CONSUMER_KNOWN) & set(arguments._CONSUMER_ARGUMENTS)
+    assert of_consumers <= keys_of_tables("queues.md")
+
+
+def test_operators_keys_are_in_the_reference() -> None:
+    text = (REFERENCE / "queues.md").read_text().partition("An operator policy may have the keys")[2]
+    named = set(re.findall(r"`([\w-]+)`", text.partition("## ")[0]))
+    assert named == set(policies._OPERATOR_KEYS)
+
+
+def test_every_limit_of_virtual_hosts_and_users_is_in_the_reference() -> None:
+    named = {key for key in keys_of_tables("limits.md") if key.startswith("max-")}
+    assert named == {*limits.VHOST_LIMITS, *limits.USER_LIMITS}
+
+
 # --- metrics
 
 LABELS = {"rabbitmq_node", "rabbitmq_cluster", "rabbitmq_version"}
@@ -314,3 +349,28 @@ def test_every_http_path_is_in_the_reference() -> None:
     # Of a binding either kind of destination is one path to the server.
     described = {re.sub(r"(?<=/e/\*/)[qe](?=/)", "*", path) for path in described}
     assert set(routes()) - described - {"/"} == set()
+
+
+# --- what code says of documents
+
+
+def sources() -> list[Path]:
+    tops = ("qq", "cluster", "chaos", "tests", "deploy", "examples")
+    found = [
+        file
+        for top in tops
+        for file in (ROOT / top).rglob("*")
+        if file.suffix in {".py", ".c", ".toml", ".yml"}
+    ]
+    return [*found, ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "mkdocs.yml"]
+
+
+def test_code_refers_to_documents_that_are_in_the_repository() -> None:
+    missing = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in sources()
+        if file.parent.name != "docs"
+        for name in re.findall(r"(?<![\w/.*-])(?:[\w-]+/)*[\w-]+\.md\b", file.read_text())
+        if not is_file(name)
+    }
+    assert missing == set()
