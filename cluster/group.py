@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -190,7 +190,6 @@ class Group:
         runtime: Runtime,
         disk: Disk,
         links: Links,
-        events: GroupEvents,
         engine: type[Engine] = Engine,
     ) -> None:
         self.config = config
@@ -206,7 +205,6 @@ class Group:
         self._runtime = runtime
         self._disk = disk
         self._links = links
-        self._events = events
         self._engine_type = engine
         self._owner = Owner(config.cluster, config.name, config.group_id)
         self._members = [config.name, *config.peers]
@@ -245,8 +243,12 @@ class Group:
         )
         self._is_open = True
 
-    def start(self) -> None:
-        """Come up from what is on the disk, which is read now unless it was, and take part. Raises as `open` does."""
+    def start(self, events: GroupEvents) -> None:
+        """Come up from what is on the disk, which is read now unless it was, and take part. Raises as `open` does.
+
+        From now on `events` is told what is committed, and what else the shell has to know.
+        """
+        self._events = events
         if not self._is_open:
             self.open()
         config, checkpoint = self.config, self._checkpoint
@@ -397,6 +399,21 @@ class Group:
         sequence = self._submissions.add(payload, weight)
         self._wake()
         return sequence
+
+    # What entries hold, for whoever delivers it
+
+    @property
+    def last_index(self) -> int:
+        """Of the newest entry of this node's log."""
+        return self.journal.last_index
+
+    def payload(self, index: int) -> bytes | None:
+        """As `SegmentedJournal.payload`: an entry, if it is in memory."""
+        return self.journal.payload(index)
+
+    def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
+        """As `SegmentedJournal.read_job`. Raises EntryGone."""
+        return self.journal.read_job(indexes, bytes_max)
 
     @property
     def pending_batches(self) -> int:

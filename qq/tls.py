@@ -1,7 +1,7 @@
 """TLS: the contexts of this node's sockets, made from files that may change.
 
 Lives here: what a configuration means for OpenSSL, when files are read again, the name of a user in a certificate. Not
-here: sockets (qq/broker/ports.py, cluster/links.py), what the name may do (qq/broker/login.py).
+here: sockets (qq/amqp_server/listener.py, cluster/links.py), what the name may do (qq/sessions/login.py).
 
 Law: a file that cannot be used stops the start of a node, and later nothing but a line in the log: what was good before
 goes on. Connections that are open keep what they were opened with.

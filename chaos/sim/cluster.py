@@ -167,12 +167,11 @@ class SimulatedNode:
             runtime,
             self.disk,
             links,
-            self,
             engine=parts.engine,
         )
         self.up = True
         try:
-            self.group.start()
+            self.group.start(self)
         except OSError as error:
             if error.errno == errno.ENOSPC and self._standing is Standing.VOTER:
                 checks.found_no_space(self, error)

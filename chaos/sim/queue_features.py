@@ -10,8 +10,8 @@ from random import Random
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from qq.amqp.encoding import with_headers
 from qq.machine.commands import DEFAULT_VHOST, DeletePolicy, PutPolicy
+from qq.stored.editing import with_headers
 
 if TYPE_CHECKING:
     from qq.machine.commands import Table

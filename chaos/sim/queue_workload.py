@@ -31,8 +31,6 @@ from chaos.sim.stored import batch_payloads
 from chaos.sim.tenants import Tenants
 from chaos.sim.workload import Client, Workload
 from cluster.segment import CorruptJournal
-from qq.amqp.properties import group
-from qq.amqp.stored import flags
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
     BindQueue,
@@ -69,6 +67,8 @@ from qq.machine.effects import (
     Result,
 )
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
+from qq.stored.layout import flags
+from qq.stored.properties import group
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks

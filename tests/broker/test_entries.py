@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from cluster.entry import make_batch, make_compacted, make_entry
 from cluster.segment import CorruptJournal, EntryGone, EntryMoved
-from qq.broker import entries as entries_module
-from qq.broker.entries import (
+from qq.machine.codec import encode_batch, keep
+from qq.machine.commands import Enqueue
+from qq.ranges import MESSAGE_BITS, Range
+from qq.sessions import entries as entries_module
+from qq.sessions.entries import (
     READ_AHEAD_MAX,
     READ_AHEAD_MIN,
     READ_BYTES_MAX,
@@ -20,9 +22,6 @@ from qq.broker.entries import (
     MessagesGone,
     ReadAhead,
 )
-from qq.machine.codec import encode_batch, keep
-from qq.machine.commands import Enqueue
-from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,8 +97,9 @@ class Setup:
         self.journal = FakeJournal()
         self.disk = FakeDisk()
         self.failures: list[BaseException] = []
-        group: Any = SimpleNamespace(journal=self.journal)
-        self.entries = Entries(group, cast("Any", self.disk), self.failures.append)
+        log: Any = self.journal
+        log.disk_failed = self.failures.append
+        self.entries = Entries(log, cast("Any", self.disk))
         self.loaded: list[str] = []
 
     def load(self, *indexes: int, name: str = "", ahead: ReadAhead | None = None) -> None:

@@ -168,7 +168,7 @@ def test_what_may_not_be_said_is_noticed() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "ERROR qq.broker.listener: connection 5 of guest: unexpected:",
+        "ERROR qq.amqp_server.connection: connection 5 of guest: unexpected:",
         "Traceback (most recent call last):",
         "Task exception was never retrieved",
     ],

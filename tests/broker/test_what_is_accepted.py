@@ -22,12 +22,12 @@ from raw_client import RawClient, frame_bytes, publish
 from cluster.entry import Batch, batches_of, make_batch, make_entry
 from cluster.envelope import Append, Forward, LogEntry, decode, encode
 from cluster.submission import Proposals
-from qq.amqp.content import content_of
-from qq.broker.login import hash_password
 from qq.errors import Reply
 from qq.machine.codec import decode_batch, decode_kept
 from qq.machine.commands import PutUser, PutVhost, SetPermissions
 from qq.machine.machine import QueueMachine
+from qq.sessions.login import hash_password
+from qq.stored.content import content_of
 from qq.tables import TABLE_BYTES_MAX, TABLE_DEPTH_MAX
 
 Basic, Chan, Conn, Queue = commands.Basic, commands.Channel, commands.Connection, commands.Queue

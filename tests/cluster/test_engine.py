@@ -732,8 +732,8 @@ def test_h10_an_exception_in_the_machine_stops_the_node() -> None:
     network = Network(world, ["a"], NetworkOptions(), world.random("network"))
     disk = SimulatedDisk(world.random("disk"), world.after)
     config = GroupConfig("a", [], "test")
-    group = Group(config, Broken(), runtime, disk, network.attach("a", runtime), NoEvents())
-    group.start()
+    group = Group(config, Broken(), runtime, disk, network.attach("a", runtime))
+    group.start(NoEvents())
     world.run_until(10.0)
     assert [type(failure) for failure in failures] == [ZeroDivisionError]
     assert not runtime.alive

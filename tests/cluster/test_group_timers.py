@@ -125,8 +125,8 @@ class Member:
         links = trio.network.attach(self.name, self.runtime)
         peers = [name for name in trio.names if name != self.name]
         config = GroupConfig(self.name, peers, "test", dead_origin_grace_s=1e9, silent_origin_grace_s=1e9)
-        self.group = Group(config, self.machine, self.runtime, self.disk, links, self)
-        self.group.start()
+        self.group = Group(config, self.machine, self.runtime, self.disk, links)
+        self.group.start(self)
 
     def end(self) -> None:
         self.runtime.alive = False

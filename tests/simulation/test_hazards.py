@@ -33,7 +33,6 @@ from cluster.ports import Disk
 from cluster.register import Register
 from cluster.segment import Segment
 from cluster.submission import Reign, Submissions
-from qq.broker.dead_letters import DeadLetters
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
 from qq.machine.commands import Command, DeclareQueue, Enqueue, Publish
@@ -44,6 +43,7 @@ from qq.machine.publishers import FrozenPublishers, Publishers
 from qq.machine.publishing import Publishing, _as_publish
 from qq.machine.queue import Dying, Queue
 from qq.machine.vhost import VirtualHost
+from qq.sessions.dead_letters import DeadLetters
 from qq.tables import TABLE_DEPTH_MAX
 
 POWER_LOSSES = Options(
@@ -619,7 +619,7 @@ HAZARDS = [
         ("qq.machine.queue.Queue.take_dying", take_dying_and_keep_them),
     ),
     Hazard(
-        Parts(), QUEUES, 10, "neither settled", ("qq.broker.dead_letters.DeadLetters.turn", leave_the_dead)
+        Parts(), QUEUES, 10, "neither settled", ("qq.sessions.dead_letters.DeadLetters.turn", leave_the_dead)
     ),
     Hazard(Parts(), QUEUES, 10, "elsewhere and is", ("chaos.sim.run.QueueMachine", GoesByItsOwnClock)),
     Hazard(

@@ -1,122 +1,38 @@
 """What sessions ask for, as parts of the batches that go to the log.
 
-Lives here: the parts, of which some still grow while they wait, what they count as, and the batch that takes them in as
-far as it has room. Not here: in which order lanes are served (lanes.py), when a batch is submitted (submissions.py),
-what a part costs (qq/machine/costs.py).
+Lives here: the parts, of which some still grow while they wait, and what they count as. Not here: the batch that takes
+them in (batch.py), in which order lanes are served (lanes.py), when a batch is submitted (submissions.py), what a part
+costs (qq/machine/costs.py).
 
-Law: a batch has room for BATCH_STEPS_MAX of cost and BATCH_BYTES_MAX of octets, or for one part that is larger. What a
-part costs is asked when it is about to be taken; what could not be found out in this turn of the loop waits for the
-next, and its lane with it.
+Law: what a part costs is asked when it is about to be taken; what could not be found out in this turn of the loop waits
+for the next, and its lane with it.
 """
 
 from __future__ import annotations
 
-from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from qq.machine.codec import encode_batch
 from qq.machine.commands import Enqueue, Publish
-from qq.machine.costs import BATCH_STEPS_MAX, COMMIT_STEPS, SETTLED_STEPS, TRANSACTION_STEPS_MAX, Price
+from qq.machine.costs import COMMIT_STEPS, SETTLED_STEPS, TRANSACTION_STEPS_MAX, Price
 from qq.machine.limits import table_bytes
+from qq.sessions.batch import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.ports import Buffer
-    from qq.amqp.properties import Attributes
-    from qq.broker.channel import Channel
-    from qq.broker.lanes import Lane
     from qq.machine.commands import Command, Settlement
     from qq.machine.costs import Costs
+    from qq.sessions.batch import Batch
+    from qq.sessions.lanes import Lane
+    from qq.sessions.ports import Publisher
+    from qq.stored.properties import Attributes
 
-BATCH_BYTES_MAX = 1024 * 1024
-"""A batch of this size is full."""
-STEP_BYTES = BATCH_BYTES_MAX // BATCH_STEPS_MAX
-"""Octets that count as a step where a lane's share is concerned: a full batch is as much of one as of the other."""
 COMMAND_BYTES = 256
 """What a command counts as beside its texts and tables. It is some 30 in the log, but every node takes some 10 us for
 it, and should be done with a batch in few milliseconds."""
 MESSAGE_BYTES = 64
 """The same of a message beside its octets."""
-
-
-class Outcome(Enum):
-    """What became of a part that a batch was to take."""
-
-    TAKEN = 0
-    NO_ROOM = 1
-    """Some of it may have been taken."""
-    PUT_OFF = 2
-    """Nobody knows yet what it costs: in this turn of the loop enough has been looked for."""
-    REFUSED = 3
-
-
-class Batch:
-    """What is about to go to the log together."""
-
-    def __init__(self) -> None:
-        self._commands: list[Command] = []
-        self._messages: list[bytes] = []
-        self.steps = 0
-        """What it is expected to cost."""
-        self.bytes = 0
-        self.confirms: dict[Channel, int] = {}
-        """The last publish sequence number of each channel."""
-        self.asked_bytes: dict[Lane, int] = {}
-        """What each lane has asked for in it."""
-        self.callbacks: list[Callable[[], None]] = []
-        """To be called when it has been applied."""
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self._commands or self.callbacks)
-
-    @property
-    def is_full(self) -> bool:
-        return self.steps >= BATCH_STEPS_MAX or self.bytes >= BATCH_BYTES_MAX
-
-    @property
-    def cost(self) -> int:
-        """In steps, octets included."""
-        return self.steps + self.bytes // STEP_BYTES
-
-    def fits(self, steps: int, size: int) -> bool:
-        """Whether the batch is not too large with so much more."""
-        return self.steps + steps <= BATCH_STEPS_MAX and self.bytes + size <= BATCH_BYTES_MAX
-
-    def has_room(self, steps: int, size: int) -> bool:
-        """Whether something may be added. What is larger than a batch has one for itself."""
-        return self.fits(steps, size) or not self._commands
-
-    def add(self, lane: Lane, command: Command, steps: int, size: int) -> None:
-        self._commands.append(command)
-        self._count(lane, steps, size)
-
-    def publish(
-        self, lane: Lane, command: Enqueue | Publish, messages: list[bytes], steps: int, size: int
-    ) -> None:
-        """Add a command and its messages."""
-        self._commands.append(command)
-        self._messages += messages
-        self._count(lane, steps, size)
-
-    def _count(self, lane: Lane, steps: int, size: int) -> None:
-        self.steps += steps
-        self.bytes += size
-        self.asked_bytes[lane] = self.asked_bytes.get(lane, 0) + size
-
-    def payload(self) -> Sequence[Buffer]:
-        """As the log has it."""
-        return encode_batch(self._commands, self._messages)
-
-
-class Part(Protocol):
-    """Something that a lane waits with."""
-
-    def take(self, batch: Batch, lane: Lane, costs: Costs, /) -> Outcome:
-        """Have the batch take it in, or as much of it as there is room for."""
-        ...
 
 
 class Asked:
@@ -187,7 +103,7 @@ class OpenSettlement:
 
 
 class OpenEnqueue:
-    """Consecutive publishes of one channel with the same exchange, routing key, flags and attributes."""
+    """Consecutive publishes of one publisher with the same exchange, routing key, flags and attributes."""
 
     __slots__ = (
         "_beside",
@@ -195,26 +111,26 @@ class OpenEnqueue:
         "_price",
         "_priced",
         "attributes",
-        "channel",
         "exchange",
         "first_sequence",
         "mandatory",
         "messages",
+        "publisher",
         "routing_key",
     )
 
     def __init__(
         self,
-        channel: Channel,
+        publisher: Publisher,
         first_sequence: int,
         exchange: str,
         routing_key: str,
         mandatory: bool,
         attributes: Attributes | None,
     ) -> None:
-        self.channel = channel
+        self.publisher = publisher
         self.first_sequence = first_sequence
-        """Publish sequence number of the first of its messages, 0 if the channel is not in confirm mode."""
+        """Publish sequence number of the first of its messages, 0 if it wants no confirms."""
         self.exchange = exchange
         self.routing_key = routing_key
         self.mandatory = mandatory
@@ -305,7 +221,7 @@ class OpenEnqueue:
         del self._priced[:count]
         if self.first_sequence:
             self.first_sequence += count
-            batch.confirms[self.channel] = self.first_sequence - 1
+            batch.confirms[self.publisher] = self.first_sequence - 1
         attributes = self.attributes
         if attributes is not None and attributes.publisher:
             self.attributes = attributes._replace(publish_seq=attributes.publish_seq + count)
@@ -331,15 +247,15 @@ class OpenEnqueue:
         self._go(batch, lane, count, steps, self._bytes)
 
     def _is_looked_into(self, costs: Costs) -> bool:
-        channel = self.channel
-        return not channel.has_failed and costs.looks_into(channel.connection.vhost, self.exchange)
+        publisher = self.publisher
+        return not publisher.has_failed and costs.looks_into(publisher.connection.vhost, self.exchange)
 
     def _price_together(self, costs: Costs) -> Price | None:
-        if self.channel.has_failed:
+        if self.publisher.has_failed:
             return Price(0, 0)  # the log passes over it
         if self._price is None:
             self._price = costs.of_messages(
-                self.channel.connection.vhost,
+                self.publisher.connection.vhost,
                 self.exchange,
                 self._keys(),
                 is_plain=self.attributes is None,
@@ -349,7 +265,7 @@ class OpenEnqueue:
     def _price_next(self, costs: Costs) -> bool:
         """Find out what one more message costs; False if that has to be looked for in the next turn."""
         message = self.messages[len(self._priced)]
-        price = costs.of_content(self.channel.connection.vhost, self.exchange, self._keys(), message)
+        price = costs.of_content(self.publisher.connection.vhost, self.exchange, self._keys(), message)
         if price is not None:
             self._priced.append(price)
         return price is not None
@@ -426,17 +342,17 @@ def bytes_of_command(command: Command) -> int:
 
 def _sealed(run: OpenEnqueue, count: int) -> Enqueue | Publish:
     """The command of its first messages."""
-    channel = run.channel
+    publisher = run.publisher
     enqueue = Enqueue(
-        channel.session,
+        publisher.session,
         run.first_sequence,
         count,
         run.exchange,
         run.routing_key,
         run.mandatory,
-        channel.number,
+        publisher.number,
     )
     if run.attributes is None:
         return enqueue
-    more_keys, priority, ttl_ms, delay_ms, publisher, publish_seq = run.attributes
-    return Publish(*enqueue, list(more_keys), priority, ttl_ms, delay_ms, publisher, publish_seq)
+    more_keys, priority, ttl_ms, delay_ms, publisher_id, publish_seq = run.attributes
+    return Publish(*enqueue, list(more_keys), priority, ttl_ms, delay_ms, publisher_id, publish_seq)

@@ -11,15 +11,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from qq.amqp.encoding import with_headers
+from qq.stored.editing import with_headers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.amqp.encoding import HeaderValue
-    from qq.broker.entries import Messages
     from qq.machine.history import Death, History
     from qq.ranges import Range
+    from qq.sessions.entries import Messages
+    from qq.stored.editing import HeaderValue
 
 
 def published_to(stored: Messages, history: History | None) -> tuple[str, str]:

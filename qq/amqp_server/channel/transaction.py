@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.broker.batches import COMMAND_BYTES, OpenEnqueue, bytes_of_messages
 from qq.errors import ChannelError, Reply
 from qq.machine.limits import TRANSACTION_COMMANDS_MAX, TRANSACTION_MESSAGES_MAX
+from qq.sessions.parts import COMMAND_BYTES, OpenEnqueue, bytes_of_messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.broker.outgoing import Tagged
+    from qq.amqp_server.outgoing import Tagged
     from qq.machine.commands import Settlement
     from qq.ranges import Piece
 

@@ -1,8 +1,8 @@
 """Whose turn it is, when many ask for more than the log takes in at once.
 
 Lives here: the lanes, each with what one connection (or one part of the node itself) has asked for and the log has not
-got yet, and the order in which lanes are served. Not here: what is asked for, and what a batch has room for
-(batches.py, submissions.py).
+got yet, and the order in which lanes are served. Not here: what is asked for (parts.py), what a batch has room for
+(batch.py, submissions.py).
 
 Law: who has asked for little is served before who has asked for much, however many of those there are; within a lane
 the order is that of asking. This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): a lane's time goes
@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from qq.broker.batches import OpenSettlement, Part
-    from qq.broker.listener import ClientConnection
     from qq.machine.commands import Settlement
+    from qq.machine.costs import Costs
+    from qq.sessions.batch import Batch, Outcome, Payer
 
 QUANTUM = 500
 """Of cost that a lane is served before it is looked whether another one is next: a tenth of a batch."""
@@ -29,24 +29,40 @@ AHEAD = 5_000
 """Of cost, too: a batch."""
 
 
+class Part(Protocol):
+    """Something that a lane waits with."""
+
+    def take(self, batch: Batch, lane: Lane, costs: Costs, /) -> Outcome:
+        """Have the batch take it in, or as much of it as there is room for."""
+        ...
+
+
+class Growing(Part, Protocol):
+    """Consecutive message ids of one consumer that are settled alike."""
+
+    def goes_on(self, first: int, last: int) -> bool:
+        """Add these if they follow; says whether they do."""
+        ...
+
+
 class Lane:
-    """What one connection has asked for, in the order of asking; the node's own if it is no `connection`."""
+    """What one connection has asked for, in the order of asking; the node's own if nobody pays for it."""
 
-    __slots__ = ("connection", "is_waiting", "parts", "settlements", "time")
+    __slots__ = ("is_waiting", "parts", "payer", "settlements", "time")
 
-    def __init__(self, connection: ClientConnection | None = None) -> None:
-        self.connection = connection
+    def __init__(self, payer: Payer | None = None) -> None:
+        self.payer = payer
         self.parts: deque[Part] = deque()
-        self.settlements: dict[tuple[type[Settlement], int], OpenSettlement] = {}
+        self.settlements: dict[tuple[type[Settlement], int], Growing] = {}
         """By kind and consumer, those that what follows may still be added to."""
         self.is_waiting = False
         """It is in the order of service."""
         self.time = 0
 
     def count_uncommitted(self, size: int) -> None:
-        """Count octets that the log has yet to take in for the connection, if it is one's; or has, if negative."""
-        if self.connection is not None:
-            self.connection.count_uncommitted(size)
+        """Count octets that the log has yet to take in for who pays; or has taken in, if negative."""
+        if self.payer is not None:
+            self.payer.count_uncommitted(size)
 
 
 class Lanes:

@@ -1,7 +1,7 @@
 """What this node's sessions want done, gathered into batches for the log.
 
 Lives here: when a batch is made and submitted, and what to do when it has been applied (publisher confirms,
-back-pressure). Not here: what it is made of (batches.py), who is served first (lanes.py), exactly-once delivery of
+back-pressure). Not here: what it is made of (parts.py), who is served first (lanes.py), exactly-once delivery of
 batches to the log (cluster/group.py), what commands do (qq/machine).
 
 Law: work per batch. All that one pass of the event loop brings, and all that comes while earlier batches are still
@@ -18,32 +18,29 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.broker.batches import (
-    BATCH_BYTES_MAX,
+from qq.machine.codec import check_command
+from qq.machine.commands import Commit, Credit
+from qq.machine.costs import BATCH_STEPS_MAX
+from qq.sessions.batch import BATCH_BYTES_MAX, Batch, Outcome
+from qq.sessions.lanes import QUANTUM, Lane, Lanes
+from qq.sessions.parts import (
     COMMAND_BYTES,
     Asked,
-    Batch,
     Callback,
     OpenCommit,
     OpenEnqueue,
     OpenSettlement,
-    Outcome,
     bytes_of_command,
 )
-from qq.broker.lanes import QUANTUM, Lane, Lanes
-from qq.machine.codec import check_command
-from qq.machine.commands import Commit, Credit
-from qq.machine.costs import BATCH_STEPS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cluster.group import Group
     from cluster.ports import Runtime
-    from qq.broker.batches import Part
-    from qq.broker.channel import Channel
     from qq.machine.commands import Command, Settlement
     from qq.machine.machine import QueueMachine
+    from qq.sessions.lanes import Part
+    from qq.sessions.ports import Log, Publisher
 
 BATCHES_IN_FLIGHT_MAX = 2
 """Submitted and not yet applied, unless there is enough for a full one. While that many are under way what is asked for
@@ -64,10 +61,10 @@ class _UnderWay(NamedTuple):
 
 
 class _Watched(NamedTuple):
-    """What a channel had published at some time."""
+    """What somebody had published at some time."""
 
     time_s: float
-    channel: Channel
+    publisher: Publisher
     published: int
 
 
@@ -75,11 +72,11 @@ class Submissions:
     """What waits in this node's lanes, and the batches under way."""
 
     def __init__(
-        self, node: str, group: Group, machine: QueueMachine, runtime: Runtime, publish_timeout_s: float
+        self, node: str, log: Log, machine: QueueMachine, runtime: Runtime, publish_timeout_s: float
     ) -> None:
         """After `publish_timeout_s` (0 is never) what is not confirmed is refused; nobody knows its outcome then."""
         self._node = node
-        self._group = group
+        self._log = log
         self._machine = machine
         self._runtime = runtime
         self._publish_timeout_s = publish_timeout_s
@@ -130,9 +127,13 @@ class Submissions:
         self._ask(lane or self._own, Callback(callback), 0)
 
     def commit(
-        self, channel: Channel, content: Sequence[OpenEnqueue | Command], refuse: Callable[[int], None]
+        self,
+        session: int,
+        content: Sequence[OpenEnqueue | Command],
+        lane: Lane,
+        refuse: Callable[[int], None],
     ) -> None:
-        """Have a transaction carried out: in one batch, so all or nothing.
+        """Have a transaction of a session carried out: in one batch, so all or nothing.
 
         `refuse` is called later with what it would cost if that is more than TRANSACTION_STEPS_MAX.
         """
@@ -143,8 +144,7 @@ class Submissions:
             else:
                 check_command(part)
                 parts.append(self._asked(part))
-        commit = self._asked(Commit(channel.session, len(content)))
-        lane = channel.connection.lane
+        commit = self._asked(Commit(session, len(content)))
         lane.settlements.clear()
         transaction = OpenCommit(commit, parts, partial(self._refuse, lane, refuse))
         self._ask(lane, transaction, transaction.size)
@@ -159,17 +159,17 @@ class Submissions:
 
     def publish(self, run: OpenEnqueue, messages: list[bytes], *, is_new: bool) -> None:
         """Add messages to `run`, which is `is_new` if it does not wait here yet."""
-        channel = run.channel
+        lane = run.publisher.connection.lane
         size = run.size if is_new else 0
         size += run.add(messages)
         if is_new:
             # What is acknowledged behind a message must not go before it: it may be what the message was made of.
-            channel.connection.lane.settlements.clear()
-            self._ask(channel.connection.lane, run, size)
+            lane.settlements.clear()
+            self._ask(lane, run, size)
         else:
-            self._count(channel.connection.lane, size)
+            self._count(lane, size)
         if run.first_sequence and self._publish_timeout_s:
-            self._watch(channel)
+            self._watch(run.publisher)
 
     def settle(self, kind: type[Settlement], consumer: int, first: int, last: int, lane: Lane) -> None:
         """Settle, return or discard message ids; consecutive ranges of one consumer become one command."""
@@ -248,7 +248,7 @@ class Submissions:
         return Outcome.TAKEN
 
     def _submit(self, batch: Batch) -> None:
-        sequence = self._group.submit(batch.payload(), batch.steps // WEIGHT_STEPS)
+        sequence = self._log.submit(batch.payload(), batch.steps // WEIGHT_STEPS)
         self._under_way.append(_UnderWay(sequence, batch))
         self._cost_in_flight += batch.cost
         self._waiting_bytes -= batch.bytes
@@ -268,13 +268,13 @@ class Submissions:
             self.batches_applied += 1
             self._cost_in_flight -= done.cost
             self._bytes_in_flight -= done.bytes
-            for channel, published in done.confirms.items():
+            for publisher, published in done.confirms.items():
                 if unseen:
-                    channel.refuse_unconfirmed(published)
+                    publisher.refuse_unconfirmed(published)
                 else:
-                    channel.confirm(published)
-            for lane, size in done.asked_bytes.items():
-                lane.count_uncommitted(-size)
+                    publisher.confirm(published)
+            for payer, size in done.asked_bytes.items():
+                payer.count_uncommitted(-size)
             for callback in done.callbacks:
                 callback()
         if self._lanes and not self._flush_asked:
@@ -302,16 +302,16 @@ class Submissions:
 
     # The publish timeout
 
-    def _watch(self, channel: Channel) -> None:
+    def _watch(self, publisher: Publisher) -> None:
         if not self._watched:
             self._runtime.call_later(self._publish_timeout_s, self._refuse_overdue)
-        self._watched.append(_Watched(self._runtime.monotonic(), channel, channel.published))
+        self._watched.append(_Watched(self._runtime.monotonic(), publisher, publisher.published))
 
     def _refuse_overdue(self) -> None:
         watched, now_s = self._watched, self._runtime.monotonic()
         while watched and watched[0].time_s + self._publish_timeout_s <= now_s:
-            _, channel, published = watched.popleft()
-            channel.refuse_unconfirmed(published)
+            _, publisher, published = watched.popleft()
+            publisher.refuse_unconfirmed(published)
         if watched:
             wait_s = watched[0].time_s + self._publish_timeout_s - now_s
             self._runtime.call_later(wait_s, self._refuse_overdue)

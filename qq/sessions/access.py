@@ -1,7 +1,7 @@
-"""What the user of a channel may do: RabbitMQ's permissions, asked before a method is submitted to the log.
+"""What the user of a session may do: RabbitMQ's permissions, asked before a command is submitted to the log.
 
-Lives here: which method needs which permission of what (rabbit_channel, rabbit_auth_backend_internal), and what is
-remembered of the answers. Not here: the permissions (machine/access.py), when a refusal counts (channel.py).
+Lives here: what needs which permission of what (rabbit_channel, rabbit_auth_backend_internal), and what is remembered
+of the answers. Not here: the permissions (machine/access.py), when a refusal counts (amqp_server/channel).
 
 Law: only what was granted is remembered, and only as long as users, permissions and virtual hosts stay as they are. An
 answer that depends on more than those, on what is declared, is looked for each time.
@@ -12,7 +12,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from qq.errors import ChannelError, Reply
 from qq.machine.declaring import stripped
 from qq.machine.patterns import InvalidPattern, Pattern
 from qq.machine.vhost import RESERVED
@@ -29,28 +28,21 @@ if TYPE_CHECKING:
 Permission = Literal["configure", "write", "read"]
 KeyPermission = Literal["write", "read"]
 Kind = Literal["queue", "exchange"]
-MethodId = tuple[int, int]
 
 GRANTS_MAX = 1000
-"""Answers, and methods of publishing, that one channel remembers."""
+"""Answers, and methods of publishing, that one session remembers."""
 PATTERNS_MAX = 1000
-"""Compiled patterns that the node remembers: many users and channels have the same."""
-_EXCHANGE_DECLARE, _EXCHANGE_DELETE = (40, 10), (40, 20)
-_QUEUE_DECLARE = (50, 10)
-_PUBLISH = (60, 40)
+"""Compiled patterns that the node remembers: many users and sessions have the same."""
 _SPECIAL = frozenset("\\^$.|?*+()[]{}-")
 """What is escaped in names that take the place of variables (rabbit_re:escape)."""
 
 
-class AccessRefused(ChannelError):
-    """It is forbidden, as far as this node knows."""
-
-    def __init__(self, explanation: str, method: MethodId) -> None:
-        super().__init__(Reply.ACCESS_REFUSED, explanation, *method)
+class AccessRefused(Exception):
+    """It is forbidden, as far as this node knows; the text is for the client."""
 
 
 class Access:
-    """The permissions of one user in one virtual host, for one channel. What is not permitted raises AccessRefused."""
+    """The permissions of one user in one virtual host, for one session. What is not permitted raises AccessRefused."""
 
     __slots__ = ("_grants", "_keys", "_machine", "_publishes", "_revision", "_user", "_vhost", "certain")
 
@@ -75,8 +67,11 @@ class Access:
         return self._publishes.get(method)
 
     def publish(self, method: bytes, exchange: str) -> bool:
-        """Check a raw basic.publish; returns whether the keys of the messages have to be checked, too."""
-        self.check("write", "exchange", exchange, _PUBLISH)
+        """Check a publication, and remember that under the bytes that `method` is in the protocol.
+
+        Returns whether the keys of the messages have to be checked, too.
+        """
+        self.check("write", "exchange", exchange)
         if len(self._publishes) >= GRANTS_MAX:
             self._publishes.clear()
         restricts = self._publishes[method] = self._topic_permissions(exchange) is not None
@@ -85,44 +80,44 @@ class Access:
     def publish_keys(self, exchange: str, keys: Iterable[str]) -> None:
         """Check all routing keys of messages, for an exchange of which `publish` has said that it restricts them."""
         for key in keys:
-            self._check_key("write", exchange, key, _PUBLISH)
+            self._check_key("write", exchange, key)
 
-    # Methods about queues
+    # Queues
 
-    def check(self, permission: Permission, kind: Kind, name: str, method: MethodId) -> None:
+    def check(self, permission: Permission, kind: Kind, name: str) -> None:
         """Check one permission."""
         if not self._has(permission, kind, name):
             thing = f"{kind} '{_shown(kind, name)}' in vhost '{self._vhost}'"
             text = f"{permission} access to {thing} refused for user '{self._user}'"
-            raise AccessRefused(text, method)
+            raise AccessRefused(text)
 
     def declare_queue(self, name: str, arguments: Mapping[str, object], *, passive: bool) -> None:
         if passive:
             return  # in RabbitMQ 4.0 whoever is in the virtual host may ask what is there
         there = self._here and self._here.queues.get(name)
-        self._declare("queue", name, there, arguments, "x-dead-letter-exchange", _QUEUE_DECLARE)
+        self._declare("queue", name, there, arguments, "x-dead-letter-exchange")
 
-    # Methods about exchanges
+    # Exchanges
 
     def declare_exchange(self, name: str, arguments: Mapping[str, object], *, passive: bool) -> None:
         name = stripped(name)
         if not name or passive:
             return  # nobody may do that, or everybody
         there = self._here and self._here.exchanges.get(name)
-        self._declare("exchange", name, there, arguments, "alternate-exchange", _EXCHANGE_DECLARE)
+        self._declare("exchange", name, there, arguments, "alternate-exchange")
 
     def delete_exchange(self, name: str) -> None:
         name = stripped(name)
         if name and not name.startswith(RESERVED):  # nobody may delete those
-            self.check("configure", "exchange", name, _EXCHANGE_DELETE)
+            self.check("configure", "exchange", name)
 
-    def bind(self, kind: Kind, destination: str, source: str, routing_key: str, method: MethodId) -> None:
-        """Check one of the four methods that add and remove bindings."""
+    def bind(self, kind: Kind, destination: str, source: str, routing_key: str) -> None:
+        """Check what adds or removes a binding."""
         source, destination = stripped(source), stripped(destination)
-        self.check("write", kind, destination, method)
+        self.check("write", kind, destination)
         if source and (destination or kind == "queue"):  # the default exchange has no other bindings
-            self.check("read", "exchange", source, method)
-            self._check_key("read", source, routing_key, method)
+            self.check("read", "exchange", source)
+            self._check_key("read", source, routing_key)
 
     # The rules
 
@@ -133,18 +128,17 @@ class Access:
         there: Queue | Exchange | None,
         arguments: Mapping[str, object],
         forwarding: str,
-        method: MethodId,
     ) -> None:
         """Check a declaration whose argument `forwarding` may name an exchange that its messages will go to.
 
         That is to read them here and to publish them there; who only declares again what is `there` changes nothing.
         """
-        self.check("configure", kind, name, method)
+        self.check("configure", kind, name)
         exchange = arguments.get(forwarding)
         known = there.arguments.get(forwarding) if there else None
         if isinstance(exchange, str) and exchange != known:
-            self.check("read", kind, name, method)
-            self.check("write", "exchange", exchange, method)
+            self.check("read", kind, name)
+            self.check("write", "exchange", exchange)
 
     def _has(self, permission: Permission, kind: Kind, name: str) -> bool:
         self._forget_what_may_have_changed()
@@ -167,13 +161,13 @@ class Access:
             self._publishes.clear()
             self._keys.clear()
 
-    def _check_key(self, permission: KeyPermission, exchange: str, key: str, method: MethodId) -> None:
+    def _check_key(self, permission: KeyPermission, exchange: str, key: str) -> None:
         if not self._has_key(permission, exchange, key) and self._may_be_topic_exchange(exchange):
             text = (
                 f"{permission} access to topic '{key}' in exchange '{exchange}' in vhost '{self._vhost}' "
                 f"refused for user '{self._user}'"
             )
-            raise AccessRefused(text, method)
+            raise AccessRefused(text)
 
     def _has_key(self, permission: KeyPermission, exchange: str, key: str) -> bool:
         self._forget_what_may_have_changed()

@@ -24,16 +24,16 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.strangers import source_of
-from qq.broker.lanes import Lane
 from qq.machine.access import SHA256, User
+from qq.sessions.lanes import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from cluster.ports import Runtime, Timer
-    from qq.broker.submissions import Submissions
     from qq.machine.machine import QueueMachine
     from qq.metrics import Counters
+    from qq.sessions.submissions import Submissions
 
 SALT_BYTES = 4
 FIRST_DELAY_S = 0.1

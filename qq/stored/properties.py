@@ -1,10 +1,10 @@
 """What the broker must know of a message's properties before it is published.
 
 Lives here: which properties and headers matter to exchanges and queues, and what is refused in them. Not here: the
-layout of a stored message (stored.py), what the log makes of it (qq/machine).
+layout of a stored message (layout.py), what the log makes of it (qq/machine).
 
 Law: most messages have nothing that matters, and cost next to nothing. What a client may have got wrong ends here, as
-the error that it is told: behind this module there are only good values.
+what it is told: behind this module there are only good values.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from math import isfinite
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from qq.amqp import stored
-from qq.amqp.encoding import with_headers
-from qq.amqp.fields import FIXED, VALID_PROPERTIES_BYTES_MAX, VALID_PROPERTIES_MAX
-from qq.errors import ChannelError, Reply
+from qq.stored import layout
+from qq.stored.editing import with_headers
+from qq.stored.fields import FIXED, VALID_PROPERTIES_BYTES_MAX, VALID_PROPERTIES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +25,7 @@ A = TypeVar("A")
 
 NO_PRIORITY = 256
 NO_TTL = 2**62
-"""A message without `expiration`. Both as in the log (qq/machine/commands.py), which this package may not know."""
+"""A message without `expiration`, in milliseconds."""
 DURATION_MAX_MS = 315_360_000_000
 """Ten years: the longest that RabbitMQ takes for an expiration, and we for a delay."""
 PLUGIN_DELAY_MAX_MS = 2**32 - 1
@@ -40,12 +39,10 @@ KEYS_MAX = 256
 """Routing keys that a message may have besides its own: each is looked for in every exchange that it comes to."""
 _OURS = frozenset((CC, BCC, DELAY, PUBLISHER_ID, PUBLISH_SEQ))
 
-_PUBLISH_METHOD = (60, 40)
-
-_MATTERS = stored.HEADERS | stored.PRIORITY | stored.EXPIRATION
-_CHANGES = _MATTERS | stored.REPLY_TO
+_MATTERS = layout.HEADERS | layout.PRIORITY | layout.EXPIRATION
+_CHANGES = _MATTERS | layout.REPLY_TO
 """An address may have to be replaced."""
-_STAMPED = stored.PRIORITY | stored.EXPIRATION
+_STAMPED = layout.PRIORITY | layout.EXPIRATION
 
 _U32 = Struct(">I")
 _header_size = _U32.unpack_from
@@ -98,6 +95,10 @@ _DECIMAL = re.compile(rb"[+-]?[0-9]{1,32}")
 """With more digits it is too large or a mistake."""
 
 
+class UnacceptableProperties(ValueError):  # named for what they are
+    """The properties of a message ask for what cannot be; the text is for its publisher."""
+
+
 class Attributes(NamedTuple):
     """What matters of a message's properties."""
 
@@ -127,8 +128,8 @@ _known_publishers: dict[bytes, Attributes] = {}
 
 
 def attributes(message: bytes) -> Attributes | None:
-    """What matters of a stored message's properties; None if nothing does. Raises ChannelError (406)."""
-    present = message[stored.FLAGS_AT] << 8
+    """What matters of a stored message's properties; None if nothing does. Raises UnacceptableProperties."""
+    present = message[layout.FLAGS_AT] << 8
     if not present & _MATTERS:
         return None
     properties = _properties(message)
@@ -142,9 +143,9 @@ def attributes(message: bytes) -> Attributes | None:
 
 def user_id(message: bytes) -> str | None:
     """The property `user-id`."""
-    if not message[20] & stored.USER_ID:
+    if not message[20] & layout.USER_ID:
         return None
-    return stored.short_string(message, stored.place(message, stored.USER_ID)).decode("utf-8", "replace")
+    return layout.short_string(message, layout.place(message, layout.USER_ID)).decode("utf-8", "replace")
 
 
 def kept_when_dead(message: bytes) -> tuple[list[str], str, int]:
@@ -154,7 +155,7 @@ def kept_when_dead(message: bytes) -> tuple[list[str], str, int]:
     """
     try:
         found = attributes(message) or PLAIN
-    except ChannelError:
+    except UnacceptableProperties:
         # Of a log that was written without `group`: what is wrong had no effect then and has none now.
         found = PLAIN
     # A number as RabbitMQ writes it, however the client did.
@@ -169,7 +170,7 @@ def group(
     reply_name: bytes | None = None,
     delay_max_ms: int = DURATION_MAX_MS,
 ) -> Iterator[tuple[Attributes | None, list[bytes]]]:
-    """Consecutive messages alike, with their attributes, as they are to be stored.
+    """Consecutive messages alike, with their attributes, as they are to be layout.
 
     `flags` are those that any of the messages has: if none of them matters here, no message is looked at.
     Messages of one publisher with consecutive sequence numbers are alike: their attributes are those of the first.
@@ -179,9 +180,9 @@ def group(
     `user` is who publishes, and the only `user-id` that the messages may have; None allows any. `reply_name` takes the
     place of REPLY_TO; None refuses that. A longer delay than `delay_max_ms` is none.
 
-    Raises ChannelError (406) behind the groups of those messages that came before a wrong one: they count.
+    Raises UnacceptableProperties behind the groups of those messages that came before a wrong one: they count.
     """
-    if not flags & (_CHANGES if user is None else _CHANGES | stored.USER_ID):
+    if not flags & (_CHANGES if user is None else _CHANGES | layout.USER_ID):
         yield None, messages
         return
     first: Attributes | None = None
@@ -189,7 +190,7 @@ def group(
     repeated: bytes | None = None
     """Properties with which a message may join the group without another look."""
     for message in messages:
-        if repeated is not None and message.startswith(repeated, stored.FLAGS_AT):
+        if repeated is not None and message.startswith(repeated, layout.FLAGS_AT):
             alike.append(message)
             continue
         wants_reply = _wants_direct_reply(message)
@@ -200,7 +201,7 @@ def group(
             if found is not None and found.delay_ms > delay_max_ms:
                 found = _undelayed(found)
             _check_user(message, user)
-        except ChannelError:
+        except UnacceptableProperties:
             if alike:
                 yield first, alike
             raise
@@ -238,15 +239,15 @@ def _check_user(message: bytes, user: str | None) -> None:
 
 
 def _wants_direct_reply(message: bytes) -> bool:
-    if not message[stored.FLAGS_AT] & stored.REPLY_TO >> 8:
+    if not message[layout.FLAGS_AT] & layout.REPLY_TO >> 8:
         return False
-    at = stored.place(message, stored.REPLY_TO)
+    at = layout.place(message, layout.REPLY_TO)
     return message[at] == len(REPLY_TO) and message.startswith(REPLY_TO, at + 1)
 
 
 def _with_reply_to(message: bytes, name: bytes) -> bytes:
     """A message with another address instead of REPLY_TO."""
-    at = stored.place(message, stored.REPLY_TO)
+    at = layout.place(message, layout.REPLY_TO)
     size = _header_size(message, 3)[0] + len(name) - len(REPLY_TO)
     rest = message[at + 1 + len(REPLY_TO) :]
     return b"".join((message[:3], _U32.pack(size), message[7:at], bytes([len(name)]), name, rest))
@@ -262,7 +263,7 @@ def _as_shown(message: bytes, found: Attributes | None) -> bytes:
     if found is not None and found.delay_ms:
         return _as_delayed(message, found.delay_ms)
     # A BCC without keys is in no attributes.
-    if b"\x03BCC" not in message[: stored.frame_stop(message, 0)]:
+    if b"\x03BCC" not in message[: layout.frame_stop(message, 0)]:
         return message
     [stripped] = with_headers([message], removals=("BCC",))
     return stripped
@@ -276,9 +277,9 @@ def _as_delayed(message: bytes, delay_ms: int) -> bytes:
         shown = _properties(changed)
         if len(properties) <= VALID_PROPERTIES_BYTES_MAX:
             _remember(_known_delayed, properties, shown)
-    size = _U32.pack(stored.FLAGS_AT - 7 + len(shown))
-    rest = message[stored.FLAGS_AT + len(properties) :]
-    return b"".join((message[:3], size, message[7 : stored.FLAGS_AT], shown, rest))
+    size = _U32.pack(layout.FLAGS_AT - 7 + len(shown))
+    rest = message[layout.FLAGS_AT + len(properties) :]
+    return b"".join((message[:3], size, message[7 : layout.FLAGS_AT], shown, rest))
 
 
 # --- reading
@@ -337,17 +338,17 @@ def _remember(known: dict[bytes, A], properties: bytes, found: A) -> None:
 
 def _read(message: bytes, properties: bytes) -> tuple[Attributes, int]:
     """What matters, and where in the properties the sequence number is, if there is one."""
-    present = stored.flags(message)
+    present = layout.flags(message)
     priority, ttl_ms = NO_PRIORITY, NO_TTL
-    if present & stored.PRIORITY:
-        priority = message[stored.place(message, stored.PRIORITY)]
-    if present & stored.EXPIRATION:
-        ttl_ms = _expiration_ms(stored.short_string(message, stored.place(message, stored.EXPIRATION)))
-    if not (present & stored.HEADERS and _may_have_ours(properties)):
+    if present & layout.PRIORITY:
+        priority = message[layout.place(message, layout.PRIORITY)]
+    if present & layout.EXPIRATION:
+        ttl_ms = _expiration_ms(layout.short_string(message, layout.place(message, layout.EXPIRATION)))
+    if not (present & layout.HEADERS and _may_have_ours(properties)):
         return Attributes((), priority, ttl_ms), 0
     values: dict[bytes, int] = {}
     """Where the values of our headers are; of two with one name RabbitMQ takes the first."""
-    for name, _, value_at, _ in stored.pairs(message, stored.place(message, stored.HEADERS)):
+    for name, _, value_at, _ in layout.pairs(message, layout.place(message, layout.HEADERS)):
         if name in _OURS:
             values.setdefault(name, value_at)
     keys = [key for name in (CC, BCC) if name in values for key in _keys(name, message, values[name])]
@@ -361,7 +362,7 @@ def _read(message: bytes, properties: bytes) -> tuple[Attributes, int]:
                 raise _refusal(f"header '{other.decode()}' without header '{name.decode()}'")
         publisher = _publisher(message, values[PUBLISHER_ID])
         sequence = _publish_seq(message, values[PUBLISH_SEQ])
-        sequence_at = values[PUBLISH_SEQ] + 1 - stored.FLAGS_AT
+        sequence_at = values[PUBLISH_SEQ] + 1 - layout.FLAGS_AT
     return Attributes(tuple(keys), priority, ttl_ms, delay_ms, publisher, sequence), sequence_at
 
 
@@ -369,7 +370,7 @@ def _keys(name: bytes, message: bytes, at: int) -> Iterator[str]:
     if message[at] != _ARRAY:
         kind = _TYPE_NAMES[message[at]]
         raise _refusal(f'invalid message: {{unacceptable_type_in_header,"{name.decode()}",{kind}}}')
-    stop = stored.value_stop(message, at)
+    stop = layout.value_stop(message, at)
     at += 5
     while at < stop:
         # RabbitMQ passes over what is no string.
@@ -379,7 +380,7 @@ def _keys(name: bytes, message: bytes, at: int) -> Iterator[str]:
             except UnicodeDecodeError:
                 # As for the routing key of basic.publish; no queue can be bound with such a key.
                 raise _refusal(f"invalid header '{name.decode()}': a routing key is not UTF-8") from None
-        at = stored.value_stop(message, at)
+        at = layout.value_stop(message, at)
 
 
 def _delay_ms(message: bytes, at: int) -> int:
@@ -447,5 +448,5 @@ def _erlang_text(text: str) -> str:
     return f'"{text}"'
 
 
-def _refusal(explanation: str) -> ChannelError:
-    return ChannelError(Reply.PRECONDITION_FAILED, explanation, *_PUBLISH_METHOD)
+def _refusal(explanation: str) -> UnacceptableProperties:
+    return UnacceptableProperties(explanation)

@@ -23,9 +23,9 @@ from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cluster.group import Group
     from cluster.ports import Disk
     from qq.ranges import Range
+    from qq.sessions.ports import Log
 
 VIEWS_BYTES_MAX = 32 * 1024 * 1024
 """Entries kept in decoded form. One is about a mebibyte at most, unless it holds a single larger message."""
@@ -158,10 +158,9 @@ def _view(entry: bytes) -> _View:
 class Entries:
     """The node's window on the messages in its log."""
 
-    def __init__(self, group: Group, disk: Disk, on_failure: Callable[[Exception], None]) -> None:
-        self._group = group
+    def __init__(self, log: Log, disk: Disk) -> None:
+        self._log = log
         self._disk = disk
-        self._on_failure = on_failure
         self._views: OrderedDict[int, _View] = OrderedDict()
         self._views_bytes = 0
         self._loading: dict[int, list[Callable[[], None]]] = {}
@@ -170,7 +169,7 @@ class Entries:
         """The messages of a range, in order, or None if its entry must be read first (`load`). Raises MessagesGone."""
         view = self._views.get(part.index)
         if view is None:
-            payload = self._group.journal.payload(part.index)
+            payload = self._log.payload(part.index)
             if payload is None:
                 return None
             view = self._keep(part.index, _view(payload))
@@ -224,8 +223,7 @@ class Entries:
 
     def _is_stored(self, index: int) -> bool:
         """Whether an entry is on the disk, and not in memory, too; it may turn out to be gone."""
-        journal = self._group.journal
-        return index <= journal.last_index and journal.payload(index) is None
+        return index <= self._log.last_index and self._log.payload(index) is None
 
     def _read(
         self, named: Sequence[int], following: Sequence[int] = (), ahead: ReadAhead | None = None
@@ -233,7 +231,7 @@ class Entries:
         """Read entries that are needed, and with them some that `ahead` will need."""
         wanted = [*named, *following]
         try:
-            job = self._group.journal.read_job(wanted, READ_BYTES_MAX)
+            job = self._log.read_job(wanted, READ_BYTES_MAX)
         except EntryGone:
             job = None
 
@@ -255,7 +253,7 @@ class Entries:
 
         def loaded(found: list[bytes] | _Missing | None, error: Exception | None) -> None:
             if found is None:
-                self._on_failure(error or RuntimeError("a read of the log failed without an error"))
+                self._log.disk_failed(error or RuntimeError("a read of the log failed without an error"))
             elif found is _Missing.GONE and len(wanted) == 1:
                 self._arrived(wanted[0], _CompactedView({}))
                 # It need not stay away: a log that was lost comes back from the other nodes.

@@ -13,19 +13,19 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.amqp.encoding import content
-from qq.broker.entries import MessagesGone
-from qq.broker.headers import delivered, published_to
+from qq.sessions.entries import MessagesGone
+from qq.sessions.headers import delivered, published_to
+from qq.stored.editing import content
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from pamqp.commands import Basic
 
-    from qq.broker.entries import Entries, Messages
     from qq.machine.history import FrozenHistories, History
     from qq.machine.queue import Queue
     from qq.ranges import Range
+    from qq.sessions.entries import Entries, Messages
 
 STEP_MESSAGES = 50
 """Taken apart at a time: about a millisecond."""

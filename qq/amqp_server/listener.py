@@ -1,7 +1,7 @@
 """The AMQP ports: accepting connections, and what comes before a client is heard: a proxy's header, a TLS handshake.
 
-Lives here: that. Not here: certificates (qq/tls.py), the header itself (proxy.py), what follows (listener.py), how many
-there may be (cluster/strangers.py).
+Lives here: that. Not here: certificates (qq/tls.py), the header itself (proxy.py), what follows (connection.py), how
+many there may be (cluster/strangers.py).
 
 Law: whoever has come is a stranger from the accepted socket to its login, whatever it does meanwhile; and only proxies
 that the configuration names are asked, and believed, whose connection it is.
@@ -15,8 +15,8 @@ from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.accepting import accept_all, begin, listen_on, readable
-from qq.broker.listener import ClientConnection, Peer
-from qq.broker.proxy import ProxyError, ProxyHeader, Source
+from qq.amqp_server.connection import ClientConnection, Peer
+from qq.amqp_server.proxy import ProxyError, ProxyHeader, Source
 
 if TYPE_CHECKING:
     import socket
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
 
     from cluster.strangers import Place
-    from qq.broker.broker import Broker
+    from qq.amqp_server.server import AmqpServer
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +47,10 @@ class AmqpPort:
     """Listens on one address."""
 
     def __init__(
-        self, broker: Broker, tls: Tls | None = None, proxies: Sequence[IPv4Network | IPv6Network] = ()
+        self, server: AmqpServer, tls: Tls | None = None, proxies: Sequence[IPv4Network | IPv6Network] = ()
     ) -> None:
         """What comes from the networks of `proxies` begins with a header of the PROXY protocol."""
-        self._broker = broker
+        self._server = server
         self._tls = tls
         self._proxies = proxies
         self._listeners: list[socket.socket] = []
@@ -73,16 +73,16 @@ class AmqpPort:
                     self._take(sock, Source(*address[:2]), beginnings)
 
                 for listener in self._listeners:
-                    accepting.create_task(accept_all(listener, take, self._broker.complaints, "client"))
+                    accepting.create_task(accept_all(listener, take, self._server.complaints, "client"))
         finally:
             for listener in self._listeners:
                 listener.close()
 
     def _take(self, sock: socket.socket, source: Source, beginnings: asyncio.TaskGroup) -> None:
-        place = self._broker.places.take(source.host)
+        place = self._server.places.take(source.host)
         if place is None:
             text = f"a connection from {source.host} is refused: there are too many"
-            self._broker.complaints.about("too many", text)
+            self._server.complaints.about("too many", text)
             sock.close()
             return
         begin(beginnings.create_task(self._begin(sock, source, place)), sock, place)
@@ -94,19 +94,21 @@ class AmqpPort:
                 peer = await self._proxied(sock, source, place)
             # From here on the socket is the transport's.
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: ClientConnection(self._broker, peer, place, self._tls.name_in if self._tls else None),
+                lambda: ClientConnection(self._server, peer, place, self._tls.name_in if self._tls else None),
                 sock,
                 ssl=self._tls.context() if self._tls else None,
-                ssl_handshake_timeout=self._broker.limits.tls_handshake_timeout_s if self._tls else None,
+                ssl_handshake_timeout=self._server.broker.limits.tls_handshake_timeout_s
+                if self._tls
+                else None,
                 ssl_shutdown_timeout=GOODBYE_S if self._tls else None,
             )
         except ProxyError as error:
-            self._broker.complaints.about("proxy", f"a connection from {source.host} is dropped: {error}")
+            self._server.complaints.about("proxy", f"a connection from {source.host} is dropped: {error}")
             sock.close()
             place.leave()
         except OSError as error:  # also for time and TLS
             what = "TLS handshake" if self._tls else "connection"
-            self._broker.complaints.about("begin", f"the {what} with {peer.host} failed: {error}")
+            self._server.complaints.about("begin", f"the {what} with {peer.host} failed: {error}")
             place.leave()
 
     def _is_proxy(self, host: str) -> bool:
@@ -121,7 +123,7 @@ class AmqpPort:
         """Whose connection the proxy passes on. Raises ProxyError."""
         header = ProxyHeader()
         try:
-            async with asyncio.timeout(self._broker.limits.handshake_timeout_s):
+            async with asyncio.timeout(self._server.broker.limits.handshake_timeout_s):
                 while header.wanted:
                     await _receive(sock, header)
         except TimeoutError:

@@ -1,7 +1,7 @@
 """AMQP connections on sockets: bytes in and out, heartbeats, time limits, back-pressure.
 
-Lives here: what a socket needs. Not here: the protocol (qq/amqp/connection.py), who may log in (login.py) and the
-channels (channel.py).
+Lives here: what a socket needs. Not here: the protocol (qq/amqp/connection.py), who may log in
+(qq/sessions/login.py) and the channels (channel).
 
 Back-pressure, both ways. In: reading stops while the connection has asked for more than the log has taken in, while it
 sends more than fits behind a method that waits for the log, while it does not read the answers to what it asks, or,
@@ -27,20 +27,21 @@ from qq.amqp.connection import (
 from qq.amqp.encoding import HEARTBEAT
 from qq.amqp.fields import decode_publish
 from qq.amqp.framing import Fault
-from qq.broker.channel import Channel
-from qq.broker.lanes import Lane
-from qq.broker.login import Login
-from qq.errors import ConnectionFault, Reply
+from qq.amqp_server.channel.channel import Channel
+from qq.errors import ConnectionFault, Reply, amqp_error
+from qq.sessions.lanes import Lane
+from qq.sessions.login import Login
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cluster.strangers import Place
     from qq.amqp.connection import Event
-    from qq.broker.broker import Broker
-    from qq.broker.login import Attempt
-    from qq.broker.outgoing import Outgoing
+    from qq.amqp_server.ports import Numbered, Pumped
+    from qq.amqp_server.server import AmqpServer
     from qq.errors import AmqpError
+    from qq.machine.effects import CloseConnection, Failed
+    from qq.sessions.login import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +85,13 @@ class Peer(NamedTuple):
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client's connection."""
+    """One client's connection. It is the `Carrier` of its channels."""
 
     __slots__ = (
         "_amqp",
         "_attempt",
         "_blocked",
+        "_broker",
         "_channels",
         "_deadline",
         "_flush_asked",
@@ -108,14 +110,15 @@ class ClientConnection(asyncio.Protocol):
         "_pumping",
         "_reasons_to_pause",
         "_refused",
+        "_server",
         "_silent_beats",
         "_transport",
         "_uncommitted_bytes",
         "_writing_paused",
         "_written_s",
-        "broker",
         "id",
         "in_log",
+        "is_admitted",
         "lane",
         "peer_host",
         "peer_port",
@@ -125,7 +128,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        broker: Broker,
+        server: AmqpServer,
         peer: Peer,
         place: Place,
         name_in: Callable[[Mapping[str, Any]], str | None] | None = None,
@@ -134,7 +137,8 @@ class ClientConnection(asyncio.Protocol):
 
         With TLS, `name_in` tells the name of the user in a client's certificate that was checked.
         """
-        self.broker = broker
+        self._server = server
+        self._broker = broker = server.broker
         self.peer_host, self.peer_port, self._proxy_host = peer
         self._place = place
         self.id = broker.new_id()
@@ -144,6 +148,7 @@ class ClientConnection(asyncio.Protocol):
         self.vhost = ""
         self.in_log = False
         """The log was asked to let it in, so it has to hear when the connection is gone."""
+        self.is_admitted = False
         self._name_in = name_in
         self._attempt: Attempt | None = None
         """The login under way."""
@@ -152,9 +157,9 @@ class ClientConnection(asyncio.Protocol):
         self._out_bytes = 0
         self._flush_asked = False
         self._writing_paused = False
-        self._pumping: dict[Outgoing, None] = {}
+        self._pumping: dict[Pumped, None] = {}
         self._uncommitted_bytes = 0
-        self._holding: dict[Channel, None] = {}
+        self._holding: dict[int, None] = {}
         self._held_bytes = 0
         self._reasons_to_pause: dict[object, None] = {}
         self._publishes = False
@@ -175,18 +180,22 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
         self._loop = asyncio.get_running_loop()
-        limits = self.broker.limits
+        limits = self._broker.limits
         transport.set_write_buffer_limits(high=limits.write_buffer_bytes, low=limits.write_buffer_bytes // 4)
         certificate = transport.get_extra_info("peercert") if self._name_in is not None else None
         self._amqp = ServerConnection(
-            self.broker.settings, self._name_in(certificate) if self._name_in and certificate else None
+            self._server.settings, self._name_in(certificate) if self._name_in and certificate else None
         )
-        self.broker.connection_opened(self)
+        self._broker.connection_opened(self)
         if not self._place.is_taken:
             self._pushed_out()
             return
         self._place.push_out = self._pushed_out
         self._deadline = self._loop.call_later(limits.handshake_timeout_s, self._handshake_too_slow)
+
+    @property
+    def protocol(self) -> str:
+        return "AMQP 0-9-1"
 
     @property
     def name(self) -> str:
@@ -235,7 +244,7 @@ class ClientConnection(asyncio.Protocol):
             self._attempt.cancel()
         self._end()
         self._stop_timers()
-        self.broker.connection_closed(self)
+        self._broker.connection_closed(self)
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -259,8 +268,8 @@ class ClientConnection(asyncio.Protocol):
                 case Fault():
                     self.fail(event.error)
                 case ChannelOpened():
-                    channel = self._channels[event.channel] = Channel(self.broker, self, event.channel)
-                    self.broker.session_opened(channel)
+                    channel = self._channels[event.channel] = Channel(self._broker, self, event.channel)
+                    self._broker.session_opened(channel)
                 case _:
                     channel = self._channels.get(event.channel)
                     if channel is not None:
@@ -284,31 +293,30 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._refuse(user, mechanism)
 
-        self._attempt = self.broker.logins.attempt(login, decided)
+        self._attempt = self._broker.logins.attempt(login, decided)
 
     def _refuse(self, user: str, mechanism: str) -> None:
         shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
         text = f"connection {self.id}: login of user {shown!r} from {self.peer_host} ({mechanism}) refused"
-        self.broker.complaints.about("login", text)
+        self._server.complaints.about("login", text)
         self._amqp.refuse_login()
         self._refused = self._amqp.phase is Phase.CLOSED
         self._close_later()
         self._ask_flush()
 
     def _open_vhost(self, vhost: str) -> None:
-        limit = self.broker.limits.connection_max
-        if limit and self.broker.places.known > limit:
+        limit = self._broker.limits.connection_max
+        if limit and self._server.places.known > limit:
             text = f"connection refused: node connection limit ({limit}) is reached"
             self.fail(ConnectionFault(Reply.NOT_ALLOWED, text, 10, 40))
             return
-        if self.broker.is_full:
+        if self._broker.is_full:
             # Clients that come again and again would fill the memory of a node without a majority.
-            text = f"connection refused: {self.broker.why_full}"
+            text = f"connection refused: {self._broker.why_full}"
             self.fail(ConnectionFault(Reply.RESOURCE_ERROR, text, 10, 40))
             return
         self.vhost = vhost
-        self.in_log = True
-        self.broker.connect(self)
+        self._broker.connect(self)
 
     def admitted(self) -> None:
         """The log has let the connection into its virtual host."""
@@ -322,9 +330,10 @@ class ClientConnection(asyncio.Protocol):
         )
         self._go_on(self._amqp.accept_vhost)
 
-    def not_admitted(self, error: AmqpError) -> None:
+    def not_admitted(self, failure: Failed) -> None:
+        """The log has refused that."""
         if self._amqp.phase is Phase.VHOST and not self._transport.is_closing():
-            self.fail(error)
+            self.fail(amqp_error(failure.code, failure.text, failure.class_id, failure.method_id))
 
     def publish_fields(self, method: bytes) -> tuple[str, str, bool]:
         """Exchange, routing key and mandatory flag of a raw basic.publish; raises on `immediate`."""
@@ -347,7 +356,7 @@ class ClientConnection(asyncio.Protocol):
                 log.warning("connection %d of %s: %s", self.id, self.user, error)
             else:
                 text = f"connection {self.id} from {self.peer_host}, which has not logged in: {error}"
-                self.broker.complaints.about("stranger", text)
+                self._server.complaints.about("stranger", text)
             self._end()
             self._amqp.fail(error)
             self._ask_flush()
@@ -356,10 +365,10 @@ class ClientConnection(asyncio.Protocol):
             for reason in list(self._reasons_to_pause):
                 self.resume_for(reason)
 
-    def force_close(self, text: str, code: Reply = Reply.CONNECTION_FORCED) -> None:
+    def told_to_close(self, effect: CloseConnection) -> None:
         """Close the connection for an operator; one that is not open yet is not told why."""
         if self._amqp.phase is Phase.OPEN:
-            self.fail(ConnectionFault(code, text))
+            self.fail(ConnectionFault(Reply(effect.code), effect.text))
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             self._transport.abort()
 
@@ -372,21 +381,22 @@ class ClientConnection(asyncio.Protocol):
         )
         self._flush()
 
-    def fail_channel(self, channel: Channel, error: AmqpError) -> None:
+    def fail_channel(self, channel: Numbered, error: AmqpError) -> None:
         log.warning("connection %d, channel %d: %s", self.id, channel.number, error)
-        self._forget(channel)
+        self._forget(channel.number)
         self._amqp.fail_channel(channel.number, error)
         self._ask_flush()
 
-    def channel_closed(self, channel: Channel) -> None:
+    def channel_closed(self, channel: Numbered) -> None:
         """The client closed the channel, and what it was doing has ended."""
-        self._forget(channel)
+        self._forget(channel.number)
         self._amqp.channel_closed(channel.number)
         self._ask_flush()
 
-    def _forget(self, channel: Channel) -> None:
-        self._channels.pop(channel.number, None)
-        self._pumping.pop(channel.outgoing, None)
+    def _forget(self, number: int) -> None:
+        channel = self._channels.pop(number, None)
+        if channel is not None:
+            self._pumping.pop(channel.outgoing, None)
 
     def close_now(self) -> None:
         """Drop the socket; nothing more is carried out, nor what channels have held back."""
@@ -400,7 +410,7 @@ class ClientConnection(asyncio.Protocol):
         if header := self._amqp.foreign_header:
             guess = next((guess for begin, guess in GUESSES.items() if header.startswith(begin)), "")
             text = f"connection {self.id} from {self.peer_host}: not AMQP 0-9-1{guess}: {header!r}"
-            self.broker.complaints.about("header", text)
+            self._server.complaints.about("header", text)
         self._flush()
         self._close_socket()
 
@@ -408,7 +418,7 @@ class ClientConnection(asyncio.Protocol):
         """Answer the client's connection.close; nothing of the connection is left then but its socket."""
         self._end()
         self._amqp.closed()
-        self.broker.connection_left(self)
+        self._broker.connection_left(self)
         self._flush()
         self._parting = True
         self._stop_timers()
@@ -430,14 +440,14 @@ class ClientConnection(asyncio.Protocol):
 
     def _handshake_too_slow(self) -> None:
         text = f"connection {self.id} from {self.peer_host}: no handshake in time"
-        self.broker.complaints.about("handshake", text)
+        self._server.complaints.about("handshake", text)
         self._transport.abort()
 
     def _pushed_out(self) -> None:
         text = (
             f"connection {self.id} from {self.peer_host}: dropped before its login, as others wait for theirs"
         )
-        self.broker.complaints.about("pushed out", text)
+        self._server.complaints.about("pushed out", text)
         self._transport.abort()
 
     def _stop_timers(self) -> None:
@@ -491,7 +501,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def has_room(self) -> bool:
-        return not self._writing_paused and self._out_bytes < self.broker.limits.write_buffer_bytes
+        return not self._writing_paused and self._out_bytes < self._broker.limits.write_buffer_bytes
 
     def write(self, buffers: Sequence[bytes]) -> None:
         """Queue bytes for the socket; they leave together at the end of this pass of the loop."""
@@ -504,9 +514,9 @@ class ClientConnection(asyncio.Protocol):
             self._flush_asked = True
             self._loop.call_soon(self._flush)
 
-    def pump_later(self, outgoing: Outgoing) -> None:
+    def pump_later(self, waiting: Pumped) -> None:
         """Let a channel go on writing when the socket has room."""
-        self._pumping[outgoing] = None
+        self._pumping[waiting] = None
 
     def _flush(self) -> None:
         self._flush_asked = False
@@ -517,26 +527,26 @@ class ClientConnection(asyncio.Protocol):
         self._written_s = self._loop.time()
         self._transport.write(data)
         if self._writing_paused:
-            if self._transport.get_write_buffer_size() > 4 * self.broker.limits.write_buffer_bytes:
+            if self._transport.get_write_buffer_size() > 4 * self._broker.limits.write_buffer_bytes:
                 self.pause_for(_ANSWERS)
         else:
             self._resume_pumps()
 
     def _resume_pumps(self) -> None:
         waiting, self._pumping = self._pumping, {}
-        for outgoing in waiting:
-            outgoing.pump()
+        for each in waiting:
+            each.pump()
 
     # In
 
     def count_uncommitted(self, size: int) -> None:
         """Bytes of what this connection asks for that the log has (size > 0) not taken in, or (size < 0) now has."""
         self._uncommitted_bytes += size
-        limit = self.broker.uncommitted_bytes_max
-        if self._uncommitted_bytes > limit or self.broker.is_full:
+        limit = self._broker.uncommitted_bytes_max
+        if self._uncommitted_bytes > limit or self._broker.is_full:
             self.pause_for(_UNCOMMITTED)
             if not self._transport.is_closing():
-                self.broker.waits_for_room(self)
+                self._broker.waits_for_room(self)
         elif self._uncommitted_bytes <= limit // 2:
             self.resume_for(_UNCOMMITTED)
 
@@ -548,7 +558,7 @@ class ClientConnection(asyncio.Protocol):
 
     def alarm_changed(self) -> None:
         """There is an alarm on this node, or no longer: who has published has to wait for its end, others go on."""
-        reason = self.broker.alarm
+        reason = self._broker.alarm
         blocked = reason is not None and self._publishes
         if blocked == self._blocked or self._amqp.phase is not Phase.OPEN:
             return
@@ -561,13 +571,13 @@ class ClientConnection(asyncio.Protocol):
             self._amqp.unblock()
         self._ask_flush()
 
-    def holds_back(self, channel: Channel) -> None:
+    def holds_back(self, channel: Numbered) -> None:
         """The channel keeps what comes, for now."""
-        self._holding[channel] = None
+        self._holding[channel.number] = None
 
-    def released(self, channel: Channel) -> None:
+    def released(self, channel: Numbered) -> None:
         """The channel keeps nothing any more."""
-        self._holding.pop(channel, None)
+        self._holding.pop(channel.number, None)
         if not self._holding:
             self._held_bytes = 0
             self.resume_for(_HELD)

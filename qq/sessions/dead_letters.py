@@ -7,8 +7,8 @@ nothing is lost or doubled whoever submits what how often.
 Lives here: finding out what dying messages were published with. Not here: why they die, where they go (qq/machine).
 
 Law: one step is under way at a time; a step is bounded, however many messages die at once, in however many queues. What
-a command tells of messages has passed the reader's checks (qq/amqp/fields.py) when they were published, so the log can
-hold it; a step that changes nothing all the same is not repeated at once.
+a command tells of messages has passed the reader's checks (qq/stored/fields.py) when they were published, so the log
+can hold it; a step that changes nothing all the same is not repeated at once.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from qq.amqp.content import content_of
-from qq.amqp.properties import kept_when_dead
-from qq.amqp.stored import FLAGS_AT, frame_stop
-from qq.broker.entries import MessagesGone
-from qq.broker.lanes import Lane
 from qq.machine.codec import check_command
-from qq.machine.commands import NO_PRIORITY, DeadLetter
+from qq.machine.commands import DeadLetter
+from qq.sessions.entries import MessagesGone
+from qq.sessions.lanes import Lane
+from qq.stored.content import content_of
+from qq.stored.layout import FLAGS_AT, frame_stop
+from qq.stored.properties import NO_PRIORITY, kept_when_dead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cluster.ports import Runtime
-    from qq.broker.entries import Entries, Messages
-    from qq.broker.submissions import Submissions
     from qq.machine.commands import Table
     from qq.machine.machine import DyingMessages, QueueMachine
     from qq.ranges import Range
+    from qq.sessions.entries import Entries, Messages
+    from qq.sessions.submissions import Submissions
 
 log = logging.getLogger(__name__)
 

@@ -17,30 +17,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp.commands import Basic
 
-from qq.amqp.encoding import (
-    confirm_frame,
-    deliveries,
-    encode,
-    get_ok,
-    reframe,
-    returned,
-    with_headers,
-)
-from qq.broker.entries import MessagesGone, ReadAhead
-from qq.broker.headers import delivered, published_to
+from qq.amqp.encoding import confirm_frame, deliveries, encode, get_ok, returned
 from qq.errors import ChannelError, ConnectionFault, Reply
 from qq.machine.commands import Settle
 from qq.ranges import Range, RangeMap
+from qq.sessions.entries import MessagesGone, ReadAhead
+from qq.sessions.headers import delivered, published_to
+from qq.stored.editing import reframe, with_headers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from qq.broker.broker import Broker
-    from qq.broker.entries import Messages
-    from qq.broker.listener import ClientConnection
+    from qq.amqp_server.ports import Carrier
     from qq.machine.effects import Deliver, DirectReply, GetOk, Returned
     from qq.machine.history import History
     from qq.ranges import Piece
+    from qq.sessions.broker import Broker
+    from qq.sessions.entries import Messages
 
 ANSWERS_WAITING_MAX = 1000
 """Answers and returned messages that wait behind deliveries; above it the node stops reading from the connection."""
@@ -54,7 +47,7 @@ READ_AHEAD_RANGES = 64
 
 @dataclass(slots=True, eq=False)
 class Consumer:
-    """A consumer of a channel, as the shell knows it."""
+    """A consumer of a channel: the `Consumer` of its session."""
 
     id: int
     tag: str
@@ -115,7 +108,7 @@ _Item = _Answer | _Delivery | _Confirm | _DirectReply
 class Outgoing:
     """The way out of one channel."""
 
-    def __init__(self, broker: Broker, connection: ClientConnection, number: int) -> None:
+    def __init__(self, broker: Broker, connection: Carrier, number: int) -> None:
         self._broker = broker
         self._connection = connection
         self._number = number

@@ -1,10 +1,10 @@
 """The layout of a stored message: where its properties and its headers are.
 
-A stored message is its content header frame and body frames as the publisher sent them; framing.py has checked them,
-and `properties_valid` what is in the header.
+A stored message is its content header frame and body frames as the publisher sent them (AMQP 0-9-1 2.3.5); whoever has
+taken them in has checked them, and `check_properties` what is in the header.
 
 Lives here: offsets into such bytes. Not here: what is checked (fields.py), what is made of it (properties.py,
-encoding.py).
+editing.py).
 
 Law: nothing is decoded that is not asked for. A field is passed over by its length, so that a client's own headers
 cost little and are never changed by passing through.
@@ -15,11 +15,15 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from qq.amqp.framing import FLAGS_AT, FRAME_OVERHEAD
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+FRAME_HEADER, FRAME_BODY = 2, 3
+FRAME_END = 0xCE
+FRAME_OVERHEAD = 8
+"""Octets of a frame around its payload: type, channel, size, end octet."""
+FLAGS_AT = 19
+"""Where a message's properties begin, with their flags: behind the frame header, class, weight and body size."""
 PROPERTIES_AT = FLAGS_AT + 2
 """The first property."""
 
