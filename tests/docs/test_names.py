@@ -103,6 +103,22 @@ def test_files_are_in_the_repository(document: Path) -> None:
     assert missing == set()
 
 
+PLACE = re.compile(r"(?:qq|cluster|chaos|tests|docs|deploy|examples|requirements)(?:/[\w-]+)+/?")
+"""A folder, or a file whose suffix is left out."""
+
+
+@documents
+def test_folders_are_in_the_repository(document: Path) -> None:
+    named = {span.rstrip("/") for span in spans(document) if PLACE.fullmatch(span)}
+    assert {place for place in named if not is_place(ROOT / place)} == set()
+
+
+def is_place(place: Path) -> bool:
+    # A folder that was moved away may have left its byte code.
+    files = (file for file in place.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    return next(files, None) is not None or place.with_suffix(".py").is_file()
+
+
 def is_file(path: str) -> bool:
     if "/" not in path:
         return path in file_names()
@@ -365,6 +381,10 @@ def sources() -> list[Path]:
     return [*found, ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "mkdocs.yml"]
 
 
+PAPER = re.compile(r"\(desig[n]\b|\bdesig[n] (?:invariant )?\d")
+"""References to a paper that was never published."""
+
+
 def test_code_refers_to_documents_that_are_in_the_repository() -> None:
     missing = {
         f"{file.relative_to(ROOT)}: {name}"
@@ -373,4 +393,5 @@ def test_code_refers_to_documents_that_are_in_the_repository() -> None:
         for name in re.findall(r"(?<![\w/.*-])(?:[\w-]+/)*[\w-]+\.md\b", file.read_text())
         if not is_file(name)
     }
+    missing |= {f"{file.relative_to(ROOT)}" for file in sources() if PAPER.search(file.read_text())}
     assert missing == set()
