@@ -13,9 +13,6 @@ Law: however the block or the process that holds it ends, no node of it goes on 
 
 from __future__ import annotations
 
-import base64
-import http.client
-import json
 import os
 import random
 import signal
@@ -25,10 +22,11 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from qq.cli.asking import ask, why_not_ready
+from qq.cli.launch import PARENT_VARIABLE, SERVE_COMMAND
 from qq.cli.layout import (
     HOST,
     HTTP_PORT_OFFSET,
@@ -40,8 +38,6 @@ from qq.cli.layout import (
     local_nodes,
     prepare,
 )
-from qq.cli.serve import PARENT_VARIABLE
-from qq.cli.up import SERVE_COMMAND
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
@@ -51,7 +47,6 @@ PATIENCE_S = 30.0
 """How long the methods that wait do so at most."""
 
 _POLL_S = 0.02
-_ANSWER_TIMEOUT_S = 1.0
 _LOG_LINES_SHOWN = 15
 # Below the ports that the system gives to outgoing connections, also with the offsets of HTTP and peers added.
 _BASE_PORTS = range(12_000, 12_700, NODE_COUNT_MAX + 1)
@@ -178,27 +173,12 @@ class ClusterNode:
         """Say why the node does not serve; raises ClusterError if it never will."""
         if not self.running:
             raise ClusterError(f"{self.name} is not running{self._log_tail()}")
-        answer = self._get("/healthz")
-        if answer is None:
-            return "no answer over HTTP"
-        return answer.get("reason")
+        return "it is paused" if self._paused else why_not_ready(self.http_port)
 
     def _get(self, path: str) -> Any:
         if self._paused or not self.running:
             return None
-        credentials = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=_ANSWER_TIMEOUT_S)
-        try:
-            connection.request("GET", path, headers={"Authorization": f"Basic {credentials}"})
-            response = connection.getresponse()
-            body = response.read()
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
-        if response.status == HTTPStatus.UNAUTHORIZED:  # it has not caught up as far as its users
-            return None
-        return json.loads(body)
+        return ask(self.http_port, path)
 
 
 class LocalCluster:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from qq import config, node
+from qq.cli.launch import PARENT_VARIABLE
 from qq.errors import StartError
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     from qq.config import NodeConfig
 
-PARENT_VARIABLE = "QQ_PARENT_PID"
-"""Set by `qq up`: this process dies with that one, even if that one is killed with SIGKILL."""
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 

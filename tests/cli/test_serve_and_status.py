@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import socketserver
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,3 +128,11 @@ def test_status_says_in_one_line_that_the_address_is_no_url(tmp_path: Path) -> N
     with started(tmp_path, "status", "--http", "nonsense") as qq:
         assert qq.exit_status() == 1
         assert qq.errors == "qq status: nonsense/api/cluster: is not a URL\n"
+
+
+def test_a_small_command_does_not_load_a_node() -> None:
+    program = (
+        "import sys; from qq.cli import main; main(['status', '--http', 'http://127.0.0.1:9']); "
+        "assert 'qq.cli.status' in sys.modules; assert 'qq.node' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30, capture_output=True)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pika
 import pytest
 
 from qq.testing import ClusterError, LocalCluster
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(60)]
 
@@ -112,3 +112,22 @@ def test_a_node_that_cannot_start_is_reported_with_the_end_of_its_log(tmp_path: 
         node.start()
         with pytest.raises(ClusterError, match=r"n1 is not running; the end of .*log:(?s:.*)node\.toml"):
             node.wait_ready()
+
+
+APPLICATION = """
+import sys
+import chaos, cluster
+from qq.testing import LocalCluster
+with LocalCluster(nodes=1) as started:
+    assert started.status()["leader"] == "n1"
+assert (chaos.OF, cluster.OF) == ("the application", "the application")
+assert [name for name in sys.modules if name.startswith(("cluster.", "chaos.", "qq.node", "aiohttp"))] == []
+"""
+
+
+def test_an_application_has_modules_of_its_own_that_are_called_as_ours_are(tmp_path: Path) -> None:
+    for name in ("chaos", "cluster"):
+        (tmp_path / f"{name}.py").write_text("OF = 'the application'\n")
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    for command in ([sys.executable, "-c", APPLICATION], [sys.executable, "-P", "-c", APPLICATION]):
+        subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=50)
