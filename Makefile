@@ -30,10 +30,10 @@ setup: venv java
 venv: $(VENV)/stamp
 
 # setuptools is pinned with the rest, so our own package is built without fetching anything that has no hash.
-$(VENV)/stamp: requirements/dev.txt pyproject.toml
+$(VENV)/stamp: requirements/build.txt requirements/dev.txt pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "qq needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --require-hashes -r requirements/dev.txt
+	$(PIP) install --require-hashes -r requirements/build.txt -r requirements/dev.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 

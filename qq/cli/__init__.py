@@ -34,8 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _find_cluster() -> None:
-    """Have `cluster` be the package beside ours, whatever else has that name where Python looks."""
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    """Have `cluster` be ours, whatever else has that name where Python looks.
+
+    It stands beside `qq` in a checkout, and inside of it where qq is installed (setup.py).
+    """
+    ours = Path(__file__).parents[1]
+    bundled = ours / "bundled"
+    sys.path.insert(0, str(bundled if bundled.is_dir() else ours.parent))
 
 
 def _run(options: argparse.Namespace) -> int:
