@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qq import __version__
 from qq.cli.layout import BASE_PORT_MAX
 from qq.errors import OperatingError
 
@@ -75,6 +76,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qq", description="A message broker with replicated queues.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
     up_command = commands.add_parser("up", help="run a local cluster until Ctrl-C")

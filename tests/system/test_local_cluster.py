@@ -131,3 +131,21 @@ def test_an_application_has_modules_of_its_own_that_are_called_as_ours_are(tmp_p
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     for command in ([sys.executable, "-c", APPLICATION], [sys.executable, "-P", "-c", APPLICATION]):
         subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=50)
+
+
+def test_a_node_alone_says_whom_it_waits_for_and_calls_nobody_dead() -> None:
+    with LocalCluster() as cluster:
+        first, *others = cluster.nodes
+        for node in cluster.nodes:
+            node.kill()
+        before = len(first.log.read_text())
+        first.start()
+
+        def said() -> str:
+            return first.log.read_text()[before:]
+
+        while "not serving yet: no leader is known" not in said():
+            time.sleep(0.05)
+        for other in others:
+            assert said().count(f"waiting for peer {other.name}: nobody listens") == 1
+        assert "is dead" not in said()
