@@ -1,4 +1,4 @@
-"""Asking a node of a local cluster over HTTP, with what Python itself brings.
+"""Speaking to a node of a local cluster over HTTP, with what Python itself brings.
 
 Law: whatever a node that starts, hangs or dies makes of a question, the answer is a document or None.
 """
@@ -14,20 +14,35 @@ from typing import Any
 from qq.cli.layout import HOST, PASSWORD, USER
 
 ANSWER_TIMEOUT_S = 1.0
+CHANGE_TIMEOUT_S = 15.0
+"""Longer than a node waits for a majority."""
 _CREDENTIALS = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
 
 def ask(http_port: int, path: str) -> Any:
     """Return the document at `path`; None if there is no answer, or the node does not know its users yet."""
-    connection = http.client.HTTPConnection(HOST, http_port, timeout=ANSWER_TIMEOUT_S)
     try:
-        connection.request("GET", path, headers={"Authorization": _CREDENTIALS})
-        response = connection.getresponse()
-        if response.status == HTTPStatus.UNAUTHORIZED:
-            return None
-        return json.loads(response.read())
+        status, body = _request(http_port, "GET", path, ANSWER_TIMEOUT_S)
+        return None if status == HTTPStatus.UNAUTHORIZED else json.loads(body)
     except (OSError, http.client.HTTPException, ValueError):
         return None
+
+
+def change(http_port: int, method: str, path: str) -> str | None:
+    """Have the cluster change something; say why it was not done, if so. It may be done later all the same."""
+    try:
+        status, body = _request(http_port, method, path, CHANGE_TIMEOUT_S)
+    except (OSError, http.client.HTTPException) as error:
+        return f"no answer over HTTP: {error}"
+    return None if status < HTTPStatus.BAD_REQUEST else f"{status} {body.decode(errors='replace')}"
+
+
+def _request(http_port: int, method: str, path: str, timeout_s: float) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(HOST, http_port, timeout=timeout_s)
+    try:
+        connection.request(method, path, headers={"Authorization": _CREDENTIALS})
+        response = connection.getresponse()
+        return response.status, response.read()
     finally:
         connection.close()
 

@@ -22,7 +22,7 @@ HOLDER = """
 import sys
 from qq.testing import LocalCluster
 with LocalCluster(nodes=1) as cluster:
-    print(cluster.nodes[0].pid, flush=True)
+    print(cluster.nodes[0].pid, cluster.nodes[0].log.parents[1], flush=True)
     sys.stdin.read()
 """
 
@@ -77,14 +77,15 @@ def test_a_test_that_fails_leaves_no_process_behind() -> None:
     assert not is_alive(pids[0])
 
 
-def test_nodes_die_with_the_process_that_started_them() -> None:
+def test_nodes_and_files_go_with_the_process_that_started_them() -> None:
     command = [sys.executable, "-c", HOLDER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
-        pid = int(holder.stdout.readline())
-        assert is_alive(pid)
+        number, directory = holder.stdout.readline().split()
+        assert is_alive(int(number))
+        assert Path(directory).exists()
         holder.send_signal(signal.SIGKILL)
-    while is_alive(pid):
+    while is_alive(int(number)) or Path(directory).exists():
         time.sleep(0.01)
 
 
@@ -102,6 +103,47 @@ def test_what_cannot_be_done_is_said_precisely(tmp_path: Path) -> None:
             _ = node.pid
         with pytest.raises(ClusterError, match="does not answer over HTTP"):
             node.status()
+
+
+def test_settings_are_those_of_all_nodes_and_wrong_ones_are_said() -> None:
+    settings = {"limits": {"frame_max": 8192}, "product": {"name": "mine"}}
+    with (
+        LocalCluster(1, settings=settings) as cluster,
+        pika.BlockingConnection(pika.URLParameters(cluster.urls[0])) as connection,
+    ):
+        assert connection._impl.params.frame_max == 8192
+        assert connection._impl.server_properties["product"] == "mine"
+    with (
+        pytest.raises(ClusterError, match=r"n1 is not running; the end of (?s:.*)limits.*nonsense"),
+        LocalCluster(1, settings={"limits": {"nonsense": 1}}),
+    ):
+        pass
+
+
+def test_a_virtual_host_is_empty_and_goes_with_its_block_whatever_runs_then() -> None:
+    with LocalCluster(3) as cluster:
+        for _ in range(2):
+            with cluster.vhost() as vhost:
+                for url in vhost.urls:
+                    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+                        connection.channel().queue_declare("mine", durable=True)
+                assert [queue["vhost"] for queue in cluster.queues()] == [vhost.name]
+                cluster.nodes[0].kill()
+                cluster.nodes[1].pause()
+            assert cluster.queues() == []
+            assert all(node.running for node in cluster.nodes)
+
+
+def test_an_error_carries_the_ends_of_the_nodes_logs() -> None:
+    def failing_test() -> None:
+        with LocalCluster(1):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        failing_test()
+    (note,) = caught.value.__notes__
+    assert note.startswith("The end of the log of n1:\n")
+    assert "serving AMQP" in note
 
 
 def test_a_node_that_cannot_start_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
