@@ -29,12 +29,18 @@ setup: venv java
 
 venv: $(VENV)/stamp
 
-# setuptools is pinned with the rest, so our own package is built without fetching anything that has no hash.
-$(VENV)/stamp: requirements/dev.txt pyproject.toml
+# What running needs comes first: `make up` waits for nothing else, and not for byte code of modules that nobody uses. What is
+# there as source only, and our own package, is built by the pinned setuptools: nothing is fetched that has no hash.
+$(VENV)/run-stamp: requirements/build.txt requirements/run.txt pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "qq needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --require-hashes -r requirements/dev.txt
+	$(PIP) install --no-compile --require-hashes -r requirements/build.txt
+	$(PIP) install --no-compile --require-hashes --no-build-isolation -r requirements/run.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/stamp: requirements/dev.txt $(VENV)/run-stamp
+	$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@
 
 # Spark is large, and `make up` does not need it.
@@ -53,7 +59,7 @@ java: $(VENV)/chaos-stamp
 toxiproxy: $(VENV)/chaos-stamp
 	@$(BIN)/python -m chaos.live.toxiproxy --install
 
-up: venv
+up: $(VENV)/run-stamp
 	@$(BIN)/qq up $(ARGS)
 
 # Where Java or Toxiproxy cannot be had, the tests that need them fail and say so.
