@@ -28,9 +28,9 @@ def declare(channel: pika.adapters.blocking_connection.BlockingChannel) -> None:
     channel.queue_declare("jobs.parked", durable=True, arguments={"x-queue-type": "quorum"})
 
 
-def work(body: bytes, deliveries: int) -> bool:
+def work(body: bytes, attempt: int) -> bool:
     """Do the job; False if it failed. This one works when it is tried a second time, or never."""
-    return body == b"flaky" and deliveries > 1
+    return body == b"flaky" and attempt > 1
 
 
 def main() -> None:
@@ -41,18 +41,21 @@ def main() -> None:
         for job in (b"flaky", b"hopeless"):
             channel.basic_publish("", "jobs", job)
         channel.basic_qos(prefetch_count=1)
-        for method, properties, body in channel.consume("jobs", inactivity_timeout=2):
-            if method is None:  # nothing for 2 s
-                break
-            deliveries = (properties.headers or {}).get("x-delivery-count", 0) + 1
-            if work(body, deliveries):
+        left = 2
+        for method, properties, body in channel.consume("jobs"):
+            attempt = (properties.headers or {}).get("x-delivery-count", 0) + 1
+            if work(body, attempt):
                 channel.basic_ack(method.delivery_tag)
-                print(f"{body.decode()}: done at attempt {deliveries}")
+                print(f"{body.decode()}: done at attempt {attempt}")
+                left -= 1
             else:
                 channel.basic_reject(method.delivery_tag, requeue=True)
-                print(f"{body.decode()}: failed at attempt {deliveries}")
+                print(f"{body.decode()}: failed at attempt {attempt}")
+                left -= attempt == ATTEMPTS
+            if not left:
+                break
         channel.cancel()
-        _, properties, body = channel.basic_get("jobs.parked", auto_ack=True)
+        _, properties, body = next(channel.consume("jobs.parked", auto_ack=True))
         print(f"{body.decode()}: parked, because of {properties.headers['x-first-death-reason']}")
 
 

@@ -139,7 +139,7 @@ def test_the_next_consumer_takes_over_in_order_when_the_active_one_is_killed(clu
             channel.confirm_delivery()
             for number in range(100):
                 channel.basic_publish("", "ledger", str(number).encode())
-        first, second = (one, two) if is_active(one) else (two, one)
+        first, second = active_first(one, two)
         first.wait_until(lambda lines: len(lines) > 10)
         assert len(second.lines) == 1
         first.kill()
@@ -150,11 +150,13 @@ def test_the_next_consumer_takes_over_in_order_when_the_active_one_is_killed(clu
     assert handled == sorted(handled)
 
 
-def is_active(program: Program) -> bool:
-    deadline = time.monotonic() + 1
-    while len(program.lines) == 1 and time.monotonic() < deadline:
+def active_first(one: Program, two: Program) -> tuple[Program, Program]:
+    """Wait until one of them has got a message; it comes first."""
+    deadline = time.monotonic() + PATIENCE_S
+    while len(one.lines) == len(two.lines) == 1:
+        assert time.monotonic() < deadline
         time.sleep(0.02)
-    return len(program.lines) > 1
+    return (one, two) if len(one.lines) > 1 else (two, one)
 
 
 def test_a_request_is_answered_from_another_node(cluster: LocalCluster) -> None:
