@@ -116,7 +116,7 @@ def _client_context(settings: ClientTls) -> ssl.SSLContext:
 
 
 def _peer_contexts(files: TlsFiles) -> Tls:
-    """Make the contexts for both sides of a link: each shows a certificate of the cluster's CA."""
+    """Both sides show a certificate of the cluster's CA."""
     try:
         server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.ca))
         server.verify_mode = ssl.CERT_REQUIRED
