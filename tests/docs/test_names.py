@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import errno
+import os
 import re
 import shlex
 from functools import cache
@@ -397,3 +399,36 @@ def test_code_refers_to_documents_that_are_in_the_repository() -> None:
     }
     missing |= {f"{file.relative_to(ROOT)}" for file in sources() if PAPER.search(file.read_text())}
     assert missing == set()
+
+
+# --- what nodes say
+
+
+TEXTS = [ROOT / "docs" / "how-to" / name for name in ("disks.md", "monitor.md", "troubleshoot.md")]
+HERE = re.compile(r": |\.\.\.|\bn\d\b|\b[A-Z]{1,}\d?\b|\d+(?:\.\d+)?|[`'\"\[\]]")
+"""What stands for something else in a text that a node says: names, numbers, the rest of a line."""
+
+
+@cache
+def said() -> str:
+    """All texts of the program, one to a line."""
+    texts = [os.strerror(errno.ENOSPC), "handshake with"]  # the system's; "the {what} with ..."
+    for file in [*(ROOT / "qq").rglob("*.py"), *(ROOT / "cluster").rglob("*.py")]:
+        nodes = ast.walk(ast.parse(file.read_text()))
+        texts += [
+            each.value for each in nodes if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        ]
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("document", TEXTS, ids=name_of)
+def test_what_a_node_says_in_a_document_it_does_say(document: Path) -> None:
+    tables = "\n".join(
+        line.split("|")[1] for line in document.read_text().splitlines() if line.startswith("|")
+    )
+    texts = [text for text in re.findall(r"`([^`]+)`", tables) if " " in text and not text.startswith("GET ")]
+    assert texts
+    for text in texts:
+        for part in (part.strip(" :,.()") for part in HERE.split(text)):
+            is_said = len(part) < 5 or part in said()
+            assert is_said, f"{name_of(document)}: {text}: {part}"
