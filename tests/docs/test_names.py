@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 REFERENCE = ROOT / "docs" / "reference"
 PACKAGES = ("chaos", "cluster", "qq")
-OF_USERS = {"first.py", "survive.py"}
-"""Files that the tutorial has its reader write."""
-
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 
 
@@ -102,7 +99,7 @@ def test_files_are_in_the_repository(document: Path) -> None:
         path
         for span in spans(document)
         for path in FILE.findall(span)
-        if not WRITTEN.search(path) and path not in OF_USERS and not is_file(path)
+        if not WRITTEN.search(path) and not is_file(path)
     }
     assert missing == set()
 
