@@ -23,23 +23,33 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup venv java toxiproxy up test interop lint bench sim fuzz chaos clean
+.PHONY: setup venv java toxiproxy up test interop lint docs bench sim fuzz chaos clean
 
 setup: venv java
 
 venv: $(VENV)/stamp
 
-# setuptools is pinned with the rest, so our own package is built without fetching anything that has no hash.
-$(VENV)/stamp: requirements/dev.txt pyproject.toml
+# What running needs comes first: `make up` waits for nothing else, and not for byte code of modules that nobody uses. What is
+# there as source only, and our own package, is built by the pinned setuptools: nothing is fetched that has no hash.
+$(VENV)/run-stamp: requirements/build.txt requirements/run.txt pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "qq needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --require-hashes -r requirements/dev.txt
+	$(PIP) install --no-compile --require-hashes -r requirements/build.txt
+	$(PIP) install --no-compile --require-hashes --no-build-isolation -r requirements/run.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/stamp: requirements/dev.txt $(VENV)/run-stamp
+	$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@
 
 # Spark is large, and `make up` does not need it.
 $(VENV)/chaos-stamp: requirements/chaos.txt $(VENV)/stamp
 	$(PIP) install --require-hashes --no-build-isolation -r requirements/chaos.txt
+	@touch $@
+
+$(VENV)/docs-stamp: requirements/docs.txt $(VENV)/stamp
+	$(PIP) install --require-hashes -r requirements/docs.txt
 	@touch $@
 
 # What is not from the package index: brought into .tools where the machine has none.
@@ -49,11 +59,11 @@ java: $(VENV)/chaos-stamp
 toxiproxy: $(VENV)/chaos-stamp
 	@$(BIN)/python -m chaos.live.toxiproxy --install
 
-up: venv
+up: $(VENV)/run-stamp
 	@$(BIN)/qq up $(ARGS)
 
 # Where Java or Toxiproxy cannot be had, the tests that need them fail and say so.
-test: lint
+test: lint $(VENV)/docs-stamp
 	-@$(MAKE) --no-print-directory java
 	-@$(MAKE) --no-print-directory toxiproxy
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS)
@@ -66,6 +76,10 @@ lint: venv
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/basedpyright
+
+# A site of static pages, in build/docs. Whatever mkdocs has to complain of is an error.
+docs: $(VENV)/docs-stamp
+	$(BIN)/python -m mkdocs build --strict
 
 # A part that misses an aim fails, after the others have run.
 bench: venv java

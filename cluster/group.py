@@ -578,8 +578,9 @@ class Group:
         if self.config.name in (self._reign.leader, reign.leader):
             self._proposals.clear()
             self._handover.end()
+        if reign.leader or self._reign.leader:  # not that there was none in an earlier term, either
+            log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         self._reign = reign
-        log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         self._wake()  # submissions go to the new leader
         self._events.leader_changed(*reign)
 

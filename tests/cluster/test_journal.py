@@ -1025,7 +1025,7 @@ def test_any_flipped_bit_is_reported_at_the_start_or_when_it_is_read(
 
 @pytest.mark.parametrize("writes_lost", [False, True])
 def test_an_open_segment_that_was_shortened_is_corruption(writes_lost: bool) -> None:
-    """At any byte, also between two records (issue 15: 200 of 400 confirmed messages were lost)."""
+    """At any byte, also between two records: 200 of 400 confirmed messages were lost."""
     node = Node(segment_bytes=10_000)
     for _ in range(3):
         node.add(2)
