@@ -65,4 +65,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("quick"):
-        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+        slow = [item for item in items if item.get_closest_marker("slow") is not None]
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)
