@@ -2,6 +2,7 @@
 #
 #   make up ARGS="--nodes 5 --fresh"     options of `qq up`
 #   make test TESTS=tests/http           a part of the tests
+#   make quick                           a minute's worth of them, without Spark, Toxiproxy and Java, after each change
 #   make interop                         the clients' own tests that take minutes; PIKA_SOURCE=DIR, JAVA_CLIENT_SOURCE=DIR: theirs, too
 #   make sim SEEDS=100000                the simulation, for the night
 #   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
@@ -23,7 +24,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup venv java toxiproxy up test interop lint docs bench sim fuzz chaos clean
+.PHONY: setup venv java toxiproxy up test quick interop lint docs bench sim fuzz chaos clean
 
 setup: venv java
 
@@ -67,6 +68,11 @@ test: lint $(VENV)/docs-stamp
 	-@$(MAKE) --no-print-directory java
 	-@$(MAKE) --no-print-directory toxiproxy
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS)
+
+quick: venv
+	$(BIN)/ruff check
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --quick $(TESTS)
+	$(BIN)/python -m chaos.sim --seeds 4
 
 interop: venv
 	$(BIN)/python -m pytest -m interop tests/interop

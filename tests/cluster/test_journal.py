@@ -1317,6 +1317,7 @@ def is_within(found: dict[int, bytes], before: dict[int, bytes], after: dict[int
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_change_that_ends_at_any_step_leaves_what_was_or_what_shall_be(name: str, power_loss: bool) -> None:
@@ -1386,6 +1387,7 @@ def test_an_opening_that_ends_at_any_step_loses_nothing(name: str) -> None:
             steps += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_that_finds_no_space_is_carried_out_later(name: str) -> None:
     change = CHANGES[name]

@@ -356,6 +356,7 @@ def test_every_message_is_where_the_oracle_has_it_after_every_entry(
     run.check_moments()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_so_it_is_in_a_long_life(seed: int) -> None:
     """Hypothesis finds short stories; these are long enough for ranges to be split, returned and split again."""
