@@ -107,7 +107,10 @@ class SnapshotGiver:
         if not engine.is_leader:
             self._sealing.clear()
             return
-        for peer, next_index in engine.needs_snapshot.items():
+        for peer, progress in engine.progress.items():
+            next_index = progress.lacks_from
+            if next_index is None:
+                continue
             given = self._given.get(peer)
             if given is not None and next_index > given.offer.index:
                 self._take_back(peer)  # it has this one; meanwhile the log begins even later
@@ -119,9 +122,9 @@ class SnapshotGiver:
         now_s = self._runtime.monotonic()
         for peer, given in list(self._given.items()):
             idle_s = now_s - given.used_s
-            if idle_s > GIVEN_S or (engine.is_leader and peer not in engine.needs_snapshot):
+            if idle_s > GIVEN_S or (engine.is_leader and engine.progress[peer].lacks_from is None):
                 self._take_back(peer)
-                engine.ask_again(peer)
+                engine.progress[peer].ask_again()
             elif idle_s > REPEAT_S:
                 self._send(peer, given.offer)
 

@@ -203,7 +203,6 @@ class Group:
         self._links = links
         self._events = events
         self._membership = Membership.of_voters([config.name, *config.peers])
-        self._running = False
         self._reign = Reign(None, 0)
         self._handover = Handover()
         self._tried_full_disk_s = 0.0
@@ -279,7 +278,7 @@ class Group:
 
     def start(self) -> None:
         """Take part."""
-        self._running = True
+        self._turns.is_on = True
         self.recovery.turn(self.engine, self.journal)
         self._links.register(self.config.group_id, self)
         self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
@@ -312,7 +311,7 @@ class Group:
 
     def _leave_if_the_others_can_go_on(self) -> None:
         """Stop for damage, as a follower, once the other voters are a majority without this node."""
-        if self.damage is None or not self._running:
+        if self.damage is None or not self._turns.is_on:
             return
         self.engine.may_lead = False
         voters = list(filter(self._links.connected, self._peers.voters()))
@@ -324,7 +323,7 @@ class Group:
             self._stop_for(self.damage)
 
     def _stop_for(self, error: Exception) -> None:
-        self._running = False
+        self._turns.is_on = False
         self._runtime.fail(error)
 
     def _stop_for_foreign_log(self, error: ForeignLog) -> None:
@@ -334,8 +333,8 @@ class Group:
 
     def stop(self) -> None:
         """Take no further part. What was submitted and not applied has an unknown outcome."""
-        if self._running:
-            self._running = False
+        if self._turns.is_on:
+            self._turns.is_on = False
             self.housekeeping.checkpoint_now(*self._applied())
 
     # Submitting
@@ -348,7 +347,7 @@ class Group:
         ValueError for more than `BATCH_BYTES_MAX`, which no entry could hold.
         """
         sequence = self._submissions.add(payload, weight)
-        self._wake()
+        self._turns.ask()
         return sequence
 
     @property
@@ -368,7 +367,7 @@ class Group:
         if not self.engine.is_leader or self.is_alone:
             return False
         self._handover.begin(self._runtime.monotonic())
-        self._wake()
+        self._turns.ask()
         return True
 
     # Reading
@@ -437,7 +436,7 @@ class Group:
         self.engine.peer_connected(peer)
         self._taker.connected(peer)
         self._submissions.link_is_new(peer)
-        self._wake()
+        self._turns.ask()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
         self._departures.drop(peer)
@@ -446,26 +445,26 @@ class Group:
         if dead:
             self._peers.died(peer, self._runtime.monotonic())
         if self._reign.leader == peer:
-            self._runtime.call_later(self.config.timing.campaign_jitter_s, self._wake)
-        self._wake()
+            self._runtime.call_later(self.config.timing.campaign_jitter_s, self._turns.ask)
+        self._turns.ask()
 
     def peer_drained(self, peer: str) -> None:
         if self._links.connected(peer):
             self.engine.peer_resumed(peer)
-            self._wake()
+            self._turns.ask()
 
     def part_received(self, peer: str) -> None:
-        if not self._running:
+        if not self._turns.is_on:
             return
         self._peers.heard(peer, self._runtime.monotonic())
         self._taker.part_received(peer)
         if self.recovery.standing is not Standing.BLANK:
             self.engine.part_received(peer)
             if self.engine.outbox:
-                self._wake()
+                self._turns.ask()
 
     def frame_received(self, peer: str, frame: bytes) -> None:
-        if not self._running:
+        if not self._turns.is_on:
             return
         self._peers.heard(peer, self._runtime.monotonic())
         try:
@@ -477,7 +476,7 @@ class Group:
             self._receive(peer, message)
         except ForeignLog as error:
             self._stop_for_foreign_log(error)
-        self._wake()
+        self._turns.ask()
 
     def _receive(self, peer: str, message: Message) -> None:
         match message:
@@ -509,14 +508,10 @@ class Group:
 
     # The turn
 
-    def _wake(self) -> None:
-        if self._running:
-            self._turns.ask()
-
     def _beat(self) -> None:
         """Heartbeats and election deadlines fall due between events, too."""
-        if self._running:
-            self._wake()
+        if self._turns.is_on:
+            self._turns.ask()
             self._watch_space()
             self._leave_if_the_others_can_go_on()
             if self.engine.is_leader:
@@ -524,8 +519,6 @@ class Group:
             self._runtime.call_later(self._turns.beat_s, self._beat)
 
     def _turn(self) -> None:
-        if not self._running:
-            return
         try:
             self._take_turn()
         except CorruptJournal as damage:
@@ -555,7 +548,7 @@ class Group:
         if self.engine.outbox:
             self._runtime.call_soon(self._send)  # mere notices: clients hear first what was just applied
         if self.engine.behind:
-            self._wake()
+            self._turns.ask()
 
     def _note_leader(self) -> None:
         if (self.engine.leader, self.engine.term) == self._reign:
@@ -566,7 +559,7 @@ class Group:
             self._handover.end()
         self._reign = reign
         log.info("leader of term %d: %s", reign.term, reign.leader or "none")
-        self._wake()  # submissions go to the new leader
+        self._turns.ask()  # submissions go to the new leader
         self._events.leader_changed(*reign)
 
     def _start_sync(self) -> None:
@@ -574,11 +567,11 @@ class Group:
             self.journal.start_sync(self._synced)
 
     def _synced(self) -> None:
-        if self._running:
+        if self._turns.is_on:
             self.engine.synced()
             self._start_sync()
             self._send()
-            self._wake()
+            self._turns.ask()
 
     def _applied(self) -> tuple[int, int]:
         """Index and term of the last entry that the state holds."""
@@ -666,7 +659,7 @@ class Group:
         self._installed_at = self.journal.written
         log.info("installed a snapshot of index %d", checkpoint.index)
         self._resume(checkpoint.index)
-        self._wake()
+        self._turns.ask()
 
     def _check_log_of(self, installable: Installable) -> None:
         """Raise ForeignLog if it is not of the log that is committed here."""
@@ -702,7 +695,7 @@ class Group:
             self._transmit(peer, message)
 
     def _tell_status(self) -> None:
-        if self._running:
+        if self._turns.is_on:
             self._clock.look(self._wall_ms(), self._runtime.monotonic())
             self._tell_peers(self._own_status())
             self._giver.tick(self.engine)
@@ -733,7 +726,7 @@ class Group:
             buffers = [buffer for batch in batches for buffer in batch.buffers]
             self._transmit(reign.leader, Forward(reign.term, buffers))
             if submissions.has_unsent(reign):
-                self._wake()
+                self._turns.ask()
 
     def _receive_forward(self, peer: str, message: Forward) -> None:
         """Take in batches of a reign that is still on; a node repeats what an ended reign dropped."""
@@ -784,7 +777,7 @@ class Group:
             is_dead = self._peers.dead_s(peer, now_s) > self.config.dead_origin_grace_s
             if (is_silent or is_dead) and self._proposals.expel(peer, origin.incarnation):
                 log.warning("node %s is gone: its consumers' messages return", peer)
-                self._wake()
+                self._turns.ask()
 
     # Applying
 
@@ -797,7 +790,7 @@ class Group:
             self._clock.follow(self._state.time_ms, begun_s)
         except BaseException as error:
             # H10: whatever this is, every further entry would build on a state that differs from the other nodes'.
-            self._running = False
+            self._turns.is_on = False
             self._runtime.fail(error)
             raise
         self._applying_s += self._runtime.monotonic() - begun_s
