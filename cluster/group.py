@@ -44,7 +44,9 @@ from cluster.envelope import (
     decode,
     encode,
 )
-from cluster.identity import Claim, Owner
+from cluster.handover import Handover
+from cluster.identity import Owner
+from cluster.incarnation import Incarnations
 from cluster.log.hardstate import Standing
 from cluster.log.housekeeping import Housekeeping, HousekeepingSettings
 from cluster.log.journal import SegmentedJournal
@@ -63,22 +65,12 @@ from cluster.turns import TurnTimer
 
 log = logging.getLogger(__name__)
 
-INCARNATION_LEAP = 2**20
-"""By so much, at most, an incarnation exceeds what is known of a node that has lost count."""
 SNAPSHOT_ID_BITS = 20
 """A life of a node gives fewer than 2**20 snapshots, so their numbers never come again."""
 
 IN_FLIGHT_MAX = 2
 """Entries proposed and not yet committed. Two keep disk and network busy; more would only make the entries smaller."""
 STATUS_INTERVAL_S = 1.0
-FED_RETAINED_MAX = 8
-"""A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`.
-
-One that is sent a snapshot keeps what follows on that, up to the snapshot's own size: else it would need another one by
-the time that it has it, unless the log grows faster than a snapshot is sent.
-"""
-HANDOVER_S = 1.0
-"""A leader that hands over proposes nothing for so long at most; a handover takes two or three syncs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,28 +120,6 @@ class GroupConfig:
             self.segment_bytes,
             self.segment_entries,
         )
-
-
-class Handover:
-    """A leader gives its office to a peer that has everything."""
-
-    def __init__(self) -> None:
-        self._ends_s = 0.0
-        self._is_asked = False
-
-    def begin(self, now_s: float) -> None:
-        self._ends_s = now_s + HANDOVER_S
-        self._is_asked = False
-
-    def end(self) -> None:
-        self._ends_s = 0.0
-
-    def is_on(self, now_s: float) -> bool:
-        return now_s < self._ends_s
-
-    def ask(self, engine: Engine, without: Sequence[str]) -> None:
-        """Ask one, once; as soon as there is one that has everything."""
-        self._is_asked = self._is_asked or engine.transfer_leadership(without)
 
 
 class GroupEvents(Protocol):
@@ -221,7 +191,8 @@ class Group:
 
         owner = Owner(config.cluster, config.name, config.group_id)
         directory = self._directory = GroupDirectory(disk, f"groups/{config.group_id}", owner)
-        claim = self._claim(self._wall_ms())
+        self._incarnations = Incarnations(directory, runtime, machine.version, self._membership.members)
+        claim = self._incarnations.begin()
         self._submissions.begin(claim.incarnation)
         self.journal, checkpoint = directory.start(
             claim,
@@ -579,23 +550,13 @@ class Group:
         return index, self.journal.term_at(index)
 
     def _needed_from(self) -> int | None:
-        """The first entry that must stay: for the shell, or for followers that are sent old ones, or soon will be."""
+        """The first entry that must stay: for the shell, or for followers."""
         needed = self._events.needed_from()
         if not self.engine.is_leader:
             return needed
-        for peer in filter(self._links.connected, self.config.peers):
-            bytes_max = FED_RETAINED_MAX * self.config.retained_bytes
-            offer = self._giver.offer_to(peer)
-            if offer is None:
-                index = self.engine.acknowledged_index(peer)
-            else:
-                index = offer.segments[-1].end
-                bytes_max = max(bytes_max, offer.size)
-            if index < self.journal.first_index:
-                continue  # unknown, or it needs a snapshot anyway
-            if self.journal.bytes_from(index) <= bytes_max:
-                needed = index if needed is None else min(needed, index)
-        return needed
+        connected = filter(self._links.connected, self.config.peers)
+        fed = self._giver.needed_from(self.engine, connected, self.config.retained_bytes)
+        return min((index for index in (needed, fed) if index is not None), default=None)
 
     # Space
 
@@ -741,7 +702,7 @@ class Group:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
         if self._handover.is_on(self._runtime.monotonic()):
-            self._handover.ask(self.engine, self._peers.not_voting())
+            self._handover.ask(partial(self.engine.transfer_leadership, self._peers.not_voting()))
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)
@@ -808,18 +769,10 @@ class Group:
             self._begin_incarnation()
             self._events.applied(self.engine.applied_index, [Expelled()])
 
-    def _claim(self, wall_ms: int) -> Claim:
-        return self._directory.claim(wall_ms, self.machine.version, self._membership.members, self._leap())
-
-    def _leap(self) -> int:
-        return self._runtime.random.randint(1, INCARNATION_LEAP)
-
     def _begin_incarnation(self) -> None:
         """The others gave this node up while it was away: all that its clients held has gone back to the queues."""
         known = self._state.origins.get(self.config.name)
-        # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
-        least = known.incarnation + self._leap() if known else 0
-        claim = self._claim(max(self._wall_ms(), least))
+        claim = self._incarnations.begin(known.incarnation if known else None)
         self._submissions.begin(claim.incarnation)
         self.submit([])
 
