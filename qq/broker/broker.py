@@ -23,7 +23,7 @@ from qq.errors import Reply as ReplyCode
 from qq.errors import amqp_error
 from qq.machine import commands
 from qq.machine.effects import (
-    CloseConnection,
+    ConnectionForced,
     ConsumerGone,
     DeadLettered,
     Deliver,
@@ -232,7 +232,7 @@ class Broker:
             case ConsumerGone():
                 channel.consumer_gone(effect.consumer)
             # The first is told in `resumed` only, the second never to a channel.
-            case Known() | CloseConnection():
+            case Known() | ConnectionForced():
                 pass
 
     def _tell_connection(self, effect: SessionEffect) -> None:
@@ -247,7 +247,7 @@ class Broker:
                 connection.not_admitted(
                     amqp_error(effect.code, effect.text, effect.class_id, effect.method_id)
                 )
-            case CloseConnection():
+            case ConnectionForced():
                 connection.force_close(effect.text, ReplyCode(effect.code))
             case _:
                 pass
