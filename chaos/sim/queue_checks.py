@@ -56,8 +56,8 @@ from qq.machine.commands import (
     Settle,
 )
 from qq.machine.effects import (
-    CloseConnection,
     Committed,
+    ConnectionForced,
     ConsumerGone,
     Consuming,
     Deliver,
@@ -775,7 +775,7 @@ class QueueOracle:
                     self._consumer_gone(effect)
                 case Failed():
                     self._session_failed(machine, effect)
-                case CloseConnection():
+                case ConnectionForced():
                     self.fates["connections told to close"] += 1
                 case _:
                     pass

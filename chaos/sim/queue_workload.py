@@ -55,7 +55,7 @@ from qq.machine.commands import (
     Settle,
 )
 from qq.machine.effects import (
-    CloseConnection,
+    ConnectionForced,
     ConsumerCancelled,
     ConsumerGone,
     Deliver,
@@ -262,7 +262,7 @@ class QueueClient(Client):
                     self._answered(session, result)
             case Failed(_, number):
                 self._session_failed(number)
-            case CloseConnection(_, number):
+            case ConnectionForced(_, number):
                 self._command(*self._tenants.told_to_close(number))
             case Rejected(_, number, first_seq, count) if number == self._publishing:
                 self._rejected(first_seq, count)
@@ -289,7 +289,7 @@ class QueueClient(Client):
                         self._answered_late(session, answer, result)
                 case Failed(_, number):
                     self._session_failed(number)
-                case CloseConnection(_, number):
+                case ConnectionForced(_, number):
                     self._command(*self._tenants.told_to_close(number))
                 case Known(_, number, answers, consumers):
                     if number in untold:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from qq.amqp_server.ports import Numbered, Pumped
     from qq.amqp_server.server import AmqpServer
     from qq.errors import AmqpError
-    from qq.machine.effects import CloseConnection, Failed
+    from qq.machine.effects import ConnectionForced, Failed
     from qq.sessions.login import Attempt
 
 log = logging.getLogger(__name__)
@@ -364,7 +364,7 @@ class ClientConnection(asyncio.Protocol):
             for reason in list(self._reasons_to_pause):
                 self.resume_for(reason)
 
-    def told_to_close(self, effect: CloseConnection) -> None:
+    def told_to_close(self, effect: ConnectionForced) -> None:
         """Close the connection for an operator; one that is not open yet is not told why."""
         if self._amqp.phase is Phase.OPEN:
             self.fail(ConnectionFault(Reply(effect.code), effect.text))

@@ -21,7 +21,7 @@ from qq.machine.codec import Buffer
 from qq.machine.commands import METHODS
 from qq.machine.consumers import Budget
 from qq.machine.effects import (
-    CloseConnection,
+    ConnectionForced,
     ConsumerCancelled,
     ConsumerGone,
     DeliveryTimeout,
@@ -293,9 +293,9 @@ class Core:
             connection.closing = reason
             self.effects.append(self.closing(connection))
 
-    def closing(self, connection: ConnectionState) -> CloseConnection:
+    def closing(self, connection: ConnectionState) -> ConnectionForced:
         text = reply_text(CONNECTION_FORCED, connection.closing)
-        return CloseConnection(connection.node, connection.id, CONNECTION_FORCED, text)
+        return ConnectionForced(connection.node, connection.id, CONNECTION_FORCED, text)
 
     def vhost(self, number: int) -> VirtualHost:
         """Where the session acts. Raises Refused if that is deleted."""

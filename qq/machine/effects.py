@@ -180,7 +180,7 @@ class ConsumerGone(NamedTuple):
     consumer: int
 
 
-class CloseConnection(NamedTuple):
+class ConnectionForced(NamedTuple):
     """Close a connection, whoever opened it: an operator wants it, or its virtual host or its user is gone."""
 
     node: str
@@ -233,7 +233,7 @@ SessionEffect = (
     | Rejected
     | DeliveryTimeout
     | ConsumerGone
-    | CloseConnection
+    | ConnectionForced
     | Known
 )
 """About one session."""

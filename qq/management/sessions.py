@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from qq.http.view import Declaration
     from qq.machine.commands import Command
-    from qq.machine.effects import CloseConnection, Failed, Result
+    from qq.machine.effects import ConnectionForced, Failed, Result
     from qq.ranges import Range
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
@@ -95,7 +95,7 @@ class _Connection:
         self.vhost = vhost
         self.user = user
         self.in_log = self.is_admitted = False
-        self.failure: Failed | CloseConnection | None = None
+        self.failure: Failed | ConnectionForced | None = None
 
     def admitted(self) -> None:
         """What was asked behind it will be answered."""
@@ -103,7 +103,7 @@ class _Connection:
     def not_admitted(self, failure: Failed) -> None:
         self.failure = failure
 
-    def told_to_close(self, effect: CloseConnection) -> None:
+    def told_to_close(self, effect: ConnectionForced) -> None:
         """Whoever waits is told; then it closes anyway."""
         self.failure = effect
 

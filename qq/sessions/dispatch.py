@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.machine.effects import (
-    CloseConnection,
+    ConnectionForced,
     ConsumerGone,
     DeadLettered,
     Deliver,
@@ -74,7 +74,7 @@ class Dispatcher:
             case ConsumerGone():
                 session.consumer_gone(effect.consumer)
             # The first is told in `resume` only, the second never to a session.
-            case Known() | CloseConnection():
+            case Known() | ConnectionForced():
                 pass
 
     def _tell_connection(self, effect: SessionEffect) -> None:
@@ -89,7 +89,7 @@ class Dispatcher:
                     connection.admitted()
             case Failed():
                 connection.not_admitted(effect)
-            case CloseConnection():
+            case ConnectionForced():
                 connection.told_to_close(effect)
             case _:
                 pass

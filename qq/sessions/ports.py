@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from cluster.ports import Buffer
     from qq.machine.effects import (
-        CloseConnection,
+        ConnectionForced,
         Deliver,
         DeliveryTimeout,
         DirectReply,
@@ -115,7 +115,7 @@ class Connection(Payer, Protocol):
         """The log has refused that."""
         ...
 
-    def told_to_close(self, effect: CloseConnection, /) -> None:
+    def told_to_close(self, effect: ConnectionForced, /) -> None:
         """An operator wants it closed, or its virtual host or its user is gone."""
         ...
 

@@ -197,7 +197,7 @@ class LineConnection(asyncio.Protocol):
     def not_admitted(self, failure: effects.Failed) -> None:
         self._fail(failure.text)
 
-    def told_to_close(self, effect: effects.CloseConnection) -> None:
+    def told_to_close(self, effect: effects.ConnectionForced) -> None:
         self._fail(effect.text)
 
     def alarm_changed(self) -> None: ...

@@ -15,7 +15,7 @@ from qq.amqp.connection import Settings
 from qq.amqp_server import connection as connection_module
 from qq.amqp_server.channel.channel import _HANDLERS
 from qq.errors import Reply
-from qq.machine.effects import CloseConnection
+from qq.machine.effects import ConnectionForced
 from qq.sessions.ports import Connection
 from qq.testing import LocalCluster
 
@@ -198,7 +198,7 @@ def test_headers_larger_than_a_frame_of_the_consumer_are_sent_whole(
 
 def close(connection: Connection, text: str, code: Reply = Reply.CONNECTION_FORCED) -> None:
     """What an operator does, as the log tells it."""
-    connection.told_to_close(CloseConnection("n1", connection.id, code, text))
+    connection.told_to_close(ConnectionForced("n1", connection.id, code, text))
 
 
 def test_an_operator_closes_a_connection(broker: LoneBroker, client: RawClient) -> None:

@@ -9,7 +9,7 @@ from qq.machine.backlog import Backlog
 from qq.machine.codec import encode_batch
 from qq.machine.commands import Checkout, DeadLetter, DeclareQueue, Enqueue, Publish
 from qq.machine.effects import (
-    CloseConnection,
+    ConnectionForced,
     ConsumerCancelled,
     Deliver,
     Failed,
@@ -267,7 +267,7 @@ class Shell:
                     self._given(effect)
                 case Known():
                     self._answers[effect.session] = effect.answers
-                case CloseConnection():
+                case ConnectionForced():
                     assert machine.catalog.connections[effect.node, effect.session].closing in effect.text
                 case _:
                     raise AssertionError(f"{effect} is not about a session's due")

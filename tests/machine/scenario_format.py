@@ -276,7 +276,7 @@ class Scenario:
             case e.DeliveryTimeout(_, _, consumer, tag, vhost, queue, message_id, timeout_ms):
                 where = f"on {queue}{_there(vhost)}"
                 return f"timed-out c{consumer} '{tag}' {where}: message {message_id} after {timeout_ms} ms"
-            case e.CloseConnection(_, _, code, text):
+            case e.ConnectionForced(_, _, code, text):
                 return f"close {code} {text}"
             case e.ConsumerGone(_, _, consumer):
                 return f"consumer-gone c{consumer}"

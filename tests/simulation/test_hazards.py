@@ -36,7 +36,7 @@ from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
 from qq.machine.commands import Command, DeclareQueue, Enqueue, Publish
 from qq.machine.consumers import Budget, Holder
-from qq.machine.effects import CloseConnection, Effect
+from qq.machine.effects import ConnectionForced, Effect
 from qq.machine.machine import QueueMachine
 from qq.machine.publishers import FrozenPublishers, Publishers
 from qq.machine.publishing import Publishing, _as_publish
@@ -447,7 +447,7 @@ outstanding = QueueMachine.outstanding
 
 def tell_of_no_connections(machine: QueueMachine, origin: str) -> list[Effect]:
     """In place of `QueueMachine.outstanding`: who missed that a connection has to go does not hear of it."""
-    return [effect for effect in outstanding(machine, origin) if not isinstance(effect, CloseConnection)]
+    return [effect for effect in outstanding(machine, origin) if not isinstance(effect, ConnectionForced)]
 
 
 def find_room_for_all(publishing: Publishing, vhost: VirtualHost, content: Sequence[Command]) -> list[Any]:
