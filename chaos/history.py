@@ -43,7 +43,7 @@ import threading
 import time
 from collections import Counter
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, Self, TypedDict, Unpack, cast, get_args
 
 from qq.errors import OperatingError
 
@@ -91,6 +91,37 @@ class Death(TypedDict):
     count: int
 
 
+class Where(TypedDict):
+    """On which connection."""
+
+    node: str
+    connection: str
+    channel: NotRequired[int]
+
+
+class Published(TypedDict):
+    """Which message a publish is of."""
+
+    id: str
+    publisher: str
+    sequence: int
+    attempt: int
+    priority: NotRequired[int]
+    dedup: NotRequired[bool]
+
+
+class Arrived(TypedDict):
+    """Which message has come, and how."""
+
+    id: str
+    redelivered: bool
+    delivery_count: int
+    publisher: NotRequired[str]
+    sequence: NotRequired[int]
+    priority: NotRequired[int]
+    deaths: NotRequired[list[Death]]
+
+
 class Fields(TypedDict, total=False):
     """What a row may say besides when, who and what."""
 
@@ -99,7 +130,7 @@ class Fields(TypedDict, total=False):
     connection: str
     channel: int
     queue: str
-    consumer: str
+    consumer: str | None
     id: str
     publisher: str
     sequence: int
@@ -242,7 +273,7 @@ class Call:
         self._recorder = recorder
         self._process = process
         self._number = number
-        self._op = op
+        self._op: Operation = op
         self._fields = fields
         self._is_over = False
 
@@ -316,7 +347,7 @@ def _row(line: bytes) -> Row:
     for death in row.get("deaths", ()):
         if not isinstance(death, dict) or death.keys() != Death.__annotations__.keys():
             raise ValueError(f"deaths has {death!r}")
-    return row
+    return cast("Row", row)
 
 
 _SHOWN_BYTES = 80

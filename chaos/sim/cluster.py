@@ -25,7 +25,7 @@ from cluster.identity import OtherMembers, OtherVersion
 from cluster.segment import JournalError
 
 if TYPE_CHECKING:
-    from chaos.sim.checks import Checks, WatchedMachine
+    from chaos.sim.watched import WatchedMachine
 
 CLUSTER = "simulation"
 GROUP = "groups/0"
@@ -108,6 +108,30 @@ class NodeEvents(Protocol):
     def needed_from(self, node: SimulatedNode) -> int | None: ...
 
 
+class Watcher(Protocol):
+    """Who looks at the nodes, whatever they do: each life begins with a machine of theirs."""
+
+    def machine(self, *, foreign: bool) -> WatchedMachine: ...
+
+    def started(self, node: SimulatedNode) -> None: ...
+
+    def observe(self, node: SimulatedNode) -> None:
+        """Look at a node; called after each of its steps."""
+        ...
+
+    def applied(self, node: SimulatedNode, index: int) -> None: ...
+
+    def resumed(self, node: SimulatedNode) -> None: ...
+
+    def node_failed(self, node: SimulatedNode, error: BaseException) -> None: ...
+
+    def found_no_space(self, node: SimulatedNode, error: OSError) -> None: ...
+
+    def may_find_damage(self, node: SimulatedNode) -> bool: ...
+
+    def topology_changed(self) -> None: ...
+
+
 class SimulatedNode:
     """One member: its disk and clock for ever, its process life after life. It is the `GroupEvents` of its group."""
 
@@ -147,18 +171,18 @@ class SimulatedNode:
         self._standing = self.standing
         self.has_started = False
         self.life += 1
-        checks = self._cluster.checks
+        watcher = self._cluster.watcher
         runtime = SimulatedRuntime(
             self._world,
             self.wall,
             self._world.random(f"node {self.name} {self.life}"),
-            happened=partial(checks.observe, self),
+            happened=partial(watcher.observe, self),
             failed=self._failed,
             ended=self._ended_within,
         )
         self.runtime = runtime
         self._cluster.network.host_has_power(self.name)
-        self.machine = checks.machine(foreign=self.foreign)
+        self.machine = watcher.machine(foreign=self.foreign)
         links = self._cluster.network.attach(self.name, runtime, self.members, self.machine.version)
         parts = self._cluster.parts
         self.group = parts.group(
@@ -175,22 +199,22 @@ class SimulatedNode:
             self.group.start()
         except OSError as error:
             if error.errno == errno.ENOSPC and self._standing is Standing.VOTER:
-                checks.found_no_space(self, error)
+                watcher.found_no_space(self, error)
             self.end(power_loss=False)
             self._world.after(START_RETRY_S, self.start)
             return
         except (OtherMembers, OtherVersion) as error:
             if not self.misconfigured:
-                checks.node_failed(self, error)
+                watcher.node_failed(self, error)
             self.end(power_loss=False)  # whoever has configured it so will put it right
             return
         except ProcessEnds:
             self._ended_within()
             return
         except Exception as error:  # noqa: BLE001 - whatever else keeps a node from starting is a finding
-            checks.node_failed(self, error)
+            watcher.node_failed(self, error)
         self.has_started = True
-        checks.started(self)
+        watcher.started(self)
         self._cluster.events.started(self)
 
     @property
@@ -205,7 +229,7 @@ class SimulatedNode:
         self.runtime.alive = False
         self.disk.crash(power_loss=power_loss)
         self._cluster.network.process_ended(self.name, power_loss=power_loss)
-        self._cluster.checks.topology_changed()
+        self._cluster.watcher.topology_changed()
 
     def end_within(self, steps: int, *, power_loss: bool) -> None:
         """Let the process end in the middle of what it does to its disk, after some steps more."""
@@ -228,9 +252,9 @@ class SimulatedNode:
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, ProcessEnds):
             return  # on its way to `_ended_within`
-        damaged = isinstance(error, JournalError) and self._cluster.checks.may_find_damage(self)
+        damaged = isinstance(error, JournalError) and self._cluster.watcher.may_find_damage(self)
         if not (damaged or isinstance(error, OSError)):
-            self._cluster.checks.node_failed(self, error)
+            self._cluster.watcher.node_failed(self, error)
         self._world.after(0.0, partial(self._end_life, self.life))
 
     def _end_life(self, life: int) -> None:
@@ -242,7 +266,7 @@ class SimulatedNode:
     # GroupEvents
 
     def applied(self, index: int, effects: Sequence[Any]) -> None:
-        self._cluster.checks.applied(self, index)
+        self._cluster.watcher.applied(self, index)
         events = self._cluster.events
         for effect in effects:
             if type(effect) is Confirmed:
@@ -257,7 +281,7 @@ class SimulatedNode:
         self._cluster.events.leader_changed(self, leader)
 
     def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:
-        self._cluster.checks.resumed(self)
+        self._cluster.watcher.resumed(self)
         self._cluster.events.resumed(self, sequence, outstanding)
 
     def needed_from(self) -> int | None:
@@ -272,16 +296,15 @@ class SimulatedCluster:
 
     events: NodeEvents
 
-    def __init__(self, world: World, options: Options, parts: Parts, checks: Checks) -> None:
+    def __init__(self, world: World, options: Options, parts: Parts, watcher: Watcher) -> None:
         self.world = world
         self.options = options
         self.parts = parts
-        self.checks = checks
+        self.watcher = watcher
         self.names = [f"n{number}" for number in range(1, options.nodes + 1)]
         self.network = parts.network(world, self.names, options.network, world.random("network"))
         self._skew: Random = world.random("skew")
         self.nodes = [SimulatedNode(name, self) for name in self.names]
-        checks.watch(self)
 
     def skew_ms(self) -> int:
         return self._skew.randint(-self.options.skew_max_ms, self.options.skew_max_ms)

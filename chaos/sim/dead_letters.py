@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from chaos.sim.checks import TAG
+from chaos.sim.watched import TAG
 from cluster.entry import (
     batches_of,
     compacted_parts,

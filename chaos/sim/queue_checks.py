@@ -118,7 +118,7 @@ class QueueOracle:
         self._queues: dict[str, QueueModel] = {}
         self._bound: dict[str, list[str]] = {}
         """By exchange, the queues that get all its messages."""
-        self._published: dict[tuple[int, int], Enqueue | Publish] = {}
+        self._published: dict[tuple[int, int], Publish] = {}
         self._admitted: dict[str, int] = {}
         """By publisher, the last sequence number that was ever admitted."""
         self._refused: dict[str, set[int]] = {}

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos.sim.checks import TAG
 from chaos.sim.dead_letters import SimulatedDeadLetters
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_features import (
@@ -29,6 +28,7 @@ from chaos.sim.queue_features import (
 )
 from chaos.sim.stored import batch_payloads
 from chaos.sim.tenants import Tenants
+from chaos.sim.watched import TAG
 from chaos.sim.workload import Client, Workload
 from cluster.segment import CorruptJournal
 from qq.amqp.properties import group
@@ -447,8 +447,10 @@ class QueueClient(Client):
             if attributes is None:
                 commands.append(Enqueue(*place))
             else:
-                more_keys, *rest = attributes
-                commands.append(Publish(*place, list(more_keys), *rest))
+                more_keys, priority, ttl_ms, delay_ms, publisher, sequence = attributes
+                commands.append(
+                    Publish(*place, list(more_keys), priority, ttl_ms, delay_ms, publisher, sequence)
+                )
         messages[:] = stored
         if not session:
             self._published += len(stored)

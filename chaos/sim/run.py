@@ -190,10 +190,11 @@ class Simulation:
         self.world = World(seed)
         self.checks = Checks(self.world, QueueMachine if options.queues else Ledger)
         self.cluster = SimulatedCluster(self.world, options, parts, self.checks)
+        self.checks.watch(self.cluster)
         self.oracle = QueueOracle(self.checks.fail)
         self.workload = self._workload()
         self.cluster.events = self.workload
-        self.nemesis = Nemesis(self.world, self.cluster)
+        self.nemesis = Nemesis(self.world, self.cluster, self.checks)
         stored_as = messages_of if options.queues else messages_of_ledger
         self.stored = StoredMessages(self.cluster, self.checks, stored_as)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.checks import TAG
 from chaos.sim.ledger import make_batch
+from chaos.sim.watched import TAG
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks

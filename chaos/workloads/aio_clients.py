@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractExchange, AbstractIncomingMessage
 
-    from chaos.history import Call, Fields
+    from chaos.history import Arrived, Call, Where
 
 CLOSE_TIMEOUT_S = 3.0
 _LOST = (aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError, OSError, TimeoutError)
@@ -106,7 +106,7 @@ class Link:
 
     def __init__(self, connection: AbstractConnection, name: str, node: str, changed: asyncio.Event) -> None:
         self.connection = connection
-        self.where: Fields = {"node": node, "connection": name}
+        self.where: Where = {"node": node, "connection": name}
         self.broken: str | None = None
         """Why the client should connect anew."""
         self._changed = changed
@@ -276,7 +276,7 @@ class AioConsumer(AioClient):
         *,
         queue: str,
         prefetch: int = PREFETCH,
-        settling: Callable[[Fields], Settling] = lambda _: "ack",
+        settling: Callable[[Arrived], Settling] = lambda _: "ack",
         delay_s: float = 0.0,
         pinned: bool = False,
     ) -> None:
@@ -297,8 +297,9 @@ class AioConsumer(AioClient):
         cancelled: set[str] = set()
 
         def on_cancelled(frame: aiormq.spec.Basic.Cancel) -> None:
-            cancelled.add(frame.consumer_tag)
-            self.process.event("cancelled", **link.where, queue=self.queue, consumer=frame.consumer_tag)
+            tag = str(frame.consumer_tag)
+            cancelled.add(tag)
+            self.process.event("cancelled", **link.where, queue=self.queue, consumer=tag)
             self.changed.set()
 
         (await channel.get_underlay_channel()).on_consumer_cancel_callbacks.add(on_cancelled)
@@ -310,32 +311,31 @@ class AioConsumer(AioClient):
             self.is_consuming = True
             await self.until(lambda tag=tag: self.stopping or link.broken or tag in cancelled)
             self.is_consuming = False
-            if self.stopping or link.broken:
-                break
-        if not link.broken:
-            call = self.process.invoke("cancel", **link.where, queue=self.queue, consumer=tag)
-            with asking(call):
-                await queue.cancel(tag)
+            if link.broken:
+                return
+            if self.stopping:
+                call = self.process.invoke("cancel", **link.where, queue=self.queue, consumer=tag)
+                with asking(call):
+                    await queue.cancel(tag)
+                return
 
     async def _receive(self, link: Link, message: AbstractIncomingMessage) -> None:
         self.delivered_s = time.monotonic()
-        fields: Fields = link.where | {"queue": self.queue, "consumer": str(message.consumer_tag)}
-        fields |= arrived(
+        tag = str(message.consumer_tag)
+        arrival = arrived(
             message_id=message.message_id,
             body=message.body,
             headers=message.headers,
             redelivered=bool(message.redelivered),
             priority=message.priority,
         )
-        self.process.event("deliver", **fields)
+        self.process.event("deliver", **link.where, queue=self.queue, consumer=tag, **arrival)
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         if link.broken or message.channel.is_closed:
             return
-        settling = self._settling(fields)
-        call = self.process.invoke(
-            settling, **link.where, queue=self.queue, consumer=fields["consumer"], id=fields["id"]
-        )
+        settling = self._settling(arrival)
+        call = self.process.invoke(settling, **link.where, queue=self.queue, consumer=tag, id=arrival["id"])
         with suppress(LostError), asking(call):
             match settling:
                 case "ack":

@@ -12,14 +12,14 @@ from chaos.workloads.aio_clients import AioConsumer, AioPublisher, Settling
 from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
 if TYPE_CHECKING:
-    from chaos.history import Fields
+    from chaos.history import Arrived
 
 FIRST, SECOND, LAST = "dead-letter-first", "dead-letter-second", "dead-letter-last"
 FIRST_LIMIT, SECOND_LIMIT = 3, 5
 WINDOW = 5
 
 
-def settle_first(delivery: Fields) -> Settling:
+def settle_first(delivery: Arrived) -> Settling:
     match delivery.get("sequence", 0) % 5:
         case 0:
             return "nack"
@@ -29,7 +29,7 @@ def settle_first(delivery: Fields) -> Settling:
             return "ack"
 
 
-def settle_second(delivery: Fields) -> Settling:
+def settle_second(delivery: Arrived) -> Settling:
     return "reject" if delivery.get("sequence", 0) % 2 else "ack"
 
 

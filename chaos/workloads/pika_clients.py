@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pika
 import pika.exceptions
+from pika import frame, spec
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from chaos.workloads.world import (
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from chaos.history import Call, Fields
+    from chaos.history import Arrived, Call, Where
 
 POLL_S = 0.1
 LOST = (pika.exceptions.AMQPError, AMQPConnectorException, OSError)
@@ -65,14 +66,15 @@ def asking(call: Call) -> Generator[None]:
 class PikaClient(Client):
     """Connects, works until the connection breaks, and starts again."""
 
+    where: Where
+    """Node, connection and channel of the moment."""
+
     def __init__(self, world: World, name: str, home: int) -> None:
         super().__init__(name)
         self.world = world
         self.random = world.random(name)
         self.process = world.process(name)
         self.stopping = threading.Event()
-        self.where: Fields = {}
-        """Node, connection and channel of the moment."""
         self._rotation = Rotation(world, home, name, pinned=False)
         self._connections = count(1)
 
@@ -161,7 +163,7 @@ class PikaClient(Client):
         except pika.exceptions.NackError:
             call.unknown("basic.nack")
 
-    def get(self, channel: BlockingChannel, queue: str) -> tuple[int, Fields] | None:
+    def get(self, channel: BlockingChannel, queue: str) -> tuple[int, Arrived] | None:
         """Ask for a message: its delivery tag and what the history says of it; None if there is none.
 
         What comes is a row of its own, as of a message that nobody asked for.
@@ -169,33 +171,29 @@ class PikaClient(Client):
         call = self.process.invoke("get", **self.where, queue=queue)
         with asking(call):
             method, properties, body = channel.basic_get(queue)
-            if method is None:
+            if method is None or properties is None or body is None:
                 call.ok(detail="empty")
-        return (
-            None if method is None else (method.delivery_tag, self.delivered(queue, method, properties, body))
-        )
+                return None
+        return method.delivery_tag, self.delivered(queue, method, properties, body)
 
     def delivered(
         self,
         queue: str,
-        method: pika.spec.Basic.Deliver | pika.spec.Basic.GetOk,
+        method: spec.Basic.Deliver | spec.Basic.GetOk,
         properties: pika.BasicProperties,
         body: bytes,
         consumer: str | None = None,
-    ) -> Fields:
-        """Record what came."""
-        fields: Fields = self.where | {"queue": queue}
-        if consumer is not None:
-            fields["consumer"] = consumer
-        fields |= arrived(
+    ) -> Arrived:
+        """Record what came; a message that was asked for has no consumer."""
+        arrival = arrived(
             message_id=properties.message_id,
             body=body,
             headers=properties.headers,
             redelivered=method.redelivered,
             priority=properties.priority,
         )
-        self.process.event("deliver", **fields)
-        return fields
+        self.process.event("deliver", **self.where, queue=queue, consumer=consumer, **arrival)
+        return arrival
 
 
 def properties_of(message: Outgoing) -> pika.BasicProperties:
@@ -247,12 +245,12 @@ class PikaConsumer(PikaClient):
             channel.basic_consume(self.queue, self._receive, consumer_tag=tag)
         deadline_s = time.monotonic() + self.random.uniform(*self._turn_s)
         while not self.stopping.is_set() and time.monotonic() < deadline_s and tag not in self._cancelled:
-            connection.process_data_events(POLL_S)
+            connection.sleep(POLL_S)
         if tag not in self._cancelled:
             with asking(self.process.invoke("cancel", **self.where, queue=self.queue, consumer=tag)):
                 channel.basic_cancel(tag)
 
-    def _on_cancelled(self, frame: pika.frame.Method[pika.spec.Basic.Cancel]) -> None:
+    def _on_cancelled(self, frame: frame.Method[spec.Basic.Cancel]) -> None:
         tag = frame.method.consumer_tag
         self._cancelled.add(tag)
         self.process.event("cancelled", **self.where, queue=self.queue, consumer=tag)
@@ -260,7 +258,7 @@ class PikaConsumer(PikaClient):
     def _receive(
         self,
         channel: BlockingChannel,
-        method: pika.spec.Basic.Deliver,
+        method: spec.Basic.Deliver,
         properties: pika.BasicProperties,
         body: bytes,
     ) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from chaos.history import Fields, Process, Recorder
+    from chaos.history import Arrived, Process, Published, Recorder
 
 HEARTBEAT_S = 3
 """Short, so that a client notices within seconds that its node is frozen or cut off."""
@@ -184,8 +184,8 @@ class Outgoing:
     def body(self) -> bytes:
         return body_of(self.id, self.size_bytes)
 
-    def fields(self) -> Fields:
-        fields: Fields = {
+    def fields(self) -> Published:
+        fields: Published = {
             "id": self.id,
             "publisher": self.publisher,
             "sequence": self.sequence,
@@ -223,10 +223,10 @@ def arrived(
     headers: Mapping[str, Any] | None,
     redelivered: bool,
     priority: int | None,
-) -> Fields:
+) -> Arrived:
     """What the history says of a delivered message; one that is damaged gets an id that nobody published."""
     headers = headers or {}
-    fields: Fields = {
+    fields: Arrived = {
         "id": str(message_id),
         "redelivered": redelivered,
         "delivery_count": int(headers.get("x-delivery-count", 0)),
