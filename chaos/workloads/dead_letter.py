@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chaos.workloads.aio_clients import AioConsumer, AioPublisher, Settling
+from chaos.workloads.clients import Consumer, Publisher
+from chaos.workloads.transport import Settling
 from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class DeadLetter(Workload):
         nodes = len(world.endpoints)
         return Clients(
             publishers=[
-                AioPublisher(
+                Publisher(
                     world,
                     f"dead-letter-pub-{number + 1}",
                     number,
@@ -73,9 +74,9 @@ class DeadLetter(Workload):
                 for number in range(2)
             ],
             consumers=[
-                AioConsumer(world, "dead-letter-con-1", 0, queue=FIRST, settling=settle_first),
-                AioConsumer(world, "dead-letter-con-2", 1 % nodes, queue=FIRST, settling=settle_first),
-                AioConsumer(world, "dead-letter-con-3", 2 % nodes, queue=SECOND, settling=settle_second),
-                AioConsumer(world, "dead-letter-con-4", 1 % nodes, queue=LAST),
+                Consumer(world, "dead-letter-con-1", 0, queue=FIRST, settling=settle_first),
+                Consumer(world, "dead-letter-con-2", 1 % nodes, queue=FIRST, settling=settle_first),
+                Consumer(world, "dead-letter-con-3", 2 % nodes, queue=SECOND, settling=settle_second),
+                Consumer(world, "dead-letter-con-4", 1 % nodes, queue=LAST),
             ],
         )

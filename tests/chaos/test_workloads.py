@@ -19,7 +19,7 @@ from chaos import history
 from chaos.live.run import Options, run
 from chaos.workloads.catalog import WORKLOADS
 from chaos.workloads.dead_letter import FIRST, FIRST_LIMIT, LAST, SECOND
-from chaos.workloads.world import Endpoint
+from chaos.workloads.transport import Endpoint
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
