@@ -285,6 +285,10 @@ class Course:
             case _:
                 self._nemesis.event("fault", "info", fault=fault, detail=detail)
 
+    def record_blow(self, fault: str) -> None:
+        """Write down a fault of which nobody tells when it ends."""
+        self._nemesis.invoke("fault", fault=fault).ok()
+
     # The end
 
     async def _drain(self) -> None:

@@ -43,7 +43,7 @@ import threading
 import time
 from collections import Counter
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, Self, TypedDict, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, Protocol, Self, TypedDict, Unpack, cast, get_args
 
 from qq.errors import OperatingError
 
@@ -183,7 +183,13 @@ FIELD_TYPES: dict[str, type] = {
 }
 
 
-class Clock:
+class Clock(Protocol):
+    def now_ns(self) -> int:
+        """Of all rows of a run; does not go back."""
+        ...
+
+
+class SteadyClock:
     """Wall-clock time that never goes back: where it began is asked once, the rest is monotonic."""
 
     def __init__(self) -> None:
@@ -198,7 +204,7 @@ class Recorder:
 
     def __init__(self, file: Path, clock: Clock | None = None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self.clock = clock or Clock()
+        self.clock = clock or SteadyClock()
         self.counts: Counter[tuple[str, str]] = Counter()
         """Rows so far, by operation and type."""
         self._file = file.open("a", encoding="utf-8")

@@ -88,10 +88,12 @@ class Options:
     clock_patience_s: float = 3.0
 
 
-class NodeEvents(Protocol):
-    """Who hears of a node's lives and of what its group reports."""
+class NodeEvents:
+    """Who hears of a node's lives and of what its group reports: of nothing, to begin with."""
 
     def started(self, node: SimulatedNode) -> None: ...
+
+    def ended(self, node: SimulatedNode) -> None: ...
 
     def confirmed(self, node: SimulatedNode, sequence: int) -> None: ...
 
@@ -101,11 +103,15 @@ class NodeEvents(Protocol):
 
     def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None: ...
 
-    def entry_applied(self, node: SimulatedNode) -> None: ...
+    def entry_applied(self, node: SimulatedNode) -> None:
+        """Hear of the end of an entry, behind its effects."""
 
-    def leader_changed(self, node: SimulatedNode, leader: str | None) -> None: ...
+    def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
+        """Hear of whom the node takes for the leader."""
 
-    def needed_from(self, node: SimulatedNode) -> int | None: ...
+    def needed_from(self, node: SimulatedNode) -> int | None:  # noqa: ARG002 - whoever reads no entries needs none
+        """The first entry that is going to be read."""
+        return None
 
 
 class Watcher(Protocol):
@@ -215,7 +221,8 @@ class SimulatedNode:
             watcher.node_failed(self, error)
         self.has_started = True
         watcher.started(self)
-        self._cluster.events.started(self)
+        for events in self._cluster.events:
+            events.started(self)
 
     @property
     def misconfigured(self) -> bool:
@@ -229,6 +236,8 @@ class SimulatedNode:
         self.runtime.alive = False
         self.disk.crash(power_loss=power_loss)
         self._cluster.network.process_ended(self.name, power_loss=power_loss)
+        for events in self._cluster.events:
+            events.ended(self)
         self._cluster.watcher.topology_changed()
 
     def end_within(self, steps: int, *, power_loss: bool) -> None:
@@ -267,25 +276,29 @@ class SimulatedNode:
 
     def applied(self, index: int, effects: Sequence[Any]) -> None:
         self._cluster.watcher.applied(self, index)
-        events = self._cluster.events
         for effect in effects:
-            if type(effect) is Confirmed:
-                events.confirmed(self, effect.sequence)
-            elif type(effect) is Expelled:
-                events.expelled(self)
-            else:
-                events.effect(self, effect)
-        events.entry_applied(self)
+            for events in self._cluster.events:
+                if type(effect) is Confirmed:
+                    events.confirmed(self, effect.sequence)
+                elif type(effect) is Expelled:
+                    events.expelled(self)
+                else:
+                    events.effect(self, effect)
+        for events in self._cluster.events:
+            events.entry_applied(self)
 
     def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002 - the checks see it in `observe`
-        self._cluster.events.leader_changed(self, leader)
+        for events in self._cluster.events:
+            events.leader_changed(self, leader)
 
     def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:
         self._cluster.watcher.resumed(self)
-        self._cluster.events.resumed(self, sequence, outstanding)
+        for events in self._cluster.events:
+            events.resumed(self, sequence, outstanding)
 
     def needed_from(self) -> int | None:
-        return self._cluster.events.needed_from(self)
+        needed = (events.needed_from(self) for events in self._cluster.events)
+        return min((index for index in needed if index is not None), default=None)
 
     def alarm_changed(self, reason: str | None) -> None:
         """Clients look at `Group.alarm`."""
@@ -294,13 +307,12 @@ class SimulatedNode:
 class SimulatedCluster:
     """All nodes of a run."""
 
-    events: NodeEvents
-
     def __init__(self, world: World, options: Options, parts: Parts, watcher: Watcher) -> None:
         self.world = world
         self.options = options
         self.parts = parts
         self.watcher = watcher
+        self.events: list[NodeEvents] = []
         self.names = [f"n{number}" for number in range(1, options.nodes + 1)]
         self.network = parts.network(world, self.names, options.network, world.random("network"))
         self._skew: Random = world.random("skew")

@@ -39,38 +39,42 @@ CLOCK_JUMPS_MS = (3_000, 20_000, DAY_MS // 24, 3 * DAY_MS, 100_000 * DAY_MS)
 """By as much, at most: the last one is to before the epoch, and beyond what has room in 64 bits of nanoseconds."""
 
 
+FAULTS = {
+    "kill": 3.0,
+    "power loss": 2.0,
+    "kill all": 0.3,
+    "power loss of all": 0.6,
+    "isolate": 1.5,
+    "partition": 1.0,
+    "one-way cut": 1.0,
+    "bridge": 0.7,
+    "reset": 2.0,
+    "lag": 1.0,
+    "pause": 1.5,
+    "slow disk": 1.0,
+    "failing sync": 0.3,
+    "full disk": 0.3,
+    "small disk": 0.3,
+    "crash in a write": 1.0,
+    "flip bit": 1.0,
+    "read error": 0.5,
+    "lose directory": 0.6,
+    "shorten log": 0.6,
+    "clock jump": 0.5,
+    "transfer": 0.5,
+    "wrong members": 0.4,
+    "foreign version": 0.3,
+}
+"""How common each is where all are."""
+
+
 class Nemesis:
     """Does harm at random times. A fault that finds nobody whom it may hit does not count as done."""
 
-    FAULTS = (
-        "kill",
-        "power loss",
-        "kill all",
-        "power loss of all",
-        "isolate",
-        "partition",
-        "one-way cut",
-        "bridge",
-        "reset",
-        "lag",
-        "pause",
-        "slow disk",
-        "failing sync",
-        "full disk",
-        "small disk",
-        "crash in a write",
-        "flip bit",
-        "read error",
-        "lose directory",
-        "shorten log",
-        "clock jump",
-        "transfer",
-        "wrong members",
-        "foreign version",
-    )
-
     def __init__(self, world: World, cluster: SimulatedCluster, checks: Checks) -> None:
         self.done: dict[str, int] = {}
+        self.listener: Callable[[str], None] | None = None
+        """Is told of each fault, by name."""
         self._world = world
         self._cluster = cluster
         self._checks = checks
@@ -125,6 +129,8 @@ class Nemesis:
         name = self._random.choices(list(weights), list(weights.values()))[0]
         if self._faults[name]() is not False:
             self.done[name] = self.done.get(name, 0) + 1
+            if self.listener is not None:
+                self.listener(name)
         self._checks.topology_changed()
         self._later()
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 from traceback import format_exception
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chaos.sim.checks import Checks, ViolationError
 from chaos.sim.cluster import Options, Parts, SimulatedCluster
+from chaos.sim.dead_letters import DeadLetterPumps
 from chaos.sim.ledger import Ledger
 from chaos.sim.ledger import messages_of as messages_of_ledger
-from chaos.sim.nemesis import Nemesis
+from chaos.sim.nemesis import FAULTS, Nemesis
 from chaos.sim.network import NetworkOptions, small_limits
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_workload import QueueWorkload
 from chaos.sim.stored import StoredMessages
-from chaos.sim.workload import Workload
+from chaos.sim.workload import Generations, LedgerWorkload
 from chaos.sim.world import World
 from qq.machine.machine import QueueMachine
 
@@ -68,34 +69,6 @@ class Outcome(NamedTuple):
     """What became of the messages of queues."""
 
 
-_FAULTS = {
-    "kill": 3.0,
-    "power loss": 2.0,
-    "kill all": 0.3,
-    "power loss of all": 0.6,
-    "isolate": 1.5,
-    "partition": 1.0,
-    "one-way cut": 1.0,
-    "bridge": 0.7,
-    "reset": 2.0,
-    "lag": 1.0,
-    "pause": 1.5,
-    "slow disk": 1.0,
-    "failing sync": 0.3,
-    "full disk": 0.3,
-    "small disk": 0.3,
-    "crash in a write": 1.0,
-    "flip bit": 1.0,
-    "read error": 0.5,
-    "lose directory": 0.6,
-    "shorten log": 0.6,
-    "clock jump": 0.5,
-    "transfer": 0.5,
-    "wrong members": 0.4,
-    "foreign version": 0.3,
-}
-
-
 def draw_options(seed: int) -> Options:
     """The mix of one seed. Each fault is common in some runs and absent in others."""
     random = Random(f"{seed}/options")
@@ -109,7 +82,7 @@ def draw_options(seed: int) -> Options:
         submit_interval_s=random.choice((0.1, 0.25, 0.6)),
         large_batches=large_batches,
         fault_interval_s=random.uniform(0.2, 2.0),
-        faults={name: weight * random.random() ** 2 for name, weight in _FAULTS.items()},
+        faults={name: weight * random.random() ** 2 for name, weight in FAULTS.items()},
         network=NetworkOptions(
             delay_max_s=random.choice((0.002, 0.01, 0.05)),
             spike_probability=0.02 if spikes else 0.0,
@@ -181,8 +154,8 @@ def run_seed(seed: int, parts: Parts = Parts(), nodes: int = 0) -> Outcome:  # n
     return run(seed, replace(options, nodes=nodes) if nodes else options, parts)
 
 
-class Simulation:
-    """All that takes part in a run."""
+class Scene:
+    """All that takes part in a run, but what makes the load."""
 
     def __init__(self, seed: int, options: Options, parts: Parts = Parts()) -> None:  # noqa: B008
         self.seed = seed
@@ -192,37 +165,69 @@ class Simulation:
         self.cluster = SimulatedCluster(self.world, options, parts, self.checks)
         self.checks.watch(self.cluster)
         self.oracle = QueueOracle(self.checks.fail)
-        self.workload = self._workload()
-        self.cluster.events = self.workload
+        if options.queues:
+            self.checks.listener = self.oracle
         self.nemesis = Nemesis(self.world, self.cluster, self.checks)
         stored_as = messages_of if options.queues else messages_of_ledger
         self.stored = StoredMessages(self.cluster, self.checks, stored_as)
 
-    def _workload(self) -> Workload:
+    def load(self, clients: Generations[Any]) -> None:
+        """Have the clients hear of the nodes, and dead letters move on."""
+        self.cluster.events.append(clients)
         if self.options.queues:
-            self.checks.listener = self.oracle
-        kind = QueueWorkload if self.options.queues else Workload
-        workload = kind(self.world, self.checks, self.options)
-        if isinstance(workload, QueueWorkload):
-            workload.oracle = self.oracle
-        return workload
+            self.cluster.events.append(DeadLetterPumps(clients.submit))
 
-    def run(self) -> None:
-        """Raises ViolationError."""
+    def start(self) -> None:
         random = self.world.random("start")
         for node in self.cluster.nodes:
             self.world.after(random.uniform(0.0, 1.0), node.start)
-        self.nemesis.start()
         self._look_at_files()
+
+    def _look_at_files(self) -> None:
+        self.stored.check_changed()
+        self.world.after(FILES_INTERVAL_S, self._look_at_files)
+
+    def compare_queues(self) -> None:
+        for node in self.cluster.nodes:
+            machine = node.machine.inner
+            if isinstance(machine, QueueMachine):
+                self.oracle.check_machine(node.name, machine)
+
+    def converge(self, within_s: float, complaint: str) -> None:
+        within_s *= 1 + self.options.disk_slowness / SLOW_DISK
+        deadline_s = self.world.now_s + within_s
+        while self.world.now_s < deadline_s:
+            self.world.run_until(self.world.now_s + SLICE_S)
+            if self.cluster.settled():
+                return
+        self.checks.fail(f"the cluster {complaint} {within_s:.0f} s after the faults ended")
+
+
+class Simulation(Scene):
+    """A run whose load is random, at each node."""
+
+    def __init__(self, seed: int, options: Options, parts: Parts = Parts()) -> None:  # noqa: B008
+        super().__init__(seed, options, parts)
+        self.workload = (
+            QueueWorkload(self.world, self.checks, options, self.oracle)
+            if options.queues
+            else LedgerWorkload(self.world, self.checks, options)
+        )
+        self.load(self.workload)
+
+    def run(self) -> None:
+        """Raises ViolationError."""
+        self.start()
+        self.nemesis.start()
         self.world.run_until(self.options.duration_s)
         self.nemesis.stop()
         self.workload.stop()
         for node in self.cluster.nodes:
             node.start()
-        self._converge(CONVERGENCE_S, "has not converged")
+        self.converge(CONVERGENCE_S, "has not converged")
         self._check_timers()
         self.workload.submit_once()
-        self._converge(SERVICE_S, "does not serve")
+        self.converge(SERVICE_S, "does not serve")
         self.checks.check_agreement()
         if self.options.checks_disk_use:
             self._check_disk_use()
@@ -231,10 +236,6 @@ class Simulation:
             self._check_queues(self.workload)
         self.checks.check_agreement()
         self.stored.check_all()
-
-    def _look_at_files(self) -> None:
-        self.stored.check_changed()
-        self.world.after(FILES_INTERVAL_S, self._look_at_files)
 
     def _check_timers(self) -> None:
         """What is due is done, soon after so much time has really passed, though nobody submits anything."""
@@ -251,7 +252,7 @@ class Simulation:
             elif self.world.now_s - reached_s > lateness_max_s:
                 self.checks.fail(f"{leader.name} leads and leaves undone what was due at {due_ms} ms")
             self.world.run_until(self.world.now_s + SLICE_S)
-        self._converge(SERVICE_S, "does not come to rest")
+        self.converge(SERVICE_S, "does not come to rest")
 
     def _check_disk_use(self) -> None:
         """Under a light load each node gets rid of what it does not need, in some time after messages have died."""
@@ -265,39 +266,24 @@ class Simulation:
                 excess = {node.name: self.stored.excess(node) for node in nodes}
                 self.checks.fail(f"more is on the disks than there should be: {excess}")
         self.workload.stop()
-        self._converge(SERVICE_S, "does not come to rest")
+        self.converge(SERVICE_S, "does not come to rest")
 
     def _check_queues(self, workload: QueueWorkload) -> None:
         """What is unsettled is there, can be fetched, and then nothing is left."""
-        self._compare_queues()
+        self.compare_queues()
         workload.stop_consuming()
-        self._converge(SERVICE_S, "does not close sessions")
+        self.converge(SERVICE_S, "does not close sessions")
         workload.drain()
         deadline_s = self.world.now_s + DRAIN_S * (1 + self.options.disk_slowness / SLOW_DISK)
-        self._converge(SERVICE_S, "does not drain its queues")
+        self.converge(SERVICE_S, "does not drain its queues")
         while any(workload.left().values()):
             self.world.run_until(self.world.now_s + SLICE_S)
             if self.world.now_s > deadline_s:
                 self.checks.fail(
                     f"messages were neither settled before nor delivered at the end: {workload.left()}"
                 )
-        self._converge(SERVICE_S, "does not come to rest")
-        self._compare_queues()
-
-    def _compare_queues(self) -> None:
-        for node in self.cluster.nodes:
-            machine = node.machine.inner
-            if isinstance(machine, QueueMachine):
-                self.oracle.check_machine(node.name, machine)
-
-    def _converge(self, within_s: float, complaint: str) -> None:
-        within_s *= 1 + self.options.disk_slowness / SLOW_DISK
-        deadline_s = self.world.now_s + within_s
-        while self.world.now_s < deadline_s:
-            self.world.run_until(self.world.now_s + SLICE_S)
-            if self.cluster.settled():
-                return
-        self.checks.fail(f"the cluster {complaint} {within_s:.0f} s after the faults ended")
+        self.converge(SERVICE_S, "does not come to rest")
+        self.compare_queues()
 
     def outcome(self, violation: str) -> Outcome:
         return Outcome(
