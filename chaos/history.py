@@ -43,7 +43,21 @@ import threading
 import time
 from collections import Counter
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, Protocol, Self, TypedDict, Unpack, cast, get_args
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NotRequired,
+    Protocol,
+    Self,
+    TypedDict,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from qq.errors import OperatingError
 
@@ -156,31 +170,19 @@ class Row(Fields):
 
 
 REQUIRED = ("time_ns", "process", "call", "type", "op")
-FIELD_TYPES: dict[str, type] = {
-    "time_ns": int,
-    "process": str,
-    "call": int,
-    "type": str,
-    "op": str,
-    "workload": str,
-    "node": str,
-    "connection": str,
-    "channel": int,
-    "queue": str,
-    "consumer": str,
-    "id": str,
-    "publisher": str,
-    "sequence": int,
-    "attempt": int,
-    "priority": int,
-    "redelivered": bool,
-    "delivery_count": int,
-    "deaths": list,
-    "tx": str,
-    "dedup": bool,
-    "fault": str,
-    "detail": str,
-}
+
+
+def _kind(hint: Any) -> type:
+    """What a value is that is not null; one of some texts is a text."""
+    if get_origin(hint) is Literal:
+        return str
+    of_value = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+    return get_origin(of_value) or of_value
+
+
+_HINTS = get_type_hints(Row)
+FIELD_TYPES = {name: _kind(_HINTS[name]) for name in (*REQUIRED, *Fields.__annotations__)}
+"""Of each key, in the order in which they are shown."""
 
 
 class Clock(Protocol):

@@ -1,19 +1,20 @@
-"""Clients that use pika, whose connections block: each has a thread of its own. The transport of a live run.
+"""Clients that use pika on the loop that they live on: a transport of a live run.
 
-Law: only the thread of a connection touches it; the loop of the clients hears of it by callbacks of its own.
+Law: whatever the library says of what is gone becomes LostError here, and RefusedError if the broker said so of the one
+request that was under way.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from contextlib import suppress
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
 import pika
 import pika.exceptions
 from pika import frame, spec
-from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.adapters.asyncio_connection import AsyncioConnection
 
 from chaos.live.aio_transport import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, HEARTBEAT_S
 from chaos.workloads.messages import Delivery
@@ -23,17 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from pika.adapters.blocking_connection import BlockingChannel
+    from pika.channel import Channel
 
     from chaos.workloads.messages import Outgoing
     from chaos.workloads.transport import Endpoint, Mode, Outcome, Settling
 
 T = TypeVar("T")
-
-_LOST = (pika.exceptions.AMQPError, AMQPConnectorException, OSError)
-"""What pika raises when a connection or a channel is gone, or a connection cannot be made."""
-_NOT_CONNECTED = (*_LOST, ValueError)
-"""The last one comes of a socket that is reset as soon as it is connected."""
 
 
 class PikaTransport:
@@ -57,132 +53,142 @@ class PikaTransport:
 
 
 class PikaConnection:
-    _connection: pika.BlockingConnection
-
     def __init__(self, parameters: pika.ConnectionParameters, lost: Callable[[str], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.opened: asyncio.Future[None] = self._loop.create_future()
-        """Done when there is a connection; raises LostError if there will be none."""
+        loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[Any] = loop.create_future()
+        """Raises LostError if there will be no connection."""
         self._lost = lost
+        self._closed = asyncio.Event()
+        self._channels: list[PikaChannel] = []
+        self._connection = AsyncioConnection(
+            parameters,
+            on_open_callback=partial(_resolve, self.opened),
+            on_open_error_callback=self._not_opened,
+            on_close_callback=self._ended,
+            custom_ioloop=loop,
+        )
+
+    def _not_opened(self, _: object, error: BaseException | str) -> None:
+        _fail(self.opened, LostError(repr(error)))
+
+    def _ended(self, _: object, error: BaseException) -> None:
+        self._closed.set()
+        self.gone(repr(error))
+
+    def gone(self, why: str) -> None:
+        """The connection is over, or a channel of it."""
+        for channel in self._channels:
+            channel.fail(LostError(why))
+        self._lost(why)
+
+    async def open_channel(self, mode: Mode = "plain", prefetch: int = 0) -> PikaChannel:
+        channel = PikaChannel(self, mode)
+        self._channels.append(channel)
+        await channel.open(self._connection, prefetch)
+        return channel
+
+    async def close(self) -> None:
+        try:
+            self._connection.close()
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._closed.wait()
+        except (pika.exceptions.ConnectionWrongStateError, TimeoutError):
+            return  # it is closed already, or its node does not answer
+
+
+class PikaChannel:
+    _channel: Channel
+
+    def __init__(self, connection: PikaConnection, mode: Mode) -> None:
+        self.number = 0
+        self._connection = connection
+        self._mode: Mode = mode
         self._asked: dict[asyncio.Future[Any], None] = {}
-        self._ended = asyncio.Event()
-        # A daemon: an answer that never comes must not keep the harness from ending.
-        threading.Thread(target=self._live, args=(parameters,), name="pika", daemon=True).start()
+        self._tags = count(1)
+        self._published: dict[int, asyncio.Future[Outcome]] = {}
+        """By delivery tag."""
+        self._returned: dict[str | None, None] = {}
+        """Ids of messages that came back and are not confirmed yet, as they will be."""
+        self._cancelled: dict[str, Callable[[], None]] = {}
 
-    # In the thread
+    async def open(self, connection: AsyncioConnection, prefetch: int) -> None:
+        self._channel = await self._ask(lambda hear: connection.channel(on_open_callback=hear))
+        self.number = self._channel.channel_number
+        self._channel.add_on_close_callback(self._on_closed)
+        self._channel.add_on_cancel_callback(self._on_cancelled)
+        self._channel.add_on_return_callback(self._on_returned)
+        self._channel.add_callback(self._on_empty, [spec.Basic.GetEmpty], one_shot=False)
+        if prefetch:
+            await self._ask(lambda hear: self._channel.basic_qos(prefetch_count=prefetch, callback=hear))
+        if self._mode == "confirms":
+            await self._ask(lambda hear: self._channel.confirm_delivery(self._on_confirmed, callback=hear))
+        if self._mode == "transactions":
+            await self._ask(lambda hear: self._channel.tx_select(callback=hear))
 
-    def _live(self, parameters: pika.ConnectionParameters) -> None:
-        try:
-            self._connection = pika.BlockingConnection(parameters)
-        except _NOT_CONNECTED as error:
-            self.tell(self._resolve, self.opened, None, LostError(repr(error)))
-            return
-        self.tell(self._resolve, self.opened, None, None)
-        why = "closed"
-        try:
-            while self._connection.is_open:
-                self._connection.process_data_events(None)
-        except _LOST as error:
-            why = repr(error)
-        self.tell(self._over, why)
-
-    def tell(self, callback: Callable[..., None], *arguments: object) -> None:
-        """Have something called where the clients live."""
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(callback, *arguments)
-
-    # Where the clients live
-
-    async def ask(self, request: Callable[[], T]) -> T:
-        """Have the thread do something, and wait for it. Raises LostError or RefusedError."""
-        answer: asyncio.Future[T] = self._loop.create_future()
-
-        def carry_out() -> None:
-            result, failure = None, None
-            try:
-                result = request()
-            except pika.exceptions.ChannelClosedByBroker as error:
-                failure = RefusedError(repr(error))
-            except _LOST as error:
-                failure = LostError(repr(error))
-            except Exception as unexpected:  # noqa: BLE001 -- it is raised where this is awaited
-                failure = unexpected
-            self.tell(self._resolve, answer, result, failure)
-
-        if self._ended.is_set():
-            raise LostError("the connection is gone")
+    async def _ask(self, request: Callable[[Callable[[Any], None]], object]) -> Any:
+        """Have the library ask for something, and wait for what it is told. Raises LostError or RefusedError."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked[answer] = None
         try:
-            self._connection.add_callback_threadsafe(carry_out)
+            request(partial(_resolve, answer))
             return await answer
-        except pika.exceptions.ConnectionWrongStateError as error:
+        except pika.exceptions.AMQPError as error:
             raise LostError(repr(error)) from error
         finally:
             del self._asked[answer]
 
-    @staticmethod
-    def _resolve(answer: asyncio.Future[T], result: T, failure: BaseException | None) -> None:
-        if answer.done():
-            return
-        if failure is None:
-            answer.set_result(result)
-        else:
-            answer.set_exception(failure)
-
-    def _over(self, why: str) -> None:
-        self._ended.set()
+    def fail(self, failure: LostError) -> None:
+        """Nothing that was asked for is answered any more; of what was published nobody knows."""
         for answer in self._asked:
-            self._resolve(answer, None, LostError(why))
-        self._lost(why)
+            _fail(answer, failure)
+        for outcome in self._published.values():
+            _fail(outcome, LostError(str(failure)))
+        self._published.clear()
 
-    async def open_channel(self, mode: Mode = "plain", prefetch: int = 0) -> PikaChannel:
-        def open_it() -> BlockingChannel:
-            channel = self._connection.channel()
-            if prefetch:
-                channel.basic_qos(prefetch_count=prefetch)
-            match mode:
-                case "confirms":
-                    channel.confirm_delivery()
-                case "transactions":
-                    channel.tx_select()
-                case "plain":
-                    pass
-            return channel
+    # What the library tells
 
-        return PikaChannel(self, await self.ask(open_it), mode)
-
-    async def close(self) -> None:
-        with suppress(LostError, TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self.ask(self._connection.close)
-
-
-class PikaChannel:
-    def __init__(self, connection: PikaConnection, channel: BlockingChannel, mode: Mode) -> None:
-        self.number = channel.channel_number
-        self._connection = connection
-        self._channel = channel
-        self._mode: Mode = mode
-        self._cancelled: dict[str, Callable[[], None]] = {}
-        channel.add_on_cancel_callback(self._on_cancelled)
+    def _on_closed(self, _: object, reason: BaseException) -> None:
+        if isinstance(reason, pika.exceptions.ChannelClosedByBroker):
+            self.fail(RefusedError(repr(reason)))
+            self._connection.gone(repr(reason))
 
     def _on_cancelled(self, notice: frame.Method[spec.Basic.Cancel]) -> None:
-        self._connection.tell(self._cancelled[notice.method.consumer_tag])
+        self._cancelled[notice.method.consumer_tag]()
+
+    def _on_returned(
+        self, _: object, __: spec.Basic.Return, properties: pika.BasicProperties, ___: bytes
+    ) -> None:
+        self._returned[properties.message_id] = None
+
+    def _on_confirmed(self, notice: frame.Method[spec.Basic.Ack | spec.Basic.Nack]) -> None:
+        method = notice.method
+        outcome: Outcome = "confirmed" if isinstance(method, spec.Basic.Ack) else "nacked"
+        last = method.delivery_tag
+        for tag in [tag for tag in self._published if tag == last or (method.multiple and tag < last)]:
+            _resolve(self._published.pop(tag), outcome)
+
+    def _on_empty(self, _: object) -> None:
+        """The answer to the one request that is under way."""
+        for answer in self._asked:
+            _resolve(answer, None)
+
+    # What clients ask for
 
     async def declare(self, queue: str, arguments: Mapping[str, Any]) -> None:
-        await self._connection.ask(
-            lambda: self._channel.queue_declare(queue, durable=True, arguments=dict(arguments))
-        )
+        declared = partial(self._channel.queue_declare, queue, durable=True, arguments=dict(arguments))
+        await self._ask(lambda hear: declared(callback=hear))
 
     async def count(self, queue: str) -> int:
-        declared = await self._connection.ask(lambda: self._channel.queue_declare(queue, passive=True))
+        declared = await self._ask(
+            lambda hear: self._channel.queue_declare(queue, passive=True, callback=hear)
+        )
         return declared.method.message_count
 
     async def bind(self, queue: str, exchange: str) -> None:
-        await self._connection.ask(lambda: self._channel.queue_bind(queue, exchange, queue))
+        await self._ask(lambda hear: self._channel.queue_bind(queue, exchange, queue, callback=hear))
 
     async def delete(self, queue: str) -> None:
-        await self._connection.ask(lambda: self._channel.queue_delete(queue))
+        await self._ask(lambda hear: self._channel.queue_delete(queue, callback=hear))
 
     async def publish(self, message: Outgoing, key: str, exchange: str = "") -> Outcome:
         properties = pika.BasicProperties(
@@ -191,52 +197,73 @@ class PikaChannel:
             priority=message.priority,
             headers=message.headers or None,
         )
-
-        def publish() -> Outcome:
-            try:
-                self._channel.basic_publish(exchange, key, message.body, properties, mandatory=True)
-            except pika.exceptions.UnroutableError:
-                return "returned"
-            except pika.exceptions.NackError:
-                return "nacked"
-            return "confirmed" if self._mode == "confirms" else "sent"
-
-        return await self._connection.ask(publish)
+        try:
+            self._channel.basic_publish(exchange, key, message.body, properties, mandatory=True)
+        except pika.exceptions.AMQPError as error:
+            raise LostError(repr(error)) from error
+        if self._mode != "confirms":
+            return "sent"
+        waiting: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._published[next(self._tags)] = waiting
+        outcome = await waiting
+        was_returned = message.id in self._returned
+        self._returned.pop(message.id, None)
+        return "returned" if was_returned else outcome
 
     async def consume(
         self, queue: str, tag: str, receive: Callable[[Delivery], None], cancelled: Callable[[], None]
     ) -> None:
         def on_message(
-            _: BlockingChannel, method: spec.Basic.Deliver, properties: pika.BasicProperties, body: bytes
+            _: object, method: spec.Basic.Deliver, properties: pika.BasicProperties, body: bytes
         ) -> None:
-            self._connection.tell(receive, _delivery(method, properties, body))
+            receive(_delivery(method, properties, body))
 
         self._cancelled[tag] = cancelled
-        await self._connection.ask(lambda: self._channel.basic_consume(queue, on_message, consumer_tag=tag))
+        await self._ask(
+            lambda hear: self._channel.basic_consume(queue, on_message, consumer_tag=tag, callback=hear)
+        )
 
     async def cancel(self, tag: str) -> None:
-        await self._connection.ask(lambda: self._channel.basic_cancel(tag))
+        await self._ask(lambda hear: self._channel.basic_cancel(tag, callback=hear))
 
     async def get(self, queue: str) -> Delivery | None:
-        method, properties, body = await self._connection.ask(lambda: self._channel.basic_get(queue))
-        if method is None or properties is None or body is None:
-            return None
-        return _delivery(method, properties, body)
+        def ask(hear: Callable[[Delivery], None]) -> None:
+            def got(
+                _: object, method: spec.Basic.GetOk, properties: pika.BasicProperties, body: bytes
+            ) -> None:
+                hear(_delivery(method, properties, body))
+
+            self._channel.basic_get(queue, got)
+
+        return await self._ask(ask)
 
     async def settle(self, tag: int, settling: Settling) -> None:
-        match settling:
-            case "ack":
-                await self._connection.ask(lambda: self._channel.basic_ack(tag))
-            case "nack":
-                await self._connection.ask(lambda: self._channel.basic_nack(tag, requeue=True))
-            case "reject":
-                await self._connection.ask(lambda: self._channel.basic_reject(tag, requeue=False))
+        try:
+            match settling:
+                case "ack":
+                    self._channel.basic_ack(tag)
+                case "nack":
+                    self._channel.basic_nack(tag, requeue=True)
+                case "reject":
+                    self._channel.basic_reject(tag, requeue=False)
+        except pika.exceptions.AMQPError as error:
+            raise LostError(repr(error)) from error
 
     async def commit(self) -> None:
-        await self._connection.ask(self._channel.tx_commit)
+        await self._ask(lambda hear: self._channel.tx_commit(callback=hear))
 
     async def rollback(self) -> None:
-        await self._connection.ask(self._channel.tx_rollback)
+        await self._ask(lambda hear: self._channel.tx_rollback(callback=hear))
+
+
+def _resolve(answer: asyncio.Future[T], result: T) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _fail(answer: asyncio.Future[T], failure: LostError) -> None:
+    if not answer.done():
+        answer.set_exception(failure)
 
 
 def _delivery(
