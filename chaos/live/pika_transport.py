@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pika
 import pika.exceptions
@@ -18,7 +18,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 
 from chaos.live.aio_transport import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, HEARTBEAT_S
 from chaos.workloads.messages import Delivery
-from chaos.workloads.transport import LostError, RefusedError
+from chaos.workloads.transport import LostError, Questions, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from chaos.workloads.messages import Outgoing
     from chaos.workloads.transport import Endpoint, Mode, Outcome, Settling
-
-T = TypeVar("T")
 
 
 class PikaTransport:
@@ -48,28 +46,34 @@ class PikaTransport:
             stack_timeout=CONNECT_TIMEOUT_S,
         )
         connection = PikaConnection(parameters, lost)
-        await connection.opened
+        await connection.open()
         return connection
 
 
 class PikaConnection:
+    _connection: AsyncioConnection
+
     def __init__(self, parameters: pika.ConnectionParameters, lost: Callable[[str], None]) -> None:
-        loop = asyncio.get_running_loop()
-        self.opened: asyncio.Future[Any] = loop.create_future()
-        """Raises LostError if there will be no connection."""
+        self._questions = Questions()
         self._lost = lost
         self._closed = asyncio.Event()
         self._channels: list[PikaChannel] = []
-        self._connection = AsyncioConnection(
-            parameters,
-            on_open_callback=partial(_resolve, self.opened),
-            on_open_error_callback=self._not_opened,
-            on_close_callback=self._ended,
-            custom_ioloop=loop,
+        self._parameters = parameters
+
+    async def open(self) -> None:
+        """Raises LostError."""
+        self._connection = await self._questions.ask(
+            lambda hear: AsyncioConnection(
+                self._parameters,
+                on_open_callback=hear,
+                on_open_error_callback=self._not_opened,
+                on_close_callback=self._ended,
+                custom_ioloop=asyncio.get_running_loop(),
+            )
         )
 
     def _not_opened(self, _: object, error: BaseException | str) -> None:
-        _fail(self.opened, LostError(repr(error)))
+        self._questions.fail(LostError(repr(error)))
 
     def _ended(self, _: object, error: BaseException) -> None:
         self._closed.set()
@@ -103,10 +107,11 @@ class PikaChannel:
         self.number = 0
         self._connection = connection
         self._mode: Mode = mode
-        self._asked: dict[asyncio.Future[Any], None] = {}
+        self._questions = Questions()
+        self._publishes = Questions()
         self._tags = count(1)
-        self._published: dict[int, asyncio.Future[Outcome]] = {}
-        """By delivery tag."""
+        self._published: dict[int, Callable[[Outcome], None]] = {}
+        """By delivery tag, who waits for the confirm."""
         self._returned: dict[str | None, None] = {}
         """Ids of messages that came back and are not confirmed yet, as they will be."""
         self._cancelled: dict[str, Callable[[], None]] = {}
@@ -127,23 +132,15 @@ class PikaChannel:
 
     async def _ask(self, request: Callable[[Callable[[Any], None]], object]) -> Any:
         """Have the library ask for something, and wait for what it is told. Raises LostError or RefusedError."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._asked[answer] = None
         try:
-            request(partial(_resolve, answer))
-            return await answer
+            return await self._questions.ask(request)
         except pika.exceptions.AMQPError as error:
             raise LostError(repr(error)) from error
-        finally:
-            del self._asked[answer]
 
     def fail(self, failure: LostError) -> None:
         """Nothing that was asked for is answered any more; of what was published nobody knows."""
-        for answer in self._asked:
-            _fail(answer, failure)
-        for outcome in self._published.values():
-            _fail(outcome, LostError(str(failure)))
-        self._published.clear()
+        self._questions.fail(failure)
+        self._publishes.fail(LostError(str(failure)))
 
     # What the library tells
 
@@ -165,12 +162,11 @@ class PikaChannel:
         outcome: Outcome = "confirmed" if isinstance(method, spec.Basic.Ack) else "nacked"
         last = method.delivery_tag
         for tag in [tag for tag in self._published if tag == last or (method.multiple and tag < last)]:
-            _resolve(self._published.pop(tag), outcome)
+            self._published.pop(tag)(outcome)
 
     def _on_empty(self, _: object) -> None:
         """The answer to the one request that is under way."""
-        for answer in self._asked:
-            _resolve(answer, None)
+        self._questions.answer(None)
 
     # What clients ask for
 
@@ -203,9 +199,8 @@ class PikaChannel:
             raise LostError(repr(error)) from error
         if self._mode != "confirms":
             return "sent"
-        waiting: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._published[next(self._tags)] = waiting
-        outcome = await waiting
+        tag = next(self._tags)
+        outcome = await self._publishes.ask(partial(self._published.__setitem__, tag))
         was_returned = message.id in self._returned
         self._returned.pop(message.id, None)
         return "returned" if was_returned else outcome
@@ -254,16 +249,6 @@ class PikaChannel:
 
     async def rollback(self) -> None:
         await self._ask(lambda hear: self._channel.tx_rollback(callback=hear))
-
-
-def _resolve(answer: asyncio.Future[T], result: T) -> None:
-    if not answer.done():
-        answer.set_result(result)
-
-
-def _fail(answer: asyncio.Future[T], failure: LostError) -> None:
-    if not answer.done():
-        answer.set_exception(failure)
 
 
 def _delivery(

@@ -23,7 +23,7 @@ from chaos.sim.queue_features import CHANNEL, publishes
 from chaos.sim.sessions import NodeSessions, Sent, Session
 from chaos.sim.workload import Generations
 from chaos.workloads.messages import Delivery
-from chaos.workloads.transport import LostError, RefusedError
+from chaos.workloads.transport import LostError, Questions, RefusedError
 from qq.machine.commands import (
     BindQueue,
     Cancel,
@@ -122,7 +122,7 @@ class SimulatedConnection:
         self._to_node = Wire(transport.world, transport.random, transport.world.at)
         self._to_client = Wire(transport.world, transport.random, asyncio.get_running_loop().call_at)
         self._channels: list[Session] = []
-        self._asked: dict[asyncio.Future[Any], None] = {}
+        self._questions = Questions()
         self._is_over = False
 
     async def open_channel(self, mode: Mode = "plain", prefetch: int = 0) -> SimulatedChannel:
@@ -155,13 +155,7 @@ class SimulatedConnection:
         """Have the node do something, and wait for what it tells. Raises LostError."""
         if self._is_over:
             raise LostError("the connection is gone")
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._asked[answer] = None
-        self.say(partial(ask, partial(_resolve, answer)))
-        try:
-            return await answer
-        finally:
-            del self._asked[answer]
+        return await self._questions.ask(lambda hear: self.say(partial(ask, hear)))
 
     # To the client
 
@@ -182,9 +176,7 @@ class SimulatedConnection:
     def _end(self, why: str) -> None:
         self._is_over = True
         self.sessions.connections.pop(self, None)
-        for answer in self._asked:
-            if not answer.done():
-                answer.set_exception(LostError(why))
+        self._questions.fail(LostError(why))
 
 
 class SimulatedChannel:
@@ -301,11 +293,6 @@ class SimulatedChannel:
         tag = next(self._tags)
         self._delivered[tag] = (sent.consumer, sent.message_id)
         return read_message(tag, sent)
-
-
-def _resolve(answer: asyncio.Future[T], result: T) -> None:
-    if not answer.done():
-        answer.set_result(result)
 
 
 def stored_message(message: Outgoing) -> bytes:

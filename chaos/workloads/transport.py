@@ -9,7 +9,9 @@ knows, and then the client connects anew. One that has to wait too long is cance
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from qq.errors import OperatingError
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from chaos.workloads.messages import Delivery, Outgoing
+
+T = TypeVar("T")
 
 Mode = Literal["plain", "confirms", "transactions"]
 """Of a channel: how it learns what became of a message that it publishes."""
@@ -95,3 +99,36 @@ class Transport(Protocol):
     async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> Connection:
         """Connect once; `lost` is told why, when the client should connect anew. Raises LostError."""
         ...
+
+
+class Questions:
+    """What was asked on a connection or a channel, for those who carry it out by callbacks."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[Any], None] = {}
+
+    async def ask(self, request: Callable[[Callable[[T], None]], object]) -> T:
+        """Begin a request, which is given what to call with the answer, and wait for that; raises what `fail` says."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting[answer] = None
+        try:
+            request(partial(_resolve, answer))
+            return await answer
+        finally:
+            del self._waiting[answer]
+
+    def answer(self, result: object) -> None:
+        """Answer whatever was asked."""
+        for waiting in self._waiting:
+            _resolve(waiting, result)
+
+    def fail(self, failure: LostError) -> None:
+        """Whatever was asked is not answered any more."""
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(failure)
+
+
+def _resolve(answer: asyncio.Future[T], result: T) -> None:
+    if not answer.done():
+        answer.set_result(result)
