@@ -5,7 +5,7 @@ who needs it asks for the files chunk by chunk, a few at a time, so that it is n
 broken link costs the chunks under way. Giving goes on when the leader changes: what was committed stays so.
 
 Lives here: both sides of the transfer. Not here: who needs a snapshot (engine.py), what an installed one means for the
-state (group.py), formats (segment.py, checkpoints.py).
+state (group.py), formats (log).
 
 Law: nothing that arrives is believed before the whole file has been verified, and the node's own log is untouched
 until everything is there, verified and durable. Files are read and written off the loop.
@@ -22,24 +22,24 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from cluster.checkpoints import (
+from cluster.envelope import Fetch, Message, Offer, SnapshotChunk, SnapshotFile, Spoilt, Withdrawn
+from cluster.log.checkpoints import (
     Checkpoint,
     adopt_checkpoint,
     checkpoint_name,
     read_checkpoint,
     remove_checkpoints,
 )
-from cluster.envelope import Chunk, Fetch, Message, Offer, SnapshotFile, Spoilt, Withdrawn
-from cluster.sealed import verify
-from cluster.segment import CorruptJournal, JournalError, Segment, adopt_header
+from cluster.log.sealed import verify
+from cluster.log.segment import CorruptJournal, JournalError, Segment, adopt_header
 
 if TYPE_CHECKING:
     from cluster.directory import GroupDirectory
     from cluster.engine import Engine
-    from cluster.housekeeping import Housekeeping
-    from cluster.journal import SegmentedJournal
+    from cluster.log.housekeeping import Housekeeping
+    from cluster.log.journal import SegmentedJournal
+    from cluster.log.term_runs import TermRuns
     from cluster.ports import Buffer, Disk, File, Runtime
-    from cluster.term_runs import TermRuns
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class SnapshotGiver:
         elif data is None:
             self._failed(CorruptJournal(path, request.offset, f"cannot be read: {error}"))
         else:
-            self._send(peer, Chunk(request.snapshot, request.file, request.offset, crc32(data), data))
+            self._send(peer, SnapshotChunk(request.snapshot, request.file, request.offset, crc32(data), data))
 
     def spoilt(self, peer: str, message: Spoilt) -> None:
         """Verify the file: it may be damaged here."""
@@ -345,7 +345,7 @@ class SnapshotTaker:
         if taking is not None and (taking.peer, taking.offer.snapshot) == (peer, message.snapshot):
             self._give_up()
 
-    def chunk(self, peer: str, chunk: Chunk) -> None:
+    def chunk(self, peer: str, chunk: SnapshotChunk) -> None:
         """Store the chunk if it is the one that is due."""
         taking = self._taking
         if (

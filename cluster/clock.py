@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import logging
 
+from cluster import quorum
+
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
@@ -79,7 +81,7 @@ class ClusterClock:
     ) -> None:
         """`members`: how many there are; `time_ms`: that of the last entry, 0 if there is none."""
         self._name = name
-        self._majority = members // 2 + 1
+        self._members = members
         self._own = SteadyClock(wall_ms, now_s, patience_s)
         self._peers: dict[str, float] = {}
         """Of each connected peer, by how much its steady clock is ahead of this node's monotonic one, in ms."""
@@ -118,7 +120,7 @@ class ClusterClock:
         """Look at this node's wall clock: once a second."""
         self._own.look(wall_ms, now_s)
         self._agree(now_s)
-        if self._majority <= 1 + len(self._peers):
+        if quorum.is_majority(1 + len(self._peers), self._members):
             self._watch(wall_ms - self._time_ms(now_s))
 
     def hear(self, peer: str, steady_ms: int, now_s: float) -> None:
@@ -132,14 +134,14 @@ class ClusterClock:
 
     def _agree(self, now_s: float) -> None:
         """Go by the clocks of a majority, if so many are known."""
-        offsets = sorted([self._own.offset_ms, *self._peers.values()])
+        offsets = [self._own.offset_ms, *self._peers.values()]
         self._base_ms, self._base_s, self._pace = self._time_ms(now_s), now_s, 1.0
-        if len(offsets) < self._majority:
+        if not quorum.is_majority(len(offsets), self._members):
             return
         # A majority's clocks have reached the one, and a majority's have not passed the other; of an odd number of
         # members that are all known both are the median.
-        reached_ms = now_s * 1000 + offsets[-self._majority]
-        passed_ms = now_s * 1000 + offsets[self._majority - 1]
+        reached_ms = now_s * 1000 + quorum.reached(offsets, self._members)
+        passed_ms = now_s * 1000 + quorum.not_passed(offsets, self._members)
         lead_ms = reached_ms - self._base_ms
         if lead_ms > 0:
             if lead_ms > OFF_MS:

@@ -2,7 +2,7 @@
 
     identity                whose it is (identity.py)
     start-0, -1             its incarnation, whether writes may be lost (identity.py)
-    hardstate-0, -1         term, vote, standing (hardstate.py)
+    hardstate-0, -1         term, vote, standing (log/hardstate.py)
     log/                    segments, manifest, checkpoints
     incoming/               a snapshot on its way (catch_up.py)
     incoming/moving         index of its checkpoint, once its files may be in the log's directory
@@ -23,12 +23,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cluster.checkpoints import Checkpoint, load_newest, remove_checkpoints
-from cluster.hardstate import HardState, HardStateFile, Standing
 from cluster.identity import Claim, Identity, Owner, claim_directory, forget_writes_lost, note_writes_lost
-from cluster.journal import SegmentedJournal
-from cluster.manifest import MANIFEST_NAME
-from cluster.segment import CorruptJournal, UnknownFormat
+from cluster.log.checkpoints import Checkpoint, load_newest, remove_checkpoints
+from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.log.journal import SegmentedJournal
+from cluster.log.manifest import MANIFEST_NAME
+from cluster.log.segment import CorruptJournal, UnknownFormat
 
 if TYPE_CHECKING:
     from cluster.ports import Disk
@@ -167,6 +167,9 @@ class GroupDirectory:
         note_writes_lost(self._disk, self.path, self._owner)
 
     # Cleaning
+
+    def remove_checkpoint(self, index: int) -> None:
+        remove_checkpoints(self._disk, self.log, [index])
 
     def remove_set_aside(self) -> None:
         """Off the loop: this node has everything again."""

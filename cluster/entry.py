@@ -45,7 +45,7 @@ BATCH_BYTES_MAX = ENTRY_BYTES_MAX - 64 * 1024
 """Of the payload of one batch. An entry with one batch has this and little more: two heads and a name."""
 
 
-class Batch(NamedTuple):
+class SubmittedBatch(NamedTuple):
     """One submission of one node, in its wire form."""
 
     sequence: int
@@ -78,14 +78,14 @@ def make_batch(
     payload: Sequence[Buffer],
     kind: int = KIND_SUBMITTED,
     weight: int = 0,
-) -> Batch:
+) -> SubmittedBatch:
     name = origin.encode()
     length = sum(map(len, payload))
     head = _BATCH.pack(kind, weight, len(name), incarnation, sequence, length) + name
-    return Batch(sequence, len(head) + length, weight, [head, *payload])
+    return SubmittedBatch(sequence, len(head) + length, weight, [head, *payload])
 
 
-def make_entry(time_ms: int, batches: Sequence[Batch]) -> bytes:
+def make_entry(time_ms: int, batches: Sequence[SubmittedBatch]) -> bytes:
     buffers: list[Buffer] = [_ENTRY.pack(REGULAR, VERSION, time_ms, len(batches))]
     for batch in batches:
         buffers.extend(batch.buffers)
@@ -131,11 +131,11 @@ def read_batches(data: bytes, position: int) -> Iterator[BatchView]:
         yield BatchView(kind, weight, name, incarnation, sequence, start, position)
 
 
-def batch_at(data: bytes, view: BatchView) -> Batch:
+def batch_at(data: bytes, view: BatchView) -> SubmittedBatch:
     """The batch in its wire form again, out of the bytes that `view` was read from."""
     # A view, since who proposes a large batch copies it once more in any case.
     whole = memoryview(data)[view.start - _BATCH.size - len(view.origin.encode()) : view.end]
-    return Batch(view.sequence, len(whole), view.weight, [whole])
+    return SubmittedBatch(view.sequence, len(whole), view.weight, [whole])
 
 
 def make_compacted(parts: Mapping[int, bytes]) -> bytes:

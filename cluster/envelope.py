@@ -188,7 +188,7 @@ class Fetch(NamedTuple):
     length: int
 
 
-class Chunk(NamedTuple):
+class SnapshotChunk(NamedTuple):
     """A part of a file of a snapshot; `crc` is that of the data."""
 
     snapshot: int
@@ -225,7 +225,7 @@ Message = (
     | Status
     | Offer
     | Fetch
-    | Chunk
+    | SnapshotChunk
     | Withdrawn
     | Spoilt
 )
@@ -272,7 +272,7 @@ def encode(message: Message) -> list[Buffer]:
         ]
     if isinstance(message, Forward):
         return [_FORWARD.pack(_KIND_FORWARD, message.term), *message.batches]
-    if isinstance(message, Chunk):
+    if isinstance(message, SnapshotChunk):
         return [_CHUNK.pack(_KIND_CHUNK, *message[:4]), message.data]
     if isinstance(message, Offer):
         return [bytes([_KIND_OFFER]), pack(message)]
@@ -288,7 +288,7 @@ def decode(frame: bytes) -> Message:
         if kind == _KIND_FORWARD:
             return Forward(_FORWARD.unpack_from(frame)[1], [frame[_FORWARD.size :]])
         if kind == _KIND_CHUNK:
-            return Chunk._make([*_CHUNK.unpack_from(frame)[1:], memoryview(frame)[_CHUNK.size :]])
+            return SnapshotChunk._make([*_CHUNK.unpack_from(frame)[1:], memoryview(frame)[_CHUNK.size :]])
         if kind == _KIND_OFFER:
             *numbers, segments = msgpack.unpackb(frame[1:], use_list=False)
             if not all(map(_is_count, numbers)):

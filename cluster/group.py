@@ -7,7 +7,7 @@ tail (the engine sees to that).
 
 Lives here: the driving of the engine, exactly-once submission (`submit`), forwarding to the leader, *tick entries* that
 bring the machine nothing but the time, the decision to stop waiting for a node. Not here: consensus (engine.py), files
-(directory.py, journal.py, housekeeping.py), snapshots (catch_up.py), standing (recovery.py), sockets (links.py), what
+(directory.py, log), snapshots (catch_up.py), standing (recovery.py), sockets (links.py), what
 an entry means (the machine).
 
 Law: no entry is applied twice, none out of order, and a submission is repeated until this node has seen it applied.
@@ -16,52 +16,50 @@ Law: no entry is applied twice, none out of order, and a submission is repeated 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Protocol
 
+from cluster.alarms import Alarms
+from cluster.applying import Applying, Expelled
 from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
-from cluster.checkpoints import Checkpoint, remove_checkpoints
 from cluster.clock import PATIENCE_S, ClusterClock, bounded
+from cluster.departures import Departures
 from cluster.directory import GroupDirectory
-from cluster.engine import Engine, ForeignLog, Role, Timing
-from cluster.entry import (
-    KIND_EXPEL,
-    BatchView,
-    MalformedEntry,
-    batches_of,
-    entry_time_ms,
-    is_regular,
-    make_entry,
-)
+from cluster.elections import Role
+from cluster.engine import Engine, Timing
+from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
     Alarm,
-    Chunk,
     Fetch,
     Forward,
     MalformedFrame,
     Message,
     Offer,
+    SnapshotChunk,
     Spoilt,
     Status,
     Withdrawn,
     decode,
     encode,
 )
-from cluster.hardstate import Standing
-from cluster.housekeeping import Housekeeping, HousekeepingSettings
 from cluster.identity import Claim, Owner
-from cluster.journal import SegmentedJournal
+from cluster.log.hardstate import Standing
+from cluster.log.housekeeping import Housekeeping, HousekeepingSettings
+from cluster.log.journal import SegmentedJournal
+from cluster.log.manifest import log_start
+from cluster.log.segment import CorruptJournal
+from cluster.log.space import CHECK_INTERVAL_S, Space
+from cluster.log_matching import ForeignLog
 from cluster.machine import Machine
-from cluster.manifest import log_start
-from cluster.origins import Admission
-from cluster.ports import Buffer, Disk, Links, Runtime, Timer
+from cluster.membership import Membership
+from cluster.peers import MemberStatus, Peers, member_status
+from cluster.ports import Buffer, Disk, Links, Runtime
 from cluster.recovery import Recovery
-from cluster.segment import CorruptJournal
-from cluster.space import CHECK_INTERVAL_S, Space
 from cluster.state import GroupState
-from cluster.submission import Proposals, Reign, Submissions
+from cluster.submission import PendingSubmissions, Proposals, Reign
+from cluster.turns import TurnTimer
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +71,6 @@ SNAPSHOT_ID_BITS = 20
 IN_FLIGHT_MAX = 2
 """Entries proposed and not yet committed. Two keep disk and network busy; more would only make the entries smaller."""
 STATUS_INTERVAL_S = 1.0
-RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
 FED_RETAINED_MAX = 8
 """A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`.
 
@@ -121,18 +118,38 @@ class GroupConfig:
     append_bytes_max: int = 1024 * 1024
     """So does one append with entries to a follower."""
 
+    @property
+    def housekeeping(self) -> HousekeepingSettings:
+        return HousekeepingSettings(
+            self.checkpoint_entries,
+            self.checkpoint_bytes,
+            self.checkpoint_interval_s,
+            self.retained_bytes,
+            self.segment_bytes,
+            self.segment_entries,
+        )
 
-class Confirmed(NamedTuple):
-    """An effect made by the group itself: this node's batch `sequence` has been applied, once."""
 
-    sequence: int
+class Handover:
+    """A leader gives its office to a peer that has everything."""
 
+    def __init__(self) -> None:
+        self._ends_s = 0.0
+        self._is_asked = False
 
-class Expelled(NamedTuple):
-    """An effect made by the group itself: the others stopped waiting for this node, which goes on as a new incarnation.
+    def begin(self, now_s: float) -> None:
+        self._ends_s = now_s + HANDOVER_S
+        self._is_asked = False
 
-    What it had submitted under the old one and not seen applied has an unknown outcome.
-    """
+    def end(self) -> None:
+        self._ends_s = 0.0
+
+    def is_on(self, now_s: float) -> bool:
+        return now_s < self._ends_s
+
+    def ask(self, engine: Engine, without: Sequence[str]) -> None:
+        """Ask one, once; as soon as there is one that has everything."""
+        self._is_asked = self._is_asked or engine.transfer_leadership(without)
 
 
 class GroupEvents(Protocol):
@@ -160,26 +177,6 @@ class GroupEvents(Protocol):
         ...
 
 
-class NodeStatus(NamedTuple):
-    """One node as this node sees it; None where it does not know."""
-
-    name: str
-    state: str
-    term: int | None
-    last_index: int | None
-    commit_index: int | None
-    applied_index: int | None
-    standing: str | None
-    """"voter", "learner" or "blank"."""
-    first_index: int | None
-    checkpoint_index: int | None
-    disk_bytes: int | None
-    disk_free_bytes: int | None
-    alarm: bool | None
-    clock_offset_ms: int | None
-    """By how much its wall clock is ahead of the cluster's time."""
-
-
 class Group:
     """One member of the group."""
 
@@ -190,152 +187,112 @@ class Group:
         runtime: Runtime,
         disk: Disk,
         links: Links,
-        events: GroupEvents,
         engine: type[Engine] = Engine,
     ) -> None:
+        """Read what is on the disk, which may take seconds: on any thread, before anybody else has the group.
+
+        Raises the errors of the journal and of the identity, and OSError.
+        """
         self.config = config
         self.machine = machine
-        self.alarms = Alarm(0)
-        """Why publishers must wait."""
-        self.low_on_memory = False
-        """Set by the shell, which knows how much the process may take; publishers then wait as with a full disk."""
         self.damage: CorruptJournal | None = None
         """What was found damaged, while the others cannot yet go on without this node."""
         self.snapshots_installed = 0
-        self._state = GroupState(machine)
         self._runtime = runtime
-        self._disk = disk
         self._links = links
-        self._events = events
-        self._engine_type = engine
-        self._owner = Owner(config.cluster, config.name, config.group_id)
-        self._members = [config.name, *config.peers]
-        self._is_open = False
+        self._membership = Membership.of_voters([config.name, *config.peers])
         self._running = False
-        self._turn_asked = False
         self._reign = Reign(None, 0)
-        self._submissions = Submissions(config.name)
-        self._proposals = Proposals()
-        self._handover_ends_s = 0.0
-        self._handover_asked = False
-        self._beat_s = config.timing.heartbeat_s / 2
-        self._timer: Timer | None = None
-        self._timer_s = 0.0
-        """When it goes off."""
-        self._waiting: deque[tuple[int, str, Message]] = deque()
-        self._peer_status: dict[str, Status] = {}
+        self._handover = Handover()
         self._tried_full_disk_s = 0.0
         self._cleaned = False
         self._installed_at = 0
         """The journal's count of changes with a snapshot that was installed; 0 if none waits for its sync."""
-        self._heard_s: dict[str, float] = {}
-        self._dead_since_s: dict[str, float] = {}
+        self._applying_s = 0.0
+        """Time that applying entries has taken in all, without what this node makes of the effects."""
 
-    def open(self) -> None:
-        """Read what is on the disk, which may take seconds: on any thread, before anything else is asked for.
+        self._state = GroupState(machine)
+        self._submissions = PendingSubmissions(config.name)
+        self._proposals = Proposals()
+        self._applying = Applying(self._state, self._submissions)
+        self._turns = TurnTimer(runtime, self._turn, config.timing.heartbeat_s / 2)
+        self._departures = Departures(self._transmit)
 
-        Raises the errors of the journal and of the identity.
-        """
-        config = self.config
-        self._directory = GroupDirectory(self._disk, f"groups/{config.group_id}", self._owner)
+        owner = Owner(config.cluster, config.name, config.group_id)
+        directory = self._directory = GroupDirectory(disk, f"groups/{config.group_id}", owner)
         claim = self._claim(self._wall_ms())
-        self._incarnation = claim.incarnation
-        self.journal, self._checkpoint = self._directory.start(
-            claim, self._state, self._open_journal, repairable=bool(config.peers)
+        self._submissions.begin(claim.incarnation)
+        self.journal, checkpoint = directory.start(
+            claim,
+            self._state,
+            partial(_open_journal, config, disk, directory, self.disk_failed),
+            repairable=bool(config.peers),
         )
-        self._is_open = True
-
-    def start(self) -> None:
-        """Come up from what is on the disk, which is read now unless it was, and take part. Raises as `open` does."""
-        if not self._is_open:
-            self.open()
-        config, checkpoint = self.config, self._checkpoint
-        self._checkpoint = None  # it may be large
         self._clock = ClusterClock(
             config.name,
-            len(config.peers) + 1,
+            len(self._membership.voters),
             self._state.time_ms,
             self._wall_ms(),
-            self._runtime.monotonic(),
+            runtime.monotonic(),
             config.clock_patience_s,
         )
-        self.engine = self._engine_type(
+        self.engine = engine(
             config.name,
-            config.peers,
+            self._membership,
             self.journal,
             config.timing,
-            self._runtime,
+            runtime,
             self._apply,
             checkpoint.index if checkpoint else 1,
         )
-        self.journal.sync_now()
-        self._build_upkeep(checkpoint)
-        self._heard_s = dict.fromkeys(config.peers, self._runtime.monotonic())
-        self._was_expelled = False
-        """By the entry that is being applied."""
-        self._applying_s = 0.0
-        """Time that applying entries has taken in all, without what this node makes of the effects."""
-        self._running = True
-        self.recovery.turn(self.engine, self.journal)
-        self._links.register(config.group_id, self)
-        self._submissions.begin(self._incarnation)
-        self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
-        self._beat()
-        self._tell_status()
-
-    def _open_journal(self, writes_lost: bool) -> SegmentedJournal:
-        config = self.config
-        return SegmentedJournal(
-            self._disk,
-            self._directory.log,
-            self._directory.identity,
-            self.disk_failed,
-            self._directory.hard_state,
-            writes_lost=writes_lost,
-            segment_bytes=config.segment_bytes,
-            segment_entries=config.segment_entries,
-            cache_bytes=config.cache_bytes,
-            slice_bytes=config.append_bytes_max,
-        )
-
-    def _build_upkeep(self, checkpoint: Checkpoint | None) -> None:
-        """Build what looks after standing, space, checkpoints and snapshots."""
-        config, directory, runtime = self.config, self._directory, self._runtime
-        self.recovery = Recovery(config.name, config.peers, directory.hard_state)
-        self._space = Space(self._disk, self.journal, config.disk_free_limit_bytes, runtime.monotonic())
+        self._make_durable()
+        self.recovery = Recovery(config.name, self._membership, directory.hard_state)
+        self._peers = Peers(config.peers, runtime.monotonic())
+        space = Space(disk, self.journal, config.disk_free_limit_bytes, runtime.monotonic())
+        self._alarms = Alarms(self._membership, self._peers, space)
         self.housekeeping = Housekeeping(
-            self._disk,
+            disk,
             directory.log,
             directory.identity,
             self.journal,
-            HousekeepingSettings(
-                config.checkpoint_entries,
-                config.checkpoint_bytes,
-                config.checkpoint_interval_s,
-                config.retained_bytes,
-                config.segment_bytes,
-                config.segment_entries,
-            ),
+            config.housekeeping,
             freeze=self._state.freeze,
-            compact=self.machine.compact,
+            compact=machine.compact,
             needed_from=self._needed_from,
             now=runtime.monotonic,
             failed=self.disk_failed,
         )
         self.housekeeping.begin(checkpoint)
         self._giver = SnapshotGiver(
-            self._disk,
+            disk,
             directory,
             self.journal,
             self.housekeeping,
             runtime,
             self._transmit,
             self.disk_failed,
-            self._incarnation << SNAPSHOT_ID_BITS,
+            claim.incarnation << SNAPSHOT_ID_BITS,
         )
-        self._taker = SnapshotTaker(
-            self._disk, directory, self.journal, runtime, self._transmit, self._install
-        )
+        self._taker = SnapshotTaker(disk, directory, self.journal, runtime, self._transmit, self._install)
+
+    def start(self, events: GroupEvents) -> None:
+        """Take part; `events` is told what is committed, and what else the shell has to know."""
+        self._events = events
+        self._running = True
+        self.recovery.turn(self.engine, self.journal)
+        self._links.register(self.config.group_id, self)
+        self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
+        self._beat()
+        self._tell_status()
+
+    def _make_durable(self) -> None:
+        """See to it that the disk has what a start begins with."""
+        try:
+            self.journal.sync_now()
+        except OSError:
+            if not self.journal.full:
+                self._directory.note_writes_lost()
+            raise
 
     def disk_failed(self, error: Exception) -> None:
         """What the disk holds cannot be trusted: stop, and let the next start know why.
@@ -357,16 +314,11 @@ class Group:
         if self.damage is None or not self._running:
             return
         self.engine.may_lead = False
-        statuses = self._peer_status.items()
-        voters = [
-            peer
-            for peer, status in statuses
-            if status.standing == Standing.VOTER and self._links.connected(peer)
-        ]
+        voters = list(filter(self._links.connected, self._peers.voters()))
         if self.engine.is_leader:
-            if self._runtime.monotonic() >= self._handover_ends_s:
+            if not self._handover.is_on(self._runtime.monotonic()):
                 self.transfer_leadership()
-        elif len(voters) * 2 > len(self.config.peers) + 1:
+        elif self._membership.is_majority(voters):
             self._directory.note_damage(self.damage)
             self._stop_for(self.damage)
 
@@ -398,6 +350,21 @@ class Group:
         self._wake()
         return sequence
 
+    # What entries hold, for whoever delivers it
+
+    @property
+    def last_index(self) -> int:
+        """Of the newest entry of this node's log."""
+        return self.journal.last_index
+
+    def payload(self, index: int) -> bytes | None:
+        """As `SegmentedJournal.payload`: an entry, if it is in memory."""
+        return self.journal.payload(index)
+
+    def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
+        """As `SegmentedJournal.read_job`. Raises EntryGone."""
+        return self.journal.read_job(indexes, bytes_max)
+
     @property
     def pending_batches(self) -> int:
         """Submitted and not yet seen applied."""
@@ -414,8 +381,7 @@ class Group:
         """
         if not self.engine.is_leader or self.is_alone:
             return False
-        self._handover_ends_s = self._runtime.monotonic() + HANDOVER_S
-        self._handover_asked = False
+        self._handover.begin(self._runtime.monotonic())
         self._wake()
         return True
 
@@ -430,24 +396,15 @@ class Group:
         """Whether no other member is connected."""
         return not any(map(self._links.connected, self.config.peers))
 
-    def statuses(self) -> list[NodeStatus]:
+    def statuses(self) -> list[MemberStatus]:
         """Every member, this node first-hand and the others as they last said."""
-        return [self._status_of(name) for name in sorted([self.config.name, *self.config.peers])]
+        return [self._status_of(name) for name in self._membership.members]
 
-    def _status_of(self, name: str) -> NodeStatus:
-        is_self = name == self.config.name
-        status = self._own_status() if is_self else self._peer_status.get(name)
-        if not is_self and not self._links.connected(name):
-            state = "down"
-        elif name == self.leader:
-            state = "leader"
-        else:
-            state = "candidate" if status is not None and status.state == Role.CANDIDATE else "follower"
-        if status is None:
-            return NodeStatus(name, state, *[None] * 11)
-        standing = Standing(status.standing).name.lower()
-        offset_ms = status.wall_ms - status.time_ms
-        return NodeStatus(name, state, *status[1:5], standing, *status[6:10], bool(status.alarm), offset_ms)
+    def _status_of(self, name: str) -> MemberStatus:
+        if name == self.config.name:
+            return member_status(name, self._own_status(), is_up=True, leads=name == self.leader)
+        is_up = self._links.connected(name)
+        return member_status(name, self._peers.status(name), is_up=is_up, leads=name == self.leader)
 
     def _own_status(self) -> Status:
         engine, journal, now_s = self.engine, self.journal, self._runtime.monotonic()
@@ -461,8 +418,8 @@ class Group:
             journal.first_index,
             self.housekeeping.newest_index,
             journal.disk_bytes,
-            self._space.free_bytes,
-            self._own_alarms,
+            self._alarms.free_bytes,
+            self._alarms.own(now_s),
             self._clock.time_ms(now_s),
             self._wall_ms(),
             self._clock.steady_ms(now_s),
@@ -488,9 +445,8 @@ class Group:
     # Links
 
     def peer_connected(self, peer: str) -> None:
-        self._heard_s[peer] = self._runtime.monotonic()
-        self._dead_since_s.pop(peer, None)
-        self._drop_waiting(peer)
+        self._peers.connected(peer, self._runtime.monotonic())
+        self._departures.drop(peer)
         self._transmit(peer, self._own_status())
         self.engine.peer_connected(peer)
         self._taker.connected(peer)
@@ -498,18 +454,14 @@ class Group:
         self._wake()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
-        self._drop_waiting(peer)
+        self._departures.drop(peer)
         self._clock.forget(peer)
         self.engine.peer_lost(peer)
         if dead:
-            self._dead_since_s.setdefault(peer, self._runtime.monotonic())
+            self._peers.died(peer, self._runtime.monotonic())
         if self._reign.leader == peer:
             self._runtime.call_later(self.config.timing.campaign_jitter_s, self._wake)
         self._wake()
-
-    def _drop_waiting(self, peer: str) -> None:
-        """What waits for a sync was meant for an epoch that is over (hazard H4)."""
-        self._waiting = deque(waiting for waiting in self._waiting if waiting[1] != peer)
 
     def peer_drained(self, peer: str) -> None:
         if self._links.connected(peer):
@@ -519,7 +471,7 @@ class Group:
     def part_received(self, peer: str) -> None:
         if not self._running:
             return
-        self._heard_s[peer] = self._runtime.monotonic()
+        self._peers.heard(peer, self._runtime.monotonic())
         self._taker.part_received(peer)
         if self.recovery.standing is not Standing.BLANK:
             self.engine.part_received(peer)
@@ -529,7 +481,7 @@ class Group:
     def frame_received(self, peer: str, frame: bytes) -> None:
         if not self._running:
             return
-        self._heard_s[peer] = self._runtime.monotonic()
+        self._peers.heard(peer, self._runtime.monotonic())
         try:
             message = decode(frame)
         except MalformedFrame:
@@ -549,15 +501,15 @@ class Group:
                 leads = message.state == Role.LEADER
                 if leads:
                     self.engine.check_end_of(peer, message.term, message.last_index)
-                self._peer_status[peer] = message
-                self._clock.hear(peer, message.steady_ms, self._heard_s[peer])
+                self._peers.said(peer, message)
+                self._clock.hear(peer, message.steady_ms, self._runtime.monotonic())
                 self.recovery.heard(peer, message, leads=leads)
             case Offer():
                 self.engine.check_snapshot(peer, message.index, message.term)
                 self._taker.offered(peer, message)
             case Fetch():
                 self._giver.fetch(peer, message)
-            case Chunk():
+            case SnapshotChunk():
                 self._taker.chunk(peer, message)
             case Withdrawn():
                 self._taker.withdrawn(peer, message)
@@ -572,9 +524,8 @@ class Group:
     # The turn
 
     def _wake(self) -> None:
-        if self._running and not self._turn_asked:
-            self._turn_asked = True
-            self._runtime.call_soon(self._turn)
+        if self._running:
+            self._turns.ask()
 
     def _beat(self) -> None:
         """Heartbeats and election deadlines fall due between events, too."""
@@ -584,10 +535,9 @@ class Group:
             self._leave_if_the_others_can_go_on()
             if self.engine.is_leader:
                 self._expel_the_gone()
-            self._runtime.call_later(self._beat_s, self._beat)
+            self._runtime.call_later(self._turns.beat_s, self._beat)
 
     def _turn(self) -> None:
-        self._turn_asked = False
         if not self._running:
             return
         try:
@@ -627,7 +577,7 @@ class Group:
         reign = Reign(self.engine.leader, self.engine.term)
         if self.config.name in (self._reign.leader, reign.leader):
             self._proposals.clear()
-            self._handover_ends_s = 0.0
+            self._handover.end()
         self._reign = reign
         log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         self._wake()  # submissions go to the new leader
@@ -671,40 +621,34 @@ class Group:
     # Space
 
     @property
-    def _low(self) -> bool:
-        return self._space.is_low(self._runtime.monotonic())
+    def alarms(self) -> Alarm:
+        """Why publishers must wait."""
+        return self._alarms.active
 
     @property
     def alarm(self) -> str | None:
-        """Why publishers must wait, in RabbitMQ's words; None if they need not."""
-        short = [resource for alarm, resource in RESOURCES.items() if self.alarms & alarm]
-        return f"low on {' & '.join(short)}" if short else None
+        """The same in RabbitMQ's words; None if they need not wait."""
+        return self._alarms.reason
 
     @property
-    def _own_alarms(self) -> Alarm:
-        disk = Alarm.DISK if self._low else Alarm(0)
-        return disk | Alarm.MEMORY if self.low_on_memory else disk
+    def low_on_memory(self) -> bool:
+        """Set by the shell, which knows how much the process may take; publishers then wait as with a full disk."""
+        return self._alarms.low_on_memory
 
-    def _alarmed_peers(self, alarm: Alarm) -> list[str]:
-        statuses = self._peer_status
-        return [peer for peer in self.config.peers if peer in statuses and statuses[peer].alarm & alarm]
+    @low_on_memory.setter
+    def low_on_memory(self, is_low: bool) -> None:
+        self._alarms.low_on_memory = is_low
 
     def _watch_space(self) -> None:
-        """Publishers wait while this node, or so many nodes that no majority can store, is low on disk or memory."""
-        alarms, members = self._own_alarms, len(self.config.peers) + 1
-        for alarm in Alarm:
-            if len(self._alarmed_peers(alarm)) * 2 >= members:
-                alarms |= alarm
-        if alarms != self.alarms:
-            self.alarms = alarms
+        if self._alarms.look(self._runtime.monotonic()):
             reason = self.alarm
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._events.alarm_changed(reason)
         self.engine.may_lead = not self.journal.full and self.damage is None
         if self.journal.full:
-            self._try_full_disk(self._alarmed_peers(Alarm.DISK))
+            self._try_full_disk()
 
-    def _try_full_disk(self, alarmed: Sequence[str]) -> None:
+    def _try_full_disk(self) -> None:
         """Write again now and then; meanwhile let somebody lead whose disk is not full."""
         now_s = self._runtime.monotonic()
         if now_s - self._tried_full_disk_s < CHECK_INTERVAL_S:
@@ -713,11 +657,8 @@ class Group:
         if not self.journal.sync_in_flight:
             self.journal.start_sync(self._synced)
         if self.engine.is_leader:
-            self.engine.transfer_leadership(without=[*alarmed, *self._not_voting()])
-
-    def _not_voting(self) -> list[str]:
-        statuses = self._peer_status.items()
-        return [peer for peer, status in statuses if status.standing != Standing.VOTER]
+            unfit = [*self._peers.alarmed(Alarm.DISK), *self._peers.not_voting()]
+            self.engine.transfer_leadership(without=unfit)
 
     # Snapshots
 
@@ -727,9 +668,7 @@ class Group:
         try:
             self._check_log_of(installable)
         except ForeignLog as error:
-            remove_checkpoints(
-                self._disk, self._directory.log, [checkpoint.index]
-            )  # a start would believe it
+            self._directory.remove_checkpoint(checkpoint.index)  # a start would believe it
             self._stop_for_foreign_log(error)
             return
         self._directory.restore(self._state, checkpoint)
@@ -753,7 +692,7 @@ class Group:
 
     def _resume(self, index: int) -> None:
         origin = self._state.origins.get(self.config.name)
-        if origin is None or origin.incarnation != self._incarnation:
+        if origin is None or origin.incarnation != self._submissions.incarnation:
             return  # nothing of this life was applied yet
         if origin.expelled:
             self._begin_incarnation()
@@ -764,16 +703,8 @@ class Group:
 
     def _send(self) -> None:
         """Send what may leave: everything at once, except acknowledgements of what is not yet synced (hazard H1)."""
-        synced = self.journal.synced
-        while self._waiting and self._waiting[0][0] <= synced:
-            _, peer, message = self._waiting.popleft()
-            self._transmit(peer, message)
         outbox, self.engine.outbox = self.engine.outbox, []
-        for outgoing in outbox:
-            if outgoing.barrier <= synced:
-                self._transmit(outgoing.peer, outgoing.message)
-            else:
-                self._waiting.append(outgoing)
+        self._departures.send(outbox, self.journal.synced)
 
     def _transmit(self, peer: str, message: Message) -> None:
         self._links.send(peer, self.config.group_id, encode(message))
@@ -830,8 +761,8 @@ class Group:
     def _compose(self) -> None:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
-        if self._runtime.monotonic() < self._handover_ends_s:
-            self._handover_asked = self._handover_asked or self.engine.transfer_leadership(self._not_voting())
+        if self._handover.is_on(self._runtime.monotonic()):
+            self._handover.ask(self.engine, self._peers.not_voting())
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)
@@ -855,18 +786,7 @@ class Group:
             self._wake_in(self._clock.wait_s(due_ms, self._runtime.monotonic()))
 
     def _wake_in(self, delay_s: float) -> None:
-        """Have a turn then, if there would be none before: each beat brings one, and so does an earlier timer."""
-        goes_off_s = self._runtime.monotonic() + delay_s
-        if delay_s > self._beat_s or (self._timer is not None and self._timer_s <= goes_off_s):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._runtime.call_later(delay_s, self._timer_went_off)
-        self._timer_s = goes_off_s
-
-    def _timer_went_off(self) -> None:
-        self._timer = None
-        self._wake()
+        self._turns.ask_in(delay_s)
 
     def _expel_the_gone(self) -> None:
         now_s = self._runtime.monotonic()
@@ -874,10 +794,9 @@ class Group:
             origin = self._state.origins.get(peer)
             if origin is None or origin.expelled:
                 continue
-            dead_s = self._dead_since_s.get(peer, now_s)
-            silent = now_s - self._heard_s[peer] > self.config.silent_origin_grace_s
-            is_gone = silent or now_s - dead_s > self.config.dead_origin_grace_s
-            if is_gone and self._proposals.expel(peer, origin.incarnation):
+            is_silent = self._peers.silent_s(peer, now_s) > self.config.silent_origin_grace_s
+            is_dead = self._peers.dead_s(peer, now_s) > self.config.dead_origin_grace_s
+            if (is_silent or is_dead) and self._proposals.expel(peer, origin.incarnation):
                 log.warning("node %s is gone: its consumers' messages return", peer)
                 self._wake()
 
@@ -888,7 +807,7 @@ class Group:
             return
         begun_s = self._runtime.monotonic()
         try:
-            effects = self._apply_entry(index, payload)
+            effects, expelled_at = self._applying.entry(index, payload)
             self._clock.follow(self._state.time_ms, begun_s)
         except BaseException as error:
             # H10: whatever this is, every further entry would build on a state that differs from the other nodes'.
@@ -896,59 +815,22 @@ class Group:
             self._runtime.fail(error)
             raise
         self._applying_s += self._runtime.monotonic() - begun_s
-        if self._was_expelled:
-            self._was_expelled = False
-            position = next(i for i, effect in enumerate(effects) if type(effect) is Expelled)
+        if expelled_at is not None:
             # What the shell submits while it hears of these belongs to the life that is over.
-            self._events.applied(index, effects[:position])
-            effects = effects[position:]
+            self._events.applied(index, effects[:expelled_at])
+            effects = effects[expelled_at:]
             self._begin_incarnation()
         self._events.applied(index, effects)
-
-    def _apply_entry(self, index: int, payload: bytes) -> list[Any]:
-        self._state.time_ms = max(self._state.time_ms, entry_time_ms(payload))
-        view = memoryview(payload)
-        effects: list[Any] = []
-        for ordinal, batch in enumerate(batches_of(payload)):
-            if batch.kind == KIND_EXPEL:
-                self._apply_expulsion(batch, effects)
-            else:
-                self._apply_batch(index, ordinal, batch, view, effects)
-        effects.extend(self.machine.end_entry(self._state.time_ms))
-        return effects
-
-    def _apply_batch(
-        self, index: int, ordinal: int, batch: BatchView, payload: memoryview, effects: list[Any]
-    ) -> None:
-        admission = self._state.origins.admit(batch.origin, batch.incarnation, batch.sequence)
-        if admission is Admission.DROP:
-            return
-        if admission is Admission.APPLY_AFTER_RESTART:
-            effects.extend(self.machine.origin_down(batch.origin, self._state.time_ms, expelled=False))
-        if batch.end > batch.start:
-            part = payload[batch.start : batch.end]
-            effects.extend(self.machine.apply_batch(batch.origin, index, ordinal, self._state.time_ms, part))
-        if batch.origin == self.config.name and batch.incarnation == self._incarnation:
-            self._submissions.applied(batch.sequence)
-            effects.append(Confirmed(batch.sequence))
-
-    def _apply_expulsion(self, batch: BatchView, effects: list[Any]) -> None:
-        if not self._state.origins.expel(batch.origin, batch.incarnation):
-            return
-        effects.extend(self.machine.origin_down(batch.origin, self._state.time_ms, expelled=True))
-        if batch.origin == self.config.name and batch.incarnation == self._incarnation:
-            self._was_expelled = True
-            effects.append(Expelled())
 
     def _check_incarnation(self) -> None:
         """A node that lost its directory counts by the clock: if that was set back, an earlier life is ahead."""
         origin = self._state.origins.get(self.config.name)
-        if origin is not None and origin.incarnation > self._incarnation:
+        if origin is not None and origin.incarnation > self._submissions.incarnation:
             self._begin_incarnation()
             self._events.applied(self.engine.applied_index, [Expelled()])
 
     def _claim(self, wall_ms: int) -> Claim:
-        return self._directory.claim(wall_ms, self.machine.version, self._members, self._leap())
+        return self._directory.claim(wall_ms, self.machine.version, self._membership.members, self._leap())
 
     def _leap(self) -> int:
         return self._runtime.random.randint(1, INCARNATION_LEAP)
@@ -959,6 +841,26 @@ class Group:
         # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
         least = known.incarnation + self._leap() if known else 0
         claim = self._claim(max(self._wall_ms(), least))
-        self._incarnation = claim.incarnation
-        self._submissions.begin(self._incarnation)
+        self._submissions.begin(claim.incarnation)
         self.submit([])
+
+
+def _open_journal(
+    config: GroupConfig,
+    disk: Disk,
+    directory: GroupDirectory,
+    failed: Callable[[Exception], None],
+    writes_lost: bool,
+) -> SegmentedJournal:
+    return SegmentedJournal(
+        disk,
+        directory.log,
+        directory.identity,
+        failed,
+        directory.hard_state,
+        writes_lost=writes_lost,
+        segment_bytes=config.segment_bytes,
+        segment_entries=config.segment_entries,
+        cache_bytes=config.cache_bytes,
+        slice_bytes=config.append_bytes_max,
+    )

@@ -58,7 +58,7 @@ _REJECT = Struct("<4sHBB")
 MESSAGE_BYTES_MAX = _HELLO.size
 
 
-class _Kind(IntEnum):
+class _MessageKind(IntEnum):
     HELLO = 1
     CHALLENGE = 2
     PROOF = 3
@@ -67,11 +67,11 @@ class _Kind(IntEnum):
 
 
 _LAYOUTS = {
-    _Kind.HELLO: _HELLO,
-    _Kind.CHALLENGE: _CHALLENGE,
-    _Kind.PROOF: _PROOF,
-    _Kind.WELCOME: _PROOF,
-    _Kind.REJECT: _REJECT,
+    _MessageKind.HELLO: _HELLO,
+    _MessageKind.CHALLENGE: _CHALLENGE,
+    _MessageKind.PROOF: _PROOF,
+    _MessageKind.WELCOME: _PROOF,
+    _MessageKind.REJECT: _REJECT,
 }
 
 
@@ -82,7 +82,7 @@ class HandshakeError(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.reply = _REJECT.pack(MAGIC, VERSION, _Kind.REJECT, self.reason) if self.reason else b""
+        self.reply = _REJECT.pack(MAGIC, VERSION, _MessageKind.REJECT, self.reason) if self.reason else b""
 
 
 class WrongClusterError(HandshakeError):
@@ -185,7 +185,7 @@ def disagreement(own: Terms, peer: str, theirs: Terms) -> DisagreementError | No
     return None
 
 
-class Identity(NamedTuple):
+class Credentials(NamedTuple):
     """Who this node is: the same cluster name and secret on every node, its own node name."""
 
     cluster: str
@@ -197,7 +197,7 @@ class Identity(NamedTuple):
 class Handshake:
     """What both roles share: collecting one message at a time, and recognising what is none."""
 
-    def __init__(self, identity: Identity, nonce: bytes, awaited: _Kind) -> None:
+    def __init__(self, identity: Credentials, nonce: bytes, awaited: _MessageKind) -> None:
         if not identity.secret:
             raise ValueError("the cluster secret is empty")
         if len(nonce) != NONCE_BYTES:
@@ -241,16 +241,16 @@ class Handshake:
         if len(inbox) < _HEADER.size:
             return None
         _, version, kind = _HEADER.unpack_from(inbox)
-        if kind != _Kind.REJECT:
+        if kind != _MessageKind.REJECT:
             self._check_header(version, kind)
-        size = _LAYOUTS[_Kind(kind)].size
+        size = _LAYOUTS[_MessageKind(kind)].size
         if len(inbox) < size:
             return None
         message, self.rest = bytes(inbox[:size]), bytes(inbox[size:])
         inbox.clear()
-        if kind == _Kind.REJECT:
+        if kind == _MessageKind.REJECT:
             raise _rejection(message)
-        if self.rest and kind != _Kind.WELCOME:
+        if self.rest and kind != _MessageKind.WELCOME:
             raise GarbageError("the peer talks on without waiting for an answer")
         return message
 
@@ -268,7 +268,7 @@ class Handshake:
                 f"the peer belongs to cluster {_shown(cluster)}, this node to {_shown(self._cluster)}"
             )
 
-    def _prove_self(self, kind: _Kind, role: bytes) -> bytes:
+    def _prove_self(self, kind: _MessageKind, role: bytes) -> bytes:
         """The terms of this node, and that they are its."""
         terms = _TERMS.pack(*self._terms)
         message = _PROOF.pack(MAGIC, VERSION, kind, terms, self._hmac(role, terms))
@@ -292,20 +292,20 @@ class Handshake:
 class DiallerHandshake(Handshake):
     """The side that opened the connection, to one expected peer."""
 
-    def __init__(self, identity: Identity, expected_peer: str, nonce: bytes) -> None:
-        super().__init__(identity, nonce, _Kind.CHALLENGE)
+    def __init__(self, identity: Credentials, expected_peer: str, nonce: bytes) -> None:
+        super().__init__(identity, nonce, _MessageKind.CHALLENGE)
         self.peer = expected_peer
         self._expected = _name_field(expected_peer)
 
     def opening(self) -> bytes:
         hello = _HELLO.pack(
-            MAGIC, VERSION, _Kind.HELLO, self._cluster, self._node, self._expected, self._nonce
+            MAGIC, VERSION, _MessageKind.HELLO, self._cluster, self._node, self._expected, self._nonce
         )
         self._transcript = hello
         return hello
 
     def _answer(self, message: bytes) -> bytes:
-        if self._awaited is _Kind.CHALLENGE:
+        if self._awaited is _MessageKind.CHALLENGE:
             return self._prove(message)
         error = disagreement(self._terms, self.peer, self._check_proof(message, _ACCEPTOR))
         if error is not None:
@@ -319,8 +319,8 @@ class DiallerHandshake(Handshake):
         if node != self._expected:
             raise UnknownNodeError(f"node {_shown(node)} answers where {self.peer!r} is expected")
         self._transcript += challenge
-        self._awaited = _Kind.WELCOME
-        return self._prove_self(_Kind.PROOF, _DIALLER)
+        self._awaited = _MessageKind.WELCOME
+        return self._prove_self(_MessageKind.PROOF, _DIALLER)
 
 
 class AcceptorHandshake(Handshake):
@@ -331,20 +331,20 @@ class AcceptorHandshake(Handshake):
 
     def __init__(
         self,
-        identity: Identity,
+        identity: Credentials,
         callers: Collection[str],
         nonce: bytes,
         is_second: Callable[[str, bytes], bool],
     ) -> None:
-        super().__init__(identity, nonce, _Kind.HELLO)
+        super().__init__(identity, nonce, _MessageKind.HELLO)
         self._callers = {_name_field(name): name for name in callers}
         self._is_second = is_second
 
     def _answer(self, message: bytes) -> bytes:
-        if self._awaited is _Kind.HELLO:
+        if self._awaited is _MessageKind.HELLO:
             return self._challenge(message)
         theirs = self._check_proof(message, _DIALLER)
-        welcome = self._prove_self(_Kind.WELCOME, _ACCEPTOR)
+        welcome = self._prove_self(_MessageKind.WELCOME, _ACCEPTOR)
         error = disagreement(self._terms, self.peer, theirs)
         if error is not None:
             error.reply = welcome
@@ -366,9 +366,11 @@ class AcceptorHandshake(Handshake):
         if node not in self._callers:
             raise UnknownNodeError(f"node {_shown(node)} is no peer that dials {_shown(self._node)}")
         self.peer = self._callers[node]
-        challenge = _CHALLENGE.pack(MAGIC, VERSION, _Kind.CHALLENGE, self._cluster, self._node, self._nonce)
+        challenge = _CHALLENGE.pack(
+            MAGIC, VERSION, _MessageKind.CHALLENGE, self._cluster, self._node, self._nonce
+        )
         self._transcript = hello + challenge
-        self._awaited = _Kind.PROOF
+        self._awaited = _MessageKind.PROOF
         return challenge
 
 

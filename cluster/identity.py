@@ -5,8 +5,8 @@ would not make the same of the entries that are in the log. All that is written 
 never changes. Its incarnation grows with every start: the cluster tells by it that what an earlier process of the same
 name held is gone.
 
-Lives here: the files `identity` (twofold.py) and `start-0`, `start-1` (register.py). Not here: what lost writes mean
-for the log (segment.py), what members have to agree on when they meet (handshake.py).
+Lives here: the files `identity` (log/twofold.py) and `start-0`, `start-1` (log/register.py). Not here: what lost
+writes mean for the log (log/segment.py), what members have to agree on when they meet (handshake.py).
 
     body of the register = incarnation u64 | writes may be lost u8 | length u16 | session of the disk
 
@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import msgpack
 
+from cluster.log.register import Register
+from cluster.log.segment import CorruptJournal, JournalError, UnknownFormat, path_in
+from cluster.log.twofold import pack_twice, read_copies, read_twice, unless_there_is_no_space
 from cluster.ports import Disk, pack
-from cluster.register import Register
-from cluster.segment import CorruptJournal, JournalError, UnknownFormat, path_in
-from cluster.twofold import pack_twice, read_copies, read_twice, unless_there_is_no_space
 
 FILE = "identity"
 START_FILES = ("start-0", "start-1")

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING, moving_checkpoint
-from cluster.hardstate import NAMES as HARD_STATE_NAMES
-from cluster.hardstate import HardState, HardStateFile, Standing, Stored
 from cluster.identity import FILE as IDENTITY_NAME
 from cluster.identity import START_FILES, Identity, OtherVersion, Start, load_start
 from cluster.identity import load_copies as load_identity_copies
-from cluster.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name, log_start
-from cluster.manifest import load_copies as load_manifest_copies
-from cluster.sealed import load_index, open_file, records, verify
-from cluster.segment import (
+from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
+from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
+from cluster.log.hardstate import HardState, HardStateFile, Standing, StoredState
+from cluster.log.manifest import MANIFEST_NAME, Manifest, Row, is_segment_name, log_start
+from cluster.log.manifest import load_copies as load_manifest_copies
+from cluster.log.sealed import load_index, open_file, records, verify
+from cluster.log.segment import (
     RECORD_HEADER_BYTES,
     CorruptJournal,
     ForeignJournal,
@@ -37,9 +37,9 @@ from cluster.segment import (
     read_at,
     scan_records,
 )
-from cluster.segment_files import scan_open
-from cluster.synced import MARK_NAME, Mark, load_mark
-from cluster.term_runs import TermRuns
+from cluster.log.segment_files import scan_open
+from cluster.log.synced import MARK_NAME, Mark, load_mark
+from cluster.log.term_runs import TermRuns
 
 if TYPE_CHECKING:
     from cluster.ports import Disk
@@ -305,7 +305,7 @@ class _Inspection:
             return HardStateFound(None, copies, Problem("term and vote are lost", Cure.HEARING))
         return HardStateFound(None, copies, None)
 
-    def _copy_state(self, name: str, copy: Stored | None, latest: Stored | None) -> str:
+    def _copy_state(self, name: str, copy: StoredState | None, latest: StoredState | None) -> str:
         if copy is None:
             return "damaged" if name in self._names else "missing"
         return "ok" if copy == latest else "older"
@@ -538,7 +538,7 @@ def _log_range(manifest: Manifest, scan: Scan | None) -> tuple[int, int]:
     return log_start(manifest.sealed, manifest.open_first if grown else end), end - 1
 
 
-def _sequence(stored: Stored) -> int:
+def _sequence(stored: StoredState) -> int:
     return stored.sequence
 
 

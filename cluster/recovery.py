@@ -1,7 +1,7 @@
 """What a node that has lost its memory may do, and how it gets it back.
 
 A vote and an acknowledgement are promises: a node that has forgotten one must not make another that breaks it. Hence
-the standing of a node (hardstate.py):
+the standing of a node (log/hardstate.py):
 
 BLANK    knows nothing of its past: no file of term and vote. It takes no part until every other member has told its
          term since this start. A vote that it may have given to one of them cannot be of a later term than the latest
@@ -22,16 +22,16 @@ Law: with a majority of logs intact nothing is un-committed; without one nobody 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cluster.hardstate import HardState, Standing
+from cluster.log.hardstate import HardState, Standing
 
 if TYPE_CHECKING:
     from cluster.engine import Engine
     from cluster.envelope import Status
-    from cluster.hardstate import HardStateFile
-    from cluster.journal import SegmentedJournal
+    from cluster.log.hardstate import HardStateFile
+    from cluster.log.journal import SegmentedJournal
+    from cluster.membership import Membership
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,10 @@ ROUNDS = 2
 class Recovery:
     """The standing of this node, and its way up."""
 
-    def __init__(self, name: str, peers: Sequence[str], hard_state: HardStateFile) -> None:
+    def __init__(self, name: str, membership: Membership, hard_state: HardStateFile) -> None:
         self._name = name
-        self._peers = peers
+        self._membership = membership
+        self._peers = membership.others(name)
         self._hard_state = hard_state
         self._heard: dict[str, Status] = {}
         """What each member has said of itself last, since this start."""
@@ -123,11 +124,10 @@ class Recovery:
         standings = {peer: Standing(status.standing) for peer, status in self._heard.items()}
         standings[self._name] = self.standing
         lost = sorted(name for name, standing in standings.items() if standing is not Standing.VOTER)
-        members = len(self._peers) + 1
         has_past = Standing.LEARNER in standings.values() or any(
             status.last_index > 1 for status in self._heard.values()
         )
-        if not has_past or (members - len(lost)) * 2 > members:
+        if not has_past or self._membership.has_majority_without(lost):
             return None
         last = max((status.last_index for status in self._heard.values()), default=0)
         return (

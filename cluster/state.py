@@ -1,7 +1,7 @@
 """The replicated state of a group: the machine's, and what the group itself remembers.
 
 Lives here: what belongs together at one index of the log, as bytes and as a frozen copy. Not here: how it changes
-(group.py applies entries), where it is kept (checkpoints.py).
+(group.py applies entries), where it is kept (log/checkpoints.py).
 
 Law: equal on every replica at equal index, to the byte.
 """
@@ -18,7 +18,7 @@ from cluster.origins import Origins
 from cluster.ports import pack
 
 if TYPE_CHECKING:
-    from cluster.machine import Frozen, Machine
+    from cluster.machine import FrozenMachine, Machine
 
 _THREE = b"\x93"
 _BYTES = b"\xc6"
@@ -59,7 +59,9 @@ class GroupState:
 class FrozenState:
     """The state at one index. Its methods may be called on any thread."""
 
-    def __init__(self, time_ms: int, origins: list[tuple[str, int, int, bool]], machine: Frozen) -> None:
+    def __init__(
+        self, time_ms: int, origins: list[tuple[str, int, int, bool]], machine: FrozenMachine
+    ) -> None:
         self._time_ms = time_ms
         self._origins = origins
         self._machine = machine
@@ -71,9 +73,9 @@ class FrozenState:
         return b"".join(parts)
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
-        """See `Frozen.counts`."""
+        """See `FrozenMachine.counts`."""
         return self._machine.counts(bounds)
 
     def live(self, first: int, end: int) -> Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]:
-        """See `Frozen.live`."""
+        """See `FrozenMachine.live`."""
         return self._machine.live(first, end)

@@ -36,9 +36,9 @@ class Places:
         while self._is_full():
             if not self.strangers:
                 return None
-            self._push_one_out()
+            self.push_one_out()
         place = Place(self, source_of(host))
-        self._add(place)
+        self.stranger_came(place)
         return place
 
     def _is_full(self) -> bool:
@@ -47,18 +47,21 @@ class Places:
             total_max is not None and self.strangers + self.known >= total_max
         )
 
-    def _push_one_out(self) -> None:
+    def push_one_out(self) -> None:
+        """Of the strangers."""
         most = max(self._by_source.values(), key=len)
         place = next(iter(most))
         push_out = place.push_out
         place.leave()
         push_out()
 
-    def _add(self, place: Place) -> None:
+    def stranger_came(self, place: Place) -> None:
+        """It is a stranger's from now on."""
         self.strangers += 1
         self._by_source.setdefault(place.source, {})[place] = None
 
-    def _remove(self, place: Place) -> None:
+    def stranger_left(self, place: Place) -> None:
+        """It is no stranger's any more."""
         self.strangers -= 1
         of_source = self._by_source[place.source]
         del of_source[place]
@@ -87,15 +90,15 @@ class Place:
     def comes_from(self, host: str) -> None:
         """The stranger is, as a proxy says, from elsewhere."""
         if self._is_taken and not self._is_known:
-            self._places._remove(self)
+            self._places.stranger_left(self)
             self.source = source_of(host)
-            self._places._add(self)
+            self._places.stranger_came(self)
 
     def make_known(self) -> None:
         """It has said who it is."""
         if self._is_taken and not self._is_known:
             self._is_known = True
-            self._places._remove(self)
+            self._places.stranger_left(self)
             self._places.known += 1
 
     def make_stranger(self) -> None:
@@ -103,9 +106,9 @@ class Place:
         if self._is_taken and self._is_known:
             self._is_known = False
             self._places.known -= 1
-            self._places._add(self)
+            self._places.stranger_came(self)
             if self._places.strangers > self._places.strangers_max:
-                self._places._push_one_out()
+                self._places.push_one_out()
 
     def leave(self) -> None:
         """It is gone; harmless if that was known."""
@@ -116,7 +119,7 @@ class Place:
         if self._is_known:
             self._places.known -= 1
         else:
-            self._places._remove(self)
+            self._places.stranger_left(self)
 
 
 def _do_nothing() -> None:

@@ -1,11 +1,11 @@
 """Submissions on their way into the log: at the node that made them, and at the leader that proposes them.
 
-Lives here: `Submissions`, what this node has submitted and not yet seen applied, and how much of it the leader has;
-`Proposals`, what a leader has taken in for its next entries. Not here: who leads and what may be sent (group.py), what
-was applied already (origins.py), bytes (entry.py).
+Lives here: `PendingSubmissions`, what this node has submitted and not yet seen applied, and how much of it the leader
+has; `Proposals`, what a leader has taken in for its next entries. Not here: who leads and what may be sent (group.py),
+what was applied already (origins.py), bytes (entry.py).
 
-Law: nothing leaves `Submissions` before it is seen applied, and a new leader gets everything again; a leader proposes
-the batches of one node once in its reign, in their order.
+Law: nothing leaves `PendingSubmissions` before it is seen applied, and a new leader gets everything again; a leader
+proposes the batches of one node once in its reign, in their order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cluster.entry import (
     KIND_EXPEL,
     KIND_SUBMITTED,
     WEIGHT_MAX,
-    Batch,
+    SubmittedBatch,
     batch_at,
     make_batch,
     read_batches,
@@ -40,14 +40,14 @@ class Reign(NamedTuple):
 _NOBODY = Reign(None, 0)
 
 
-class Submissions:
+class PendingSubmissions:
     """The batches of this node under one incarnation after the other, oldest first, until they are seen applied."""
 
     def __init__(self, origin: str) -> None:
         self.pending_bytes = 0
+        self.incarnation = 0
         self._origin = origin
-        self._incarnation = 0
-        self._pending: deque[Batch] = deque()
+        self._pending: deque[SubmittedBatch] = deque()
         self._next_sequence = 1
         self._sent_sequence = 0
         self._sent_to = _NOBODY
@@ -58,7 +58,7 @@ class Submissions:
 
     def begin(self, incarnation: int) -> None:
         """Give up what is pending, and number anew."""
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         self._pending.clear()
         self.pending_bytes = 0
         self._next_sequence = 1
@@ -67,7 +67,7 @@ class Submissions:
     def add(self, payload: Sequence[Buffer], weight: int = 0) -> int:
         """Number a batch; returns its sequence. Raises ValueError if it is too large for an entry."""
         batch = make_batch(
-            self._origin, self._incarnation, self._next_sequence, payload, weight=min(weight, WEIGHT_MAX)
+            self._origin, self.incarnation, self._next_sequence, payload, weight=min(weight, WEIGHT_MAX)
         )
         if batch.size > BATCH_BYTES_MAX:
             raise ValueError(f"a batch of {batch.size} bytes is above the limit of {BATCH_BYTES_MAX}")
@@ -75,6 +75,10 @@ class Submissions:
         self._pending.append(batch)
         self.pending_bytes += batch.size
         return batch.sequence
+
+    def made(self, origin: str, incarnation: int) -> bool:
+        """Whether batches of this origin and incarnation are those of this life."""
+        return origin == self._origin and incarnation == self.incarnation
 
     def applied(self, sequence: int) -> None:
         """All up to `sequence` are applied."""
@@ -98,12 +102,12 @@ class Submissions:
         self._sent_sequence = max(self._sent_sequence, first - 1)
         return self._sent_sequence < self._pending[-1].sequence
 
-    def take_unsent(self, bytes_max: int | None = None) -> list[Batch]:
+    def take_unsent(self, bytes_max: int | None = None) -> list[SubmittedBatch]:
         """The next batches for the leader of `has_unsent`, which counts as having them then.
 
         About `bytes_max`, if given, and at least one.
         """
-        batches: list[Batch] = []
+        batches: list[SubmittedBatch] = []
         size = 0
         for position in range(self._sent_sequence + 1 - self._pending[0].sequence, len(self._pending)):
             batch = self._pending[position]
@@ -119,7 +123,7 @@ class Proposals:
     """What a leader will propose, for as long as it leads."""
 
     def __init__(self) -> None:
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[SubmittedBatch] = deque()
         self._accepted: dict[str, tuple[int, int]] = {}
         self._expelled: set[tuple[str, int]] = set()
 
@@ -132,7 +136,7 @@ class Proposals:
         self._accepted.clear()
         self._expelled.clear()
 
-    def extend(self, batches: Sequence[Batch]) -> None:
+    def extend(self, batches: Sequence[SubmittedBatch]) -> None:
         """Take in the leader's own."""
         self._batches.extend(batches)
 
@@ -153,7 +157,7 @@ class Proposals:
         self._batches.append(make_batch(origin, incarnation, 0, [], KIND_EXPEL))
         return True
 
-    def next_entry(self, bytes_max: int, weight_max: int = WEIGHT_MAX) -> list[Batch]:
+    def next_entry(self, bytes_max: int, weight_max: int = WEIGHT_MAX) -> list[SubmittedBatch]:
         """Remove the batches of the next entry: at least one, or about `bytes_max`, with that weight at most."""
         batches = [self._batches.popleft()]
         size, weight = batches[0].size, batches[0].weight

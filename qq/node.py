@@ -24,30 +24,31 @@ from cluster.envelope import Alarm
 from cluster.group import Group, GroupConfig
 from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks
+from cluster.log.segment import CorruptJournal, JournalError
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
-from cluster.segment import CorruptJournal, JournalError
 from cluster.strangers import Places
 from qq import descriptors, garbage, memory, tls
 from qq.amqp.connection import Settings
-from qq.amqp.content import content_of
-from qq.broker.broker import Broker
-from qq.broker.login import SALT_BYTES, Login, hash_password
-from qq.broker.ports import AmqpPort, Tls
+from qq.amqp_server.listener import AmqpPort, Tls
+from qq.amqp_server.server import AmqpServer, complaints
 from qq.errors import StartError
-from qq.http.app import READING, build_app, listen
+from qq.http.app import READING, build_app, listen, reading_app
 from qq.http.server import HttpLimits
-from qq.http.view import ClusterStatus, LoginThrottled, NodeState, NodeStatus, Unavailable
+from qq.http.view import ClusterStatus, LoginThrottled, NodeState, NodeStatus, Product, Unavailable
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.management import Management
 from qq.metrics import DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
+from qq.sessions.broker import Broker
+from qq.sessions.login import SALT_BYTES, Login, hash_password
+from qq.stored.content import content_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from qq.broker.login import Attempt
     from qq.config import Limits, NodeConfig
+    from qq.sessions.login import Attempt
 
     OpenDisk = Callable[[Path], RealDisk]
     MakeRuntime = Callable[[asyncio.AbstractEventLoop, Callable[[BaseException], None]], AsyncioRuntime]
@@ -119,19 +120,25 @@ class Node:
             state_version=self.machine.version,
             tls=self._peer_tls.current if self._peer_tls else None,
         )
-        self.broker = self._make_broker()
-        self.group = Group(
-            self._group_config(), self.machine, self.runtime, self.disk, self.links, self.broker
-        )
-        self.broker.attach(self.group, self.disk)
-        self.management = Management(self.broker, self.group)
         limits = _http_limits(config.limits, self._shares.http)
-        app = build_app(self, self.management, node_registry(self.metrics), limits)
+        app = reading_app(self, limits)
         self._http = await listen(app, config.http_host, config.address.http_port, limits)
-        self._opening = asyncio.ensure_future(asyncio.to_thread(self.group.open))
+        self._opening = asyncio.ensure_future(asyncio.to_thread(self._read_log))
         try:
-            await asyncio.shield(self._opening)
-            self.group.start()
+            self.group = await asyncio.shield(self._opening)
+            self.broker = Broker(
+                config.name,
+                self.machine,
+                self.group,
+                self.disk,
+                self.runtime,
+                config.loopback_users,
+                config.limits,
+            )
+            product = Product(config.product, config.version, config.cluster_name)
+            self.management = Management(self.broker, self.group, product)
+            await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
+            self.group.start(self.broker)
         except CorruptJournal as error:
             raise StartError(
                 f"{config.data_dir}: {error}; no other node has a copy: put the file back from a backup "
@@ -160,6 +167,7 @@ class Node:
             tasks.create_task(self._watch_memory())
             tasks.create_task(self._watch_certificates())
             await self._catch_up()
+            self._amqp_server = self._make_amqp_server()
             self._garbage.begin(self.group.snapshots_installed)
             await self._listen(tasks)
 
@@ -230,7 +238,7 @@ class Node:
     ) -> None:
         what = "AMQP" if speaks_tls is None else "AMQP over TLS"
         proxies = [ip_network(network) for network in self.config.proxy_protocol_from]
-        listener = AmqpPort(self.broker, speaks_tls, proxies)
+        listener = AmqpPort(self._amqp_server, speaks_tls, proxies)
         try:
             await listener.listen(host, port)
         except OSError as error:
@@ -322,7 +330,10 @@ class Node:
             disk_free_limit_bytes=limits.disk_free_limit_bytes,
         )
 
-    def _make_broker(self) -> Broker:
+    def _read_log(self) -> Group:
+        return Group(self._group_config(), self.machine, self.runtime, self.disk, self.links)
+
+    def _make_amqp_server(self) -> AmqpServer:
         config = self.config
         settings = Settings(
             product=config.product,
@@ -335,9 +346,7 @@ class Node:
             platform=f"Python {sys.version_info.major}.{sys.version_info.minor} on {socket.gethostname()}",
         )
         places = Places(self._shares.strangers, self._shares.clients)
-        return Broker(
-            config.name, self.machine, self.runtime, settings, config.loopback_users, config.limits, places
-        )
+        return AmqpServer(self.broker, settings, places, complaints())
 
     # What HTTP sees
 
@@ -399,10 +408,6 @@ class Node:
             messages_unacked=sum(queue.unacked for queue in queues),
             consumers=sum(queue.consumers for queue in queues),
         )
-
-    @property
-    def is_open(self) -> bool:
-        return self._started
 
     def ready(self) -> str | None:
         if self._stopping:

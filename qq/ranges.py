@@ -21,6 +21,11 @@ MESSAGES_MAX = MESSAGE_MASK
 """Messages in one batch: a greater ordinal would run into the next batch's slots."""
 
 
+INDEX_BITS = 48
+"""An entry's place is (number of the group whose log has it) << INDEX_BITS | (Raft index). A node has one log, that of
+group 0, so the place of an entry is its index as yet."""
+INDEX_MASK = (1 << INDEX_BITS) - 1
+
 LEVELS = 32
 """Priority levels of a queue, 0 the lowest (RabbitMQ 4.3)."""
 NORMAL = 4
@@ -31,7 +36,7 @@ class Range(NamedTuple):
     """`count` consecutive messages of one batch: same entry, consecutive slots."""
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
-    """Raft index of the entry that holds the messages."""
+    """Place of the entry that holds the messages."""
     slot: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     deliveries: int = 0

@@ -1,7 +1,7 @@
 """Field tables: which values the replicated log can hold.
 
-Lives here: the definition that AMQP's reader (qq/amqp/fields.py), the HTTP API (qq/http/bodies.py) and the log's codec
-(qq/machine/codec.py) share. Not here: bytes, which are theirs; what values mean (qq/routing/values.py).
+Lives here: the definition that AMQP's reader (qq/stored/fields.py), the HTTP API (qq/http/bodies.py) and the log's
+codec (qq/machine/codec.py) share. Not here: bytes, which are theirs; what values mean (qq/routing/values.py).
 
 Law: what one of them lets in the others carry. A limit of a table that is not in here is none.
 """

@@ -1,7 +1,7 @@
 """TLS: the contexts of this node's sockets, made from files that may change.
 
 Lives here: what a configuration means for OpenSSL, when files are read again, the name of a user in a certificate. Not
-here: sockets (qq/broker/ports.py, cluster/links.py), what the name may do (qq/broker/login.py).
+here: sockets (qq/amqp_server/listener.py, cluster/links.py), what the name may do (qq/sessions/login.py).
 
 Law: a file that cannot be used stops the start of a node, and later nothing but a line in the log: what was good before
 goes on. Connections that are open keep what they were opened with.
@@ -14,7 +14,7 @@ import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from cluster.links import Tls
+from cluster.links import PeerTls
 from qq.errors import StartError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def for_clients(settings: ClientTls) -> Reloadable[ssl.SSLContext]:
     return Reloadable(files, partial(_client_context, settings))
 
 
-def for_peers(files: TlsFiles) -> Reloadable[Tls]:
+def for_peers(files: TlsFiles) -> Reloadable[PeerTls]:
     """The contexts for the other nodes and what they are made from; raises StartError."""
     return Reloadable([files.cert, files.key, files.ca], partial(_peer_contexts, files))
 
@@ -115,7 +115,7 @@ def _client_context(settings: ClientTls) -> ssl.SSLContext:
     return context
 
 
-def _peer_contexts(files: TlsFiles) -> Tls:
+def _peer_contexts(files: TlsFiles) -> PeerTls:
     """Both sides show a certificate of the cluster's CA."""
     try:
         server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.ca))
@@ -127,7 +127,7 @@ def _peer_contexts(files: TlsFiles) -> Tls:
             context.load_cert_chain(files.cert, files.key)
     except (OSError, ssl.SSLError) as error:
         raise StartError(f"TLS for peers cannot be set up from {files.cert}: {error}") from None
-    return Tls(server, client)
+    return PeerTls(server, client)
 
 
 def name_in(certificate: Mapping[str, Any], login_from: str) -> str | None:

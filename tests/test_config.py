@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cluster.entry import BATCH_BYTES_MAX
-from cluster.segment import SEGMENT_BYTES_MAX
+from cluster.log.segment import SEGMENT_BYTES_MAX
 from qq.amqp.framing import stored_bytes_max
-from qq.broker import batches
 from qq.config import _MAY_BE_ZERO, _MOST, ClientTls, ConfigError, Limits, NodeAddress, NodeConfig, load
+from qq.sessions import batch
 
 SECRET = "0123456789abcdef"
 
@@ -187,7 +187,7 @@ def test_every_limit_can_be_set_and_is_above_zero(file: Path, limit: str) -> Non
 def test_the_largest_sizes_that_can_be_set_fit_into_an_entry() -> None:
     # Behind a batch that is almost full; its command, of method and header, is not larger than those two frames.
     message = stored_bytes_max(_MOST["message_bytes"], _MOST["frame_max"])
-    beside = batches.BATCH_BYTES_MAX + 2 * _MOST["frame_max"]
+    beside = batch.BATCH_BYTES_MAX + 2 * _MOST["frame_max"]
     assert message + beside < BATCH_BYTES_MAX
     assert _MOST["transaction_bytes"] + beside < BATCH_BYTES_MAX
     assert _MOST["segment_bytes"] == SEGMENT_BYTES_MAX

@@ -15,8 +15,8 @@ import pika.exceptions
 import pytest
 
 from cluster.identity import Identity, Owner, claim_directory
+from cluster.log.segment import CorruptJournal
 from cluster.realworld import AsyncioRuntime, RealDisk
-from cluster.segment import CorruptJournal
 from qq import memory, node
 from qq.config import NodeAddress, NodeConfig
 from qq.errors import StartError

@@ -37,8 +37,8 @@ from pamqp.common import FieldTable
 from chaos.fuzz.conversations import marshal
 from chaos.fuzz.legal import STRANGER, USER, VHOSTS, Act, Request, draw_act, opening, publish
 from chaos.fuzz.run import INTERNAL_ERROR, QUIET_S, TROUBLE, Violation
-from cluster.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.identity import Owner
+from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.realworld import ReadOnlyDisk
 from qq.cli.layout import HOST, PASSWORD
 from qq.cli.layout import USER as ADMINISTRATOR

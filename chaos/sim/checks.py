@@ -17,9 +17,9 @@ from zlib import crc32
 from chaos.sim.watched import TAG, Applied, ForeignMachine, WatchedMachine
 from chaos.sim.world import EPOCH_MS
 from cluster.clock import SLOWER
-from cluster.engine import Role
-from cluster.hardstate import Standing
-from cluster.segment import CorruptJournal
+from cluster.elections import Role
+from cluster.log.hardstate import Standing
+from cluster.log.segment import CorruptJournal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
+from cluster.applying import Confirmed, Expelled
 from cluster.engine import Engine, Timing
-from cluster.group import Confirmed, Expelled, Group, GroupConfig
-from cluster.hardstate import Standing
+from cluster.group import Group, GroupConfig
 from cluster.identity import OtherMembers, OtherVersion
-from cluster.segment import JournalError
+from cluster.log.hardstate import Standing
+from cluster.log.segment import JournalError
 
 if TYPE_CHECKING:
     from chaos.sim.watched import WatchedMachine
@@ -49,6 +50,8 @@ class Options:
     nodes: int = 3
     queues: bool = False
     """The queue machine, or else the ledger."""
+    clients: bool = False
+    """AMQP clients at production sessions use the queues, or else clients that submit for them."""
     duration_s: float = 20.0
     """How long load and faults last."""
     submit_interval_s: float = 0.15
@@ -190,19 +193,11 @@ class SimulatedNode:
         self._cluster.network.host_has_power(self.name)
         self.machine = watcher.machine(foreign=self.foreign)
         links = self._cluster.network.attach(self.name, runtime, self.members, self.machine.version)
-        parts = self._cluster.parts
-        self.group = parts.group(
-            self._cluster.group_config(self),
-            self.machine,
-            runtime,
-            self.disk,
-            links,
-            self,
-            engine=parts.engine,
-        )
+        config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
         try:
-            self.group.start()
+            self.group = parts.group(config, self.machine, runtime, self.disk, links, engine=parts.engine)
+            self.group.start(self)
         except OSError as error:
             if error.errno == errno.ENOSPC and self._standing is Standing.VOTER:
                 watcher.found_no_space(self, error)

@@ -1,4 +1,4 @@
-"""The broker's dead letters on a simulated node: production code, as `qq/broker/broker.py` drives it.
+"""The broker's dead letters on a simulated node: production code, as `qq/sessions/broker.py` drives it.
 
 Lives here: what stands between it and the simulation, whose batches begin with a tag. Not here: which messages die
 (the machine), what is right (queue_checks.py).
@@ -19,17 +19,17 @@ from cluster.entry import (
     compacted_parts,
     entry_time_ms,
     is_compacted,
+    is_regular,
     make_batch,
     make_compacted,
     make_entry,
 )
-from qq.broker.dead_letters import DeadLetters
-from qq.broker.entries import Entries
-from qq.broker.submissions import Submissions
+from qq.sessions.dead_letters import DeadLetters
+from qq.sessions.entries import Entries
+from qq.sessions.submissions import Submissions
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimulatedNode
-    from cluster.group import Group
     from cluster.ports import Buffer
     from qq.machine.machine import QueueMachine
 
@@ -38,10 +38,10 @@ class SimulatedDeadLetters:
     """What a node does for messages that have died while it leads."""
 
     def __init__(self, node: SimulatedNode, submit: Callable[[Sequence[Buffer]], int]) -> None:
-        group = cast("Group", _TaggedGroup(node, submit))
+        log = TaggedLog(node, submit)
         machine = cast("QueueMachine", node.machine.inner)
-        self._submissions = Submissions(node.name, group, machine, node.runtime, publish_timeout_s=0.0)
-        entries = Entries(group, node.disk, node.group.disk_failed)
+        self._submissions = Submissions(node.name, log, machine, node.runtime, publish_timeout_s=0.0)
+        entries = Entries([log], node.disk)
         self._dead_letters = DeadLetters(machine, self._submissions, entries, node.runtime)
         self._name = node.name
         self._leader: str | None = None
@@ -92,34 +92,38 @@ class DeadLetterPumps(NodeEvents):
         self._pumps[node.name].resumed(sequence)
 
 
-class _TaggedGroup:
-    """A group whose log has no tags, as far as the broker looks."""
+class TaggedLog:
+    """A log without tags, as far as the sessions look."""
 
     def __init__(self, node: SimulatedNode, submit: Callable[[Sequence[Buffer]], int]) -> None:
-        self.journal = _TaggedJournal(node)
+        self._group = node.group
         self._submit = submit
 
-    def submit(self, payload: Sequence[Buffer], _weight: int) -> int:
+    def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:  # noqa: ARG002
         return self._submit(payload)
 
-
-class _TaggedJournal:
-    def __init__(self, node: SimulatedNode) -> None:
-        self._journal = node.group.journal
+    @property
+    def last_index(self) -> int:
+        return self._group.last_index
 
     def payload(self, index: int) -> bytes | None:
-        entry = self._journal.payload(index)
+        entry = self._group.payload(index)
         return None if entry is None else _without_tags(entry)
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
-        job = self._journal.read_job(indexes, bytes_max)
+        job = self._group.read_job(indexes, bytes_max)
         return lambda: [_without_tags(entry) for entry in job()]
+
+    def disk_failed(self, error: Exception) -> None:
+        self._group.disk_failed(error)
 
 
 def _without_tags(entry: bytes) -> bytes:
     if is_compacted(entry):
         parts = compacted_parts(entry)
         return make_compacted({ordinal: bytes(part[TAG.size :]) for ordinal, part in parts.items()})
+    if not is_regular(entry):
+        return entry  # the one with which a leader begins
     batches: list[Any] = []
     for view in batches_of(entry):
         payload = entry[view.start + TAG.size : view.end] if view.end > view.start else b""

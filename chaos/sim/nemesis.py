@@ -13,13 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chaos.sim.cluster import CLUSTER, GROUP, LOG
-from cluster.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.identity import START_FILES, Owner
-from cluster.manifest import MANIFEST_NAME, Manifest, load_manifest
-from cluster.sealed import open_file
-from cluster.segment import FILE_HEADER_BYTES
-from cluster.segment_files import scan_open
-from cluster.synced import MARK_NAME, load_mark
+from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
+from cluster.log.manifest import MANIFEST_NAME, Manifest, load_manifest
+from cluster.log.sealed import open_file
+from cluster.log.segment import FILE_HEADER_BYTES
+from cluster.log.segment_files import scan_open
+from cluster.log.synced import MARK_NAME, load_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

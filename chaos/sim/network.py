@@ -17,10 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.catch_up import CHUNK_BYTES, WINDOW
+from cluster.connection import FrameTooLargeError, LinkBacklog, LinkLimits
 from cluster.entry import ENTRY_BYTES_MAX
 from cluster.envelope import FRAME_BYTES_MAX
 from cluster.handshake import PROCESS_BYTES, Terms, disagreement
-from cluster.links import Backlog, FrameTooLargeError, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,11 +54,11 @@ class Host(Enum):
     SILENT = "the host has no power"
 
 
-def small_limits(entry_bytes_max: int = ENTRY_BYTES_MAX) -> Limits:
+def small_limits(entry_bytes_max: int = ENTRY_BYTES_MAX) -> LinkLimits:
     """Limits of the real links in small, for entries of at most this size; snapshots have chunks of their real size."""
     beside_entry = FRAME_BYTES_MAX - ENTRY_BYTES_MAX
     high_water_bytes = 64 * 1024
-    return Limits(
+    return LinkLimits(
         frame_bytes_max=max(entry_bytes_max, CHUNK_BYTES) + beside_entry,
         queued_bytes_max=2 * high_water_bytes + WINDOW * CHUNK_BYTES,
         high_water_bytes=high_water_bytes,
@@ -81,7 +81,7 @@ class NetworkOptions:
     """TCP gives an unanswered connection up after a time in this range."""
     bytes_per_s: int = 2**40
     """Of each connection, each way."""
-    limits: Limits = field(default_factory=small_limits)
+    limits: LinkLimits = field(default_factory=small_limits)
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Pipe:
 
     source: str
     target: str
-    backlog: Backlog
+    backlog: LinkBacklog
     frames: deque[tuple[float, bytes | None]] = field(default_factory=deque)
     """Arrival time and content: a frame, `PART`, or None for the end of the stream."""
     last_arrival_s: float = 0.0
@@ -103,13 +103,13 @@ class Pipe:
 class Connection:
     """One epoch of a pair of nodes; `dialler` is the smaller name."""
 
-    def __init__(self, dialler: str, acceptor: str, limits: Limits) -> None:
+    def __init__(self, dialler: str, acceptor: str, limits: LinkLimits) -> None:
         self.dialler = dialler
         self.acceptor = acceptor
         self.ends = {dialler: End.OPENING, acceptor: End.OPENING}
         self.pipes = {
-            dialler: Pipe(dialler, acceptor, Backlog(limits)),
-            acceptor: Pipe(acceptor, dialler, Backlog(limits)),
+            dialler: Pipe(dialler, acceptor, LinkBacklog(limits)),
+            acceptor: Pipe(acceptor, dialler, LinkBacklog(limits)),
         }
         self.broken = False
         """Reset on the way: nothing that is sent from now on arrives, though the ends may not know yet."""

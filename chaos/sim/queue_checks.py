@@ -37,8 +37,6 @@ from chaos.sim.queue_model import (
 from qq.machine.codec import decode_batch, decode_commands, decode_kept, is_kept
 from qq.machine.commands import (
     DEFAULT_VHOST,
-    NO_PRIORITY,
-    NO_TTL,
     Cancel,
     Checkout,
     Command,
@@ -77,6 +75,7 @@ from qq.machine.publishers import PUBLISHER_AGE_MS
 from qq.machine.queue import DUE_MAX
 from qq.machine.settings import UNLIMITED
 from qq.ranges import MESSAGE_BITS, Range
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from qq.machine.machine import QueueMachine

@@ -10,10 +10,10 @@ from random import Random
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from qq.amqp.encoding import with_headers
-from qq.amqp.properties import group
-from qq.amqp.stored import flags
 from qq.machine.commands import DEFAULT_VHOST, DeletePolicy, Enqueue, Publish, PutPolicy
+from qq.stored.editing import with_headers
+from qq.stored.layout import flags
+from qq.stored.properties import group
 
 if TYPE_CHECKING:
     from qq.machine.commands import Table

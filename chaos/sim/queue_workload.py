@@ -31,7 +31,7 @@ from chaos.sim.stored import batch_payloads
 from chaos.sim.tenants import Tenants
 from chaos.sim.watched import TAG
 from chaos.sim.workload import ActingClient, Workload
-from cluster.segment import CorruptJournal
+from cluster.log.segment import CorruptJournal
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
     BindQueue,

@@ -25,7 +25,7 @@ from chaos.sim.transport import SimulatedTransport
 from chaos.sim.world import EPOCH_MS
 from chaos.workloads import catalog
 from chaos.workloads.transport import Endpoint
-from cluster.hardstate import Standing
+from cluster.log.hardstate import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

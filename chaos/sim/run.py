@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 from traceback import format_exception
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.sim.checks import Checks, ViolationError
+from chaos.sim.client_workload import ClientWorkload
 from chaos.sim.cluster import Options, Parts, SimulatedCluster
 from chaos.sim.dead_letters import DeadLetterPumps
 from chaos.sim.ledger import Ledger
@@ -21,9 +22,12 @@ from chaos.sim.network import NetworkOptions, small_limits
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_workload import QueueWorkload
 from chaos.sim.stored import StoredMessages
-from chaos.sim.workload import Generations, LedgerWorkload
+from chaos.sim.workload import Generations, LedgerWorkload, Workload
 from chaos.sim.world import World
 from qq.machine.machine import QueueMachine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CONVERGENCE_S = 30.0
 """After the faults have ended: reconnect, elect, catch up, confirm everything that was pending."""
@@ -43,6 +47,8 @@ DRAIN_S = 30.0
 """The last delay, or retry of a dead letter, is over."""
 SLICE_S = 0.25
 FILES_INTERVAL_S = 0.5
+CLIENT_RUNS = 0.3
+"""So many of the runs with queues have AMQP clients."""
 LARGEST_BYTES = 250_000
 """Of the largest entries."""
 
@@ -99,6 +105,8 @@ def draw_options(seed: int) -> Options:
         disk_free_limit_bytes=random.choice((0, 16 * 1024)),
         message_bytes_max=random.choice((1, 16, 64)) * 1024,
     )
+    if options.queues and Random(f"{seed}/clients").random() < CLIENT_RUNS:
+        return replace(options, clients=True)
     if busy and not large_batches and random.random() < 0.2:
         return _with_check_of_disk_use(options)
     if not options.queues and random.random() < 0.2:
@@ -172,9 +180,9 @@ class Scene:
         self.stored = StoredMessages(self.cluster, self.checks, stored_as)
 
     def load(self, clients: Generations[Any]) -> None:
-        """Have the clients hear of the nodes, and dead letters move on."""
+        """Have the clients hear of the nodes, and dead letters move on, where no broker sees to that."""
         self.cluster.events.append(clients)
-        if self.options.queues:
+        if self.options.queues and not self.options.clients:
             self.cluster.events.append(DeadLetterPumps(clients.submit))
 
     def start(self) -> None:
@@ -208,12 +216,17 @@ class Simulation(Scene):
 
     def __init__(self, seed: int, options: Options, parts: Parts = Parts()) -> None:  # noqa: B008
         super().__init__(seed, options, parts)
-        self.workload = (
-            QueueWorkload(self.world, self.checks, options, self.oracle)
-            if options.queues
-            else LedgerWorkload(self.world, self.checks, options)
-        )
+        self.workload = self._workload()
         self.load(self.workload)
+
+    def _workload(self) -> ClientWorkload | LedgerWorkload | QueueWorkload:
+        if self.options.clients:
+            of_clients = ClientWorkload(self.world, self.checks, self.options)
+            self.checks.listener = of_clients.told
+            return of_clients
+        if self.options.queues:
+            return QueueWorkload(self.world, self.checks, self.options, self.oracle)
+        return LedgerWorkload(self.world, self.checks, self.options)
 
     def run(self) -> None:
         """Raises ViolationError."""
@@ -229,13 +242,29 @@ class Simulation(Scene):
         self.workload.submit_once()
         self.converge(SERVICE_S, "does not serve")
         self.checks.check_agreement()
-        if self.options.checks_disk_use:
-            self._check_disk_use()
+        if self.options.checks_disk_use and isinstance(self.workload, Workload):
+            self._check_disk_use(self.workload)
+        if isinstance(self.workload, ClientWorkload):
+            self._check_clients(self.workload)
         if isinstance(self.workload, QueueWorkload):
             self.workload.check_clients()
             self._check_queues(self.workload)
         self.checks.check_agreement()
         self.stored.check_all()
+
+    def _check_clients(self, workload: ClientWorkload) -> None:
+        """Everybody is told everything; what was confirmed can be consumed, and then nothing is left."""
+        self._until(lambda: not workload.complaint, SERVICE_S, lambda: workload.complaint)
+        workload.drain()
+        self._until(lambda: not workload.left(), DRAIN_S, lambda: f"{workload.left()} messages are left")
+        workload.told.check_nothing_lost()
+
+    def _until(self, done: Callable[[], bool], within_s: float, complaint: Callable[[], str]) -> None:
+        deadline_s = self.world.now_s + within_s * (1 + self.options.disk_slowness / SLOW_DISK)
+        while not (done() and self.cluster.settled()):
+            self.world.run_until(self.world.now_s + SLICE_S)
+            if self.world.now_s > deadline_s:
+                self.checks.fail(f"{within_s:.0f} s after the faults ended: {complaint() or 'no rest'}")
 
     def _check_timers(self) -> None:
         """What is due is done, soon after so much time has really passed, though nobody submits anything."""
@@ -254,9 +283,9 @@ class Simulation(Scene):
             self.world.run_until(self.world.now_s + SLICE_S)
         self.converge(SERVICE_S, "does not come to rest")
 
-    def _check_disk_use(self) -> None:
+    def _check_disk_use(self, workload: Workload[Any]) -> None:
         """Under a light load each node gets rid of what it does not need, in some time after messages have died."""
-        self.workload.go_on(LIGHT_LOAD_S)
+        workload.go_on(LIGHT_LOAD_S)
         nodes = self.cluster.nodes
         files = max(len(node.group.journal.segments()) for node in nodes)
         deadline_s = self.world.now_s + CLEANING_S + CLEANING_PER_FILE_S * files
@@ -265,7 +294,7 @@ class Simulation(Scene):
             if self.world.now_s > deadline_s:
                 excess = {node.name: self.stored.excess(node) for node in nodes}
                 self.checks.fail(f"more is on the disks than there should be: {excess}")
-        self.workload.stop()
+        workload.stop()
         self.converge(SERVICE_S, "does not come to rest")
 
     def _check_queues(self, workload: QueueWorkload) -> None:

@@ -17,8 +17,7 @@ from chaos.sim.queue_checks import messages_of
 from chaos.sim.stored import batch_payloads
 from chaos.sim.watched import TAG
 from chaos.sim.workload import Client
-from cluster.segment import CorruptJournal
-from qq.broker.headers import delivered
+from cluster.log.segment import CorruptJournal
 from qq.machine.codec import encode_batch
 from qq.machine.commands import Command, SessionDown
 from qq.machine.effects import (
@@ -33,6 +32,7 @@ from qq.machine.effects import (
     SessionEffect,
 )
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
+from qq.sessions.headers import delivered
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from chaos.sim.watched import TAG
 from cluster.entry import batches_of, compacted_parts, is_compacted, make_compacted
-from cluster.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
+from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
@@ -83,7 +83,7 @@ class StoredMessages:
             self._check_entry(node, index, entry, batches)
 
     def excess(self, node: SimulatedNode) -> int:
-        """By how many bytes the node's log exceeds what `cluster/housekeeping.py` promises; negative if it does not."""
+        """By how many bytes the node's log exceeds what `housekeeping.py` promises; negative if it does not."""
         options = self._cluster.options
         group = node.group
         entry_bytes = self._checks.entry_bytes_max

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from pamqp import commands
 
 from qq.amqp.encoding import encode
-from qq.amqp.fields import FieldError, StructError, decode_table
 from qq.amqp.framing import (
     FRAME_MAX_MIN,
     FRAME_MAX_UNTUNED,
@@ -32,6 +31,7 @@ from qq.amqp.framing import (
 )
 from qq.amqp.framing import Event as FrameEvent
 from qq.errors import AmqpError, ConnectionFault, Reply
+from qq.stored.fields import FieldError, StructError, decode_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

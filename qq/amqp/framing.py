@@ -18,24 +18,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pamqp import commands
 
-from qq.amqp.fields import (
+from qq.amqp.fields import decode_method, decode_publish
+from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply
+from qq.stored.fields import (
     FieldError,
     TableLimitExceeded,
     check_properties,
-    decode_method,
-    decode_publish,
     properties_valid,
     valid_properties,
 )
-from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply
+from qq.stored.layout import FLAGS_AT, FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_OVERHEAD
 
 if TYPE_CHECKING:
     from pamqp import base
 
-FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_HEARTBEAT = 1, 2, 3, 8
-FRAME_END = 0xCE
-FRAME_OVERHEAD = 8
-"""Octets of a frame around its payload: type, channel, size, end octet."""
+FRAME_METHOD, FRAME_HEARTBEAT = 1, 8
 FRAME_MAX_MIN = 4096
 """The least that may be negotiated (AMQP 0-9-1, frame-min-size; 8192 in RabbitMQ since 4.1)."""
 FRAME_MAX_UNTUNED = 8192
@@ -62,8 +59,6 @@ _FRAME = Struct(">BHI")
 _HEADER = Struct(">BHIIQ")
 """Frame header, class and weight as one number, body size."""
 _HEADER_PAYLOAD_MIN = 14  # class, weight, body size, flags
-FLAGS_AT = 19
-"""Where a message's properties begin, with their flags: behind the frame header, class, weight and body size."""
 _FLAGS = Struct(">H")
 _CLASS_BASIC = 60
 _BASIC_WITHOUT_WEIGHT = _CLASS_BASIC << 16

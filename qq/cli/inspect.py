@@ -25,7 +25,6 @@ from cluster.entry import (
     entry_time_ms,
     is_compacted,
 )
-from cluster.hardstate import HardState, Standing
 from cluster.inspection import (
     INDEX_MAX,
     CheckpointFound,
@@ -44,6 +43,7 @@ from cluster.inspection import (
     entries,
 )
 from cluster.inspection import inspect as find_all
+from cluster.log.hardstate import HardState, Standing
 from cluster.realworld import DirectoryInUse, ReadOnlyDisk, check_not_in_use
 from cluster.state import GroupState
 from qq.errors import CommandError
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
+    from cluster.log.synced import Mark
     from cluster.ports import Disk
-    from cluster.synced import Mark
     from qq.machine.codec import Publication
 
 _HIDDEN: dict[type[Command], tuple[str, ...]] = {

@@ -10,6 +10,7 @@ is answered with a status and JSON.
 
 from __future__ import annotations
 
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic, thread_time
@@ -26,11 +27,8 @@ from qq.http.server import HttpLimits, HttpServer, strangers_watched, users_boun
 from qq.http.view import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from prometheus_client import CollectorRegistry
 
-    from qq.http.errors import Handler
     from qq.http.view import Management, NodeView
 
 REQUEST_BYTES_MAX = 64 * 1024
@@ -39,13 +37,27 @@ METRICS_SHARE = 20
 """What was told stays so for this many times the processor time it took to gather: a flood takes some 5 % of it."""
 READING = "the node reads its log"
 """Why it can tell nothing yet."""
-_ALWAYS = frozenset(("/livez", "/healthz"))
 _STATIC = Path(__file__).parent / "static"
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self'",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+def reading_app(view: NodeView, limits: HttpLimits) -> web.Application:
+    """Make what is served while the node reads its log: it is alive, and can tell nothing else."""
+    app = web.Application(middlewares=[strangers_watched, errors_as_json])
+    app[BODY_TIMEOUT_S] = limits.body_timeout_s
+    app.on_response_prepare.append(_add_headers)
+    app.add_routes(
+        [
+            web.get("/livez", _alive),
+            web.get("/healthz", partial(_health, view)),
+            web.route("*", "/{path:.*}", _reading),
+        ]
+    )
+    return app
 
 
 def build_app(
@@ -58,7 +70,6 @@ def build_app(
         middlewares=[
             strangers_watched,
             errors_as_json,
-            _when_open(view),
             login_required(view),
             users_bounded(limits),
         ],
@@ -70,7 +81,7 @@ def build_app(
         [
             web.get("/", _page),
             web.get("/livez", _alive),
-            web.get("/healthz", pages.health),
+            web.get("/healthz", partial(_health, view)),
             web.get("/metrics", pages.metrics),
             web.get("/api/cluster", pages.cluster),
             *api.routes(management),
@@ -87,16 +98,6 @@ async def listen(app: web.Application, host: str, port: int, limits: HttpLimits 
     return server
 
 
-def _when_open(view: NodeView) -> Callable[..., Awaitable[web.StreamResponse]]:
-    @web.middleware
-    async def when_open(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not view.is_open and request.path not in _ALWAYS:
-            raise Unavailable(READING)
-        return await handler(request)
-
-    return when_open
-
-
 class _Pages:
     """The handlers that ask the node."""
 
@@ -105,14 +106,6 @@ class _Pages:
         self._registry = registry
         self._metrics = b""
         self._metrics_until_s = 0.0
-
-    async def health(self, _: web.Request) -> web.Response:
-        reason = self._view.ready()
-        if reason is None:
-            return web.json_response({"status": "ok"})
-        return web.json_response(
-            {"status": "failed", "reason": reason}, status=HTTPStatus.SERVICE_UNAVAILABLE
-        )
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Tell them: as often as it is asked, but for what it costs to gather them, which anybody may ask for.
@@ -131,6 +124,17 @@ class _Pages:
         status = self._view.cluster_status()
         nodes = [node._asdict() for node in status.nodes]
         return web.json_response(status._asdict() | {"nodes": nodes})
+
+
+async def _health(view: NodeView, _: web.Request) -> web.Response:
+    reason = view.ready()
+    if reason is None:
+        return web.json_response({"status": "ok"})
+    return web.json_response({"status": "failed", "reason": reason}, status=HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+async def _reading(_: web.Request) -> web.Response:
+    raise Unavailable(READING)
 
 
 async def _alive(_: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
 """Who asks, and whether they may.
 
 Lives here: basic authentication against the cluster's users, and what their tags allow. Not here: passwords
-and who may log in from where (broker/login.py), which virtual hosts somebody sees (requests.py).
+and who may log in from where (sessions/login.py), which virtual hosts somebody sees (requests.py).
 
 Two laws. Nothing below /api is told, not even that it does not exist, to somebody who has not logged in. And no page
 of another site can have a browser change anything with the password that the browser remembers.

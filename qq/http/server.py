@@ -61,18 +61,29 @@ class HttpServer:
         # What strangers send that is no HTTP is theirs to wonder about.
         quiet = log.getChild("requests")
         quiet.setLevel(logging.CRITICAL)
-        self._runner = web.AppRunner(
+        self._quiet = quiet
+        self._idle_timeout_s = limits.idle_timeout_s
+        self._runner = self._runner_of(app)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._listeners: list[socket.socket] = []
+
+    def _runner_of(self, app: web.Application) -> web.AppRunner:
+        return web.AppRunner(
             app,
             access_log=None,
-            logger=quiet,
+            logger=self._quiet,
             shutdown_timeout=_STOP_TIMEOUT_S,
-            keepalive_timeout=limits.idle_timeout_s,
+            keepalive_timeout=self._idle_timeout_s,
             max_line_size=LINE_BYTES_MAX,
             max_field_size=FIELD_BYTES_MAX,
             max_headers=FIELDS_MAX,
         )
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._listeners: list[socket.socket] = []
+
+    async def replace(self, app: web.Application) -> None:
+        """Serve another application from now on; connections of the last one end, in good order."""
+        last, self._runner = self._runner, self._runner_of(app)
+        await self._runner.setup()
+        await last.cleanup()
 
     async def listen(self, host: str, port: int) -> None:
         """Serve until `cleanup`; raises StartError if the address cannot be used."""

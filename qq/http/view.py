@@ -243,11 +243,6 @@ class Deduplication(NamedTuple):
 class NodeView(Protocol):
     """The node behind the HTTP interface."""
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the log is read: before, there is nothing to ask for but whether the node is alive, and ready."""
-        ...
-
     def cluster_status(self) -> ClusterStatus: ...
 
     def ready(self) -> str | None:

@@ -1,7 +1,7 @@
 """Who may do what: users, what they are permitted in which virtual host, how much they may have open.
 
 Lives here: the facts. Not here: what a permission means for a method (the node asks before it submits a command),
-passwords (broker/login.py), who is connected (catalog.py).
+passwords (sessions/login.py), who is connected (catalog.py).
 
 Law: `revision` goes up with whatever could alter an answer, so that others may remember answers.
 """

@@ -127,6 +127,10 @@ class ReplyTo(NamedTuple):
     """Drawn by the node; nobody can guess it."""
 
 
+LIVE_UNLIMITED = 65_535
+"""What no limit means to a consumer whose prefetch may be changed: the largest that basic.qos can say."""
+
+
 class SetPrefetch(NamedTuple):
     """Change how many messages a running consumer may hold."""
 
@@ -445,9 +449,6 @@ class LimitPublishers(NamedTuple):
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     age_ms: int
 
-
-NO_PRIORITY = 256
-NO_TTL = 2**62
 
 Declaration = (
     DeclareQueue

@@ -12,7 +12,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, groupby, islice, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from qq.machine.catalog import Catalog
@@ -456,12 +457,16 @@ class Core:
     def abandon(self, queues: list[Queue]) -> None:
         """Remove queues that have no reason to be there any more; most of very many later, and for nobody till then."""
         left = QUEUES_GONE_MAX
-        for queue in queues:
-            if left > 0:
-                left -= self._remove_abandoned(queue)
-            else:
-                self.catalog.vhosts[queue.vhost].disown(queue)
-                self.abandoned[queue] = None
+        for number, queue in enumerate(queues):
+            if left <= 0:
+                self._remove_later(queues[number:])
+                return
+            left -= self._remove_abandoned(queue)
+
+    def _remove_later(self, queues: list[Queue]) -> None:
+        for name, in_vhost in groupby(queues, key=attrgetter("vhost")):
+            self.catalog.vhosts[name].disown(in_vhost)
+        self.abandoned.update(dict.fromkeys(queues))
 
     def make_way_for(self, vhost: VirtualHost, name: str) -> None:
         """Let there be no queue of this name that is gone for its clients."""

@@ -2,7 +2,7 @@
 
 Lives here: `History`, what dead-lettering adds to it and when it makes a cycle; `Histories`, those that the messages of
 one queue refer to. Not here: why a message dies and where it goes (queue.py, machine.py), the headers that a consumer
-sees (broker/headers.py).
+sees (sessions/headers.py).
 
 Law: messages with equal histories share one, and each costs a string of bytes. What is handed out never changes.
 """

@@ -1,7 +1,7 @@
 """Who has published up to where: deduplication of messages that a publisher sends again, from whatever connection.
 
 Lives here: the last sequence number of each publisher that names itself. Not here: how a message tells it
-(qq/amqp/properties.py).
+(qq/stored/properties.py).
 
 A publisher's numbers ascend, so the last one that was admitted tells which others were. Not quite: a queue may have
 refused some and then taken later ones. Those are remembered as *refused*, and admitted when they come again.

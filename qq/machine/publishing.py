@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from qq.machine.arguments import EXPIRY_MAX_MS
-from qq.machine.commands import NO_PRIORITY, NO_TTL, Enqueue, Publish
+from qq.machine.commands import Enqueue, Publish
 from qq.machine.core import message_number
 from qq.machine.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
 from qq.machine.errors import NO_ROUTE, Refused, precondition_failed
@@ -23,6 +23,7 @@ from qq.machine.work import CONTENT_STEPS, COPIES_MAX, FEW_QUEUES
 from qq.ranges import MESSAGE_MASK, Range
 from qq.routing.content import Content, NeedsContent
 from qq.routing.exchanges import DEFAULT_EXCHANGE
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

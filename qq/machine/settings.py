@@ -16,9 +16,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from qq.machine.arguments import EXPIRY_MAX_MS, QUORUM, is_routing_key
-from qq.machine.commands import NO_PRIORITY
 from qq.machine.policies import effective_definition, lower_delivery_limit
 from qq.ranges import LEVELS, NORMAL
+from qq.stored.properties import NO_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable

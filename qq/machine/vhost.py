@@ -39,7 +39,7 @@ from qq.routing.exchanges import (
 from qq.routing.routers import Binding, Destination, DestinationKind, InvalidBinding, InvalidExchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from qq.machine.commands import DeclareExchange, DeclareQueue, Table
     from qq.machine.errors import Refused
@@ -331,10 +331,17 @@ class VirtualHost:
         self._table.remove_queue(queue.name)
         self._forget_routes()
 
-    def disown(self, queue: Queue) -> None:
-        """A queue will go soon, and is nobody's until then."""
-        self._forget_owner(queue)
-        queue.owner = NOBODY
+    def disown(self, queues: Iterable[Queue]) -> None:
+        """Let queues be nobody's that will go soon. There may be very many of them in one entry."""
+        owned = self._owned
+        for queue in queues:
+            owner = _owner(queue)
+            if owner is not None:
+                group = owned[owner]
+                del group[queue.name]
+                if not group:
+                    del owned[owner]
+            queue.owner = NOBODY
 
     def _forget_owner(self, queue: Queue) -> None:
         owner = _owner(queue)

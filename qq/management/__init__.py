@@ -16,13 +16,14 @@ from qq.management.queues import Queues
 
 if TYPE_CHECKING:
     from cluster.group import Group
-    from qq.broker.broker import Broker
+    from qq.http.view import Product
+    from qq.sessions.broker import Broker
 
 
 class Management(Queues, Catalog, Changes):
     """Implements `qq.http.view.Management`."""
 
-    def __init__(self, broker: Broker, group: Group) -> None:
+    def __init__(self, broker: Broker, group: Group, product: Product) -> None:
         Queues.__init__(self, broker, group)
-        Catalog.__init__(self, broker)
+        Catalog.__init__(self, broker, product)
         Changes.__init__(self, broker)

@@ -13,14 +13,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote_plus
 
-from qq.http.view import (
-    BindingStatus,
-    ConnectionStatus,
-    Deduplication,
-    ExchangeStatus,
-    Product,
-    VhostStatus,
-)
+from qq.http.view import BindingStatus, ConnectionStatus, Deduplication, ExchangeStatus, VhostStatus
 from qq.machine.commands import DeclareExchange, DeclareQueue
 from qq.machine.vhost import binding_arguments
 from qq.routing.exchanges import DEFAULT_EXCHANGE
@@ -29,19 +22,21 @@ from qq.routing.routers import Destination, DestinationKind
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from qq.broker.broker import Broker
-    from qq.http.view import Declaration
+    from qq.http.view import Declaration, Product
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.catalog import Connection
     from qq.machine.machine import QueueMachine
     from qq.machine.policies import Policy
     from qq.machine.vhost import VirtualHost
     from qq.routing.routers import Binding
+    from qq.sessions.broker import Broker
 
 T = TypeVar("T")
 
 _KINDS = {"queue": DestinationKind.QUEUE, "exchange": DestinationKind.EXCHANGE}
 
+PROTOCOL = "AMQP 0-9-1"
+"""What clients of other nodes speak: those do not tell."""
 HASH_BYTES = 16
 """Of a binding's arguments: enough for its name."""
 
@@ -49,16 +44,16 @@ HASH_BYTES = 16
 class Catalog:
     """The part of `qq.http.view.Management` that is of everything but queues."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, product: Product) -> None:
         self._broker = broker
+        self._product = product
 
     @property
     def _machine(self) -> QueueMachine:
         return self._broker.machine
 
     def product(self) -> Product:
-        settings = self._broker.settings
-        return Product(settings.product, settings.version, settings.cluster_name)
+        return self._product
 
     # Virtual hosts and who may use them
 
@@ -162,13 +157,14 @@ class Catalog:
             vhost=row.vhost.name,
             user=row.user,
             state="closing" if row.closing else "running",
-            protocol="AMQP 0-9-1",
+            protocol=PROTOCOL,
             type="network",
         )
         if own is None:
             return status
         return status._replace(
             name=own.name,
+            protocol=own.protocol,
             peer_host=own.peer_host,
             peer_port=own.peer_port,
             channels=own.channel_count,

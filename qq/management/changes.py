@@ -12,8 +12,6 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from qq.broker.access import Access, AccessRefused
-from qq.broker.login import SALT_BYTES, hash_password
 from qq.errors import Reply
 from qq.http.view import Refused, Unavailable
 from qq.machine import commands as c
@@ -23,14 +21,16 @@ from qq.machine.policies import policy_of
 from qq.management.permitted import check
 from qq.management.room import Room
 from qq.management.sessions import Session, until_applied
+from qq.sessions.access import Access, AccessRefused
+from qq.sessions.login import SALT_BYTES, hash_password
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from qq.broker.broker import Broker
     from qq.http.view import AckMode, Message
     from qq.machine.catalog import Catalog
     from qq.machine.commands import Change, Declaration, Table
+    from qq.sessions.broker import Broker
 
 DECLARATIONS_PER_BATCH = 100
 """Some milliseconds of every node's time."""
@@ -60,7 +60,7 @@ class Changes:
             try:
                 check(access, command)
             except AccessRefused as refused:
-                raise Refused(refused.code, refused.text.partition(" - ")[2]) from None
+                raise Refused(Reply.ACCESS_REFUSED, str(refused)) from None
 
     def is_made(self, change: Change) -> bool:
         return is_made(self._broker.machine.catalog, change)

@@ -1,6 +1,6 @@
 """What a client needs to be permitted for what is done over HTTP.
 
-Lives here: which check of the broker's is a command's. Not here: the checks (broker/access.py).
+Lives here: which check of the sessions' is a command's. Not here: the checks (sessions/access.py).
 
 Law: looked at before anything is submitted; the log knows nothing of it.
 """
@@ -10,29 +10,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.machine import commands as c
-from qq.machine.commands import METHODS
 
 if TYPE_CHECKING:
-    from qq.broker.access import Access
     from qq.http.view import Declaration
+    from qq.sessions.access import Access
 
 
 def check(access: Access, command: Declaration | c.Get) -> None:
     """Raise AccessRefused unless its user may do all that the command does."""
-    method = METHODS[type(command)]
     match command:
         case c.DeclareQueue():
             access.declare_queue(command.name, command.arguments, passive=False)
         case c.DeleteQueue():
-            access.check("configure", "queue", command.name, method)
+            access.check("configure", "queue", command.name)
         case c.PurgeQueue():
-            access.check("read", "queue", command.name, method)
+            access.check("read", "queue", command.name)
         case c.Get():
-            access.check("read", "queue", command.queue, method)
+            access.check("read", "queue", command.queue)
         case c.BindQueue() | c.UnbindQueue():
-            access.bind("queue", command.queue, command.exchange, command.routing_key, method)
+            access.bind("queue", command.queue, command.exchange, command.routing_key)
         case c.BindExchange() | c.UnbindExchange():
-            access.bind("exchange", command.destination, command.source, command.routing_key, method)
+            access.bind("exchange", command.destination, command.source, command.routing_key)
         case c.DeclareExchange():
             access.declare_exchange(command.name, command.arguments, passive=False)
         case c.DeleteExchange():

@@ -1,7 +1,7 @@
 """What operators see of queues, their consumers and their messages.
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names. Not here: how rates are computed
-(broker/rates.py), what else there is (catalog.py), what changes something (changes.py, sessions.py).
+(rates.py), what else there is (catalog.py), what changes something (changes.py, sessions.py).
 
 Law: only looks at the machine.
 """
@@ -11,20 +11,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from qq.broker.browse import browse
-from qq.broker.channel import LIVE_UNLIMITED
-from qq.broker.rates import SAMPLE_INTERVAL_S, Rates, counts_of
 from qq.http.view import ConsumerStatus, Message, QueueStatus
+from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.policies import effective_definition
+from qq.management.browse import browse
+from qq.management.rates import SAMPLE_INTERVAL_S, Rates, counts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cluster.group import Group
-    from qq.broker.broker import Broker
     from qq.machine.consumers import Consumer
     from qq.machine.machine import QueueMachine
     from qq.machine.queue import Queue
+    from qq.sessions.broker import Broker
 
 QUEUES_PER_SAMPLE = 200
 """Of which samples are taken at a time: about a millisecond."""
@@ -159,9 +159,9 @@ class Queues:
     def _channel_details(self, consumer: Consumer) -> dict[str, Any]:
         """Where the consumer is; its node only knows from where its client came."""
         details: dict[str, Any] = {"node": consumer.node, "number": consumer.channel}
-        channel = self._broker.channel(consumer.session) if consumer.node == self._broker.name else None
-        if channel is not None:
-            connection = channel.connection
+        session = self._broker.session(consumer.session) if consumer.node == self._broker.name else None
+        if session is not None:
+            connection = session.connection
             details["name"] = f"{connection.name} ({consumer.channel})"
             details["connection_name"] = connection.name
             details["peer_host"], details["peer_port"] = connection.peer_host, connection.peer_port

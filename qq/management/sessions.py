@@ -9,30 +9,28 @@ Law: whatever happens in between, the session ends, and what it holds goes back.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from qq.amqp.encoding import content
-from qq.broker.entries import MessagesGone
-from qq.broker.headers import delivered, published_to
-from qq.broker.lanes import Lane
-from qq.errors import ConnectionFault, amqp_error
+from qq.errors import amqp_error
 from qq.http.view import AckMode, Message, Refused, Unavailable
 from qq.machine import commands as c
 from qq.machine.codec import check_command
 from qq.machine.effects import GetOk
+from qq.sessions.entries import MessagesGone
+from qq.sessions.headers import delivered, published_to
+from qq.sessions.lanes import Lane
+from qq.stored.editing import content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qq.broker.broker import Broker
-    from qq.broker.channel import Channel
-    from qq.broker.entries import Messages
-    from qq.broker.listener import ClientConnection
-    from qq.errors import AmqpError, Reply
     from qq.http.view import Declaration
     from qq.machine.commands import Command
-    from qq.machine.effects import Failed, Result
+    from qq.machine.effects import CloseConnection, Failed, Result
     from qq.ranges import Range
+    from qq.sessions.broker import Broker
+    from qq.sessions.entries import Messages
+    from qq.sessions.ports import Consumer
 
 T = TypeVar("T")
 
@@ -84,50 +82,56 @@ async def until_applied(
 
 
 class _Connection:
-    """To the broker it is a client's, without a socket; to operators, too: it counts for the limits of its user."""
+    """A client's connection without a socket; to operators, too: it counts for the limits of its user."""
 
-    peer_host, peer_port, channel_count = "", 0, 1
-    in_log = True
+    protocol, peer_host, peer_port, channel_count = "HTTP", "", 0, 1
 
     def __init__(self, number: int, vhost: str, user: str) -> None:
         self.id = number
         self.lane = Lane()
+        """Nobody pays: who waits for the answer asks for nothing else, and the limit of the node is for all."""
         self.name = f"HTTP API ({number})"
-        self.client_properties: dict[str, Any] = {}
+        self.client_properties: dict[str, object] = {}
         self.vhost = vhost
         self.user = user
-        self.failure: AmqpError | None = None
+        self.in_log = self.is_admitted = False
+        self.failure: Failed | CloseConnection | None = None
 
     def admitted(self) -> None:
         """What was asked behind it will be answered."""
 
-    def not_admitted(self, error: AmqpError) -> None:
-        self.failure = error
+    def not_admitted(self, failure: Failed) -> None:
+        self.failure = failure
 
-    def force_close(self, text: str, code: Reply) -> None:
+    def told_to_close(self, effect: CloseConnection) -> None:
         """Whoever waits is told; then it closes anyway."""
-        self.failure = ConnectionFault(code, text)
+        self.failure = effect
 
     def count_uncommitted(self, size: int) -> None:
-        """Whoever waits for the answer asks for nothing else; for all of them there is the limit of the node."""
+        """It waits for its answers, and needs no other limit."""
+
+    def alarm_changed(self) -> None:
+        """It publishes nothing."""
+
+    def shut_down(self) -> None:
+        """The HTTP server tells its clients."""
 
     def close_now(self) -> None:
         """What is asked is answered or given up anyway, and then it closes."""
 
-    shut_down = alarm_changed = close_now
 
+class _OperatorSession:
+    """A session that neither publishes nor consumes: it has answers."""
 
-class _Channel:
-    """To the broker it is a client's, without consumers and publishers."""
+    consumers: Sequence[Consumer] = ()
+    waits_for_answer = False
+    """Of a cancellation, which is the only answer that a snapshot may skip."""
 
     def __init__(self, session: int, connection: _Connection) -> None:
         self.session = session
         self.connection = connection
-        self.outgoing = self
         self.results: list[Result] = []
-        self.failure: AmqpError | None = None
-        self.consumers: tuple[()] = ()
-        self.waits_for_answer = False
+        self.failure: Failed | None = None
 
     @property
     def answered(self) -> int:
@@ -137,16 +141,21 @@ class _Channel:
         self.results.append(result)
 
     def failed(self, failure: Failed) -> None:
-        self.failure = amqp_error(failure.code, failure.text)
-
-    def consumer(self, _number: int) -> None:
-        """There is none."""
+        self.failure = failure
 
     def needed_from(self) -> None:
         """Nothing is kept for it: what it gets stays in its queue until it is read."""
 
     def leader_changed(self) -> None:
         """It does not mind."""
+
+    def consumer(self, consumer_id: int) -> None:
+        """There is none."""
+
+    def _is_not_told(self, *_: object) -> None:
+        """What only those are told who publish or consume."""
+
+    refuse = unroutable = deliver = direct_reply = timed_out = consumer_gone = _is_not_told
 
 
 class Session:
@@ -155,36 +164,36 @@ class Session:
     def __init__(self, broker: Broker, vhost: str, user: str) -> None:
         self._broker = broker
         self._connection = _Connection(broker.new_id(), vhost, user)
-        self._channel = _Channel(broker.new_id(), self._connection)
+        self._session = _OperatorSession(broker.new_id(), self._connection)
 
     async def __aenter__(self) -> Self:
         """Open it; if that is refused, so is what is asked first."""
-        connection = cast("ClientConnection", self._connection)
-        self._broker.connection_opened(connection)
-        self._broker.connect(connection)
-        self._broker.session_opened(cast("Channel", self._channel))
+        self._broker.connection_opened(self._connection)
+        self._broker.connect(self._connection)
+        self._broker.session_opened(self._session)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._broker.session_ended(cast("Channel", self._channel))
-        self._broker.connection_closed(cast("ClientConnection", self._connection))
+        self._broker.session_ended(self._session)
+        self._broker.connection_closed(self._connection)
 
     async def ask(self, commands: Sequence[Declaration | c.Get]) -> list[Result]:
         """Have commands carried out; their ids are filled in. Raises Refused, Unavailable."""
-        results, before = self._channel.results, len(self._channel.results)
+        results, before = self._session.results, len(self._session.results)
         mine = [self._own(command) for command in commands]
         await until_applied(self._broker, mine, lambda: None, self._connection.lane)
-        failure = self._connection.failure or self._channel.failure
+        failure = self._connection.failure or self._session.failure
         if failure is not None:
-            raise Refused(failure.code, failure.text.partition(" - ")[2], len(results))
+            error = amqp_error(failure.code, failure.text)
+            raise Refused(error.code, error.text.partition(" - ")[2], len(results))
         if len(results) < before + len(commands):
             raise Unavailable("the node was away from its cluster; it may be done, or not")
         return results[before:]
 
     def _own(self, command: Declaration | c.Get) -> Command:
         if "connection" not in command._fields:
-            return command._replace(session=self._channel.session)
-        ids = {"session": self._channel.session, "connection": self._connection.id}
+            return command._replace(session=self._session.session)
+        ids = {"session": self._session.session, "connection": self._connection.id}
         return command._replace(**ids)
 
     async def get(self, queue: str, count: int, ack_mode: AckMode) -> list[Message]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import body, commands, frame, header, heartbeat
 
-from qq.amqp import stored
 from qq.amqp.connection import (
     ChannelCloseRequested,
     CloseRequested,
@@ -20,6 +19,7 @@ from qq.amqp.connection import (
     VhostRequested,
 )
 from qq.amqp.framing import Acks, ChannelFault, Fault, Method, Publishes
+from qq.stored import layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,7 +77,7 @@ def flat(events: Iterable[Any]) -> list[tuple[Any, ...]]:
     for event in events:
         match event:
             case Publishes(channel, payload, messages, flags):
-                assert flags == reduce(or_, map(stored.flags, messages))
+                assert flags == reduce(or_, map(layout.flags, messages))
                 items += [(channel, "publish", payload, one) for one in messages]
             case Acks(channel, acks):
                 items += [(channel, "ack", *ack) for ack in acks]

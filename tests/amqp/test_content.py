@@ -12,8 +12,8 @@ from pamqp.commands import Basic
 from pamqp.frame import marshal
 from pamqp.header import ContentHeader
 
-from qq.amqp.content import content_of
 from qq.routing.content import Content
+from qq.stored.content import content_of
 
 
 def stored(properties: Basic.Properties, body: bytes = b"body") -> bytes:

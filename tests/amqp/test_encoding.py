@@ -17,19 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import frame
 
-from qq.amqp.encoding import (
-    HEARTBEAT,
-    confirm_frame,
-    content,
-    declare_ok,
-    deliveries,
-    encode,
-    get_ok,
-    reframe,
-    returned,
-    with_headers,
-)
+from qq.amqp.encoding import HEARTBEAT, confirm_frame, declare_ok, deliveries, encode, get_ok, returned
 from qq.amqp.framing import FRAME_MAX_MIN
+from qq.stored.editing import content, reframe, with_headers
 
 names = st.text(st.characters(max_codepoint=127, categories=("L", "N")), max_size=60)
 channels = st.integers(1, 65535)

@@ -4,21 +4,19 @@ from decimal import Decimal
 import pytest
 from pamqp import commands, encode
 
-from qq.amqp import fields
-from qq.amqp.fields import (
-    CLIENT_METHODS,
+from qq.amqp.fields import CLIENT_METHODS, decode_method, decode_publish
+from qq.errors import ChannelError, ConnectionFault, Reply
+from qq.stored import fields
+from qq.stored.fields import (
     VALID_PROPERTIES_MAX,
     FieldError,
     TableLimitExceeded,
     check_properties,
-    decode_method,
     decode_properties,
-    decode_publish,
     decode_table,
     properties_valid,
     valid_properties,
 )
-from qq.errors import ChannelError, ConnectionFault, Reply
 from qq.tables import TABLE_BYTES_MAX, TABLE_DEPTH_MAX
 
 Basic = commands.Basic

@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pamqp import commands, frame
 
-from qq.amqp.encoding import content
 from qq.amqp.framing import FRAME_MAX_UNTUNED, Fault, FrameReader, Heartbeat, Publishes
+from qq.stored.editing import content
 
 fuzz = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
 

@@ -19,14 +19,8 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from cluster.group import GroupConfig
-from qq.amqp.content import content_of
-from qq.amqp.properties import KEYS_MAX
-from qq.broker.dead_letters import CONTENT_MESSAGES_MAX, MESSAGES_MAX
-from qq.broker.submissions import WEIGHT_STEPS
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
-    NO_PRIORITY,
-    NO_TTL,
     BindExchange,
     BindQueue,
     Cancel,
@@ -55,6 +49,10 @@ from qq.machine.effects import Failed
 from qq.machine.limits import MAX_BINDINGS_PER_QUEUE, NONE
 from qq.machine.machine import QueueMachine
 from qq.routing.exchanges import QUEUES_MAX
+from qq.sessions.dead_letters import CONTENT_MESSAGES_MAX, MESSAGES_MAX
+from qq.sessions.submissions import WEIGHT_STEPS
+from qq.stored.content import content_of
+from qq.stored.properties import KEYS_MAX, NO_PRIORITY, NO_TTL
 
 ENTRY_MS_MAX = 50.0
 """Aim."""

@@ -1,7 +1,7 @@
 """What nodes do besides serving, and what clients notice of it: disk space given back, a node that catches up.
 
 1. A steady load of messages that are published and consumed, beside one message that nobody acknowledges: how much disk
-   the nodes take over time, and how much they may at most (`cluster/housekeeping.py`). For hours: `--seconds 14400`.
+   the nodes take over time, and how much they may at most (`log/housekeeping.py`). For hours: `--seconds 14400`.
    With `--rate 0` publishers outrun consumers for a while, and the bound is one of what piles up.
 2. A node with an empty disk joins a cluster with a backlog and is sent all of it: how long that takes, what it costs
    the leader in memory, and how long other clients wait for confirms meanwhile.
@@ -39,7 +39,7 @@ from recovery import (
     report,
 )
 
-from cluster.housekeeping import HousekeepingSettings
+from cluster.log.housekeeping import HousekeepingSettings
 from qq.testing import ClusterError, ClusterNode, LocalCluster
 
 MESSAGE_BYTES = 1024

@@ -15,20 +15,21 @@ from ipaddress import ip_network
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from cluster.applying import Confirmed, Expelled
 from cluster.entry import batches_of, make_batch, make_entry
-from cluster.group import Confirmed, Expelled
-from cluster.segment import EntryGone
+from cluster.log.segment import EntryGone
 from cluster.strangers import Places
 from qq import tls
 from qq.amqp.connection import Settings
-from qq.amqp.content import content_of
-from qq.broker.broker import Broker
-from qq.broker.login import hash_password
-from qq.broker.ports import AmqpPort, Tls
+from qq.amqp_server.listener import AmqpPort, Tls
+from qq.amqp_server.server import AmqpServer, complaints
 from qq.config import ClientTls, Limits
 from qq.machine.codec import encode_batch
 from qq.machine.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
+from qq.sessions.broker import Broker
+from qq.sessions.login import hash_password
+from qq.stored.content import content_of
 
 T = TypeVar("T")
 NAME = "n1"
@@ -43,7 +44,6 @@ class LoneGroup:
 
     def __init__(self, machine: QueueMachine, loop: asyncio.AbstractEventLoop) -> None:
         self.machine = machine
-        self.journal = self
         self.pending_bytes = 0
         self.skipping = self.holding = False
         self.entries: dict[int, bytes] = {}
@@ -54,7 +54,7 @@ class LoneGroup:
         self.failures: list[Exception] = []
         self.disk_failed = self.failures.append
 
-    def attach(self, broker: Broker) -> None:
+    def start(self, broker: Broker) -> None:
         self._broker = broker
 
     def submit(self, payload: Any, weight: int = 0) -> int:
@@ -94,7 +94,7 @@ class LoneGroup:
         self.skipping = False
         self._broker.resumed(self._applied, self.machine.outstanding(NAME))
 
-    # What `Entries` asks the journal and the disk
+    # The entries, and the disk that would read those which are not in memory
 
     def payload(self, index: int) -> bytes | None:
         return self.entries.get(index)
@@ -150,12 +150,10 @@ class LoneBroker:
         self.group = self._new_group(self.machine, self._loop)
         runtime: Any = _Runtime(self._loop)
         self.places = Places(self._limits.strangers_max or 512, 1000)
-        self.broker = Broker(
-            NAME, self.machine, runtime, self._settings, ["guest"], self._limits, self.places
-        )
-        self.group.attach(self.broker)
-        group: Any = self.group
-        self.broker.attach(group, group)
+        disk: Any = self.group
+        self.broker = Broker(NAME, self.machine, self.group, disk, runtime, ["guest"], self._limits)
+        self.server = AmqpServer(self.broker, self._settings, self.places, complaints())
+        self.group.start(self.broker)
         self._begin()
         self._serving: list[asyncio.Task[None]] = []
         if self._tls is not None:
@@ -170,7 +168,7 @@ class LoneBroker:
 
     async def _listen(self, speaks_tls: Tls | None) -> int:
         """As a node does it."""
-        port = AmqpPort(self.broker, speaks_tls, self._proxies)
+        port = AmqpPort(self.server, speaks_tls, self._proxies)
         await port.listen("127.0.0.1", 0)
         self._serving.append(self._loop.create_task(port.serve()))
         return port.port

@@ -15,7 +15,7 @@ from pamqp import commands
 from raw_client import HEADER, RawClient, frame_bytes, marshal, publish
 
 from chaos.fuzz.run import TROUBLE
-from qq.broker.login import FIRST_DELAY_S
+from qq.sessions.login import FIRST_DELAY_S
 from qq.testing import ClusterNode, LocalCluster
 
 Basic, Chan, Conn, Queue = commands.Basic, commands.Channel, commands.Connection, commands.Queue

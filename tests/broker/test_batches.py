@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from qq.amqp.content import content_of
-from qq.broker.batches import OpenEnqueue
-from qq.broker.lanes import Lane
-from qq.broker.submissions import BATCHES_IN_FLIGHT_MAX, Submissions
 from qq.machine.codec import decode_commands, encode_batch
 from qq.machine.commands import BindQueue, Command, DeclareQueue, DeleteQueue, Enqueue
 from qq.machine.costs import BATCH_STEPS_MAX
 from qq.machine.machine import QueueMachine
+from qq.sessions.lanes import Lane
+from qq.sessions.parts import OpenEnqueue
+from qq.sessions.submissions import BATCHES_IN_FLIGHT_MAX, Submissions
+from qq.stored.content import content_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cluster.group import Group
     from cluster.ports import Runtime
-    from qq.broker.channel import Channel
+    from qq.sessions.ports import Publisher
 
 
 class Connection:
@@ -92,7 +92,7 @@ class World:
 
     def publish(self, exchange: str, key: str, messages: list[bytes]) -> None:
         client = self.client
-        run = OpenEnqueue(cast("Channel", client), client.published + 1, exchange, key, False, None)
+        run = OpenEnqueue(cast("Publisher", client), client.published + 1, exchange, key, False, None)
         client.published += len(messages)
         self.submissions.publish(run, messages, is_new=True)
 

@@ -10,7 +10,7 @@ import pika
 import pytest
 from lone_broker import LoneBroker
 
-from qq.broker.browse import STEP_MESSAGES, Browsed, browse
+from qq.management.browse import STEP_MESSAGES, Browsed, browse
 
 QUORUM = {"x-queue-type": "quorum"}
 

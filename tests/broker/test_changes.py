@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lone_broker import LoneBroker
 
-from cluster.group import Expelled
+from cluster.applying import Expelled
 from qq.http.view import Refused, Unavailable
 from qq.machine.commands import DeleteVhost, PutPolicy, PutUser, PutVhost
 from qq.management.changes import Changes, is_made

@@ -9,17 +9,17 @@ import pamqp.frame
 from pamqp import commands as amqp
 
 from qq.amqp.framing import Method
-from qq.broker.broker import Broker
-from qq.broker.channel import Channel
-from qq.broker.entries import Messages
-from qq.broker.lanes import Lane
-from qq.broker.outgoing import ANSWERS_WAITING_MAX
+from qq.amqp_server.channel.channel import Channel
+from qq.amqp_server.outgoing import ANSWERS_WAITING_MAX
 from qq.config import Limits
 from qq.machine import commands, effects
 from qq.machine.access import Permissions
 from qq.machine.machine import QueueMachine
 from qq.metrics import Counters
 from qq.ranges import Range
+from qq.sessions.broker import Broker
+from qq.sessions.entries import Messages
+from qq.sessions.lanes import Lane
 
 LARGE_NUMBER = 10_000
 
@@ -147,7 +147,7 @@ def test_confirms_that_wait_for_the_socket_become_one() -> None:
     channel, socket, _ = channel_and_its_ends()
     socket.has_room = False
     for published in range(1, LARGE_NUMBER):
-        channel.confirm(published)
+        channel.publishing.confirm(published)
     socket.make_room()
     [confirm] = socket.frames()
     assert (confirm.delivery_tag, confirm.multiple) == (LARGE_NUMBER - 1, True)

@@ -12,9 +12,11 @@ from pamqp import commands, header
 from raw_client import HEADER, RawClient, frame_bytes, marshal, publish
 
 from qq.amqp.connection import Settings
-from qq.broker import listener
-from qq.broker.channel import _HANDLERS
+from qq.amqp_server import connection as connection_module
+from qq.amqp_server.channel.channel import _HANDLERS
 from qq.errors import Reply
+from qq.machine.effects import CloseConnection
+from qq.sessions.ports import Connection
 from qq.testing import LocalCluster
 
 Basic, Chan, Conn, Queue = commands.Basic, commands.Channel, commands.Connection, commands.Queue
@@ -194,9 +196,14 @@ def test_headers_larger_than_a_frame_of_the_consumer_are_sent_whole(
 # Operators
 
 
+def close(connection: Connection, text: str, code: Reply = Reply.CONNECTION_FORCED) -> None:
+    """What an operator does, as the log tells it."""
+    connection.told_to_close(CloseConnection("n1", connection.id, code, text))
+
+
 def test_an_operator_closes_a_connection(broker: LoneBroker, client: RawClient) -> None:
     [connection] = broker.broker.connections.values()
-    broker.call(connection.force_close, "vhost '/' is deleted")
+    broker.call(close, connection, "vhost '/' is deleted")
     client.expect_close(320, "CONNECTION_FORCED - vhost '/' is deleted")
     client.send(0, Conn.CloseOk())
     client.expect_end()
@@ -204,7 +211,7 @@ def test_an_operator_closes_a_connection(broker: LoneBroker, client: RawClient) 
 
 def test_an_operator_gives_another_code(broker: LoneBroker, client: RawClient) -> None:
     [connection] = broker.broker.connections.values()
-    broker.call(connection.force_close, "enough", Reply.NOT_ALLOWED)
+    broker.call(close, connection, "enough", Reply.NOT_ALLOWED)
     client.expect_close(530, "NOT_ALLOWED - enough")
 
 
@@ -216,7 +223,7 @@ def test_an_operator_closes_a_connection_that_is_not_read(broker: LoneBroker) ->
         client.expect(Conn.Blocked)
         client.write(publish(1, "q", b"m") * 100)
         [connection] = broker.broker.connections.values()
-        broker.call(connection.force_close, "Closed via management plugin")
+        broker.call(close, connection, "Closed via management plugin")
         client.expect_close(320, "CONNECTION_FORCED - Closed via management plugin")
         client.send(0, Conn.CloseOk())
         client.expect_end()
@@ -227,14 +234,14 @@ def test_an_operator_closes_a_connection_that_is_not_open_yet(broker: LoneBroker
         client.write(HEADER)
         client.expect(Conn.Start)
         [connection] = broker.broker.connections.values()
-        broker.call(connection.force_close, "bye")
+        broker.call(close, connection, "bye")
         client.expect_end()
 
 
 def test_an_operator_closes_a_connection_that_is_closing(broker: LoneBroker, client: RawClient) -> None:
     [connection] = broker.broker.connections.values()
-    broker.call(connection.force_close, "once")
-    broker.call(connection.force_close, "twice")
+    broker.call(close, connection, "once")
+    broker.call(close, connection, "twice")
     client.expect_close(320, "CONNECTION_FORCED - once")
     client.expect_end()
 
@@ -352,7 +359,7 @@ def test_a_connection_closes_at_once_whatever_its_channels_wait_for(
 def test_behind_close_ok_the_socket_is_the_clients_to_close(
     broker: LoneBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "CLOSE_GRACE_S", 60.0)
+    monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 60.0)
     client.send(0, CONNECTION_BYE)
     client.expect(Conn.CloseOk, 0)
     broker.pass_some_time()
@@ -365,7 +372,7 @@ def test_behind_close_ok_the_socket_is_the_clients_to_close(
 def test_a_client_that_does_not_close_its_socket_behind_close_ok_is_not_awaited_for_ever(
     client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "CLOSE_GRACE_S", 0.5)
+    monkeypatch.setattr(connection_module, "CLOSE_GRACE_S", 0.5)
     client.send(0, CONNECTION_BYE)
     client.expect(Conn.CloseOk, 0)
     began_s = time.monotonic()
@@ -385,7 +392,7 @@ def test_both_close_the_connection_in_any_order(
     broker: LoneBroker, client: RawClient, answers: tuple[Any, ...]
 ) -> None:
     [connection] = broker.broker.connections.values()
-    broker.call(connection.force_close, "shutdown")
+    broker.call(close, connection, "shutdown")
     client.expect(Conn.Close, 0)
     client.send(0, *answers)
     began_s = time.monotonic()

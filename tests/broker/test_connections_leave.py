@@ -17,8 +17,8 @@ from lone_broker import LoneBroker
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from qq.broker.channel import Channel
-from qq.broker.listener import ClientConnection
+from qq.amqp_server.channel.channel import Channel
+from qq.amqp_server.connection import ClientConnection
 
 Basic, Confirm, Queue = commands.Basic, commands.Confirm, commands.Queue
 

@@ -9,13 +9,13 @@ import pytest
 from pamqp import frame, header
 from pamqp.commands import Basic
 
-from qq.broker.dead_letters import BYTES_MAX, RETRY_S, STEPS_MAX, DeadLetters
-from qq.broker.entries import Messages
-from qq.broker.lanes import Lane
 from qq.machine.codec import check_command
 from qq.machine.commands import DeadLetter
 from qq.machine.machine import DyingMessages
 from qq.ranges import Range
+from qq.sessions.dead_letters import BYTES_MAX, RETRY_S, STEPS_MAX, DeadLetters
+from qq.sessions.entries import Messages
+from qq.sessions.lanes import Lane
 
 
 class World:

@@ -20,8 +20,8 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 from raw_client import RawClient, marshal, publish
 
-from qq.broker import batches, lanes, submissions
 from qq.machine import costs
+from qq.sessions import batch, lanes, submissions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -392,11 +392,11 @@ def test_each_publish_is_answered_once_and_truly(seed: int, monkeypatch: pytest.
     rng = random.Random(seed)
     steps, size = rng.choice([40, 100, 5000]), rng.choice([1000, 5000, 1 << 20])
     for module, name, value in (
-        (batches, "BATCH_STEPS_MAX", steps),
+        (batch, "BATCH_STEPS_MAX", steps),
         (costs, "BATCH_STEPS_MAX", steps),
-        (batches, "BATCH_BYTES_MAX", size),
+        (batch, "BATCH_BYTES_MAX", size),
         (submissions, "BATCH_BYTES_MAX", size),
-        (batches, "STEP_BYTES", max(1, size // steps)),
+        (batch, "STEP_BYTES", max(1, size // steps)),
         (submissions, "COST_IN_FLIGHT_MAX", 4 * steps),
         (submissions, "QUANTUM", max(1, steps // 10)),
         (lanes, "AHEAD", steps),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from cluster.entry import make_batch, make_compacted, make_entry
-from cluster.segment import CorruptJournal, EntryGone, EntryMoved
-from qq.broker import entries as entries_module
-from qq.broker.entries import (
+from cluster.log.segment import CorruptJournal, EntryGone, EntryMoved
+from qq.machine.codec import encode_batch, keep
+from qq.machine.commands import Enqueue
+from qq.ranges import INDEX_BITS, MESSAGE_BITS, Range
+from qq.sessions import entries as entries_module
+from qq.sessions.entries import (
     READ_AHEAD_MAX,
     READ_AHEAD_MIN,
     READ_BYTES_MAX,
@@ -20,9 +22,6 @@ from qq.broker.entries import (
     MessagesGone,
     ReadAhead,
 )
-from qq.machine.codec import encode_batch, keep
-from qq.machine.commands import Enqueue
-from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,8 +97,9 @@ class Setup:
         self.journal = FakeJournal()
         self.disk = FakeDisk()
         self.failures: list[BaseException] = []
-        group: Any = SimpleNamespace(journal=self.journal)
-        self.entries = Entries(group, cast("Any", self.disk), self.failures.append)
+        log: Any = self.journal
+        log.disk_failed = self.failures.append
+        self.entries = Entries([log], cast("Any", self.disk))
         self.loaded: list[str] = []
 
     def load(self, *indexes: int, name: str = "", ahead: ReadAhead | None = None) -> None:
@@ -385,3 +385,23 @@ def test_views_are_limited_by_their_bytes(setup: Setup, monkeypatch: pytest.Monk
     setup.journal.cached.clear()
     assert setup.bodies(1, 0, 1) is None
     assert setup.bodies(2, 0, 1) == setup.bodies(3, 0, 1) == [b"0"]
+
+
+def test_a_reference_names_the_log_that_has_the_entry() -> None:
+    """Entries of several logs, of which each counts from 1: they are read and kept apart."""
+    journals = [FakeJournal(), FakeJournal()]
+    first, second = make_entry(0, [make_batch("n", 1, 1, [payload(b"0", b"1", b"a")])]), WHOLE
+    journals[0].stored, journals[1].stored = {7: first}, {7: second}
+    disk: Any = FakeDisk()
+    logs: Any = journals
+    entries = Entries(logs, disk)
+    loaded: list[str] = []
+    elsewhere = 1 << INDEX_BITS | 7
+    entries.load([7, elsewhere], lambda: loaded.append("first"))
+    entries.load([elsewhere], lambda: loaded.append("second"))
+    disk.read()
+    assert loaded == ["first", "second"]
+    for place, expected in ((7, b"a"), (elsewhere, b"2")):
+        found = entries.messages(Range(place, 2, 1))
+        assert found is not None
+        assert found[0].messages == [expected]

@@ -19,8 +19,8 @@ from chaos.fuzz.legal import KINDS, USER, Act, draw_act, publish
 from chaos.fuzz.mutations import mutate
 from chaos.fuzz.run import TROUBLE, Violation, _Frames, _note, run_seed, served
 from chaos.fuzz.siege import WAIT_MAX_S, HonestPublisher, compare_states, hostile_client, run_siege
-from cluster.checkpoints import write_checkpoint
 from cluster.identity import Owner
+from cluster.log.checkpoints import write_checkpoint
 from cluster.realworld import RealDisk
 from qq.testing import ClusterNode
 
@@ -168,7 +168,7 @@ def test_what_may_not_be_said_is_noticed() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "ERROR qq.broker.listener: connection 5 of guest: unexpected:",
+        "ERROR qq.amqp_server.connection: connection 5 of guest: unexpected:",
         "Traceback (most recent call last):",
         "Task exception was never retrieved",
     ],

@@ -76,7 +76,9 @@ def wait_until_applied(broker: LoneBroker, body: bytes) -> int:
 
 def wait_until_waiting(broker: LoneBroker) -> None:
     def waiting() -> int:
-        return sum(channel.outgoing._answers_waiting for channel in broker.broker._sessions.values())
+        return sum(
+            channel.outgoing._answers_waiting for channel in broker.broker._dispatcher.sessions.values()
+        )
 
     while not broker.call(waiting):
         pass

@@ -2,10 +2,10 @@ from datetime import UTC, datetime
 
 from pamqp import body, commands, frame, header
 
-from qq.amqp.encoding import content
-from qq.broker.headers import death_headers, delivered, redelivery_headers
 from qq.machine.history import EXPIRED, REJECTED, Death, History, died
 from qq.ranges import Range
+from qq.sessions.headers import death_headers, delivered, redelivery_headers
+from qq.stored.editing import content
 
 TIME = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 TIME_MS = int(TIME.timestamp()) * 1000

@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from qq.amqp.content import content_of
-from qq.amqp.properties import Attributes
-from qq.broker.batches import BATCH_BYTES_MAX, OpenEnqueue
-from qq.broker.lanes import AHEAD, QUANTUM, Lane
-from qq.broker.submissions import COST_IN_FLIGHT_MAX, Submissions
 from qq.machine import core as core_module
 from qq.machine.codec import decode_batch, encode_batch
 from qq.machine.commands import (
-    NO_PRIORITY,
-    NO_TTL,
     BindExchange,
     BindQueue,
     Checkout,
@@ -35,13 +28,19 @@ from qq.machine.commands import (
 from qq.machine.costs import BATCH_STEPS_MAX, TRANSACTION_STEPS_MAX
 from qq.machine.effects import Failed
 from qq.machine.machine import QueueMachine
+from qq.sessions.batch import BATCH_BYTES_MAX
+from qq.sessions.lanes import AHEAD, QUANTUM, Lane
+from qq.sessions.parts import OpenEnqueue
+from qq.sessions.submissions import COST_IN_FLIGHT_MAX, Submissions
+from qq.stored.content import content_of
+from qq.stored.properties import NO_PRIORITY, NO_TTL, Attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cluster.group import Group
     from cluster.ports import Runtime
-    from qq.broker.channel import Channel
+    from qq.sessions.ports import Publisher
 
 EMPTY = b"\x02\x00\x01\x00\x00\x00\x0e\x00\x3c\x00\x00" + bytes(8) + b"\x00\x00\xce"
 """The stored form of a message without properties and body."""
@@ -157,7 +156,9 @@ class World:
             or not run.takes(attributes)
         )
         if run is None or is_new:
-            run = OpenEnqueue(cast("Channel", client), client.published + 1, exchange, key, False, attributes)
+            run = OpenEnqueue(
+                cast("Publisher", client), client.published + 1, exchange, key, False, attributes
+            )
             client.run = run
         client.published += 1
         client.asked.append(message)
@@ -255,10 +256,10 @@ def test_a_transaction_that_is_too_dear_is_refused_and_leaves_nothing() -> None:
     refused: list[int] = []
     runs: list[OpenEnqueue] = []
     for number in range(60):
-        run = OpenEnqueue(cast("Channel", client), 0, "amq.topic", dear_key(number), False, None)
+        run = OpenEnqueue(cast("Publisher", client), 0, "amq.topic", dear_key(number), False, None)
         run.add([b"x"])
         runs.append(run)
-    world.submissions.commit(cast("Channel", client), runs, refused.append)
+    world.submissions.commit(client.session, runs, client.connection.lane, refused.append)
     world.settle()
     assert len(refused) == 1
     assert refused[0] > TRANSACTION_STEPS_MAX
@@ -267,12 +268,12 @@ def test_a_transaction_that_is_too_dear_is_refused_and_leaves_nothing() -> None:
 
 
 def commit(world: World, client: Client, runs: Sequence[OpenEnqueue], refused: list[int]) -> None:
-    world.submissions.commit(cast("Channel", client), runs, refused.append)
+    world.submissions.commit(client.session, runs, client.connection.lane, refused.append)
 
 
 def run_of(client: Client, exchange: str, key: str, messages: list[bytes]) -> OpenEnqueue:
     """Of a transaction."""
-    run = OpenEnqueue(cast("Channel", client), 0, exchange, key, False, None)
+    run = OpenEnqueue(cast("Publisher", client), 0, exchange, key, False, None)
     run.add(messages)
     return run
 
@@ -383,12 +384,14 @@ def test_whatever_is_asked_for_comes_once_in_order_and_is_counted_no_more(seed: 
                 world.submissions.barrier(lambda: called.append(1), lane)
                 barriers += 1
             case 7:
-                run = OpenEnqueue(cast("Channel", client), 0, "", "q", False, None)
+                run = OpenEnqueue(cast("Publisher", client), 0, "", "q", False, None)
                 message = b"tx %d" % len(client.asked)
                 run.add([message])
                 client.asked.append(message)
                 client.run = None
-                world.submissions.commit(cast("Channel", client), [run, Settle(1, 1, 1)], called.append)
+                world.submissions.commit(
+                    client.session, [run, Settle(1, 1, 1)], client.connection.lane, called.append
+                )
             case 8:
                 world.turn()
             case _:

@@ -16,8 +16,10 @@ from pamqp import commands
 from raw_client import HEADER, RawClient
 
 from qq.amqp.connection import ServerConnection
-from qq.broker import login as login_module
-from qq.broker.login import (
+from qq.machine.access import HASH_BYTES, SHA256, User
+from qq.metrics import Counters
+from qq.sessions import login as login_module
+from qq.sessions.login import (
     BARRIER_INTERVAL_S,
     DELAY_MAX_S,
     FIRST_DELAY_S,
@@ -28,8 +30,6 @@ from qq.broker.login import (
     Logins,
     hash_password,
 )
-from qq.machine.access import HASH_BYTES, SHA256, User
-from qq.metrics import Counters
 
 Connection = commands.Connection
 HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"

@@ -12,8 +12,6 @@ from pamqp import commands
 from pamqp.base import Frame
 from raw_client import RawClient, frame_bytes, marshal, publish
 
-from qq.broker import access
-from qq.broker.login import hash_password
 from qq.machine.commands import (
     ClearPermissions,
     ClearTopicPermissions,
@@ -24,6 +22,8 @@ from qq.machine.commands import (
     SetPermissions,
     SetTopicPermissions,
 )
+from qq.sessions import access
+from qq.sessions.login import hash_password
 
 Basic, Exchange, Queue, Tx = commands.Basic, commands.Exchange, commands.Queue, commands.Tx
 Confirm, Flow = commands.Confirm, commands.Channel.Flow
@@ -588,7 +588,7 @@ def test_what_is_remembered_is_bounded(
         topic_client.write(publish(1, f"a{number}", b"", exchange="t"))
     topic_client.probe()
     [connection] = broker.broker.connections.values()
-    known = connection._channels[1]._access
+    known = connection._channels[1].core.access
     assert max(len(known._grants), len(known._keys), len(known._publishes)) <= 3
 
 

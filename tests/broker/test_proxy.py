@@ -15,7 +15,7 @@ from lone_broker import LoneBroker
 from pamqp import commands
 from raw_client import HEADER, RawClient
 
-from qq.broker.proxy import V1_BYTES_MAX, V2_BODY_BYTES_MAX, ProxyError, ProxyHeader, Source
+from qq.amqp_server.proxy import V1_BYTES_MAX, V2_BODY_BYTES_MAX, ProxyError, ProxyHeader, Source
 
 Conn = commands.Connection
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from qq.broker.rates import Counts, Rates, counts_of
 from qq.machine.queue import Queue
 from qq.machine.settings import Settings
+from qq.management.rates import Counts, Rates, counts_of
 
 T0 = 1_000_000
 

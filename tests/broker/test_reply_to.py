@@ -16,7 +16,7 @@ from pamqp import commands
 from pika.adapters.blocking_connection import BlockingChannel
 from raw_client import RawClient, publish
 
-from qq.broker import outgoing
+from qq.amqp_server import outgoing
 from qq.machine.commands import SetPermissions
 
 Basic, Confirm, Queue, Tx = commands.Basic, commands.Confirm, commands.Queue, commands.Tx
@@ -291,7 +291,9 @@ COUNT = 40
 
 def waiting(broker: LoneBroker) -> int:
     def count() -> int:
-        return sum(channel.outgoing._replies_waiting for channel in broker.broker._sessions.values())
+        return sum(
+            channel.outgoing._replies_waiting for channel in broker.broker._dispatcher.sessions.values()
+        )
 
     return broker.call(count)
 

@@ -9,7 +9,6 @@ from lone_broker import SALT, LoneBroker
 from pamqp import commands
 from raw_client import RawClient, publish
 
-from qq.broker.login import hash_password
 from qq.machine.commands import (
     ClearPermissions,
     CloseConnection,
@@ -23,6 +22,7 @@ from qq.machine.commands import (
     SetUserLimits,
     SetVhostLimits,
 )
+from qq.sessions.login import hash_password
 
 Basic, Connection, Queue = commands.Basic, commands.Connection, commands.Queue
 NO_ACCESS = "access to vhost 'orders' refused for user 'anna'"

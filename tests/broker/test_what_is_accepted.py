@@ -19,15 +19,15 @@ from lone_broker import NAME, SALT, LoneBroker, LoneGroup
 from pamqp import commands
 from raw_client import RawClient, frame_bytes, publish
 
-from cluster.entry import Batch, batches_of, make_batch, make_entry
+from cluster.entry import SubmittedBatch, batches_of, make_batch, make_entry
 from cluster.envelope import Append, Forward, LogEntry, decode, encode
 from cluster.submission import Proposals
-from qq.amqp.content import content_of
-from qq.broker.login import hash_password
 from qq.errors import Reply
 from qq.machine.codec import decode_batch, decode_kept
 from qq.machine.commands import PutUser, PutVhost, SetPermissions
 from qq.machine.machine import QueueMachine
+from qq.sessions.login import hash_password
+from qq.stored.content import content_of
 from qq.tables import TABLE_BYTES_MAX, TABLE_DEPTH_MAX
 
 Basic, Chan, Conn, Queue = commands.Basic, commands.Channel, commands.Connection, commands.Queue
@@ -62,7 +62,7 @@ class Chain(LoneGroup):
         except Exception as error:  # noqa: BLE001  # the test fails by it
             self.failures.append(error)
 
-    def _arrived(self, batch: Batch) -> bytes:
+    def _arrived(self, batch: SubmittedBatch) -> bytes:
         """The batch as the log of another node has it."""
         forward = decode(b"".join(encode(Forward(1, batch.buffers))))
         assert isinstance(forward, Forward)

@@ -11,15 +11,15 @@ from zlib import crc32
 
 import pytest
 
-from cluster.checkpoints import checkpoint_name, write_checkpoint
 from cluster.directory import GroupDirectory
 from cluster.entry import KIND_EXPEL, make_batch, make_compacted, make_entry
-from cluster.hardstate import HardState, Standing
 from cluster.identity import Owner
-from cluster.journal import SegmentedJournal
+from cluster.log.checkpoints import checkpoint_name, write_checkpoint
+from cluster.log.hardstate import HardState, Standing
+from cluster.log.journal import SegmentedJournal
+from cluster.log.sealed import write_sparse
+from cluster.log.segment import FILE_HEADER_BYTES, Segment
 from cluster.realworld import RealDisk
-from cluster.sealed import write_sparse
-from cluster.segment import FILE_HEADER_BYTES, Segment
 from cluster.state import GroupState
 from qq.cli import main
 from qq.machine.codec import encode_batch, keep

@@ -20,14 +20,14 @@ from cluster.catch_up import (
     SnapshotGiver,
     SnapshotTaker,
 )
-from cluster.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
 from cluster.directory import GroupDirectory, moving_checkpoint
-from cluster.envelope import Chunk, Fetch, Message, Offer, Spoilt, Withdrawn, decode, encode
-from cluster.hardstate import HardState, HardStateFile, Standing
-from cluster.housekeeping import CheckpointPosition
+from cluster.envelope import Fetch, Message, Offer, SnapshotChunk, Spoilt, Withdrawn, decode, encode
 from cluster.identity import Owner
-from cluster.journal import SegmentedJournal
-from cluster.segment import CorruptJournal
+from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
+from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.log.housekeeping import CheckpointPosition
+from cluster.log.journal import SegmentedJournal
+from cluster.log.segment import CorruptJournal
 
 STATE = b"the state" * 50_000
 ENTRIES = 200
@@ -180,7 +180,7 @@ class Transfer:
         match message:
             case Offer():
                 self.taker.offered("giver", message)
-            case Chunk():
+            case SnapshotChunk():
                 self.taker.chunk("giver", message)
             case Withdrawn():
                 self.taker.withdrawn("giver", message)
@@ -306,7 +306,7 @@ def test_a_chunk_that_arrives_damaged_is_asked_for_again(transfer: Transfer) -> 
     spoilt: list[Message] = []
 
     def spoil(message: Message) -> Message:
-        if isinstance(message, Chunk) and message.file == 2 and not spoilt:
+        if isinstance(message, SnapshotChunk) and message.file == 2 and not spoilt:
             spoilt.append(message)
             return message._replace(data=bytes([message.data[0] ^ 1]) + bytes(message.data[1:]))
         return message

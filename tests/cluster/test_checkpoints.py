@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
-from cluster.checkpoints import (
+from cluster.log.checkpoints import (
     CHECKPOINT_HEADER_BYTES,
     Checkpoint,
     adopt_checkpoint,
@@ -19,7 +19,7 @@ from cluster.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from cluster.segment import CorruptJournal, ForeignJournal, UnknownFormat
+from cluster.log.segment import CorruptJournal, ForeignJournal, UnknownFormat
 
 OURS = b"cluster/one/0"
 THEIRS = b"cluster/two/0"
@@ -169,7 +169,7 @@ def test_one_of_another_version_or_another_node_is_an_error() -> None:
 def test_one_of_another_version_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = make_disk()
     with monkeypatch.context() as patch:
-        patch.setattr("cluster.checkpoints.FORMAT_VERSION", 77)
+        patch.setattr("cluster.log.checkpoints.FORMAT_VERSION", 77)
         write(disk, 5)
     with pytest.raises(UnknownFormat, match="77"):
         load(disk)

@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 from toy_queue import FrozenToy, Place, compact, entry_of, message_at
 
 from chaos.sim.disk import SimulatedDisk
-from cluster.compaction import (
+from cluster.log.compaction import (
     Candidate,
     CompactionSource,
-    Limits,
     Measured,
+    SegmentLimits,
     choose,
     compact_entry,
     measure,
     rewrite,
 )
-from cluster.sealed import records, verify, write_sparse
-from cluster.segment import CorruptJournal, Segment
+from cluster.log.sealed import records, verify, write_sparse
+from cluster.log.segment import CorruptJournal, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 IDENTITY = b"cluster/one/0"
 KIB = 1024
-LIMITS = Limits(segment_bytes=64 * KIB, segment_entries=1000)
+LIMITS = SegmentLimits(segment_bytes=64 * KIB, segment_entries=1000)
 
 
 # Entries

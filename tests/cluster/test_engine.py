@@ -26,8 +26,8 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
-from cluster import engine as our_engine
-from cluster.engine import PINNED_VERSION, Engine, ForeignLog, Outgoing, Role, Timing
+from cluster.elections import Role
+from cluster.engine import Departure, Engine, Timing
 from cluster.envelope import (
     Append,
     Appended,
@@ -40,9 +40,12 @@ from cluster.envelope import (
     VoteRequest,
 )
 from cluster.group import Group, GroupConfig
-from cluster.hardstate import HardStateFile
-from cluster.journal import SLICE_ENTRIES, SegmentedJournal
-from cluster.segment import CorruptJournal, Record
+from cluster.log.hardstate import HardStateFile
+from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
+from cluster.log.segment import CorruptJournal, Record
+from cluster.log_matching import ForeignLog
+from cluster.membership import Membership
+from cluster.seams import PINNED_VERSION, instrument
 
 PEERS = ("b", "c")
 NO_OP = b"\x01"
@@ -190,7 +193,12 @@ class OurNode:
     """An engine on a simulated disk, on its own."""
 
     def __init__(
-        self, *terms: int, peers: Sequence[str] = PEERS, applied_index: int = 1, **journal: Any
+        self,
+        *terms: int,
+        peers: Sequence[str] = PEERS,
+        learners: Sequence[str] = (),
+        applied_index: int = 1,
+        **journal: Any,
     ) -> None:
         """The journal holds entries of these terms, synced."""
         self.world = World(1)
@@ -206,10 +214,16 @@ class OurNode:
             self.journal.add(*entry)
         self.applied: list[tuple[int, bytes]] = []
         self.engine = Engine(
-            "a", peers, self.journal, Timing(), self.runtime, self._apply, applied_index=applied_index
+            "a",
+            Membership(frozenset(["a", *peers]), frozenset(learners)),
+            self.journal,
+            Timing(),
+            self.runtime,
+            self._apply,
+            applied_index=applied_index,
         )
         self.journal.sync_now()
-        for peer in peers:
+        for peer in (*peers, *learners):
             self.engine.peer_connected(peer)
 
     def _apply(self, index: int, _term: int, payload: bytes) -> None:
@@ -361,10 +375,13 @@ def test_h3_stock_commits_its_unverified_tail_on_a_snapshot_chunk(stock_clock: C
     assert follower.raftCommitIndex == 4
 
 
-def test_h3_a_snapshot_chunk_commits_nothing() -> None:
+def test_h3_an_append_without_entries_vouches_for_the_one_before_it_only() -> None:
+    """No message of ours carries a snapshot chunk: all name the entry that they follow."""
     node = OurNode(0, 1, 1, 1)
-    node.engine._SyncObj__onMessageReceived(Node("b"), SNAPSHOT_CHUNK)
+    node.append(1, [], commit_index=4, term=1)
     assert node.engine.commit_index == 1
+    node.append(2, [], commit_index=4, term=1)
+    assert node.engine.commit_index == 2
 
 
 # H4: acknowledgements belong to a term
@@ -732,8 +749,8 @@ def test_h10_an_exception_in_the_machine_stops_the_node() -> None:
     network = Network(world, ["a"], NetworkOptions(), world.random("network"))
     disk = SimulatedDisk(world.random("disk"), world.after)
     config = GroupConfig("a", [], "test")
-    group = Group(config, Broken(), runtime, disk, network.attach("a", runtime), NoEvents())
-    group.start()
+    group = Group(config, Broken(), runtime, disk, network.attach("a", runtime))
+    group.start(NoEvents())
     world.run_until(10.0)
     assert [type(failure) for failure in failures] == [ZeroDivisionError]
     assert not runtime.alive
@@ -946,7 +963,29 @@ def test_leadership_goes_to_the_peer_that_is_asked() -> None:
     assert not node.engine.transfer_leadership()
     node.engine.receive("c", appended(node.engine.term, 3))
     assert node.engine.transfer_leadership()
-    assert Outgoing(0, "c", TimeoutNow(node.engine.term)) in node.engine.outbox
+    assert Departure(0, "c", TimeoutNow(node.engine.term)) in node.engine.outbox
+
+
+def test_stock_counts_a_vote_as_often_as_it_comes(stock_clock: Clock) -> None:
+    node = StockNode(MemoryJournal(), peers=("b", "c", "d", "e"))
+    stock_clock.now_s += 10.0
+    node.doTick()
+    for _ in range(2):
+        node.receive("b", type="response_vote", term=node.raftCurrentTerm)
+    assert node._isLeader()
+
+
+def test_a_vote_counts_once_and_in_its_own_term() -> None:
+    node = OurNode(0, peers=["b", "c", "d", "e"])
+    node.append(1, [9])
+    node.engine.receive("b", TimeoutNow(9))
+    node.turn()
+    term = node.engine.term
+    for peer, vote in [("b", Vote(term)), ("b", Vote(term)), ("c", Vote(term - 1))]:
+        node.engine.receive(peer, vote)
+    assert node.engine.role is Role.CANDIDATE
+    node.engine.receive("c", Vote(term))
+    assert node.engine.is_leader
 
 
 def test_a_node_asked_to_take_over_campaigns_at_once() -> None:
@@ -956,6 +995,33 @@ def test_a_node_asked_to_take_over_campaigns_at_once() -> None:
     node.turn()
     assert node.engine.role is Role.CANDIDATE
     assert node.sent(VoteRequest)[-1].term == 10
+
+
+def test_a_learner_is_sent_what_there_is_and_counts_nowhere() -> None:
+    node = OurNode(0, learners=["d"])
+    node.wait(3.0)
+    assert {out.peer for out in node.engine.outbox} == set(PEERS)  # who is asked for a pre-vote
+    round_ = node.sent(PreVoteRequest)[-1].round
+    node.engine.receive("d", PreVote(0, round_, granted=True))
+    node.turn()
+    assert not node.sent(VoteRequest)
+    node.engine.receive("b", PreVote(0, round_, granted=True))
+    node.turn()
+    node.engine.receive("d", Vote(node.engine.term))
+    assert not node.engine.is_leader
+    node.engine.receive("b", Vote(node.engine.term))
+    node.turn()
+    node.journal.sync_now()
+    node.engine.synced()
+    assert [entry.index for sent in node.appends_to("d") for entry in sent.entries] == [2]
+    node.engine.receive("d", appended(node.engine.term, 3))
+    node.turn()
+    assert node.engine.acknowledged_index("d") == 2
+    assert node.engine.commit_index == 1
+    assert not node.engine.transfer_leadership()
+    node.engine.receive("b", appended(node.engine.term, 3))
+    node.turn()
+    assert node.engine.commit_index == 2
 
 
 # The pin
@@ -968,4 +1034,4 @@ def test_the_installed_pysyncobj_is_the_one_that_the_engine_is_written_for() -> 
 def test_the_engine_refuses_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock, "VERSION", "0.3.18")
     with pytest.raises(RuntimeError, match=r"0\.3\.18"):
-        our_engine._instrument()
+        instrument()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -15,8 +16,11 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import EPOCH_MS, SimulatedRuntime, WallClock, World
 from cluster.clock import PATIENCE_S
+from cluster.directory import GroupDirectory
 from cluster.entry import batches_of, entry_time_ms, is_regular
 from cluster.group import Group, GroupConfig
+from cluster.identity import Owner
+from cluster.log.journal import SegmentedJournal
 from cluster.ports import pack
 
 RUNG_MAX = 2
@@ -115,7 +119,7 @@ class Member:
     def _schedule_disk(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._trio.world.after(delay_s, lambda: self.runtime.enter(callback))
 
-    def start(self, machine: Alarms | None = None) -> None:
+    def start(self, machine: Alarms | None = None, group: type[Group] = Group) -> None:
         trio = self._trio
         self._lives += 1
         self.machine = machine or Alarms()
@@ -125,8 +129,8 @@ class Member:
         links = trio.network.attach(self.name, self.runtime)
         peers = [name for name in trio.names if name != self.name]
         config = GroupConfig(self.name, peers, "test", dead_origin_grace_s=1e9, silent_origin_grace_s=1e9)
-        self.group = Group(config, self.machine, self.runtime, self.disk, links, self)
-        self.group.start()
+        self.group = group(config, self.machine, self.runtime, self.disk, links)
+        self.group.start(self)
 
     def end(self) -> None:
         self.runtime.alive = False
@@ -518,3 +522,39 @@ def test_an_earlier_moment_takes_the_place_of_a_later_one(alone: Trio) -> None:
     alone.pass_ms(100)
     assert [time_ms - due_ms <= 2 for due_ms, time_ms in member.machine.rung] == [True, True]
     assert len(member.ticks()) == 2
+
+
+def test_a_group_is_whole_before_it_takes_part(trio: Trio) -> None:
+    member = trio.members[0]
+    whole: list[set[str]] = []
+
+    class Noted(Group):
+        def start(self) -> None:
+            whole.append(set(vars(self)))
+            super().start()
+
+    member.start(group=Noted)
+    for other in trio.members[1:]:
+        other.start()
+    trio.until(lambda: all(other.machine.entries > 0 for other in trio.members))
+    trio.pass_ms(3_000)
+    member.group.stop()
+    assert [set(vars(member.group))] == whole
+
+
+def test_a_disk_that_fails_at_the_start_is_told_to_who_starts_and_remembered(
+    alone: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [member] = alone.members
+    sync_now = SegmentedJournal.sync_now
+
+    def fail(journal: SegmentedJournal) -> None:
+        member.disk.fail_next_sync(errno.EIO)
+        sync_now(journal)
+
+    monkeypatch.setattr(SegmentedJournal, "sync_now", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        member.start()
+    assert not alone.failures
+    directory = GroupDirectory(member.disk, "groups/0", Owner("test", "a", 0))
+    assert directory.claim(0, member.machine.version, ["a"], 1).writes_lost

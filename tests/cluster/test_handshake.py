@@ -11,11 +11,11 @@ from cluster.handshake import (
     MESSAGE_BYTES_MAX,
     VERSION,
     AcceptorHandshake,
+    Credentials,
     DiallerHandshake,
     GarbageError,
     Handshake,
     HandshakeError,
-    Identity,
     OtherMembersError,
     OtherStateVersionError,
     RejectedError,
@@ -50,7 +50,7 @@ def dialler(
     nonce: bytes = NONCE_1,
     terms: Terms = TERMS,
 ) -> DiallerHandshake:
-    return DiallerHandshake(Identity(cluster, node, secret, terms), expected, nonce)
+    return DiallerHandshake(Credentials(cluster, node, secret, terms), expected, nonce)
 
 
 def acceptor(
@@ -62,7 +62,7 @@ def acceptor(
     terms: Terms = TERMS,
     is_second: Callable[[str, bytes], bool] = nobody_else,
 ) -> AcceptorHandshake:
-    return AcceptorHandshake(Identity(cluster, node, secret, terms), callers, nonce, is_second)
+    return AcceptorHandshake(Credentials(cluster, node, secret, terms), callers, nonce, is_second)
 
 
 def converse(one: DiallerHandshake, other: AcceptorHandshake) -> list[bytes]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
-from cluster.hardstate import NAMES, HardState, HardStateFile, Standing
-from cluster.segment import ForeignJournal, UnknownFormat
+from cluster.log.hardstate import NAMES, HardState, HardStateFile, Standing
+from cluster.log.segment import ForeignJournal, UnknownFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +157,7 @@ def test_the_files_of_another_member_are_refused() -> None:
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = a_disk()
     hard_state(disk).store(NEW)
-    monkeypatch.setattr("cluster.hardstate.FORMAT_VERSION", 3)
+    monkeypatch.setattr("cluster.log.hardstate.FORMAT_VERSION", 3)
     with pytest.raises(UnknownFormat, match="format version 2 is unknown"):
         hard_state(disk).load()
 

@@ -14,14 +14,14 @@ import pytest
 from toy_queue import FrozenToy, Place, compact, entry_of, load_places, message_at
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
-from cluster.checkpoints import checkpoint_name, list_checkpoints, load_newest
-from cluster.compaction import STALE_S, compact_entry
 from cluster.entry import make_batch, make_entry, read_batches
-from cluster.hardstate import HardStateFile
-from cluster.housekeeping import PACE_S, RETRY_S, Housekeeping, HousekeepingSettings
-from cluster.journal import SegmentedJournal
+from cluster.log.checkpoints import checkpoint_name, list_checkpoints, load_newest
+from cluster.log.compaction import STALE_S, compact_entry
+from cluster.log.hardstate import HardStateFile
+from cluster.log.housekeeping import PACE_S, RETRY_S, Housekeeping, HousekeepingSettings
+from cluster.log.journal import SegmentedJournal
+from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
 from cluster.ports import pack
-from cluster.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -724,7 +724,7 @@ def test_verifying_takes_a_part_of_the_time_only(monkeypatch: pytest.MonkeyPatch
         verified.append(node.clock.now_s)
         node.clock.now_s += 10
 
-    monkeypatch.setattr("cluster.housekeeping.verify", verify_slowly)
+    monkeypatch.setattr("cluster.log.housekeeping.verify", verify_slowly)
     for _ in range(100):
         node.wait(1)
     assert [round(later - earlier) for earlier, later in itertools.pairwise(verified)] == [51, 51]
@@ -749,7 +749,8 @@ def test_after_a_start_each_sealed_segment_is_verified(position: int) -> None:
 def test_each_segment_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[str] = []
     monkeypatch.setattr(
-        "cluster.housekeeping.verify", lambda _disk, path, _identity: verified.append(path.partition("/")[2])
+        "cluster.log.housekeeping.verify",
+        lambda _disk, path, _identity: verified.append(path.partition("/")[2]),
     )
     node = make_node(NEVER)
     for _ in range(20):
@@ -768,7 +769,8 @@ def test_each_segment_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_applied_may_be_cut_and_is_not_verified_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[str] = []
     monkeypatch.setattr(
-        "cluster.housekeeping.verify", lambda _disk, path, _identity: verified.append(path.partition("/")[2])
+        "cluster.log.housekeeping.verify",
+        lambda _disk, path, _identity: verified.append(path.partition("/")[2]),
     )
     node = make_node(NEVER)
     for _ in range(20):

@@ -22,9 +22,9 @@ from cluster.identity import (
     forget_writes_lost,
     note_writes_lost,
 )
+from cluster.log.segment import UnknownFormat
+from cluster.log.twofold import pack_twice
 from cluster.ports import pack
-from cluster.segment import UnknownFormat
-from cluster.twofold import pack_twice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

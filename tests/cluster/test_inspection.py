@@ -10,9 +10,7 @@ from zlib import crc32
 
 import pytest
 
-from cluster.checkpoints import checkpoint_name, write_checkpoint
 from cluster.directory import MOVING, GroupDirectory
-from cluster.hardstate import HardState, Standing
 from cluster.identity import ForeignDirectory, OtherVersion, Owner
 from cluster.inspection import (
     CheckpointFound,
@@ -31,11 +29,13 @@ from cluster.inspection import (
     entries,
     inspect,
 )
-from cluster.journal import SegmentedJournal
+from cluster.log.checkpoints import checkpoint_name, write_checkpoint
+from cluster.log.hardstate import HardState, Standing
+from cluster.log.journal import SegmentedJournal
+from cluster.log.sealed import verify, write_sparse
+from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, ForeignJournal, Segment, UnknownFormat
+from cluster.log.synced import MARK_NAME, Mark
 from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
-from cluster.sealed import verify, write_sparse
-from cluster.segment import FILE_HEADER_BYTES, CorruptJournal, ForeignJournal, Segment, UnknownFormat
-from cluster.synced import MARK_NAME, Mark
 
 if TYPE_CHECKING:
     from cluster.ports import Disk

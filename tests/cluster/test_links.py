@@ -19,9 +19,11 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster import connection as connection_module
 from cluster import links as links_module
+from cluster.connection import FrameBuffer, FrameTooLargeError, LinkBacklog, LinkLimits
 from cluster.handshake import DiallerHandshake, HandshakeError, RejectedError, SecondProcessError
-from cluster.links import Backlog, FrameTooLargeError, Limits, PeerLinks, Tls, _FrameBuffer
+from cluster.links import PeerLinks, PeerTls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
@@ -94,8 +96,8 @@ def free_ports(count: int) -> list[int]:
 def make_nodes(
     count: int,
     *,
-    limits: Limits | None = None,
-    tls: Tls | None = None,
+    limits: LinkLimits | None = None,
+    tls: PeerTls | None = None,
     secrets: dict[str, bytes] | None = None,
     versions: dict[str, int] | None = None,
     unknown: dict[str, list[str]] | None = None,
@@ -252,7 +254,7 @@ def test_a_frame_above_the_limit_ends_the_epoch_and_says_so(
     """What follows must not arrive without it; who sends it, in the middle of a turn, hears of no error."""
 
     async def story() -> None:
-        async with cluster(2, limits=Limits(frame_bytes_max=1000)) as nodes:
+        async with cluster(2, limits=LinkLimits(frame_bytes_max=1000)) as nodes:
             one, two = nodes["n1"], nodes["n2"]
             one.links.send("n2", GROUP, [b"x" * 1000, b"x"])
             one.links.send("n2", GROUP, [b"behind it"])
@@ -269,7 +271,7 @@ def test_a_frame_above_the_limit_ends_the_epoch_and_says_so(
 
 def test_a_frame_larger_than_any_queue_arrives_and_its_parts_are_heard_of(run: Run) -> None:
     async def story() -> None:
-        limits = Limits(high_water_bytes=64 << 10, low_water_bytes=16 << 10, queued_bytes_max=1 << 20)
+        limits = LinkLimits(high_water_bytes=64 << 10, low_water_bytes=16 << 10, queued_bytes_max=1 << 20)
         async with cluster(2, limits=limits) as nodes:
             one, two = nodes["n1"], nodes["n2"]
             large = random.Random(1).randbytes(48 << 20)
@@ -304,9 +306,9 @@ def test_any_cut_of_the_stream_gives_the_same_frames(
     frames: list[tuple[int, bytes]], reads: list[int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(links_module, "_RECEIVE_BYTES", 64)
-        patch.setattr(links_module, "_MOVED_BYTES_MAX", 16)
-        buffer = _FrameBuffer(200)
+        patch.setattr(connection_module, "_RECEIVE_BYTES", 64)
+        patch.setattr(connection_module, "_MOVED_BYTES_MAX", 16)
+        buffer = FrameBuffer(200)
         stream = b"".join(framed(body, group_id) for group_id, body in frames)
         received: list[tuple[int, bytes]] = []
         turn = 0
@@ -323,7 +325,7 @@ def test_any_cut_of_the_stream_gives_the_same_frames(
 
 
 def test_a_frame_above_the_limit_is_noticed_by_its_header() -> None:
-    buffer = _FrameBuffer(200)
+    buffer = FrameBuffer(200)
     buffer.space()[:6] = pack("<IH", 201, GROUP)
     with pytest.raises(FrameTooLargeError):
         buffer.advance(6)
@@ -394,7 +396,7 @@ def test_nothing_more_is_delivered_when_a_frame_made_the_receiver_hang_up(run: R
         class HangsUp(Recorder):
             def frame_received(self, peer: str, frame: bytes) -> None:
                 super().frame_received(peer, frame)
-                node.links._begin_epoch(successor)
+                node.links.begin(successor)
 
         async with started({"n2": node}):
             recorder = HangsUp()
@@ -504,7 +506,7 @@ def test_a_frozen_peer_that_is_killed_later_is_found_dead_then(
 
 def test_a_peer_that_was_never_there_is_not_reported(run: Run) -> None:
     async def story() -> None:
-        nodes = make_nodes(2, limits=Limits(retry_first_s=0.005, retry_max_s=0.01))
+        nodes = make_nodes(2, limits=LinkLimits(retry_first_s=0.005, retry_max_s=0.01))
         async with started({"n1": nodes["n1"]}):
             await asyncio.sleep(0.05)
             assert nodes["n1"].recorder.heard == []
@@ -533,7 +535,7 @@ def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
-        async with cluster(2, limits=Limits(handshake_timeout_s=0.3)) as nodes:
+        async with cluster(2, limits=LinkLimits(handshake_timeout_s=0.3)) as nodes:
             target = nodes["n2"]
             silent = await stranger(target)
             for number in range(40):
@@ -584,7 +586,7 @@ def test_a_peer_that_announces_too_large_a_frame_is_dropped_and_others_go_on(
 
 def test_idle_strangers_are_few_and_do_not_keep_a_peer_out(run: Run) -> None:
     async def story() -> None:
-        node = make_nodes(2, limits=Limits(strangers_max=4))["n2"]
+        node = make_nodes(2, limits=LinkLimits(strangers_max=4))["n2"]
         async with started({"n2": node}):
             idle = [await stranger(node) for _ in range(12)]
             peer = await impersonate("n1", node)
@@ -600,7 +602,7 @@ def test_idle_strangers_are_few_and_do_not_keep_a_peer_out(run: Run) -> None:
 
 def test_a_flood_of_one_address_pushes_nobody_else_out(run: Run) -> None:
     async def story() -> None:
-        node = make_nodes(2, limits=Limits(strangers_max=4))["n2"]
+        node = make_nodes(2, limits=LinkLimits(strangers_max=4))["n2"]
         async with started({"n2": node}):
             slow = await stranger(node)
             flood = [
@@ -655,7 +657,7 @@ def test_members_that_disagree_never_hear_each_other_and_each_says_so_once(
     options, (accepting, dialling) = REFUSED[difference]
 
     async def story() -> None:
-        nodes = make_nodes(2, limits=Limits(retry_first_s=0.005, retry_max_s=0.01), **options)
+        nodes = make_nodes(2, limits=LinkLimits(retry_first_s=0.005, retry_max_s=0.01), **options)
         async with started(nodes):
             await until(lambda: len(warnings_in(caplog)) >= 2)
             await asyncio.sleep(0.2)
@@ -704,7 +706,7 @@ def test_a_second_process_of_a_name_is_kept_out_while_the_first_one_works(
 
 # Congestion.
 
-SMALL_BUFFERS = Limits(high_water_bytes=4 << 20, low_water_bytes=1 << 20, queued_bytes_max=12 << 20)
+SMALL_BUFFERS = LinkLimits(high_water_bytes=4 << 20, low_water_bytes=1 << 20, queued_bytes_max=12 << 20)
 
 
 def test_a_congested_link_reports_when_it_has_room_again(run: Run) -> None:
@@ -729,7 +731,7 @@ def test_a_congested_link_reports_when_it_has_room_again(run: Run) -> None:
 
 
 def test_a_backlog_takes_a_frame_of_any_size_and_then_a_bounded_rest() -> None:
-    backlog = Backlog(Limits(queued_bytes_max=100))
+    backlog = LinkBacklog(LinkLimits(queued_bytes_max=100))
     assert backlog.admits(10**9, 0)
     assert backlog.admits(10, 10**9)
     assert backlog.admits(10, 10**9 + 100)
@@ -810,7 +812,7 @@ def test_impossible_configurations_are_refused() -> None:
     with pytest.raises(ValueError, match="its own peer"):
         PeerLinks("n1", "c", SECRET, {"n1": here}, here, state_version=7)
     with pytest.raises(ValueError, match="at least 231"):
-        PeerLinks("n1", "c", SECRET, {}, here, state_version=7, limits=Limits(stranger_bytes_max=100))
+        PeerLinks("n1", "c", SECRET, {}, here, state_version=7, limits=LinkLimits(stranger_bytes_max=100))
     links = PeerLinks("n1", "c", SECRET, {}, here, state_version=7)
     links.register(GROUP, Recorder())
     with pytest.raises(ValueError, match="group 7 is registered already"):
@@ -821,7 +823,7 @@ def test_impossible_configurations_are_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+def tls(tmp_path_factory: pytest.TempPathFactory) -> PeerTls:
     directory: Path = tmp_path_factory.mktemp("tls")
     certificate, key = directory / "certificate.pem", directory / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=qq"
@@ -832,10 +834,10 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     client = ssl.create_default_context(cafile=str(certificate))
     for context in (server, client):
         context.load_cert_chain(certificate, key)
-    return Tls(server, client)
+    return PeerTls(server, client)
 
 
-def test_links_work_over_tls(run: Run, tls: Tls) -> None:
+def test_links_work_over_tls(run: Run, tls: PeerTls) -> None:
     async def story() -> None:
         async with cluster(3, tls=tls) as nodes:
             frames = random_frames(3)
@@ -853,7 +855,7 @@ def test_links_work_over_tls(run: Run, tls: Tls) -> None:
 
 
 def test_a_large_frame_over_tls_goes_as_far_as_the_peer_reads_and_does_not_hold_up_the_loop(
-    run: Run, tls: Tls
+    run: Run, tls: PeerTls
 ) -> None:
     """It is encrypted as it leaves, and not all at once."""
 
@@ -875,7 +877,7 @@ def test_a_large_frame_over_tls_goes_as_far_as_the_peer_reads_and_does_not_hold_
     run(story())
 
 
-def test_a_stranger_without_tls_is_dropped(run: Run, tls: Tls, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stranger_without_tls_is_dropped(run: Run, tls: PeerTls, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with cluster(2, tls=tls) as nodes:
             rude = await stranger(nodes["n2"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.sim.disk import SimulatedDisk
-from cluster.manifest import (
+from cluster.log.manifest import (
     Manifest,
     Row,
     is_segment_name,
@@ -17,7 +17,7 @@ from cluster.manifest import (
     serial_of,
     store_manifest,
 )
-from cluster.segment import CorruptJournal, ForeignJournal
+from cluster.log.segment import CorruptJournal, ForeignJournal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

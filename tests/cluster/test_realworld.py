@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cluster.hardstate import HardStateFile
-from cluster.journal import SegmentedJournal
+from cluster.log.hardstate import HardStateFile
+from cluster.log.journal import SegmentedJournal
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
 
 if TYPE_CHECKING:
@@ -304,8 +304,8 @@ def test_the_log_can_be_read_while_it_is_written(disk: RealDisk) -> None:
 
 WRITER = """
 import asyncio, sys
-from cluster.hardstate import HardStateFile
-from cluster.journal import SegmentedJournal
+from cluster.log.hardstate import HardStateFile
+from cluster.log.journal import SegmentedJournal
 from cluster.realworld import RealDisk
 
 async def write():

@@ -11,7 +11,8 @@ import pytest
 
 from chaos.sim.disk import SimulatedDisk
 from cluster.envelope import Status
-from cluster.hardstate import HardState, HardStateFile, Standing
+from cluster.log.hardstate import HardState, HardStateFile, Standing
+from cluster.membership import Membership
 from cluster.recovery import ROUNDS, Recovery
 
 IDENTITY = b"cluster/n1/0"
@@ -44,7 +45,7 @@ class Node:
         if state is not None:
             self.file.store(state)
         self.engine = engine
-        self.recovery = Recovery("n1", peers, self.file)
+        self.recovery = Recovery("n1", Membership.of_voters(["n1", *peers]), self.file)
 
     def turn(self) -> Standing:
         self.recovery.turn(cast("Any", self.engine), cast("Any", self.engine.journal))

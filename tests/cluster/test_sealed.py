@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.sim.disk import SimulatedDisk
-from cluster.manifest import segment_name
-from cluster.sealed import load_index, pack_footer, records, verify, write_sparse
-from cluster.segment import (
+from cluster.log.manifest import segment_name
+from cluster.log.sealed import load_index, pack_footer, records, verify, write_sparse
+from cluster.log.segment import (
     FILE_HEADER_BYTES,
     RECORD_HEADER_BYTES,
     CorruptJournal,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.manifest import segment_name
-from cluster.segment import (
+from cluster.log.manifest import segment_name
+from cluster.log.segment import (
     FILE_HEADER_BYTES,
     RECORD_HEADER_BYTES,
     CorruptJournal,

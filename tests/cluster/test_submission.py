@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from cluster.entry import KIND_EXPEL, MalformedEntry, batches_of, make_entry
-from cluster.submission import Proposals, Reign, Submissions
+from cluster.submission import PendingSubmissions, Proposals, Reign
 
 FIRST, SECOND = Reign("n1", 1), Reign("n2", 2)
 
 
 @pytest.fixture
-def submissions() -> Submissions:
-    submissions = Submissions("n3")
+def submissions() -> PendingSubmissions:
+    submissions = PendingSubmissions("n3")
     submissions.begin(7)
     for number in range(4):
         submissions.add([bytes([number]) * 100])
     return submissions
 
 
-def wire(submissions: Submissions, reign: Reign) -> bytes:
+def wire(submissions: PendingSubmissions, reign: Reign) -> bytes:
     assert submissions.has_unsent(reign)
     return b"".join(bytes(buffer) for batch in submissions.take_unsent() for buffer in batch.buffers)
 
@@ -32,7 +32,7 @@ def proposed(proposals: Proposals) -> list[tuple[str, int]]:
     return found
 
 
-def test_a_leader_is_sent_each_batch_once_and_a_new_one_all_again(submissions: Submissions) -> None:
+def test_a_leader_is_sent_each_batch_once_and_a_new_one_all_again(submissions: PendingSubmissions) -> None:
     assert submissions.has_unsent(FIRST)
     assert [batch.sequence for batch in submissions.take_unsent()] == [1, 2, 3, 4]
     assert not submissions.has_unsent(FIRST)
@@ -43,7 +43,7 @@ def test_a_leader_is_sent_each_batch_once_and_a_new_one_all_again(submissions: S
     assert [batch.sequence for batch in submissions.take_unsent()] == [1, 2, 3, 4, 5]
 
 
-def test_a_new_link_to_the_leader_gets_all_again(submissions: Submissions) -> None:
+def test_a_new_link_to_the_leader_gets_all_again(submissions: PendingSubmissions) -> None:
     wire(submissions, FIRST)
     submissions.link_is_new("n2")
     assert not submissions.has_unsent(FIRST)
@@ -51,7 +51,7 @@ def test_a_new_link_to_the_leader_gets_all_again(submissions: Submissions) -> No
     assert submissions.has_unsent(FIRST)
 
 
-def test_what_is_applied_is_not_sent(submissions: Submissions) -> None:
+def test_what_is_applied_is_not_sent(submissions: PendingSubmissions) -> None:
     size = submissions.pending_bytes
     submissions.applied(2)
     assert (len(submissions), submissions.pending_bytes) == (2, size // 2)
@@ -63,7 +63,7 @@ def test_what_is_applied_is_not_sent(submissions: Submissions) -> None:
     assert not submissions.has_unsent(FIRST)
 
 
-def test_what_is_sent_at_once_is_bounded(submissions: Submissions) -> None:
+def test_what_is_sent_at_once_is_bounded(submissions: PendingSubmissions) -> None:
     assert submissions.has_unsent(FIRST)
     size = submissions.pending_bytes // 4
     assert len(submissions.take_unsent(2 * size)) == 2
@@ -71,14 +71,14 @@ def test_what_is_sent_at_once_is_bounded(submissions: Submissions) -> None:
     assert len(submissions.take_unsent(1)) == 1, "at least one"
 
 
-def test_another_incarnation_begins_with_nothing(submissions: Submissions) -> None:
+def test_another_incarnation_begins_with_nothing(submissions: PendingSubmissions) -> None:
     submissions.begin(8)
     assert (len(submissions), submissions.pending_bytes) == (0, 0)
     assert not submissions.has_unsent(FIRST)
     assert submissions.add([]) == 1
 
 
-def test_a_leader_proposes_repeats_once(submissions: Submissions) -> None:
+def test_a_leader_proposes_repeats_once(submissions: PendingSubmissions) -> None:
     proposals = Proposals()
     data = wire(submissions, FIRST)
     proposals.take_in("n3", data)
@@ -91,20 +91,20 @@ def test_a_leader_proposes_repeats_once(submissions: Submissions) -> None:
     assert proposals
 
 
-def test_a_node_forwards_for_itself_only(submissions: Submissions) -> None:
+def test_a_node_forwards_for_itself_only(submissions: PendingSubmissions) -> None:
     proposals = Proposals()
     proposals.take_in("n4", wire(submissions, FIRST))
     assert not proposals
 
 
-def test_a_malformed_forward_is_refused_as_a_whole(submissions: Submissions) -> None:
+def test_a_malformed_forward_is_refused_as_a_whole(submissions: PendingSubmissions) -> None:
     proposals = Proposals()
     with pytest.raises(MalformedEntry):
         proposals.take_in("n3", wire(submissions, FIRST)[:-1])
     assert not proposals
 
 
-def test_an_entry_is_bounded(submissions: Submissions) -> None:
+def test_an_entry_is_bounded(submissions: PendingSubmissions) -> None:
     proposals = Proposals()
     proposals.extend(submissions.take_unsent() if submissions.has_unsent(FIRST) else [])
     size = submissions.pending_bytes // 4
@@ -123,7 +123,7 @@ def test_an_incarnation_is_expelled_once() -> None:
 
 
 def test_what_an_entry_may_cost_is_bounded_by_what_its_batches_say() -> None:
-    proposals, submissions = Proposals(), Submissions("n1")
+    proposals, submissions = Proposals(), PendingSubmissions("n1")
     for weight in (0, 12, 8, 0, 1, 300, 20, 0):
         submissions.add([b"x"], weight)
     assert submissions.has_unsent(Reign("n1", 1))

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pamqp.commands import Basic
 
+from cluster.applying import Confirmed
 from cluster.entry import batches_of, make_batch, make_entry
-from cluster.group import Confirmed
-from cluster.strangers import Places
+from cluster.log.segment import EntryGone
 from qq.amqp.connection import Settings
-from qq.broker.broker import Broker
-from qq.broker.login import is_loopback
 from qq.config import Limits
 from qq.http.view import (
     ClusterStatus,
@@ -21,6 +19,7 @@ from qq.http.view import (
     Message,
     NodeState,
     NodeStatus,
+    Product,
     QueueStatus,
     Unavailable,
 )
@@ -28,9 +27,11 @@ from qq.machine.codec import encode_batch
 from qq.machine.commands import LimitPublishers, PutUser, PutVhost, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.management import Management
+from qq.sessions.broker import Broker
+from qq.sessions.login import is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from qq.http.view import Change
     from qq.machine.commands import Command
@@ -42,7 +43,6 @@ class FakeView:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.broken = False
-        self.is_open = True
         self.tags = {"guest": ["administrator"]}
 
     def cluster_status(self) -> ClusterStatus:
@@ -69,7 +69,6 @@ class _Group:
 
     def __init__(self, machine: QueueMachine) -> None:
         self.machine = machine
-        self.journal = self
         self.entries: dict[int, bytes] = {}
         self.unheard: list[Command] = []
         """What the cluster has committed and this node does not know yet: it comes before what is submitted now."""
@@ -99,36 +98,48 @@ class _Group:
     def time_ms(self) -> int:
         return 0
 
+    @property
+    def last_index(self) -> int:
+        return max(self.entries, default=1)
+
     def payload(self, index: int) -> bytes | None:
         return self.entries.get(index)
+
+    def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
+        raise EntryGone(f"there is no entry {indexes[0]}")
 
 
 class _Runtime:
     def __init__(self) -> None:
         self.random = random.Random(1)
 
+    def monotonic(self) -> float:
+        return 0.0
+
     def call_soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
 
-def _broker() -> Broker:
+def _broker() -> tuple[Broker, _Group]:
     machine, runtime = QueueMachine(), cast("Any", _Runtime())
     group = _Group(machine)
-    broker = Broker("n1", machine, runtime, Settings(), ["guest"], Limits(), Places(1))
+    broker = Broker("n1", machine, group, cast("Any", group), runtime, ["guest"], Limits())
     group.broker = broker
-    broker.attach(cast("Any", group), cast("Any", group))
     broker.submissions.applied(0)  # the group's own first batch
-    return broker
+    return broker, group
 
 
 class MachineManagement(Management):
     """The real one, of a machine that applies at once what is asked for. `guest` may do everything in "/"."""
 
     def __init__(self) -> None:
-        broker = _broker()
-        super().__init__(broker, cast("Any", broker.group))
+        broker, group = _broker()
+        settings = Settings()
+        product = Product(settings.product, settings.version, settings.cluster_name)
+        super().__init__(broker, cast("Any", group), product)
         self.machine = broker.machine
-        self.entries = cast("Any", broker.group).entries
+        self._group_that_pretends = group
+        self.entries = group.entries
         self.asked: list[Any] = []
         """What was changed."""
         self.has_majority = True
@@ -142,7 +153,7 @@ class MachineManagement(Management):
 
     def make_elsewhere(self, *commands: Command) -> None:
         """Have a command of another node committed; this node has not heard of it."""
-        cast("Any", self._broker.group).unheard += commands
+        self._group_that_pretends.unheard += commands
 
     def publish(self, payload: Any) -> None:
         """Have a batch with messages applied, and kept."""

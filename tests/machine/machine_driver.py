@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.backlog import Backlog
 from qq.machine.codec import encode_batch
-from qq.machine.commands import NO_PRIORITY, NO_TTL, Checkout, DeadLetter, DeclareQueue, Enqueue, Publish
+from qq.machine.commands import Checkout, DeadLetter, DeclareQueue, Enqueue, Publish
 from qq.machine.effects import (
     CloseConnection,
     ConsumerCancelled,
@@ -20,6 +20,7 @@ from qq.machine.effects import (
 from qq.machine.leaving import ranges_of
 from qq.machine.machine import QueueMachine
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

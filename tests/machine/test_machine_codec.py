@@ -28,8 +28,6 @@ from qq.machine.codec import (
 )
 from qq.machine.commands import (
     METHODS,
-    NO_PRIORITY,
-    NO_TTL,
     OPCODES,
     ChangeVhostLimits,
     Command,
@@ -45,6 +43,7 @@ from qq.machine.commands import (
     Settle,
 )
 from qq.machine.machine import QueueMachine
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 from qq.tables import TABLE_BYTES_MAX
 
 TABLE = {

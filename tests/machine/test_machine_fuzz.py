@@ -19,8 +19,6 @@ from qq.machine import core as core_module
 from qq.machine import queue as queue_module
 from qq.machine.codec import MalformedBatch, decode_commands, unpack
 from qq.machine.commands import (
-    NO_PRIORITY,
-    NO_TTL,
     OPCODES,
     BindExchange,
     BindQueue,
@@ -62,6 +60,7 @@ from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.vhost import binding_arguments
 from qq.routing.content import Content
 from qq.routing.routers import DestinationKind
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

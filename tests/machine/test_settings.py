@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qq.machine.arguments import CLASSIC, EXPIRY_MAX_MS, QUORUM
-from qq.machine.commands import NO_PRIORITY
 from qq.machine.policies import InvalidPolicy, Policy, check_policy
 from qq.machine.settings import (
     ConsumerSettings,
@@ -21,6 +20,7 @@ from qq.machine.settings import (
     consumer_settings_of,
     settings_of,
 )
+from qq.stored.properties import NO_PRIORITY
 
 
 def settings(

@@ -7,8 +7,8 @@ import pika.exceptions
 import pytest
 from nodes_here import ClusterHere, NodeHere
 
-from qq.broker.login import hash_password
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
+from qq.sessions.login import hash_password
 
 SALT = b"salt"
 

@@ -9,7 +9,6 @@ import pika.exceptions
 import pytest
 from nodes_here import PATIENCE_S, ClusterHere, NodeHere
 
-from qq.broker.login import hash_password
 from qq.machine.commands import (
     DeleteUser,
     DeleteVhost,
@@ -18,6 +17,7 @@ from qq.machine.commands import (
     SetPermissions,
     SetTopicPermissions,
 )
+from qq.sessions.login import hash_password
 
 SALT = b"salt"
 TIMES = 20

@@ -12,7 +12,6 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
-from pysyncobj import SyncObj
 from pysyncobj.node import Node
 
 from chaos.sim.checks import Checks
@@ -20,20 +19,19 @@ from chaos.sim.cluster import Options, Parts
 from chaos.sim.network import Connection, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, draw_options, run, with_largest_entries
 from cluster.clock import ClusterClock
-from cluster.compaction import Compact, compact_entry
+from cluster.connection import LinkBacklog
 from cluster.engine import Engine
-from cluster.envelope import Appended
+from cluster.envelope import Append, Appended
 from cluster.group import Group
-from cluster.housekeeping import Housekeeping
 from cluster.identity import Identity
-from cluster.journal import SegmentedJournal
-from cluster.links import Backlog as LinkBacklog
+from cluster.log.compaction import Compact, compact_entry
+from cluster.log.housekeeping import Housekeeping
+from cluster.log.journal import SegmentedJournal
+from cluster.log.register import Register
+from cluster.log.segment import Segment
 from cluster.origins import Admission, Origins
 from cluster.ports import Disk
-from cluster.register import Register
-from cluster.segment import Segment
-from cluster.submission import Reign, Submissions
-from qq.broker.dead_letters import DeadLetters
+from cluster.submission import PendingSubmissions, Reign
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
 from qq.machine.commands import Command, DeclareQueue, Enqueue, Publish
@@ -44,6 +42,7 @@ from qq.machine.publishers import FrozenPublishers, Publishers
 from qq.machine.publishing import Publishing, _as_publish
 from qq.machine.queue import Dying, Queue
 from qq.machine.vhost import VirtualHost
+from qq.sessions.dead_letters import DeadLetters
 from qq.tables import TABLE_DEPTH_MAX
 
 POWER_LOSSES = Options(
@@ -164,8 +163,8 @@ class AcknowledgesBeforeTheSync(Engine):
 class CountsItsUnsyncedTail(Engine):
     """H1, the leader's side."""
 
-    def _count_acknowledgement(self, peer: str) -> None:
-        self._SyncObj__raftMatchIndex[self._nodes[peer]] = self.acknowledged_index(peer)
+    def _stored_index(self) -> int:
+        return self.journal.last_index
 
 
 class ForgetsItsVote(Engine):
@@ -194,21 +193,16 @@ class SendsEverythingAgain(Engine):
             self._SyncObj__raftNextIndex[self._nodes[peer]] = max(self.acknowledged_index(peer), 1) + 1
 
 
-class BelievesTheCommitIndex(SendsEverythingAgain):
-    """H2, H3: commits entries that the message says nothing about."""
-
-    def _vouched_commit(self, message: dict[str, Any]) -> dict[str, Any]:
-        return message
+def believe_the_commit_index(message: Append) -> Append:
+    """In place of `vouched_for` (H2, H3): commits entries that the message says nothing about."""
+    return message
 
 
 class TruncatesAlways(SendsEverythingAgain):
     """H2: deletes everything behind the previous index, as the stock package does."""
 
-    def _without_known_prefix(self, message: dict[str, Any]) -> dict[str, Any]:
-        return message
-
-    def _SyncObj__onMessageReceived(self, node: Node, message: dict[str, Any]) -> None:
-        SyncObj._SyncObj__onMessageReceived(self, node, message)
+    def _match(self, node: Node, message: Append) -> None:
+        self._receive_stock_append(node, message)
 
 
 class CountsAcknowledgementsOfAnyTerm(Engine):
@@ -250,33 +244,21 @@ slice_end = SegmentedJournal.slice_end
 
 
 def admit_up_to_the_bound(backlog: LinkBacklog, _length: int, queued_bytes: int) -> bool:
-    """In place of `Backlog.admits`: it was no larger for a large frame."""
+    """In place of `LinkBacklog.admits`: it was no larger for a large frame."""
     return queued_bytes <= backlog._bytes_max
 
 
-class AppliesRepeats(Group):
+class ForgetfulOrigins(Origins):
     """Invariant 3 off: a batch takes effect as often as it is in the log."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._state.origins = ForgetfulOrigins()
-
-
-class ForgetfulOrigins(Origins):
     def admit(self, name: str, incarnation: int, sequence: int) -> Admission:
         admission = super().admit(name, incarnation, sequence)
         return Admission.APPLY if admission is Admission.DROP else admission
 
 
-class SubmitsOnce(Group):
+class ForgetfulSubmissions(PendingSubmissions):
     """Invariant 3 off: what an old leader was sent is not sent to the new one."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._submissions = ForgetfulSubmissions(self.config.name)
-
-
-class ForgetfulSubmissions(Submissions):
     def has_unsent(self, reign: Reign) -> bool:
         if self._sent_sequence:
             self._sent_to = reign
@@ -331,9 +313,9 @@ class WaitsForSubmissions(Group):
 class TellsTheTimeOfItsNode(Group):
     """Each replica goes by its own clock."""
 
-    def _apply_entry(self, index: int, payload: bytes) -> list[Any]:
+    def _apply(self, index: int, term: int, payload: bytes) -> None:
         self._state.time_ms = max(self._state.time_ms, self._runtime.wall_ms())
-        return super()._apply_entry(index, payload)
+        super()._apply(index, term, payload)
 
 
 class GoesByTheLeadersClock(Group):
@@ -543,7 +525,13 @@ HAZARDS = [
     Hazard(Parts(engine=ForgetsItsVote), POWER_LOSSES, 5, "has forgotten that it voted"),
     Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", first_seed=22),
     Hazard(Parts(engine=TruncatesAlways), LONG_LOGS, 30, "which it had applied"),
-    Hazard(Parts(engine=BelievesTheCommitIndex), LONG_LOGS, 30, "has committed another entry"),
+    Hazard(
+        Parts(engine=SendsEverythingAgain),
+        LONG_LOGS,
+        30,
+        "has committed another entry",
+        ("cluster.engine.vouched_for", believe_the_commit_index),
+    ),
     Hazard(
         Parts(engine=CountsAcknowledgementsOfAnyTerm, network=RepeatsAcknowledgements),
         ONE_WAY_CUTS,
@@ -558,17 +546,19 @@ HAZARDS = [
         MOSTLY_LARGE,
         10,
         "is above the limit",
-        ("cluster.journal.SegmentedJournal.slice_end", two_entries_at_least),
+        ("cluster.log.journal.SegmentedJournal.slice_end", two_entries_at_least),
     ),
     Hazard(
         Parts(),
         SMALL_QUEUES,
         10,
         "has not converged",
-        ("cluster.links.Backlog.admits", admit_up_to_the_bound),
+        ("cluster.connection.LinkBacklog.admits", admit_up_to_the_bound),
     ),
-    Hazard(Parts(group=AppliesRepeats), None, 20, "took effect, batch"),
-    Hazard(Parts(group=SubmitsOnce), None, 20, "has not converged"),
+    Hazard(Parts(), None, 20, "took effect, batch", ("cluster.state.Origins", ForgetfulOrigins)),
+    Hazard(
+        Parts(), None, 20, "has not converged", ("cluster.group.PendingSubmissions", ForgetfulSubmissions)
+    ),
     Hazard(
         Parts(),
         SMALL_LOGS,
@@ -584,7 +574,7 @@ HAZARDS = [
         ("cluster.group.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
         first_seed=4,
     ),
-    Hazard(Parts(), None, 10, "which is live", ("cluster.compaction.compact_entry", drop_a_live_message)),
+    Hazard(Parts(), None, 10, "which is live", ("cluster.log.compaction.compact_entry", drop_a_live_message)),
     Hazard(Parts(group=ForgetsWhatItSkipped), LAGGARDS, 100, "client"),
     Hazard(Parts(group=WaitsForSubmissions), NO_FAULTS, 5, "leaves undone what was due"),
     Hazard(Parts(group=TellsTheTimeOfItsNode), NO_FAULTS, 5, "was Applied"),
@@ -619,7 +609,7 @@ HAZARDS = [
         ("qq.machine.queue.Queue.take_dying", take_dying_and_keep_them),
     ),
     Hazard(
-        Parts(), QUEUES, 10, "neither settled", ("qq.broker.dead_letters.DeadLetters.turn", leave_the_dead)
+        Parts(), QUEUES, 10, "neither settled", ("qq.sessions.dead_letters.DeadLetters.turn", leave_the_dead)
     ),
     Hazard(Parts(), QUEUES, 10, "elsewhere and is", ("chaos.sim.run.QueueMachine", GoesByItsOwnClock)),
     Hazard(
@@ -674,9 +664,9 @@ HAZARDS = [
         SHORTENED_LOGS,
         10,
         "which it had acknowledged",
-        ("cluster.segment_files.load_mark", believe_what_the_log_says),
+        ("cluster.log.segment_files.load_mark", believe_what_the_log_says),
     ),
-    Hazard(Parts(), FULL_DISKS, 20, "No space left", ("cluster.register.Register._write", write_anew)),
+    Hazard(Parts(), FULL_DISKS, 20, "No space left", ("cluster.log.register.Register._write", write_anew)),
     Hazard(Parts(), LISTS, 20, "both lead term", ("cluster.identity._check", let_everybody_in), first_seed=8),
     Hazard(Parts(network=LinksWhoeverIsListed), VERSIONS, 20, "another state"),
     Hazard(

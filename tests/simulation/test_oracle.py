@@ -6,18 +6,9 @@ from typing import Any
 
 from chaos.sim.queue_checks import QueueOracle
 from qq.machine.codec import encode_batch
-from qq.machine.commands import (
-    NO_PRIORITY,
-    NO_TTL,
-    Command,
-    DeadLetter,
-    DeclareQueue,
-    Enqueue,
-    Publish,
-    PurgeQueue,
-    Table,
-)
+from qq.machine.commands import Command, DeadLetter, DeclareQueue, Enqueue, Publish, PurgeQueue, Table
 from qq.machine.machine import QueueMachine
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 FULL = {"x-queue-type": "quorum", "x-max-length": 0, "x-overflow": "reject-publish"}
 ROOMY = {**FULL, "x-max-length": 100}

@@ -13,9 +13,9 @@ import pytest
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import LOG, Options, SimulatedNode
 from chaos.sim.run import Simulation
-from cluster.hardstate import Standing
-from cluster.journal import SegmentedJournal
-from cluster.segment import CorruptJournal
+from cluster.log.hardstate import Standing
+from cluster.log.journal import SegmentedJournal
+from cluster.log.segment import CorruptJournal
 
 SMALL_LOGS = Options(
     submit_interval_s=0.05,

@@ -19,10 +19,10 @@ from chaos.sim.nemesis import FAULTS
 from chaos.sim.network import NetworkOptions
 from chaos.sim.run import Outcome, Simulation, draw_options, run_seed
 from cluster.clock import WALL_MAX_MS
+from cluster.connection import LinkLimits
 from cluster.engine import Engine
 from cluster.envelope import Message, TimeoutNow, VoteRequest, encode
-from cluster.hardstate import HardState, Standing
-from cluster.links import Limits
+from cluster.log.hardstate import HardState, Standing
 from cluster.recovery import Recovery
 
 ROOT = Path(__file__).parent.parent.parent
@@ -164,7 +164,7 @@ def test_what_is_submitted_before_an_expulsion_is_heard_belongs_to_the_life_that
         client.act()
         group = leader.group
         group._forward()
-        group._proposals.expel(leader.name, group._incarnation)
+        group._proposals.expel(leader.name, group._submissions.incarnation)
         client.act()  # this one nobody takes any more
 
     monkeypatch.setattr(workload, "confirmed", confirmed_and_acts)
@@ -311,7 +311,7 @@ def test_each_fault_alone_is_survived(fault: str) -> None:
 
 
 def test_h8_a_peer_that_does_not_read_is_sent_little_more_than_its_link_takes() -> None:
-    network = NetworkOptions(limits=Limits(high_water_bytes=4096, low_water_bytes=1024))
+    network = NetworkOptions(limits=LinkLimits(high_water_bytes=4096, low_water_bytes=1024))
     options = Options(submit_interval_s=0.02, fault_interval_s=1e9, faults={"reset": 1.0}, network=network)
     simulation = Simulation(5, options)
     world, cluster = simulation.world, simulation.cluster

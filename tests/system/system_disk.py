@@ -20,9 +20,9 @@ from zlib import crc32
 import pytest
 
 from cluster.inspection import CheckpointFound, LogFound, MarkFound, SegmentFound, inspect
+from cluster.log.segment import FILE_HEADER_BYTES
+from cluster.log.synced import Mark
 from cluster.realworld import ReadOnlyDisk
-from cluster.segment import FILE_HEADER_BYTES
-from cluster.synced import Mark
 from qq.machine.state import VERSION
 
 if TYPE_CHECKING:

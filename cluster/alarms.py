@@ -1,0 +1,58 @@
+"""Why publishers must wait: this node, or so many nodes that no majority can store, is low on disk or memory.
+
+Lives here: that. Not here: how much space there is (log/space.py), how much memory (the shell tells it), what
+publishers are told (the shell).
+
+Law: what can be stored by a majority, this node among it, is never held up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cluster.envelope import Alarm
+
+if TYPE_CHECKING:
+    from cluster.log.space import Space
+    from cluster.membership import Membership
+    from cluster.peers import Peers
+
+RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
+
+
+class Alarms:
+    """What is short, here and at the others."""
+
+    def __init__(self, membership: Membership, peers: Peers, space: Space) -> None:
+        self.active = Alarm(0)
+        """Why publishers must wait, as of the last look."""
+        self.low_on_memory = False
+        self._membership = membership
+        self._peers = peers
+        self._space = space
+
+    @property
+    def free_bytes(self) -> int:
+        """Space that is left on this node's disk."""
+        return self._space.free_bytes
+
+    def own(self, now_s: float) -> Alarm:
+        """What this node is low on."""
+        disk = Alarm.DISK if self._space.is_low(now_s) else Alarm(0)
+        return disk | Alarm.MEMORY if self.low_on_memory else disk
+
+    def look(self, now_s: float) -> bool:
+        """Find out what is short; True if that has changed."""
+        active = self.own(now_s)
+        for alarm in Alarm:
+            if not self._membership.has_majority_without(self._peers.alarmed(alarm)):
+                active |= alarm
+        has_changed = active != self.active
+        self.active = active
+        return has_changed
+
+    @property
+    def reason(self) -> str | None:
+        """Why publishers must wait, in RabbitMQ's words; None if they need not."""
+        short = [resource for alarm, resource in RESOURCES.items() if self.active & alarm]
+        return f"low on {' & '.join(short)}" if short else None

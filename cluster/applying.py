@@ -1,0 +1,80 @@
+"""What a committed entry does to the replicated state, and what this node is told of it.
+
+Lives here: the batches of an entry in their order, each once; expulsions; the effects that the group itself makes. Not
+here: what a batch does (the machine), which one is a repeat (origins.py), when an entry is applied (group.py).
+
+Law: no batch takes effect twice, none out of order, and all replicas do the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cluster.entry import KIND_EXPEL, BatchView, batches_of, entry_time_ms
+from cluster.origins import Admission
+
+if TYPE_CHECKING:
+    from cluster.state import GroupState
+    from cluster.submission import PendingSubmissions
+
+
+class Confirmed(NamedTuple):
+    """An effect made by the group itself: this node's batch `sequence` has been applied, once."""
+
+    sequence: int
+
+
+class Expelled(NamedTuple):
+    """An effect made by the group itself: the others stopped waiting for this node, which goes on as a new incarnation.
+
+    What it had submitted under the old one and not seen applied has an unknown outcome.
+    """
+
+
+class Applying:
+    """Applies entries to a state, on the node that has made these submissions."""
+
+    def __init__(self, state: GroupState, submissions: PendingSubmissions) -> None:
+        self._state = state
+        self._submissions = submissions
+
+    def entry(self, index: int, payload: bytes) -> tuple[list[Any], int | None]:
+        """Apply an entry. What follows from it, and the place of `Expelled` in that, if this node is."""
+        state, view = self._state, memoryview(payload)
+        state.time_ms = max(state.time_ms, entry_time_ms(payload))
+        effects: list[Any] = []
+        expelled_at = None
+        for ordinal, batch in enumerate(batches_of(payload)):
+            if batch.kind != KIND_EXPEL:
+                self._batch(index, ordinal, batch, view, effects)
+            elif self._expulsion(batch, effects):
+                expelled_at = len(effects) - 1
+        effects.extend(state.machine.end_entry(state.time_ms))
+        return effects, expelled_at
+
+    def _batch(
+        self, index: int, ordinal: int, batch: BatchView, payload: memoryview, effects: list[Any]
+    ) -> None:
+        state = self._state
+        admission = state.origins.admit(batch.origin, batch.incarnation, batch.sequence)
+        if admission is Admission.DROP:
+            return
+        if admission is Admission.APPLY_AFTER_RESTART:
+            effects.extend(state.machine.origin_down(batch.origin, state.time_ms, expelled=False))
+        if batch.end > batch.start:
+            part = payload[batch.start : batch.end]
+            effects.extend(state.machine.apply_batch(batch.origin, index, ordinal, state.time_ms, part))
+        if self._submissions.made(batch.origin, batch.incarnation):
+            self._submissions.applied(batch.sequence)
+            effects.append(Confirmed(batch.sequence))
+
+    def _expulsion(self, batch: BatchView, effects: list[Any]) -> bool:
+        """Whether it is this node that is expelled."""
+        state = self._state
+        if not state.origins.expel(batch.origin, batch.incarnation):
+            return False
+        effects.extend(state.machine.origin_down(batch.origin, state.time_ms, expelled=True))
+        if not self._submissions.made(batch.origin, batch.incarnation):
+            return False
+        effects.append(Expelled())
+        return True

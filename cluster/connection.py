@@ -1,0 +1,348 @@
+"""One connection to a peer: first the handshake, then frames.
+
+Lives here: framing, what piles up for a peer that does not read, congestion. Not here: who dials and who accepts, which
+connection is the current one (links.py), who somebody is (handshake.py), what a frame means (envelope.py).
+
+A frame is ``<IH``, the length of the body and the group id, then the body. Whatever a group makes is carried: one frame
+of any size that the log can hold passes a queue that is not congested, and its parts are heard of as they come.
+
+Law: a stranger costs bounded memory; a peer that does not read is given up, whatever it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+from cluster.envelope import FRAME_BYTES_MAX
+from cluster.handshake import Handshake, HandshakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cluster.ports import Buffer
+
+log = logging.getLogger(__name__)
+
+Frame = tuple[int, bytes]
+"""Group id and body."""
+
+_HEADER = Struct("<IH")
+
+# Holds a whole append of the usual ~1 MiB, so that it is read in few calls; small frames share one read.
+_RECEIVE_BYTES = 2 << 20
+# A partial frame below this is moved to the front of the buffer, so that the next read is a large one.
+_MOVED_BYTES_MAX = 64 << 10
+
+# What is larger goes to the transport in pieces of this size, as far as that takes them: TLS encrypts at once what it
+# is given, and for 100 MiB a leader would be silent for too long.
+_PIECE_BYTES = 1 << 20
+
+
+class LinkLimits(NamedTuple):
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    """Of one body. The same for all nodes, since what one of them may send the others must take."""
+    queued_bytes_max: int = 96 << 20
+    """A peer that lets more than this pile up, besides the largest frame of it, is disconnected."""
+    high_water_bytes: int = 8 << 20
+    """With more than this queued a link is congested ..."""
+    low_water_bytes: int = 2 << 20
+    """... until less than this is left."""
+    retry_first_s: float = 0.1
+    retry_max_s: float = 1.0
+    handshake_timeout_s: float = 5.0
+    """From the connection attempt to the last proof, TLS included."""
+    stranger_bytes_max: int = 4096
+    """Read at once from an unauthenticated connection; must hold a handshake message."""
+    strangers_max: int = 64
+    """Unauthenticated connections at a time; one more pushes out the oldest of the address that has most of them."""
+
+
+class FrameTooLargeError(Exception):
+    """A frame above the limit, which no node of this version makes."""
+
+
+class LinkBacklog:
+    """What one end of a link lets pile up for a peer that does not read; the same for real and simulated links."""
+
+    def __init__(self, limits: LinkLimits) -> None:
+        self._bytes_max = limits.queued_bytes_max
+        self._largest = 0
+        """Frame of those that have been queued since the link was last free."""
+
+    def admits(self, length: int, queued_bytes: int) -> bool:
+        """Whether a frame may be queued behind so many bytes, 0 if the link is not congested.
+
+        One of any size may be then: groups hold back on a congested link, so only a peer that has not read for a
+        very long time finds more behind it than the limit.
+        """
+        if not queued_bytes:
+            self._largest = 0
+        admitted = queued_bytes <= self._bytes_max + self._largest
+        self._largest = max(self._largest, length)
+        return admitted
+
+
+class Epochs(Protocol):
+    """Who hears of a connection."""
+
+    def begin(self, connection: PeerConnection) -> None:
+        """It has authenticated the peer."""
+        ...
+
+    def deliver(self, connection: PeerConnection, frames: list[Frame]) -> None: ...
+
+    def part_received(self, connection: PeerConnection) -> None:
+        """A part of a frame has arrived, and none is complete."""
+        ...
+
+    def drained(self, connection: PeerConnection) -> None:
+        """It is not congested any more."""
+        ...
+
+    def broken(self, connection: PeerConnection, error: FrameTooLargeError) -> None:
+        """The peer sends what no node of this version does."""
+        ...
+
+    def end(self, connection: PeerConnection, error: Exception | None) -> None:
+        """It is gone, whether it was authenticated or not."""
+        ...
+
+
+class PeerConnection(asyncio.BufferedProtocol):
+    """One TCP connection: first the handshake, then frames. Never used for a second one."""
+
+    def __init__(self, epochs: Epochs, handshake: Handshake, limits: LinkLimits) -> None:
+        self.congested = False
+        """More is queued than the high water; not until there is less than the low water is it false again."""
+        self.gone = asyncio.Event()
+        self._epochs = epochs
+        self._handshake = handshake
+        self._limits = limits
+        self._backlog = LinkBacklog(limits)
+        self._pieces: deque[memoryview] = deque()
+        """Of large frames and what follows them: what the transport has not been given yet."""
+        self._pieces_bytes = 0
+        self._writing_paused = False
+        self._transport: asyncio.Transport | None = None
+        self._verdict: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.heard_s = self._loop.time()
+        """When the other side last sent anything."""
+        self._stranger_bytes = memoryview(bytearray(limits.stranger_bytes_max))
+        self._frames: FrameBuffer | None = None
+        self._closing = False
+
+    @property
+    def peer(self) -> str:
+        return self._handshake.peer
+
+    @property
+    def process(self) -> bytes:
+        return self._handshake.process
+
+    async def wait_authenticated(self) -> None:
+        """Return once the epoch has begun; raises HandshakeError or OSError if it never does."""
+        error = await self._verdict
+        if error is not None:
+            raise error
+
+    def write(self, group_id: int, body: Sequence[Buffer], length: int) -> None:
+        """Send a frame of a body of this length."""
+        transport = self._transport
+        if transport is None or self._closing:
+            return
+        queued_bytes = transport.get_write_buffer_size() + self._pieces_bytes if self.congested else 0
+        if not self._backlog.admits(length, queued_bytes):
+            log.warning("peer %s does not read: its connection is dropped", self.peer)
+            self.abort()
+            return
+        buffers = [_HEADER.pack(length, group_id), *body]
+        if length <= _PIECE_BYTES and not self._pieces:
+            transport.writelines(buffers)
+            return
+        for view in map(memoryview, buffers):
+            self._pieces.extend(
+                view[start : start + _PIECE_BYTES] for start in range(0, len(view), _PIECE_BYTES)
+            )
+        self._pieces_bytes += length + _HEADER.size
+        self._pump(transport)
+        self.congested = self.congested or bool(self._pieces)
+
+    def _pump(self, transport: asyncio.Transport) -> None:
+        """Give the transport what it takes."""
+        while self._pieces and not self._writing_paused:
+            piece = self._pieces.popleft()
+            self._pieces_bytes -= len(piece)
+            transport.write(piece)
+
+    def close(self) -> None:
+        """Close after what is queued has been sent; nothing is read any more."""
+        self._closing = True
+        if self._transport is not None and not self._pieces:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def abandon(self) -> None:
+        """Close at once what has not become a link, unless it is closing with a last word."""
+        if not self._handshake.authenticated and not self._closing:
+            self.abort()
+
+    # What the transport reports.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if self._closing:
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(self._limits.high_water_bytes, self._limits.low_water_bytes)
+        if opening := self._handshake.opening():
+            self._transport.write(opening)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._stranger_bytes if self._frames is None else self._frames.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._closing:
+            return
+        self.heard_s = self._loop.time()
+        if self._frames is None:
+            self._receive_handshake(bytes(self._stranger_bytes[:nbytes]))
+        else:
+            self._receive_frames(self._frames, nbytes)
+
+    def _receive_handshake(self, data: bytes) -> None:
+        try:
+            answer = self._handshake.receive(data)
+        except HandshakeError as error:
+            self._decide(error)
+            self._reject(error.reply)
+            return
+        self._send(answer)
+        if self._handshake.authenticated:
+            self._frames = FrameBuffer(self._limits.frame_bytes_max)
+            self._decide(None)
+            self._epochs.begin(self)
+            rest = self._handshake.rest
+            self._frames.space()[: len(rest)] = rest
+            self._receive_frames(self._frames, len(rest))
+
+    def _receive_frames(self, buffer: FrameBuffer, nbytes: int) -> None:
+        try:
+            frames = buffer.advance(nbytes)
+        except FrameTooLargeError as error:
+            self._epochs.broken(self, error)
+            return
+        if frames:
+            self._epochs.deliver(self, frames)
+        elif nbytes:
+            self._epochs.part_received(self)
+
+    def pause_writing(self) -> None:
+        self._writing_paused = self.congested = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        transport = self._transport
+        if transport is None:
+            return
+        self._pump(transport)
+        if self._pieces or self._writing_paused:
+            return
+        if self._closing:
+            transport.close()
+            return
+        self.congested = False
+        self._epochs.drained(self)
+
+    def eof_received(self) -> None:
+        # A peer never closes one direction only: what is still queued has no reader.
+        self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._transport = None
+        self._pieces.clear()
+        self._decide(exc or ConnectionResetError("the other side closed the connection during the handshake"))
+        self.gone.set()
+        self._epochs.end(self, exc)
+
+    def _reject(self, reply: bytes) -> None:
+        if reply:
+            self._send(reply)
+            self.close()
+        else:
+            self.abort()
+
+    def _send(self, data: bytes) -> None:
+        if data and self._transport is not None:
+            self._transport.write(data)
+
+    def _decide(self, error: Exception | None) -> None:
+        if not self._verdict.done():
+            self._verdict.set_result(error)
+
+
+class FrameBuffer:
+    """Cuts a stream into frames. The socket reads straight into it; each body is copied once, out of it."""
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._bytes = bytearray(_RECEIVE_BYTES)
+        self._view = memoryview(self._bytes)
+        self._start = 0
+        self._end = 0
+
+    def space(self) -> memoryview:
+        """Where the next bytes of the stream go; never empty."""
+        return self._view[self._end :]
+
+    def advance(self, count: int) -> list[Frame]:
+        """Return the frames that are complete with `count` more bytes in `space`."""
+        frames: list[Frame] = []
+        start = self._start
+        end = self._end + count
+        needed = _HEADER.size
+        while end - start >= _HEADER.size:
+            length, group_id = _HEADER.unpack_from(self._bytes, start)
+            if length > self._frame_bytes_max:
+                raise FrameTooLargeError(f"a frame of {length} bytes, the limit is {self._frame_bytes_max}")
+            body = start + _HEADER.size
+            if end < body + length:
+                needed = _HEADER.size + length
+                break
+            start = body + length
+            frames.append((group_id, bytes(self._view[body:start])))
+        self._start = start
+        self._end = end
+        self._make_room(needed)
+        return frames
+
+    def _make_room(self, needed: int) -> None:
+        """See to it that a frame of `needed` bytes fits, of which a part is there.
+
+        Each byte of a frame is moved at most twice: as a short beginning, and into a place that holds it all.
+        """
+        start, end = self._start, self._end
+        if needed > len(self._bytes):
+            self._move_to(bytearray(needed))
+        elif len(self._bytes) > max(needed, _RECEIVE_BYTES):
+            self._move_to(bytearray(_RECEIVE_BYTES))
+        elif start and (end - start <= _MOVED_BYTES_MAX or start + needed > len(self._bytes)):
+            self._move_to(self._bytes)
+
+    def _move_to(self, target: bytearray) -> None:
+        length = self._end - self._start
+        view = memoryview(target)
+        view[:length] = self._view[self._start : self._end]
+        self._bytes, self._view = target, view
+        self._start, self._end = 0, length

@@ -1,0 +1,40 @@
+"""Messages on their way out: persist, then speak (hazard H1).
+
+Lives here: what waits for a sync. Not here: what needs to wait (engine.py), bytes and sockets (envelope.py, links.py).
+
+Law: a message with a barrier leaves when the journal has synced that far, in the order in which they were given; and
+not at all if the epoch that it was meant for is over (H4).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.engine import Departure
+    from cluster.envelope import Message
+
+
+class Departures:
+    """What has not left yet."""
+
+    def __init__(self, transmit: Callable[[str, Message], None]) -> None:
+        self._transmit = transmit
+        self._waiting: deque[Departure] = deque()
+
+    def send(self, departures: Iterable[Departure], synced: int) -> None:
+        """Send what may leave: everything at once, except what waits for more than is `synced`."""
+        while self._waiting and self._waiting[0].barrier <= synced:
+            _, peer, message = self._waiting.popleft()
+            self._transmit(peer, message)
+        for departure in departures:
+            if departure.barrier <= synced:
+                self._transmit(departure.peer, departure.message)
+            else:
+                self._waiting.append(departure)
+
+    def drop(self, peer: str) -> None:
+        """The epoch of this peer is over."""
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.peer != peer)

@@ -1,0 +1,528 @@
+"""Housekeeping: checkpoints are taken, and the disk is given back what nobody needs any more.
+
+A checkpoint is taken after so many entries, bytes or seconds, or so much work. After each one a *round* looks at the
+segments below the log that must be kept: those without a live message are dropped, those that are mostly dead are
+rewritten with what is live (compaction.py). After a start every sealed segment is verified once, one after the other.
+
+Lives here: when, and in which order; one job at a time on the background thread. Not here: formats (checkpoints.py,
+segment.py), the compaction itself (compaction.py), which messages are live (the machine).
+
+Law: a job on the background thread gets what does not change and touches nothing but files; what comes of it is taken
+over on the loop. A crash at any moment is harmless: a file becomes part of the log, or ceases to be, with the journal's
+manifest. What is removed is needed neither by the two newest checkpoints nor as log by a start from either of them.
+
+How much disk is used. Let
+
+    L  bytes of the live messages, compacted, with their record headers: at the newest checkpoint or the one before it,
+       whichever is more; if messages of one segment differ in size, the most at any checkpoint within `STALE_S` and the
+       time that it takes then to measure all segments, one after the other
+    S  `segment_bytes`, and one entry more
+    R  `retained_bytes`, or what a follower needs if that is more
+    C  bytes logged from one checkpoint to the next: `checkpoint_bytes` or the size of the last checkpoint if that is
+       more, and what is logged while a checkpoint is written
+    P  size of a checkpoint
+
+Then the segment files take at most
+
+    2.25 L + max(R, 2 C) + C + 4 S
+
+and the checkpoints 3 P. The first term: a rewritten file was at least half live, and loses a tenth before it is
+measured again; that counts messages, and the first to go may be the large ones, so each segment that has lost any is
+measured now and then. The second: the log that is kept. The third and the fourth: what went below it with the last
+checkpoint and is being measured, two bytes for each byte logged; the file that is written anew while the old ones are
+still there; and the granularity of segments. Files that a snapshot under way has pinned come on top, and a node that is
+not given anything to apply does not get smaller.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from cluster.log.checkpoints import (
+    Checkpoint,
+    checkpoint_name,
+    list_checkpoints,
+    remove_checkpoints,
+    write_checkpoint,
+)
+from cluster.log.compaction import (
+    Candidate,
+    Compact,
+    CompactionSource,
+    Measured,
+    Rewritten,
+    SegmentLimits,
+    choose,
+    discard,
+    measure,
+    rewrite,
+)
+from cluster.log.sealed import verify
+from cluster.log.segment import Segment, path_in
+
+if TYPE_CHECKING:
+    from cluster.log.journal import SegmentedJournal
+    from cluster.machine import FrozenMachine
+    from cluster.ports import Disk, T
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""A checkpoint that found no space is tried again after so long."""
+PACE_S = 1.0
+"""A segment is verified or measured so often; measured more often while the log grows faster."""
+REPLAY_S = 0.5
+"""A checkpoint is also due after so much time of applying entries: a start has to do that again."""
+REST_FACTOR = 4
+"""Without growth there is a rest after each job, so many times as long as the job took."""
+
+
+@dataclass(frozen=True, slots=True)
+class HousekeepingSettings:
+    """When a checkpoint is due, and how much is kept."""
+
+    checkpoint_entries: int = 16384
+    checkpoint_bytes: int = 64 * 2**20
+    """Of log; a checkpoint that is larger itself is taken after as many bytes as it has."""
+    checkpoint_interval_s: float = 60.0
+    retained_bytes: int = 128 * 2**20
+    """Of log, for followers that are behind."""
+    segment_bytes: int = 64 * 2**20
+    segment_entries: int = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPosition:
+    """A checkpoint that is on the disk."""
+
+    index: int
+    term: int
+
+
+class _Taken(NamedTuple):
+    """A state that is to become a checkpoint."""
+
+    position: CheckpointPosition
+    frozen: FrozenMachine
+
+
+class Housekeeping:
+    """Checkpoints and disk space of one group; all methods are called on the loop."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        identity: bytes,
+        journal: SegmentedJournal,
+        settings: HousekeepingSettings,
+        freeze: Callable[[], FrozenMachine],
+        compact: Compact,
+        needed_from: Callable[[], int | None],
+        now: Callable[[], float],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """`freeze` gives the state, `needed_from` the first entry that must stay even if no message of it is live.
+
+        `failed` is called when a file is damaged, or the disk fails otherwise than by being full; that ends all work.
+        """
+        self.newest: CheckpointPosition | None = None
+        self.second_index = 0
+        """Of the checkpoint before the newest; 0 if there is none."""
+        self.pinned: dict[str, int] = {}
+        """Files that must stay as they are, and for how many readers."""
+        self._disk = disk
+        self._directory = directory
+        self._identity = identity
+        self._journal = journal
+        self._settings = settings
+        self._limits = SegmentLimits(settings.segment_bytes, settings.segment_entries)
+        self._freeze = freeze
+        self._source = CompactionSource(disk, directory, identity, compact)
+        self._needed_from = needed_from
+        self._now = now
+        self._failed = failed
+        self._generation = 0
+        self._applying_s = 0.0
+        self._busy = False
+        self._stopped = False
+        self._complained = False
+        self._reset(0)
+
+    def _reset(self, checkpoint_bytes: int) -> None:
+        """Begin anew with the log as it is."""
+        now_s = self._now()
+        self._checkpoint_bytes = checkpoint_bytes
+        self._taken: _Taken | None = None
+        self._taken_applying_s = self._applying_s
+        self._writing_s = 0.0
+        self._is_damaged = False
+        self._taken_s = now_s
+        self._taken_bytes = self._journal.appended_bytes
+        self._retry_s = now_s
+        # The round: the state of the newest checkpoint that this object has written, and what is known of the segments.
+        self._frozen: FrozenMachine | None = None
+        self._references: dict[str, int] | None = None
+        self._measured: dict[str, Measured] = {}
+        self._round_open = False
+        self._waiting_bytes: int | None = 0
+        self._paced_s = now_s
+        self._paced_bytes = self._taken_bytes
+        self._rest_ends_s = now_s
+        self._unverified = deque(segment.name for segment in self._journal.segments() if segment.sealed)
+        self._applied_index = 0
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Note the checkpoint with which the state has started; None for the beginning of the log. Raises OSError.
+
+        To be called once before the first turn, and again when a snapshot has taken the place of the log.
+        """
+        index = checkpoint.index if checkpoint else 0
+        found = [known for known in list_checkpoints(self._disk, self._directory) if known != index]
+        self._generation += 1
+        self.newest = CheckpointPosition(index, checkpoint.term) if checkpoint else None
+        self.second_index = max((known for known in found if known < index), default=0)
+        # A newer one is damaged: it was not the one that was loaded.
+        unwanted = [known for known in found if known != self.second_index]
+        remove_checkpoints(self._disk, self._directory, self._without_pinned(unwanted))
+        self._reset(len(checkpoint.body) if checkpoint else 0)
+
+    def _without_pinned(self, indexes: Iterable[int]) -> list[int]:
+        return [index for index in indexes if checkpoint_name(index) not in self.pinned]
+
+    def stop(self) -> None:
+        """Begin nothing more; what a job under way brings is dropped."""
+        self._stopped = True
+
+    @property
+    def newest_index(self) -> int:
+        """Of the newest checkpoint; 0 if there is none."""
+        return self.newest.index if self.newest else 0
+
+    def renew(self) -> None:
+        """The newest checkpoint is damaged: take another one as soon as there is anything new."""
+        self._is_damaged = True
+
+    def pin(self, names: Iterable[str]) -> None:
+        """Keep these files as they are until `unpin`."""
+        for name in names:
+            self.pinned[name] = self.pinned.get(name, 0) + 1
+
+    def unpin(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.pinned[name] -= 1
+            if not self.pinned[name]:
+                del self.pinned[name]
+
+    def turn(self, applied_index: int, applied_term: int, applying_s: float = 0.0) -> None:
+        """Do what is due; to be called often.
+
+        The last entry that the state holds, and how much time applying entries has taken in all.
+        """
+        if self._stopped:
+            return
+        self._applied_index = applied_index
+        self._applying_s = applying_s
+        if self._taken is None and self._is_due(applied_index):
+            self._take(applied_index, applied_term)
+        self._proceed()
+
+    # Checkpoints
+
+    def _is_due(self, applied_index: int) -> bool:
+        entries = applied_index - self.newest_index
+        if entries <= 0:
+            return False
+        now_s = self._now()
+        settings = self._settings
+        logged_bytes = self._journal.appended_bytes - self._taken_bytes
+        return now_s >= self._retry_s and (
+            entries >= settings.checkpoint_entries
+            or logged_bytes >= max(settings.checkpoint_bytes, self._checkpoint_bytes)
+            or now_s - self._taken_s >= settings.checkpoint_interval_s
+            or self._replay_is_long(now_s)
+            or self._is_damaged
+        )
+
+    def _replay_is_long(self, now_s: float) -> bool:
+        """Small entries cost a start more than their number or size tells: it applies as long as this node has."""
+        rest_s = REST_FACTOR * self._writing_s
+        return self._applying_s - self._taken_applying_s >= REPLAY_S and now_s - self._taken_s >= rest_s
+
+    def _take(self, index: int, term: int) -> None:
+        self._taken_s = self._now()
+        self._taken_bytes = self._journal.appended_bytes
+        self._taken_applying_s = self._applying_s
+        self._is_damaged = False
+        self._taken = _Taken(CheckpointPosition(index, term), self._freeze())
+
+    def _write(self, taken: _Taken) -> None:
+        found = list_checkpoints(self._disk, self._directory)
+        unwanted = self._without_pinned(index for index in found if index < self.newest_index)
+        self._run(partial(self._store, taken, unwanted), partial(self._written, taken))
+
+    def _store(self, taken: _Taken, unwanted: Sequence[int]) -> int:
+        """Write the checkpoint, then remove the unwanted ones; on the background thread. Returns its size in bytes."""
+        index, term = taken.position.index, taken.position.term
+        body = taken.frozen.dump()
+        write_checkpoint(self._disk, self._directory, self._identity, index, term, body)
+        remove_checkpoints(self._disk, self._directory, unwanted)
+        return len(body)
+
+    def _written(self, taken: _Taken, size: int) -> None:
+        self._taken = None
+        self._writing_s = self._now() - self._taken_s
+        self._complained = False
+        self.second_index = self.newest_index
+        self.newest = taken.position
+        self._checkpoint_bytes = size
+        self._frozen = taken.frozen
+        self._references = None
+        self._round_open = True
+        self._waiting_bytes = 0
+
+    def checkpoint_now(self, applied_index: int, applied_term: int) -> None:
+        """Take and write a checkpoint before returning, and stop: the next start has nothing to apply again.
+
+        None is written if there is nothing new, or if the journal has not synced so far. A disk that fails is only
+        reported: the start will take longer.
+        """
+        under_way = self._taken.position.index if self._taken and self._busy else 0
+        is_new = applied_index > max(self.newest_index, under_way)
+        if is_new and self._journal.synced_index >= applied_index and not self._stopped:
+            try:
+                self._store(_Taken(CheckpointPosition(applied_index, applied_term), self._freeze()), ())
+            except OSError as error:
+                log.warning("no checkpoint was written at the stop: %s", error)
+        self.stop()
+
+    # Jobs
+
+    def _proceed(self) -> None:
+        """Begin what is due, if nothing is under way."""
+        if self._busy or self._stopped:
+            return
+        taken = self._taken
+        if taken is not None and self._journal.synced_index >= taken.position.index:
+            self._write(taken)
+            return
+        if self._round_open and self._pace_allows(self._waiting_bytes):
+            self._continue_round()
+        if not self._busy and self._unverified and self._pace_allows(None):
+            self._verify_next()
+
+    def _run(
+        self, job: Callable[[], T], done: Callable[[T], None], dropped: Callable[[T], None] | None = None
+    ) -> None:
+        """Run a job in the background, then `done` with its result, or `dropped` if it is of no use any more."""
+        self._busy = True
+        generation = self._generation
+        started_s = self._now()
+
+        def finished(result: T | None, error: Exception | None) -> None:
+            self._busy = False
+            ended_s = self._now()
+            self._rest_ends_s = ended_s + REST_FACTOR * (ended_s - started_s)
+            if self._stopped:
+                return  # the directory may belong to another log by now
+            is_current = generation == self._generation
+            if error is None:
+                take = done if is_current else dropped
+                if take is not None:
+                    take(cast("T", result))
+            elif is_current:
+                self._give_up(error)
+            self._proceed()
+
+        self._disk.submit_background(job, finished)
+
+    def _give_up(self, error: Exception) -> None:
+        """Wait for the next checkpoint if there is no space; anything else is fatal."""
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if not self._complained:
+                self._complained = True
+                log.warning("no space for a checkpoint or for compaction: %s", error)
+            self._taken = None
+            self._retry_s = self._now() + RETRY_S
+            self._round_open = False
+        else:
+            self.stop()
+            self._failed(error)
+
+    def _pace_allows(self, size: int | None) -> bool:
+        """Whether it is time to read a segment of this size; None if the log's growth is no reason to."""
+        grown = self._journal.appended_bytes - self._paced_bytes
+        if size is not None and grown * 2 >= size:
+            return True
+        return self._now() >= max(self._paced_s + PACE_S, self._rest_ends_s)
+
+    def _note_pace(self) -> None:
+        self._paced_s = self._now()
+        self._paced_bytes = self._journal.appended_bytes
+
+    # Rounds
+
+    def _continue_round(self) -> None:
+        """Count, then rewrite as long as there is something worth it, then measure and see again."""
+        frozen = self._frozen
+        assert frozen is not None
+        self._waiting_bytes = 0
+        if self._references is None:
+            self._count(frozen)
+            return
+        runs = self._candidates(self._references)
+        group = choose(runs, self._limits)
+        if group:
+            self._rewrite(frozen, group)
+            return
+        all_unknown = [candidate for run in runs for candidate in run if not candidate.is_known]
+        # The largest first: small ones that lose a message now and then must not keep it from its turn.
+        unknown = max(all_unknown, key=_file_bytes, default=None)
+        growth: int | None = unknown.segment.file_bytes if unknown else None
+        if unknown is None:
+            now_s = self._now()
+            stale = [candidate for run in runs for candidate in run if candidate.is_stale(now_s)]
+            unknown = min(stale, key=_measured_s, default=None)
+        if unknown is None:
+            self._round_open = False
+        elif self._pace_allows(growth):
+            self._measure(frozen, unknown)
+        else:
+            self._waiting_bytes = growth
+
+    def _count(self, frozen: FrozenMachine) -> None:
+        segments = self._free_segments()
+        self._run(partial(_count, frozen, segments), self._counted)
+
+    def _counted(self, references: dict[str, int]) -> None:
+        self._references = references
+        present = {segment.name for segment in self._journal.segments()}
+        self._measured = {name: known for name, known in self._measured.items() if name in present}
+        for run in self._runs(name for name, count in references.items() if not count):
+            self._journal.replace(run, None)
+
+    def _measure(self, frozen: FrozenMachine, candidate: Candidate) -> None:
+        self._note_pace()
+        segment, references = candidate.segment, candidate.references
+        self._run(
+            partial(_measure, self._source, segment, frozen, references, self._now()),
+            partial(self._measured.__setitem__, segment.name),
+        )
+
+    def _rewrite(self, frozen: FrozenMachine, group: Sequence[Candidate]) -> None:
+        segments = [candidate.segment for candidate in group]
+        references = sum(candidate.references for candidate in group)
+        name = self._journal.new_name(segments[0].first, sparse=True)
+        self._run(
+            partial(_rewrite, self._source, segments, frozen, name),
+            partial(self._rewritten, segments, references),
+            self._drop,
+        )
+
+    def _rewritten(self, segments: Sequence[Segment], references: int, rewritten: Rewritten | None) -> None:
+        if any(segment.name in self.pinned for segment in segments):
+            self._drop(rewritten)
+            return
+        self._journal.replace(segments, rewritten.segment if rewritten else None)
+        if rewritten is not None:
+            name = rewritten.segment.name
+            size = rewritten.segment.file_bytes
+            self._measured[name] = Measured(references, rewritten.entries, size, self._now())
+            if self._references is not None:
+                self._references[name] = references
+
+    def _drop(self, rewritten: Rewritten | None) -> None:
+        if rewritten is not None:
+            self._run(partial(discard, self._source, rewritten.segment.name), _ignore)
+
+    def _free_segments(self) -> list[Segment]:
+        """The segments that may be removed or rewritten, ascending."""
+        journal = self._journal
+        needed_from = self._needed_from()
+        free: list[Segment] = []
+        newer_bytes = 0
+        for segment in reversed(journal.segments()):
+            in_log = segment.end > journal.first_index
+            is_retained = in_log and newer_bytes < self._settings.retained_bytes
+            is_needed = segment.end > self.second_index or (
+                needed_from is not None and segment.end > needed_from
+            )
+            if not (is_retained or is_needed or segment.name in self.pinned):
+                free.append(segment)
+            newer_bytes += segment.file_bytes
+        return free[::-1]
+
+    def _runs(self, names: Iterable[str]) -> list[list[Segment]]:
+        """The free ones of the segments with these names, as runs of adjacent ones, ascending."""
+        wanted = set(names)
+        free = {segment.name for segment in self._free_segments() if segment.name in wanted}
+        runs: list[list[Segment]] = [[]]
+        for segment in self._journal.segments():
+            if segment.name in free:
+                runs[-1].append(segment)
+            elif runs[-1]:
+                runs.append([])
+        return runs if runs[-1] else runs[:-1]
+
+    def _candidates(self, references: Mapping[str, int]) -> list[list[Candidate]]:
+        return [
+            [
+                Candidate(segment, references[segment.name], self._measured.get(segment.name))
+                for segment in run
+            ]
+            for run in self._runs(references)
+        ]
+
+    # Verification
+
+    def _verify_next(self) -> None:
+        """Verify the next sealed segment that no conflicting tail can reopen, because all its entries are applied."""
+        self._note_pace()
+        present = {segment.name: segment for segment in self._journal.segments()}
+        while self._unverified:
+            segment = present.get(self._unverified[0])
+            if segment is not None and segment.end > self._applied_index + 1:
+                return
+            self._unverified.popleft()
+            if segment is not None and segment.sealed:
+                path = path_in(self._directory, segment.name)
+                self._run(partial(verify, self._disk, path, self._identity), _ignore)
+                return
+
+
+def _file_bytes(candidate: Candidate) -> int:
+    return candidate.segment.file_bytes
+
+
+def _measured_s(candidate: Candidate) -> float:
+    return candidate.measured.at_s if candidate.measured else 0.0
+
+
+def _count(frozen: FrozenMachine, segments: Sequence[Segment]) -> dict[str, int]:
+    """The number of live references to messages in each segment, by name; between segments there may be holes."""
+    bounds = [bound for segment in segments for bound in (segment.first, segment.end)]
+    counts = frozen.counts(bounds) if bounds else []
+    return {segment.name: count for segment, count in zip(segments, counts[::2], strict=True)}
+
+
+def _measure(
+    source: CompactionSource, segment: Segment, frozen: FrozenMachine, references: int, now_s: float
+) -> Measured:
+    return measure(source, segment, frozen.live(segment.first, segment.end), references, now_s)
+
+
+def _rewrite(
+    source: CompactionSource, segments: Sequence[Segment], frozen: FrozenMachine, name: str
+) -> Rewritten | None:
+    live = frozen.live(segments[0].first, segments[-1].end)
+    return rewrite(source, segments, live, name)
+
+
+def _ignore(_result: object) -> None:
+    """Nothing is to be taken over."""

@@ -1,0 +1,163 @@
+"""A register: a few bytes that change while a node runs, and that neither a crash nor one damaged place may take.
+
+Lives here: the two files of a register, their frame, loading and storing. Not here: what is in one (hardstate.py,
+identity.py); what is written once or grows (twofold.py, segment.py).
+
+    file = magic 4 bytes | version u32 | sha256 of the identity | sequence u64 | body | zeros
+           | crc32 u32 of all before it; 512 bytes
+
+Both files hold the same. They are overwritten in place, one after the other, each made durable before the next: that
+needs no space, and a crash damages at most the one that was being written. Of two that differ, the one with the higher
+sequence number was written later. Before the first one holds anything the last is there, with zeros.
+
+Law: once anything is stored, both files are there, and neither loading nor storing needs space.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from hashlib import sha256
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
+
+from cluster.log.segment import ForeignJournal, UnknownFormat, path_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cluster.ports import Disk
+
+log = logging.getLogger(__name__)
+
+FILE_BYTES = 512
+
+_START = Struct("<4sI32sQ")
+_CRC_BYTES = 4
+BODY_BYTES_MAX = FILE_BYTES - _START.size - _CRC_BYTES
+_RESERVED = bytes(FILE_BYTES)
+"""The last file before the first store."""
+
+
+class StoredBody(NamedTuple):
+    """What one of the two files holds."""
+
+    sequence: int
+    """The higher one was written later."""
+
+    body: bytes
+    """With the zeros behind it."""
+
+
+class Register:
+    """The two files `names` in `directory`, which hold `what`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        names: Sequence[str],
+        magic: bytes,
+        version: int,
+        identity: bytes,
+        what: str,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._paths = [path_in(directory, name) for name in names]
+        self._magic = magic
+        self._version = version
+        self._digest = sha256(identity).digest()
+        self._what = what
+        self._sequence = 0
+        self._has_files = False
+        """It is known that nothing that is to be written needs space."""
+
+    def load(self) -> bytes | None:
+        """Read the files; what is in only one of them is stored in the other one, too.
+
+        None if there is nothing, or, with an error in the log, if both are damaged. Raises UnknownFormat,
+        ForeignJournal, or OSError.
+        """
+        contents = [self._read(path) for path in self._paths]
+        found = [self._unpack(data, path) for data, path in zip(contents, self._paths, strict=True)]
+        whole = [stored for stored in found if stored is not None]
+        if not whole:
+            if contents not in ([None, None], [None, _RESERVED]):
+                log.error("%s and %s are damaged: %s are lost", *self._paths, self._what)
+            return None
+        latest = max(whole, key=_sequence_of)
+        if found != [latest, latest]:
+            # The first store may have ended before the name of the first file was durable.
+            self._disk.sync_directory(self._directory)
+        for path, stored in zip(self._paths, found, strict=True):
+            if stored != latest:
+                log.warning("%s is older than the other one or damaged; written anew", path)
+                self._write(path, self._pack(latest))
+        self._sequence = latest.sequence
+        self._has_files = True
+        return latest.body
+
+    def load_copies(self) -> list[StoredBody | None]:
+        """What each of the files holds, None for one that is missing or damaged; nothing is written.
+
+        Raises UnknownFormat, ForeignJournal, or OSError.
+        """
+        return [self._unpack(self._read(path), path) for path in self._paths]
+
+    def store(self, body: bytes) -> None:
+        """Durable when it returns; raises OSError, and then it is not known which of the two bodies is stored."""
+        data = self._pack(StoredBody(self._sequence + 1, body))
+        self._reserve()
+        for path in self._paths:
+            self._write(path, data)
+        self._sequence += 1
+
+    def _reserve(self) -> None:
+        """What is in the first file only, the next load stores in the other one: it must be there by then."""
+        if not self._has_files:
+            last = self._paths[-1]
+            if self._read(last) is None:
+                self._disk.replace_file(last, _RESERVED)
+            self._has_files = True
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            return self._disk.read_file(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return b""
+
+    def _write(self, path: str, data: bytes) -> None:
+        try:
+            self._disk.overwrite_file(path, data)
+        except (FileNotFoundError, ValueError):
+            self._disk.replace_file(path, data)
+
+    def _unpack(self, data: bytes | None, path: str) -> StoredBody | None:
+        if data is None or len(data) != FILE_BYTES:
+            return None
+        start, crc = data[:-_CRC_BYTES], int.from_bytes(data[-_CRC_BYTES:], "little")
+        if crc32(start) != crc or not start.startswith(self._magic):
+            return None
+        _, version, digest, sequence = _START.unpack_from(start)
+        if version != self._version:
+            raise UnknownFormat(path, version)
+        if digest != self._digest:
+            raise ForeignJournal(path)
+        return StoredBody(sequence, start[_START.size :])
+
+    def _pack(self, stored: StoredBody) -> bytes:
+        if len(stored.body) > BODY_BYTES_MAX:
+            raise ValueError(f"{self._what} have {len(stored.body)} bytes, more than {BODY_BYTES_MAX}")
+        start = _START.pack(self._magic, self._version, self._digest, stored.sequence) + stored.body
+        start = start.ljust(FILE_BYTES - _CRC_BYTES, b"\0")
+        return start + crc32(start).to_bytes(_CRC_BYTES, "little")
+
+
+def _sequence_of(stored: StoredBody) -> int:
+    return stored.sequence

@@ -1,0 +1,319 @@
+"""The segments of a log as files in its directory: what is found at a start, and reading records while others write.
+
+Lives here: loading the log, the indexes of sealed segments that are in memory, jobs that read. Not here: formats
+(segment.py, sealed.py, manifest.py), what is written and removed (segment_writer.py), which entries the log has
+(journal.py).
+
+Law: a start reads the manifest and the open segment, however long the log is, and believes of the other files only
+that they are there. What is removed at a start is what no manifest has ever named, or no longer names.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from cluster.log.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    Row,
+    is_segment_name,
+    load_copies,
+    serial_of,
+    store_manifest,
+)
+from cluster.log.sealed import READ_BYTES_MAX, Opened, load_index, open_file, pack_footer, read_footer
+from cluster.log.segment import (
+    CorruptJournal,
+    Extent,
+    RecordIndex,
+    Scan,
+    Segment,
+    UnknownFormat,
+    check_tail,
+    path_in,
+    read_at,
+    read_extent,
+    scan_records,
+)
+from cluster.log.synced import MARK_NAME, Mark, load_mark, store_mark
+from cluster.log.twofold import unless_there_is_no_space, whole_of
+
+if TYPE_CHECKING:
+    from cluster.ports import Disk
+
+log = logging.getLogger(__name__)
+
+INDEXES_MAX = 16  # loaded indexes of sealed segments: 256 KiB each if the entries are small
+
+_TEMPORARY = ".tmp"
+_SUFFIXES = (".segment", ".sparse")
+
+
+# Loading
+
+
+class Loaded(NamedTuple):
+    """A log as it was found."""
+
+    manifest: Manifest
+    next_serial: int
+    open: Scan | None
+    """The open segment, if it holds anything."""
+
+
+def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) -> Loaded:
+    """Read the manifest, the mark and the open segment, cut a torn tail and make it durable, remove leftovers.
+
+    An empty directory becomes a new log. Raises CorruptJournal, UnknownFormat, ForeignJournal or OSError.
+    """
+    names = disk.list_directory(directory)
+    path = path_in(directory, MANIFEST_NAME)
+    if MANIFEST_NAME in names:
+        copies = load_copies(disk, path, identity)
+        manifest = whole_of(copies, path)
+        if None in copies:
+            with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
+                store_manifest(disk, path, identity, manifest)
+    else:
+        _check_new(directory, names)
+        manifest = Manifest()
+        store_mark(disk, directory, identity, Mark())
+        # Before there is any segment: without it segments are a log that has lost its manifest.
+        store_manifest(disk, path, identity, manifest)
+    for row in manifest.sealed:
+        _check_size(disk, path_in(directory, row.name), row)
+    serial = manifest.next_serial
+    belonging = set(manifest.names())
+    for name in names:
+        if is_segment_name(name) and name not in belonging:
+            serial = max(serial, serial_of(name) + 1)
+            _remove_leftover(disk, directory, name)
+        elif name.endswith(_TEMPORARY):
+            _remove_leftover(disk, directory, name)
+    disk.sync_directory(directory)
+    mark = load_mark(disk, directory, identity)
+    found = _load_open(disk, directory, identity, manifest, mark, writes_lost=writes_lost)
+    _renew_mark(disk, directory, identity, mark, _mark_of(manifest, found))
+    return Loaded(manifest, serial, found)
+
+
+def _check_new(directory: str, names: Sequence[str]) -> None:
+    """Check that there is no log without a manifest; the first format had none, and other names."""
+    for name in names:
+        if name.endswith(_SUFFIXES):
+            if not is_segment_name(name):
+                raise UnknownFormat(path_in(directory, name))
+            manifest = path_in(directory, MANIFEST_NAME)
+            raise CorruptJournal(manifest, 0, f"the file is missing, but there is {name}")
+
+
+def _check_size(disk: Disk, path: str, row: Row) -> None:
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        raise CorruptJournal(path, 0, "the file is missing") from None
+    size = file.size
+    file.close()
+    if size != row.file_bytes:
+        raise CorruptJournal(path, size, f"the file has {size} bytes instead of {row.file_bytes}")
+
+
+def _remove_leftover(disk: Disk, directory: str, name: str) -> None:
+    path = path_in(directory, name)
+    log.info("%s: removed, left over by a crash", path)
+    disk.remove(path)
+
+
+def _renew_mark(disk: Disk, directory: str, identity: bytes, mark: Mark | None, current: Mark) -> None:
+    """Let the mark say what is durable now; after a power loss it may say less, or nothing that can be believed."""
+    if mark is None:
+        log.warning("%s: missing or damaged; made anew", path_in(directory, MARK_NAME))
+    if mark != current:
+        store_mark(disk, directory, identity, current)
+
+
+def _mark_of(manifest: Manifest, found: Scan | None) -> Mark:
+    return Mark(manifest.open_name or "", found.records.size if found else 0)
+
+
+def _load_open(
+    disk: Disk, directory: str, identity: bytes, manifest: Manifest, mark: Mark | None, *, writes_lost: bool
+) -> Scan | None:
+    """Scan the open segment and make it durable as it was read: a killed process may have left it unsynced."""
+    if manifest.open_name is None:
+        return None
+    opened = open_file(disk, path_in(directory, manifest.open_name), identity)
+    try:
+        found = scan_open(opened, manifest, mark, writes_lost=writes_lost)
+        size = found.records.size
+        if opened.file.size > size:
+            log.warning(
+                "%s: cut a torn tail: %d bytes at offset %d", opened.path, opened.file.size - size, size
+            )
+            opened.file.truncate(size)
+        opened.file.sync()
+    finally:
+        opened.file.close()
+    return found if found.records.offsets else None
+
+
+def scan_open(opened: Opened, manifest: Manifest, mark: Mark | None, *, writes_lost: bool) -> Scan:
+    """The records of the open segment; what follows them may be cut.
+
+    Raises CorruptJournal, UnknownFormat or ForeignJournal.
+    """
+    file, path, header = opened
+    if header.first != manifest.open_first or header.end:
+        raise CorruptJournal(path, 0, f"the file is not of the entries from {manifest.open_first} on")
+    data = read_at(file, path, 0, file.size)
+    found = scan_records(data, path, manifest.open_name or "", header)
+    size = found.records.size
+    tail = data[size:]
+    found.records.runs = found.runs
+    # It was being sealed, or is sealed and about to be cut: then all its records are there.
+    if tail and not pack_footer(found.records, header.seed).startswith(tail):
+        footer = read_footer(opened, manifest.open_name or "")
+        if footer is not None and footer.size > size:
+            # It is written when all records are durable.
+            raise CorruptJournal(path, size, "bad record, which the footer knows to have been durable")
+        check_tail(data, path, size, header.seed, writes_lost=writes_lost)
+    if mark is not None and mark.name == manifest.open_name and size < mark.size:
+        raise CorruptJournal(
+            path, size, f"the whole records end here, and the first {mark.size} bytes were synced"
+        )
+    return found
+
+
+# Indexes of sealed segments
+
+
+class IndexCache:
+    """The indexes that were used last; on any thread."""
+
+    def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._identity = identity
+        self._lock = threading.Lock()
+        # By object and not by name: a segment that is cut and sealed again is another one under the same name.
+        self._loaded: OrderedDict[Segment, RecordIndex] = OrderedDict()
+
+    def get(self, segment: Segment) -> RecordIndex:
+        """The index, from the file if need be; raises CorruptJournal, UnknownFormat or ForeignJournal."""
+        with self._lock:
+            index = self._loaded.get(segment)
+            if index is not None:
+                self._loaded.move_to_end(segment)
+                return index
+        index = load_index(self._disk, self._directory, self._identity, segment)
+        self.put(segment, index)
+        return index
+
+    def put(self, segment: Segment, index: RecordIndex) -> None:
+        with self._lock:
+            self._loaded[segment] = index
+            while len(self._loaded) > INDEXES_MAX:
+                self._loaded.popitem(last=False)
+
+
+# Reading
+
+
+@dataclass(slots=True)
+class Span:
+    """Consecutive entries of one term in one sealed segment: its index tells where they are."""
+
+    segment: Segment
+    records: RecordIndex | None
+    """Where they are; None if it must be looked up."""
+
+    first: int
+    after: int
+    """Index after the last entry."""
+
+    term: int
+
+    def extents(self, records: RecordIndex) -> Iterator[Extent]:
+        """Where they are in the file, in pieces that are worth one read."""
+        first = self.first
+        while first < self.after:
+            stop = first + 1
+            if records.indexes is None:
+                stop = min(max(stop, records.fitting(first, READ_BYTES_MAX)[0]), self.after)
+            yield Extent(
+                records.name, records.extent(first)[0], records.extent(stop - 1)[1], first, stop, self.term
+            )
+            first = stop
+
+
+Part = bytes | Extent | Span
+"""What a reading job is to return: a payload that is in memory, or where payloads are."""
+
+
+def add_extent(parts: list[Part], extent: Extent) -> None:
+    """Add an extent; one that follows at once is read with the one before it."""
+    previous = parts[-1] if parts else None
+    if isinstance(previous, Extent) and previous.joins(extent, READ_BYTES_MAX):
+        parts[-1] = previous.join(extent)
+    else:
+        parts.append(extent)
+
+
+class Reader:
+    """Reads records for one job, with files of its own: the writer may close its files meanwhile."""
+
+    def __init__(self, disk: Disk, directory: str, identity: bytes, indexes: IndexCache) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._identity = identity
+        self._indexes = indexes
+        self._name = ""
+        self._opened: Opened | None = None
+
+    def read(self, parts: Sequence[Part], bytes_max: int | None) -> list[bytes]:
+        """Return the payloads in order, at least the first: no further part is read if they are of `bytes_max`.
+
+        Raises CorruptJournal, or EntryGone for one that a sparse segment lacks.
+        """
+        payloads: list[bytes] = []
+        size = 0
+        try:
+            for part in self._located(parts):
+                if payloads and bytes_max is not None and size >= bytes_max:
+                    break
+                size += len(part) if isinstance(part, bytes) else part.end - part.start
+                if isinstance(part, Extent):
+                    opened = self._open(part.name)
+                    payloads.extend(read_extent(opened.file, opened.path, opened.header.seed, part))
+                else:
+                    payloads.append(part)
+        finally:
+            self._close()
+        return payloads
+
+    def _located(self, parts: Sequence[Part]) -> list[bytes | Extent]:
+        """The same with extents in place of spans."""
+        located: list[bytes | Extent] = []
+        for part in parts:
+            if isinstance(part, Span):
+                located += part.extents(part.records or self._indexes.get(part.segment))
+            else:
+                located.append(part)
+        return located
+
+    def _open(self, name: str) -> Opened:
+        if self._opened is None or name != self._name:
+            self._close()
+            self._opened = open_file(self._disk, path_in(self._directory, name), self._identity)
+            self._name = name
+        return self._opened
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened.file.close()
+            self._opened = None

@@ -1,0 +1,43 @@
+"""Whether the disk has room for more.
+
+Lives here: how often free space is asked for, and what counts as too little. Not here: what is done about it (group.py
+tells the shell, which makes publishers wait), what happens when a write fails all the same (journal.py).
+
+Law: between two questions every byte that is written counts as gone, so a burst cannot run past the limit unseen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.log.journal import SegmentedJournal
+    from cluster.ports import Disk
+
+CHECK_INTERVAL_S = 0.5
+
+
+class Space:
+    """Free space on the disk of the log."""
+
+    def __init__(self, disk: Disk, journal: SegmentedJournal, limit_bytes: int, now_s: float) -> None:
+        """With less than `limit_bytes` left the disk counts as full."""
+        self._disk = disk
+        self._journal = journal
+        self._limit_bytes = limit_bytes
+        self._measure(now_s)
+
+    def _measure(self, now_s: float) -> None:
+        self._measured_bytes = self._disk.free_bytes()
+        self._appended_bytes = self._journal.appended_bytes
+        self._measured_s = now_s
+
+    @property
+    def free_bytes(self) -> int:
+        """At least so much is left, if nobody else writes."""
+        return max(0, self._measured_bytes - (self._journal.appended_bytes - self._appended_bytes))
+
+    def is_low(self, now_s: float) -> bool:
+        if now_s - self._measured_s > CHECK_INTERVAL_S:
+            self._measure(now_s)
+        return self._journal.full or self.free_bytes < self._limit_bytes

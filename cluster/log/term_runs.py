@@ -1,0 +1,66 @@
+"""The term of every entry, in memory.
+
+Lives here: the runs of equal terms and the way from an index to its term. Not here: which indexes the log has
+(journal.py), the current term (hardstate.py).
+
+Law: memory and time grow with the number of reigns, not with the number of entries; who asks knows that the entry
+is there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.log.segment import Run
+
+
+class TermRuns:
+    """The term of every entry, as runs: a term is a reign, not an entry."""
+
+    def __init__(self, runs: Iterable[Run] = ()) -> None:
+        self._starts: list[int] = []
+        self._terms: list[int] = []
+        self.extend(runs)
+
+    @property
+    def last(self) -> int:
+        """The term of the last entry, -1 if there is none."""
+        return self._terms[-1] if self._terms else -1
+
+    def add(self, index: int, term: int) -> None:
+        if not self._terms or self._terms[-1] != term:
+            self._starts.append(index)
+            self._terms.append(term)
+
+    def extend(self, runs: Iterable[Run]) -> None:
+        for index, term in runs:
+            self.add(index, term)
+
+    def at(self, index: int) -> int:
+        if index >= self._starts[-1]:
+            return self._terms[-1]
+        return self._terms[bisect_right(self._starts, index) - 1]
+
+    def between(self, first: int, end: int) -> list[Run]:
+        """The runs of the entries `first` to before `end`, at least one; the first run begins with `first`."""
+        position = bisect_right(self._starts, first)
+        runs = [(first, self.at(first))]
+        while position < len(self._starts) and self._starts[position] < end:
+            runs.append((self._starts[position], self._terms[position]))
+            position += 1
+        return runs
+
+    def cut_from(self, index: int) -> None:
+        while self._starts and self._starts[-1] >= index:
+            self._starts.pop()
+            self._terms.pop()
+
+    def cut_to(self, index: int) -> None:
+        below = bisect_right(self._starts, index) - 1
+        del self._starts[: max(below, 0)], self._terms[: max(below, 0)]
+
+    def all(self) -> list[Run]:
+        return list(zip(self._starts, self._terms, strict=True))

@@ -1,0 +1,80 @@
+"""What of an append is new to a log, and what contradicts it (Raft paper, 5.3).
+
+Lives here: the comparison of what a leader sends with the log that is there. Not here: what is done about it
+(engine.py).
+
+Law: pure; nothing is changed. What matches is never given to be written again (hazard H2), nothing is vouched for
+that the message does not show (H2, H3), and what is committed here is never given up (H12).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from cluster.envelope import Append
+
+
+class TermsOfLog(Protocol):
+    """What is to be known of a log here."""
+
+    first_index: int
+    last_index: int
+
+    def term_at(self, index: int) -> int:
+        """The term of an entry from `first_index` to `last_index`."""
+        ...
+
+
+class ForeignLog(Exception):
+    """A leader's log contradicts what is committed here: there have been two majorities, or one has lost its logs."""
+
+
+def contradiction(log: TermsOfLog, commit_index: int, append: Append) -> str | None:
+    """H12: how the append differs from what is committed here; None if it does not.
+
+    pysyncobj would delete what differs, also if it has been applied.
+    """
+    if append.prev_index >= commit_index:
+        return None  # as nearly always
+    previous = (b"", append.prev_index, append.prev_term)
+    for _, index, term in (previous, *append.entries):
+        if index > commit_index:
+            break
+        if (found := other_entry(log, commit_index, index, term)) is not None:
+            return found
+    return None
+
+
+def other_entry(log: TermsOfLog, commit_index: int, index: int, term: int) -> str | None:
+    """H12: how the entry differs from the one that is committed here; None if it does not, or none is."""
+    if not log.first_index <= index <= commit_index or log.term_at(index) == term:
+        return None
+    return f"has an entry {index} of term {term}, which is of term {log.term_at(index)} here"
+
+
+def vouched_for(append: Append) -> Append:
+    """H2, H3: let it commit no further than the last entry that this very message shows to match."""
+    vouched_index = append.prev_index + len(append.entries)
+    return append if append.commit_index <= vouched_index else append._replace(commit_index=vouched_index)
+
+
+def without_known_prefix(log: TermsOfLog, append: Append) -> Append:
+    """H2: skip what the log already holds (same index and term), as in figure 2 of the Raft paper.
+
+    pysyncobj deletes everything behind the previous entry, so that must be the last one that matches. If nothing is
+    left over, nothing conflicts, and the journal keeps its tail.
+    """
+    prev_index, prev_term, entries = append.prev_index, append.prev_term, append.entries
+    last_index = log.last_index
+    if not log.first_index <= prev_index <= last_index or log.term_at(prev_index) != prev_term:
+        return append
+    known = 0
+    for _, index, term in entries:
+        if index > last_index or log.term_at(index) != term:
+            break
+        known += 1
+        prev_index, prev_term = index, term
+    if not known:
+        return append
+    return append._replace(prev_index=prev_index, prev_term=prev_term, entries=entries[known:])

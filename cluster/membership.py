@@ -1,0 +1,53 @@
+"""The members of a group, as a value: who votes, who only learns.
+
+Lives here: who they are and who of them counts. Not here: how many are enough (quorum.py), what a voter that has lost
+its memory may do (recovery.py), what each of them is known to hold (replication.py).
+
+Law: a membership never changes; another one takes its place. Who is no voter counts nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from cluster import quorum
+from cluster.quorum import Number
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Names of the members; a learner is sent what the voters are sent, and neither votes nor is counted."""
+
+    voters: frozenset[str]
+    learners: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.voters & self.learners:
+            raise ValueError(f"{sorted(self.voters & self.learners)} cannot both vote and learn")
+
+    @classmethod
+    def of_voters(cls, names: Iterable[str]) -> Membership:
+        return cls(frozenset(names))
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """All of them, sorted."""
+        return tuple(sorted(self.voters | self.learners))
+
+    def others(self, name: str) -> tuple[str, ...]:
+        """All but this one, sorted."""
+        return tuple(member for member in self.members if member != name)
+
+    def is_majority(self, names: Collection[str]) -> bool:
+        """Whether the voters among these are a majority."""
+        return quorum.is_majority(len(self.voters.intersection(names)), len(self.voters))
+
+    def reached(self, values: Mapping[str, Number]) -> Number:
+        """The most that a majority of the voters has come to; each of them has a value."""
+        return quorum.reached([values[voter] for voter in self.voters], len(self.voters))
+
+    def has_majority_without(self, names: Collection[str]) -> bool:
+        """Whether the voters that are left are a majority."""
+        return quorum.is_majority(len(self.voters.difference(names)), len(self.voters))

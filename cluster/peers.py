@@ -1,0 +1,118 @@
+"""The other members as this node knows them: what each said last, when it was heard, since when it is known dead.
+
+Lives here: one value per peer, and what follows from all of them. Not here: links (links.py), how far a peer's log has
+come (replication.py), what is done about one that is gone (group.py).
+
+Law: what is not known counts for nothing: who has not said so is neither a voter nor short of anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from cluster.elections import Role
+from cluster.log.hardstate import Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cluster.envelope import Alarm, Status
+
+
+class MemberStatus(NamedTuple):
+    """One node as this node sees it; None where it does not know."""
+
+    name: str
+    state: str
+    term: int | None
+    last_index: int | None
+    commit_index: int | None
+    applied_index: int | None
+    standing: str | None
+    """"voter", "learner" or "blank"."""
+    first_index: int | None
+    checkpoint_index: int | None
+    disk_bytes: int | None
+    disk_free_bytes: int | None
+    alarm: bool | None
+    clock_offset_ms: int | None
+    """By how much its wall clock is ahead of the cluster's time."""
+
+
+@dataclass(slots=True)
+class KnownPeer:
+    """One of them."""
+
+    heard_s: float
+    """When anything of it arrived last, or this node started."""
+    dead_since_s: float | None = None
+    """Since when its host says that no such process listens; None if it does not."""
+    status: Status | None = None
+    """What it said of itself last, in this life of this node."""
+
+
+class Peers:
+    """All of them."""
+
+    def __init__(self, names: Iterable[str], now_s: float) -> None:
+        self._peers = {name: KnownPeer(now_s) for name in names}
+
+    def status(self, peer: str) -> Status | None:
+        return self._peers[peer].status
+
+    # What happens
+
+    def connected(self, peer: str, now_s: float) -> None:
+        self._peers[peer].heard_s = now_s
+        self._peers[peer].dead_since_s = None
+
+    def heard(self, peer: str, now_s: float) -> None:
+        self._peers[peer].heard_s = now_s
+
+    def said(self, peer: str, status: Status) -> None:
+        self._peers[peer].status = status
+
+    def died(self, peer: str, now_s: float) -> None:
+        """Its process is gone; harmless if that was known."""
+        known = self._peers[peer]
+        if known.dead_since_s is None:
+            known.dead_since_s = now_s
+
+    # What follows
+
+    def silent_s(self, peer: str, now_s: float) -> float:
+        return now_s - self._peers[peer].heard_s
+
+    def dead_s(self, peer: str, now_s: float) -> float:
+        """How long it has been known to be dead; 0 if it is not."""
+        since_s = self._peers[peer].dead_since_s
+        return 0.0 if since_s is None else now_s - since_s
+
+    def alarmed(self, alarm: Alarm) -> list[str]:
+        """Those that are low on this."""
+        return [name for name, status in self._statuses() if status.alarm & alarm]
+
+    def voters(self) -> list[str]:
+        return [name for name, status in self._statuses() if status.standing == Standing.VOTER]
+
+    def not_voting(self) -> list[str]:
+        return [name for name, status in self._statuses() if status.standing != Standing.VOTER]
+
+    def _statuses(self) -> list[tuple[str, Status]]:
+        return [(name, peer.status) for name, peer in self._peers.items() if peer.status is not None]
+
+
+def member_status(name: str, status: Status | None, *, is_up: bool, leads: bool) -> MemberStatus:
+    """What there is to tell of a member that says this of itself."""
+    if not is_up:
+        state = "down"
+    elif leads:
+        state = "leader"
+    else:
+        state = "candidate" if status is not None and status.state == Role.CANDIDATE else "follower"
+    if status is None:
+        return MemberStatus(name, state, *[None] * 11)
+    standing = Standing(status.standing).name.lower()
+    offset_ms = status.wall_ms - status.time_ms
+    return MemberStatus(name, state, *status[1:5], standing, *status[6:10], bool(status.alarm), offset_ms)

@@ -1,0 +1,140 @@
+"""How far each follower has come, and what a follower has told: the two ends of replication, as values.
+
+A leader keeps one `Progress` for each peer. It is in one of three ways of sending, as in etcd's raft:
+
+replicating   appends follow each other without waiting
+probing       an append was refused: one at a time, until one matches
+lacking       the log of this leader begins behind what the peer needs: it is sent a snapshot (catch_up.py), and only
+              empty appends meanwhile, which keep it from campaigning
+
+Lives here: that, and when a follower answers. Not here: bytes on their way (engine.py), what is counted of it
+(membership.py, and pysyncobj), what a refusal says of the log (log_matching.py).
+
+Law: pure; indexes and times are handed in. What a peer has acknowledged in a reign is never forgotten in that reign.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.envelope import Appended
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a leader knows of one peer, in this reign."""
+
+    heard_s: float
+    """When it was heard last, or the reign began."""
+    acknowledged: int = 0
+    """The last entry that the peer has told this leader to hold; 0 if none."""
+    probed: int | None = None
+    """The earliest entry at which an append was refused, while probing."""
+    lacks_from: int | None = None
+    """The entry that the peer needs next, while that is not in the log any more."""
+    useless_end: tuple[int, int] = (0, 0)
+    """Index and term of the last entry of the log that was found to reach back too little: it has been tried."""
+    sent_bytes: int = 0
+    """In this turn, ..."""
+    is_paused: bool = False
+    """... in which it gets no more."""
+
+    @property
+    def is_probing(self) -> bool:
+        return self.probed is not None
+
+    @property
+    def is_lacking(self) -> bool:
+        return self.lacks_from is not None
+
+    def matched(self) -> bool:
+        """An append has matched. True if that is what was probed for."""
+        was_probing = self.is_probing
+        self.probed = self.lacks_from = None
+        return was_probing
+
+    def acknowledge(self, index: int) -> bool:
+        """The peer holds everything up to `index`. True if that is more than was known."""
+        if index <= self.acknowledged:
+            return False
+        self.acknowledged = index
+        return True
+
+    def refuse(self, refusal: Appended, first_index: int) -> bool:
+        """An append was refused; the log of this leader begins with `first_index`. True if another one is to be tried.
+
+        Whatever was on its way behind the append that was refused is refused as well. If each refusal had everything
+        sent again, refusals and appends would multiply without end.
+        """
+        next_index, log_end = refusal.next_index, (refusal.last_index, refusal.last_term)
+        if next_index <= first_index:
+            self.lacks_from = next_index
+            self.useless_end = log_end
+        elif self.is_lacking:
+            if self.useless_end == log_end:
+                return False  # it reaches into this log, with entries that differ: that has been found out already
+            self.ask_again()  # it has installed one
+        if self.probed is not None and next_index >= self.probed:
+            return False
+        self.probed = next_index
+        return True
+
+    def ask_again(self) -> None:
+        """Let a peer that is lacking say again what it needs: its log has changed, or it has not taken a snapshot."""
+        if self.is_lacking:
+            self.probed = self.lacks_from = None
+
+    def begin_turn(self) -> None:
+        self.sent_bytes = 0
+        self.is_paused = False
+
+    def send(self, sent_bytes: int, bytes_max: int) -> None:
+        """It is sent an append: no more of them in this turn while probing, nor beyond `bytes_max`."""
+        self.sent_bytes += sent_bytes
+        self.is_paused = self.is_probing or self.sent_bytes > bytes_max
+
+
+class Answers:
+    """When a follower tells its leader what it holds, or at least that it follows."""
+
+    def __init__(self, quiet_s: float) -> None:
+        """After so long an answer is worth repeating."""
+        self._quiet_s = quiet_s
+        self._last: tuple[str, Appended] | None = None
+        self._told_s = 0.0
+        self._told_hearing_s = 0.0
+        self._matched = (0, 0)
+
+    def is_due(self, leader: str, answer: Appended, now_s: float) -> bool:
+        """Whether to give this answer, which then counts as given.
+
+        A mere notice of the commit index has no news to answer with, unless it has been quiet.
+        """
+        is_repeated = (leader, answer) == self._last and answer.success
+        if is_repeated and now_s - self._told_s <= self._quiet_s:
+            return False
+        self._last = (leader, answer)
+        self._told_s = now_s
+        return True
+
+    def hearing_is_due(self, now_s: float) -> bool:
+        """Whether to tell that a leader is followed, which then counts as told."""
+        if now_s - self._told_hearing_s <= self._quiet_s:
+            return False
+        self._told_hearing_s = now_s
+        return True
+
+    def forget(self) -> None:
+        """What was told may not have arrived, or is not so any more."""
+        self._last = None
+
+    def match(self, term: int, index: int) -> None:
+        """Up to `index` this log is that of the leader of `term`."""
+        self._matched = (term, index)
+
+    def matched_index(self, term: int) -> int:
+        """Up to here this log is that of the leader of `term`, 0 if that is not known."""
+        matched_term, index = self._matched
+        return index if matched_term == term else 0

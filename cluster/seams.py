@@ -1,0 +1,135 @@
+"""What pysyncobj is given in place of its own surroundings: clock, randomness, journal, network, dumps, pickle.
+
+Lives here: the stand-ins, and the pin of the version that they fit. Not here: its private state (engine.py).
+
+Law: importing this puts the stand-ins in, and nothing of pysyncobj's own touches the world after that. The hazards are
+numbered as in ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+from zlib import crc32
+
+import pysyncobj.syncobj as stock
+from pysyncobj.node import Node
+from pysyncobj.serializer import SERIALIZER_STATE
+from pysyncobj.transport import Transport
+
+if TYPE_CHECKING:
+    from logging import LogRecord
+
+    from cluster.log.journal import SegmentedJournal
+    from cluster.ports import Runtime
+
+PINNED_VERSION = "0.3.17"
+
+
+class Ambient(threading.local):
+    """Stands in for pysyncobj's module globals `monotonicTime` and `random`, which know no instance.
+
+    The engine that is about to call into pysyncobj puts its runtime here first. Each thread has its own: nodes on
+    several threads of a process would otherwise go by each other's clocks, and vote and campaign when they must not.
+    """
+
+    runtime: Runtime
+
+    def monotonic(self) -> float:
+        return self.runtime.monotonic()
+
+    def random(self) -> float:
+        return self.runtime.random.random()
+
+
+class _NoPickle:
+    """Hazard H11: whatever pysyncobj would pickle or unpickle is a broken invariant here."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"pysyncobj tried to use pickle.{name}")
+
+
+class NoDumps:
+    """In place of pysyncobj's Serializer: never idle, so that it never dumps or truncates on its own."""
+
+    def checkSerializing(self) -> tuple[int, None]:  # noqa: N802
+        return SERIALIZER_STATE.SERIALIZING, None
+
+    def getTransmissionData(self, _node: Node) -> None:  # noqa: N802
+        return None
+
+    def setTransmissionData(self, _data: Any) -> bool:  # noqa: N802
+        return False
+
+    def cancelTransmisstion(self, _node: Node) -> None:  # noqa: N802
+        """pysyncobj's spelling."""
+
+
+class NoPoller:
+    """pysyncobj polls its own sockets at the end of each tick; it has none."""
+
+    def poll(self, _timeout: float) -> None:
+        """Nothing to wait for."""
+
+
+class StableNode(Node):
+    """A node with the same hash in every process: pysyncobj iterates over sets of nodes, and a seed must replay."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._hash = crc32(name.encode())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class Sender(Protocol):
+    """Who takes what pysyncobj wants to send."""
+
+    def stock_sends(self, node: Node, message: dict[str, Any]) -> None: ...
+
+
+class Outbox(Transport):
+    """pysyncobj's transport: hands each message to the engine."""
+
+    def __init__(self, engine: Sender, self_node: Node, other_nodes: Any) -> None:
+        super().__init__(engine, self_node, other_nodes)
+        self._engine = engine
+
+    @property
+    def ready(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return True
+
+    def send(self, node: Node, message: dict[str, Any]) -> bool:
+        self._engine.stock_sends(node, message)
+        return True
+
+
+ambient = Ambient()
+
+
+def _given_journal(journal: SegmentedJournal) -> SegmentedJournal:
+    """pysyncobj's factory knows paths only; ours is given to it as the "path"."""
+    return journal
+
+
+def instrument() -> None:
+    """Put the stand-ins in. Raises RuntimeError if another version is installed than they fit."""
+    if stock.VERSION != PINNED_VERSION:
+        raise RuntimeError(
+            f"pysyncobj {stock.VERSION} is installed; this engine is written for {PINNED_VERSION}"
+        )
+    stock.monotonicTime = ambient.monotonic
+    stock.random = ambient
+    stock.pickle = _NoPickle()
+    stock.createJournal = _given_journal
+    stock.PIPE_NOTIFIER_ENABLED = False
+    stock.logger.addFilter(_is_no_false_alarm)
+
+
+def _is_no_false_alarm(record: LogRecord) -> bool:
+    """Whether it is not what pysyncobj says of deletions: those that it warns of do not happen (H2, H12)."""
+    return not record.msg.startswith("truncating already-applied")
+
+
+instrument()

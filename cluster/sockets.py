@@ -1,0 +1,100 @@
+"""Sockets between peers: how they are opened, and how the kernel shall treat them.
+
+Lives here: that. Not here: what goes through them (connection.py), how clients' are accepted (accepting.py).
+
+Law: only an address at which nobody listens refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from functools import cache
+from typing import Any
+
+Address = tuple[str, int]
+
+_SOCKET_BUFFER_BYTES = 4 << 20
+# With unanswered data a connection is given up after this. Otherwise, when a partition heals, TCP might wait
+# for minutes before it tries again.
+_UNANSWERED_MS_MAX = 5_000
+_BACKLOG = 1024
+
+
+async def listen(bind: Address) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    host, port = bind
+    candidates = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = candidates[0]
+    listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+    listener.setblocking(False)
+    _tune(listener)
+    return listener
+
+
+async def connect(host: str, port: int) -> socket.socket:
+    """Open a connection to the first address of the host that takes it.
+
+    Raises ConnectionRefusedError only if every address refuses, OSError otherwise.
+    """
+    problem: OSError = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+    for family, address in await _resolve(host, port):
+        try:
+            return await _connect_to(family, address)
+        except ConnectionRefusedError:
+            continue
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
+    try:
+        # A literal address needs no thread, which might be busy when a dead peer is to be found out.
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, address) for family, _, _, _, address in found]
+
+
+async def _connect_to(family: socket.AddressFamily, address: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        _tune(sock)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+        _check_not_self(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _check_not_self(sock: socket.socket) -> None:
+    # TCP lets a socket connect to itself when its own random port is the very one that nobody listens on.
+    if sock.getsockname() == sock.getpeername():
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS_MAX)
+    for option in _granted_buffers():
+        sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+
+
+@cache
+def _granted_buffers() -> list[int]:
+    """Return the buffer options worth setting.
+
+    A fixed size switches off the kernel's own growth to several MiB, which is better where less is granted.
+    """
+    with socket.socket() as sock:
+        granted: list[int] = []
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+            if sock.getsockopt(socket.SOL_SOCKET, option) >= _SOCKET_BUFFER_BYTES:
+                granted.append(option)
+    return granted

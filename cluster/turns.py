@@ -1,0 +1,51 @@
+"""When a group has its next turn: at once, or when something is due.
+
+Lives here: that only one is asked for at a time, and one timer. Not here: what a turn does (group.py).
+
+Law: who has asked gets a turn, no earlier than the loop comes round; several who ask before it get one together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.ports import Runtime, Timer
+
+
+class TurnTimer:
+    """The turns of one group."""
+
+    def __init__(self, runtime: Runtime, take: Callable[[], None], beat_s: float) -> None:
+        """`take` is called for each; there is one every `beat_s` in any case."""
+        self._runtime = runtime
+        self._take = take
+        self.beat_s = beat_s
+        self._is_asked = False
+        self._timer: Timer | None = None
+        self._timer_s = 0.0
+        """When it goes off."""
+
+    def ask(self) -> None:
+        if not self._is_asked:
+            self._is_asked = True
+            self._runtime.call_soon(self._begin)
+
+    def ask_in(self, delay_s: float) -> None:
+        """Have a turn then, if there would be none before: each beat brings one, and so does an earlier timer."""
+        goes_off_s = self._runtime.monotonic() + delay_s
+        if delay_s > self.beat_s or (self._timer is not None and self._timer_s <= goes_off_s):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._runtime.call_later(delay_s, self._go_off)
+        self._timer_s = goes_off_s
+
+    def _begin(self) -> None:
+        self._is_asked = False
+        self._take()
+
+    def _go_off(self) -> None:
+        self._timer = None
+        self.ask()

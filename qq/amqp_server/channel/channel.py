@@ -1,0 +1,242 @@
+"""The channel: which of its parts carries out what, and how it ends.
+
+Lives here: from events of the client, and from what the log says, to the part that they are for. Not here: what the
+parts do (core.py tells which there are), bytes (qq/amqp), batching (qq/sessions/submissions.py), what a command does
+(qq/machine).
+
+Law: whatever goes wrong in a client's method ends the channel or its connection, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pamqp.commands as amqp
+
+from qq.amqp.access import AccessRequest, AccessRequestOk
+from qq.amqp.connection import ChannelCloseRequested
+from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
+from qq.amqp_server.channel import consuming, declaring, publishing, transacting
+from qq.amqp_server.channel.consuming import Consuming
+from qq.amqp_server.channel.core import Core
+from qq.amqp_server.channel.publishing import PUBLISH, Publishing, Unpublished
+from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply, amqp_error
+from qq.machine.errors import Refused
+from qq.machine.limits import check_table_size
+from qq.sessions.access import AccessRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from qq.amqp_server.channel.core import Event
+    from qq.amqp_server.outgoing import Consumer, Outgoing
+    from qq.amqp_server.ports import Carrier
+    from qq.machine import commands, effects
+    from qq.sessions.broker import Broker
+
+log = logging.getLogger(__name__)
+
+
+class Channel:
+    """An open channel. It is the `Session` of its client."""
+
+    __slots__ = ("connection", "consuming", "core", "number", "outgoing", "publishing", "session")
+
+    def __init__(self, broker: Broker, connection: Carrier, number: int) -> None:
+        core = Core(broker, connection, number, self._carry_out, self.fail)
+        self.connection = connection
+        self.number = number
+        self.session = core.session
+        self.outgoing: Outgoing = core.outgoing
+        self.core = core
+        self.publishing = Publishing(core)
+        self.consuming = Consuming(core)
+
+    # Events from the client
+
+    def receive(self, event: Event) -> None:
+        """Carry out an event, now or behind an earlier method that waits for its answer."""
+        self.core.receive(event)
+
+    def _carry_out(self, event: Event) -> None:
+        try:
+            match event:
+                case Publishes():
+                    self.publishing.publish(event)
+                case Acks():
+                    self.consuming.acknowledge(event)
+                case Method():
+                    self._method(event)
+                case ChannelFault():
+                    self.fail(event.error)
+                case ChannelCloseRequested():
+                    self.outgoing.hurry_answers()
+                    self.end()
+                    self.connection.channel_closed(self)
+        except ConnectionFault as error:
+            self.connection.fail(error)
+        except Unpublished as unpublished:
+            self._refused(unpublished.rest, unpublished.refused, PUBLISH)
+        except AccessRefused as refused:
+            self._refused(event, refused, _method_of(event))
+        except ChannelError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001  # it is logged
+            # Here and not only where bytes come in: what was held back is carried out among the effects of the log.
+            self.connection.unexpected(error)
+
+    def _refused(self, event: Event, refused: AccessRefused, method: tuple[int, int]) -> None:
+        """Somebody may just have been permitted it through another node."""
+        if self.core.access.certain:
+            self.fail(ChannelError(Reply.ACCESS_REFUSED, str(refused), *method))
+        else:
+            self.core.catch_up(event)
+
+    def _method(self, event: Method) -> None:
+        core, frame = self.core, event.frame
+        if core.has_published and frame.name in _ANSWERED_HERE:
+            core.has_published = False
+            core.catch_up(event)
+            return
+        handler = _HANDLERS.get(frame.name)
+        if handler is None:
+            raise ConnectionFault(
+                Reply.NOT_IMPLEMENTED, f"method {frame.name} is not implemented", *_method_of(event)
+            )
+        self.publishing.end_run()
+        arguments: commands.Table | None = getattr(frame, "arguments", None)
+        if arguments:
+            _check_arguments(event, arguments)
+        handler(self, frame)
+
+    # From the log
+
+    def replied(self, result: effects.Result) -> None:
+        self.core.replied(result)
+
+    def failed(self, failure: effects.Failed) -> None:
+        self.core.has_failed = True
+        error = amqp_error(failure.code, failure.text, failure.class_id, failure.method_id)
+        if isinstance(error, ConnectionFault):
+            self.connection.fail(error)
+        else:
+            self.fail(error)
+
+    @property
+    def answered(self) -> int:
+        return self.core.answered
+
+    @property
+    def waits_for_answer(self) -> bool:
+        return self.core.waits_for_answer
+
+    def refuse(self, first: int, last: int) -> None:
+        self.publishing.refuse(first, last)
+
+    def unroutable(self, effect: effects.Returned) -> None:
+        self.outgoing.unroutable(effect)
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        return self.consuming.consumers
+
+    def consumer(self, consumer_id: int) -> Consumer | None:
+        return self.consuming.consumer(consumer_id)
+
+    def deliver(self, effect: effects.Deliver) -> None:
+        self.consuming.deliver(effect)
+
+    def direct_reply(self, effect: effects.DirectReply) -> None:
+        self.consuming.direct_reply(effect)
+
+    def timed_out(self, effect: effects.DeliveryTimeout) -> None:
+        self.consuming.timed_out(effect)
+
+    def consumer_gone(self, consumer_id: int) -> None:
+        self.consuming.consumer_gone(consumer_id)
+
+    def needed_from(self) -> int | None:
+        return self.outgoing.needed_from()
+
+    def leader_changed(self) -> None:
+        self.consuming.leader_changed()
+
+    # Ends
+
+    @property
+    def closed(self) -> bool:
+        return self.core.closed
+
+    def fail(self, error: AmqpError) -> None:
+        """Close the channel with an error."""
+        if not self.closed:
+            self.end()
+            self.connection.fail_channel(self, error)
+
+    def end(self) -> None:
+        """The channel is no more: what it holds goes back to the queues."""
+        if not self.closed:
+            self.publishing.end_run()
+            self.core.end()
+            self.core.broker.session_ended(self)
+
+
+def _method_of(event: Event) -> tuple[int, int]:
+    """Class and method, for the error that closes the channel."""
+    if not isinstance(event, Method):
+        return 0, 0
+    return event.frame.index >> 16, event.frame.index & 0xFFFF
+
+
+def _check_arguments(event: Method, arguments: commands.Table) -> None:
+    """Raise ChannelError for what the log would refuse: it need not hold it."""
+    try:
+        check_table_size(f"carry out {event.frame.name.lower()}", arguments)
+    except Refused as refused:
+        raise amqp_error(refused.code, refused.text, *_method_of(event)) from None
+
+
+def _flow(core: Core, frame: amqp.Channel.Flow) -> None:
+    if not frame.active:
+        raise ConnectionFault(Reply.NOT_IMPLEMENTED, "active=false", 20, 20)
+    core.send(amqp.Channel.FlowOk(active=True))
+
+
+def _request_access(core: Core, _frame: AccessRequest) -> None:
+    core.send(AccessRequestOk())
+
+
+def _of_core(handler: Callable[[Core, Any], None]) -> Callable[[Channel, Any], None]:
+    return lambda channel, frame: handler(channel.core, frame)
+
+
+def _of_publishing(handler: Callable[[Publishing, Any], None]) -> Callable[[Channel, Any], None]:
+    return lambda channel, frame: handler(channel.publishing, frame)
+
+
+def _of_consuming(handler: Callable[[Consuming, Any], None]) -> Callable[[Channel, Any], None]:
+    return lambda channel, frame: handler(channel.consuming, frame)
+
+
+_HANDLERS: dict[str, Callable[[Channel, Any], None]] = {
+    "Channel.Flow": _of_core(_flow),
+    "Access.Request": _of_core(_request_access),
+    **{name: _of_core(handler) for name, handler in declaring.HANDLERS.items()},
+    **{name: _of_core(handler) for name, handler in transacting.HANDLERS.items()},
+    **{name: _of_publishing(handler) for name, handler in publishing.HANDLERS.items()},
+    **{name: _of_consuming(handler) for name, handler in consuming.HANDLERS.items()},
+}
+
+_ANSWERED_HERE = frozenset(
+    (
+        "Channel.Flow",
+        "Access.Request",
+        "Tx.Select",
+        "Tx.Rollback",
+        "Confirm.Select",
+        "Basic.Qos",
+        "Basic.Cancel",
+    )
+)
+"""Methods that the log need not answer, or need not always."""

@@ -1,0 +1,321 @@
+"""What a channel consumes: consumers, what is delivered to them, and what the client says of it.
+
+Lives here: consumers, basic.get, prefetch, acknowledgements and the like. Not here: the delivery tags and what is
+written when (outgoing.py), who gets what (qq/machine).
+
+Law: a consumer is known from basic.consume to the answer to its cancellation, since messages may come that long.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pamqp.commands as amqp
+
+from qq.amqp_server.channel import transacting
+from qq.amqp_server.channel.transaction import Transaction
+from qq.amqp_server.outgoing import Consumer
+from qq.errors import ChannelError, ConnectionFault, Reply
+from qq.machine import commands, effects
+from qq.machine.commands import LIVE_UNLIMITED
+from qq.machine.errors import the_queue
+from qq.machine.requesters import REPLY_PREFIX, REPLY_TO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pamqp.base import Frame
+
+    from qq.amqp.framing import Acks
+    from qq.amqp_server.channel.core import Core
+
+log = logging.getLogger(__name__)
+
+CONSUME, GET = (60, 20), (60, 70)
+
+PACED_WINDOW = 2000
+"""Messages on their way to a consumer that has no prefetch limit; more are asked for as the socket takes them."""
+
+
+class Consuming:
+    """The consumers of a channel."""
+
+    __slots__ = ("_by_id", "_by_tag", "_core", "_prefetch", "_requester")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._by_tag: dict[str, Consumer] = {}
+        """Those that neither side has cancelled."""
+        self._by_id: dict[int, Consumer] = {}
+        """Those that messages may still come for."""
+        self._requester: Consumer | None = None
+        """The consumer of direct replies."""
+        self._prefetch = core.broker.limits.default_consumer_prefetch
+
+    # Settling
+
+    def acknowledge(self, event: Acks) -> None:
+        for tag, multiple in event.acks:
+            self._settle(commands.Settle, tag, multiple, (60, 80))
+
+    def ack(self, frame: amqp.Basic.Ack) -> None:
+        self._settle(commands.Settle, frame.delivery_tag or 0, frame.multiple, (60, 80))
+
+    def nack(self, frame: amqp.Basic.Nack) -> None:
+        kind = commands.Return if frame.requeue else commands.Discard
+        self._settle(kind, frame.delivery_tag or 0, frame.multiple, (60, 120))
+
+    def reject(self, frame: amqp.Basic.Reject) -> None:
+        kind = commands.Reject if frame.requeue else commands.Discard
+        self._settle(kind, frame.delivery_tag or 0, False, (60, 90))
+
+    def _settle(
+        self, kind: type[commands.Settlement], tag: int, multiple: bool, method: tuple[int, int]
+    ) -> None:
+        core = self._core
+        pieces = core.outgoing.take(tag, multiple=multiple, method=method)
+        if core.transaction is not None:
+            core.transaction.settle(kind, pieces, method)
+            return
+        settle, lane = core.broker.submissions.settle, core.connection.lane
+        for piece in pieces:
+            first = piece.value.first_id + piece.offset
+            settle(kind, piece.value.consumer, first, first + piece.count - 1, lane)
+            if kind is commands.Settle:
+                core.broker.counters.messages_acknowledged += piece.count
+
+    def recover(self, frame: amqp.Basic.Recover) -> None:
+        self._recover(frame.requeue, (60, 110), amqp.Basic.RecoverOk())
+
+    def recover_async(self, frame: amqp.Basic.RecoverAsync) -> None:
+        self._recover(frame.requeue, (60, 100), None)
+
+    def _recover(self, requeue: bool, method: tuple[int, int], ok: Frame | None) -> None:
+        if not requeue:
+            raise ConnectionFault(Reply.NOT_IMPLEMENTED, "requeue=false", *method)
+        core = self._core
+        if core.transaction is not None and core.transaction.settles:
+            self._recover_held(method, ok)
+            return
+
+        def answer(_result: effects.Recovered) -> Frame | None:
+            core.outgoing.end_recovery()
+            return ok
+
+        core.outgoing.begin_recovery()
+        core.ask(commands.Recover(core.session), answer)
+
+    def _recover_held(self, method: tuple[int, int], ok: Frame | None) -> None:
+        """Put back only what the client holds: what it has settled, and not committed yet, stays out."""
+        core = self._core
+        returns = Transaction(core.broker.limits.transaction_bytes)
+        returns.settle(commands.Return, core.outgoing.take(0, multiple=True, method=method), method)
+        transacting.carry_out(core, returns.take(), ok)
+
+    # Prefetch
+
+    def qos(self, frame: amqp.Basic.Qos) -> None:
+        core = self._core
+        if frame.prefetch_size:
+            raise ConnectionFault(Reply.NOT_IMPLEMENTED, f"prefetch_size!=0 ({frame.prefetch_size})", 60, 10)
+        if frame.global_:
+            core.ask(commands.Limit(core.session, frame.prefetch_count), lambda _: amqp.Basic.QosOk())
+            return
+        self._prefetch = frame.prefetch_count
+        live = [consumer for consumer in self._by_tag.values() if consumer.live_prefetch]
+        credit = frame.prefetch_count or LIVE_UNLIMITED
+        for consumer in live:
+            core.broker.submissions.add(commands.SetPrefetch(consumer.id, credit), core.connection.lane)
+        if live:
+            # Else a client could ask with few bytes for ever more, of all its consumers again and again.
+            core.answer_when_applied(amqp.Basic.QosOk())
+        else:
+            core.send(amqp.Basic.QosOk())
+
+    # Consumers
+
+    def consume(self, frame: amqp.Basic.Consume) -> None:
+        core = self._core
+        broker, connection = core.broker, core.connection
+        tag = frame.consumer_tag or broker.server_name("amq.ctag-")
+        if tag in self._by_tag:
+            raise ConnectionFault(Reply.NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'", *CONSUME)
+        limits = broker.limits
+        if limits.consumer_max_per_channel and len(self._by_tag) >= limits.consumer_max_per_channel:
+            text = f"reached maximum ({limits.consumer_max_per_channel}) of consumers per channel"
+            raise ConnectionFault(Reply.NOT_ALLOWED, text, *CONSUME)
+        if frame.queue == REPLY_TO:
+            self._consume_replies(frame, tag)
+            return
+        core.check_queue("read", frame.queue)
+        arguments = frame.arguments or {}
+        wants_live_prefetch = arguments.get("x-live-prefetch", connection.wants_live_prefetch) is True
+        live_prefetch = wants_live_prefetch and not frame.no_ack
+        prefetch = self._prefetch or (LIVE_UNLIMITED if live_prefetch else 0)
+        paced = frame.no_ack or not prefetch
+        consumer = Consumer(
+            broker.new_id(),
+            tag,
+            no_ack=frame.no_ack,
+            paced=paced and not frame.no_ack,
+            cancel_on_failover=arguments.get("x-cancel-on-ha-failover") is True,
+            live_prefetch=live_prefetch,
+        )
+        self._by_tag[tag] = self._by_id[consumer.id] = consumer
+        command = commands.Checkout(
+            core.session,
+            connection.id,
+            core.number,
+            consumer.id,
+            frame.queue,
+            tag,
+            PACED_WINDOW if paced else prefetch,
+            frame.no_ack,
+            frame.exclusive,
+            not consumer.paced,
+            consumer.cancel_on_failover,
+            connection.wants_cancel_notify,
+            limits.consumer_timeout_ms,
+            arguments,
+        )
+        core.ask(command, _started(consumer), nowait=frame.nowait)
+
+    def _consume_replies(self, frame: amqp.Basic.Consume, tag: str) -> None:
+        """Consume from the pseudo-queue of direct reply-to, for which no permission is needed."""
+        core = self._core
+        if not frame.no_ack:
+            raise ChannelError(Reply.PRECONDITION_FAILED, "reply consumer cannot acknowledge", *CONSUME)
+        if self._requester is not None:
+            raise ChannelError(Reply.PRECONDITION_FAILED, "reply consumer already set", *CONSUME)
+        consumer = Consumer(
+            core.broker.new_id(),
+            tag,
+            no_ack=True,
+            paced=False,
+            cancel_on_failover=False,
+            live_prefetch=False,
+        )
+        name = core.broker.server_name(REPLY_PREFIX)
+        self._requester, core.reply_name = consumer, name.encode()
+        self._by_id[consumer.id] = consumer
+        core.ask(commands.ReplyTo(core.session, consumer.id, name), _started(consumer), nowait=frame.nowait)
+
+    def cancel(self, frame: amqp.Basic.Cancel) -> None:
+        core = self._core
+        tag = frame.consumer_tag or ""
+        if self._requester is not None and self._requester.tag == tag:
+            consumer, self._requester, core.reply_name = self._requester, None, None
+        else:
+            consumer = self._by_tag.pop(tag, None)
+        if consumer is None:  # never there, or cancelled by the broker a moment ago: both are fine
+            if not frame.nowait:
+                core.send(amqp.Basic.CancelOk(tag))
+            return
+        self._cancel(consumer, amqp.Basic.CancelOk(tag), nowait=frame.nowait)
+
+    def _cancel(self, consumer: Consumer, frame: Frame, *, nowait: bool) -> None:
+        """Have a consumer cancelled; `frame` follows its last message."""
+        core = self._core
+
+        def answer(_result: effects.ConsumerCancelled) -> Frame:
+            self._by_id.pop(consumer.id, None)
+            return frame
+
+        core.ask(commands.Cancel(core.session, consumer.id), answer, nowait=nowait)
+
+    def get(self, frame: amqp.Basic.Get) -> None:
+        core = self._core
+        core.check_queue("read", frame.queue)
+        command = commands.Get(
+            core.session,
+            core.connection.id,
+            core.number,
+            core.broker.new_id(),
+            frame.queue,
+            frame.no_ack,
+            core.broker.limits.consumer_timeout_ms,
+        )
+
+        def answer(result: effects.GetOk | effects.GetEmpty) -> Frame | None:
+            if isinstance(result, effects.GetEmpty):
+                core.broker.counters.get_empty += 1
+                return amqp.Basic.GetEmpty()
+            core.outgoing.got(result, no_ack=frame.no_ack)
+            return None
+
+        core.ask(command, answer)
+
+    # From the log
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        """Those that messages may still come for."""
+        return list(self._by_id.values())
+
+    def consumer(self, consumer_id: int) -> Consumer | None:
+        return self._by_id.get(consumer_id)
+
+    def deliver(self, effect: effects.Deliver) -> None:
+        consumer = self._by_id.get(effect.consumer)
+        if consumer is not None:
+            consumer.next_id = effect.first_id + sum(part.count for part in effect.ranges)
+            self._core.outgoing.deliver(consumer, effect)
+
+    def direct_reply(self, effect: effects.DirectReply) -> None:
+        consumer = self._by_id.get(effect.consumer)
+        if consumer is not None:
+            self._core.outgoing.direct_reply(consumer.tag, effect)
+
+    def timed_out(self, effect: effects.DeliveryTimeout) -> None:
+        """Say in the node's log what a client that does not acknowledge is about to be told."""
+        log.warning(
+            "Consumer '%s' on channel %d and %s has timed out waiting for a consumer acknowledgement of a delivery "
+            "with delivery tag = %s. Timeout used: %d ms. This timeout value can be configured, see consumers doc "
+            "guide to learn more",
+            effect.tag,
+            self._core.number,
+            the_queue(effect.queue, effect.vhost),
+            self._core.outgoing.tag_of(effect.consumer, effect.message_id) or "unknown",
+            effect.timeout_ms,
+        )
+
+    def consumer_gone(self, consumer_id: int) -> None:
+        """Consumer cancel notification: the queue was deleted, or the consumer was too slow."""
+        consumer = self._by_id.pop(consumer_id, None)
+        if consumer is not None and self._by_tag.get(consumer.tag) is consumer:
+            del self._by_tag[consumer.tag]
+            if self._core.connection.wants_cancel_notify:
+                self._core.send(_cancel_notification(consumer))
+
+    def leader_changed(self) -> None:
+        """Cancel the consumers that asked for it on a change of leader (x-cancel-on-ha-failover)."""
+        for consumer in [consumer for consumer in self._by_tag.values() if consumer.cancel_on_failover]:
+            del self._by_tag[consumer.tag]
+            nowait = not self._core.connection.wants_cancel_notify
+            self._cancel(consumer, _cancel_notification(consumer), nowait=nowait)
+
+
+def _started(consumer: Consumer) -> Callable[[effects.Consuming], Frame]:
+    def answer(_result: effects.Consuming) -> Frame:
+        consumer.started = True
+        return amqp.Basic.ConsumeOk(consumer.tag)
+
+    return answer
+
+
+def _cancel_notification(consumer: Consumer) -> Frame:
+    return amqp.Basic.Cancel(consumer.tag, nowait=True)
+
+
+HANDLERS: dict[str, Callable[[Consuming, Any], None]] = {
+    "Basic.Qos": Consuming.qos,
+    "Basic.Consume": Consuming.consume,
+    "Basic.Cancel": Consuming.cancel,
+    "Basic.Get": Consuming.get,
+    "Basic.Ack": Consuming.ack,
+    "Basic.Nack": Consuming.nack,
+    "Basic.Reject": Consuming.reject,
+    "Basic.Recover": Consuming.recover,
+    "Basic.RecoverAsync": Consuming.recover_async,
+}

@@ -1,0 +1,199 @@
+"""What the parts of a channel share: asking the log, answering, and one method after the other.
+
+Lives here: which answer of the log is whose, and what is held back until it has come. Not here: what methods mean
+(publishing.py, consuming.py, declaring.py, transacting.py), what leaves the channel and when (outgoing.py).
+
+Law: a method that needs an answer from the log holds back the channel's later methods until it has it, as if the
+channel's methods were carried out one by one. So does one that has to wait until this node is up to date.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from qq.amqp.connection import ChannelCloseRequested
+from qq.amqp.encoding import encode
+from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
+from qq.amqp_server.outgoing import Outgoing
+from qq.sessions.access import Access
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pamqp.base import Frame
+
+    from qq.amqp_server.channel.transaction import Transaction
+    from qq.amqp_server.ports import Carrier
+    from qq.errors import AmqpError
+    from qq.machine.commands import Command
+    from qq.sessions.access import Permission
+    from qq.sessions.broker import Broker
+
+Event = Publishes | Acks | Method | ChannelFault | ChannelCloseRequested
+
+
+class Core:
+    """The session of a channel, and what its parts have in common."""
+
+    __slots__ = (
+        "_answers",
+        "_carry_out",
+        "_catching_up",
+        "_fail",
+        "_held",
+        "access",
+        "answered",
+        "broker",
+        "closed",
+        "confirming",
+        "connection",
+        "has_failed",
+        "has_published",
+        "last_queue",
+        "number",
+        "outgoing",
+        "reply_name",
+        "session",
+        "transaction",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        connection: Carrier,
+        number: int,
+        carry_out: Callable[[Event], None],
+        fail: Callable[[AmqpError], None],
+    ) -> None:
+        self.broker = broker
+        self.connection = connection
+        self.number = number
+        self.session = broker.new_id()
+        """Names the channel in the log: unlike its number it is never used again."""
+        self.outgoing = Outgoing(broker, connection, number)
+        self.access = Access(broker.machine, connection.user, connection.vhost)
+        self.closed = False
+        self.has_failed = False
+        """The log has refused something of it, and passes over what it is asked for behind that."""
+        self.confirming = False
+        self.has_published = False
+        """Since it was last known to be applied: answers to later methods come behind what it returns, or its error."""
+        self.transaction: Transaction | None = None
+        self.last_queue = ""
+        """The queue that was declared last: methods that name none mean it."""
+        self.reply_name: bytes | None = None
+        """Where replies to the channel's requests are to be sent, if it has a consumer of direct replies."""
+        self.answered = 0
+        """How many answers the log has given; it numbers them in the same way."""
+        self._carry_out = carry_out
+        self._fail = fail
+        self._answers: deque[Callable[[Any], None]] = deque()
+        """What to do with the log's answers, which come in the order of the commands."""
+        self._held: deque[Event] = deque()
+        """What came behind a method that waits for its answer; the connection limits how much."""
+        self._catching_up = False
+        """The first of those waits until this node has applied what the cluster has committed."""
+
+    # One after the other
+
+    @property
+    def waits_for_answer(self) -> bool:
+        return bool(self._answers)
+
+    def receive(self, event: Event) -> None:
+        """Carry out an event, or hold it back while an earlier method waits for its answer."""
+        if self._answers or self._catching_up:
+            if not self._held:
+                self.connection.holds_back(self)
+            self._held.append(event)
+            return
+        self._carry_out(event)
+
+    def catch_up(self, event: Event) -> None:
+        """Carry out an event, and all that is held behind it, when this node has applied what is committed by now."""
+        if not self._held:
+            self.connection.holds_back(self)
+        self._held.appendleft(event)
+        self._catching_up = True
+        self.broker.submissions.barrier(self._caught_up, self.connection.lane)
+
+    def _caught_up(self) -> None:
+        self._catching_up = False
+        if not self.closed:
+            self.access.certain = True
+            self._carry_out(self._held.popleft())
+            self.access.certain = False
+            self._release_held()
+
+    def answer_when_applied(self, frame: Frame) -> None:
+        """Answer a method whose commands the log does not answer, and carry out nothing else before."""
+
+        def applied() -> None:
+            self._catching_up = False
+            if not self.closed:
+                self.send(frame)
+                self._release_held()
+
+        self._catching_up = True
+        self.broker.submissions.barrier(applied, self.connection.lane)
+
+    def replied(self, result: Any) -> None:
+        """The log's answer to the oldest method that waits for one."""
+        self.answered += 1
+        self._answers.popleft()(result)
+        self._release_held()
+
+    def _release_held(self) -> None:
+        while self._held and not (self._answers or self._catching_up):
+            self._carry_out(self._held.popleft())
+        if not self._held:
+            self.connection.released(self)
+
+    # Asking and answering
+
+    def expect(self, answered: Callable[[Any], None]) -> None:
+        """Have `answered` called with the log's answer to what is asked for next."""
+        self._answers.append(answered)
+
+    def ask(
+        self, command: Command, answer: Callable[[Any], Frame | bytes | None], *, nowait: bool = False
+    ) -> None:
+        """Submit a command; its result becomes the answering frame, unless the client wants none."""
+
+        def answered(result: Any) -> None:
+            frame = answer(result)
+            if frame is not None and not nowait:
+                self.outgoing.send(frame if isinstance(frame, bytes) else encode(self.number, frame))
+
+        self.expect(answered)
+        self.broker.submissions.add(command, self.connection.lane)
+
+    def send(self, frame: Frame) -> None:
+        self.outgoing.send(encode(self.number, frame))
+
+    def check_queue(self, permission: Permission, name: str) -> None:
+        """Check one permission of a queue. Raises AccessRefused."""
+        name = name or self.last_queue
+        if name:  # else the log refuses
+            self.access.check(permission, "queue", name)
+
+    # Ends
+
+    def fail(self, error: AmqpError) -> None:
+        """Close the channel with an error."""
+        self._fail(error)
+
+    def end(self) -> None:
+        """Nothing is carried out any more, nor referred to: a channel that has ended is freed at once."""
+        self.closed = True
+        self._held.clear()
+        self._answers.clear()
+        self.transaction = None
+        self._carry_out = self._fail = _has_ended
+        self.connection.released(self)
+        self.outgoing.close()
+
+
+def _has_ended(_: object) -> None:
+    """What comes for a channel that has ended is nobody's."""

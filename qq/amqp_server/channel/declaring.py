@@ -1,0 +1,150 @@
+"""Queues, exchanges and bindings of a channel.
+
+Lives here: from the methods of the classes exchange and queue to commands, and from their results to answers. Not here:
+what is declared how (qq/machine), who may do what (qq/sessions/access.py).
+
+Law: a method that names no queue means the one that the channel has declared last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pamqp.commands as amqp
+
+from qq.amqp.encoding import declare_ok
+from qq.machine import commands
+from qq.machine.declaring import stripped
+from qq.machine.requesters import REPLY_PREFIX, REPLY_TO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qq.amqp_server.channel.core import Core
+    from qq.machine import effects
+
+
+def declare_exchange(core: Core, frame: amqp.Exchange.Declare) -> None:
+    arguments = frame.arguments or {}
+    core.access.declare_exchange(frame.exchange, arguments, passive=frame.passive)
+    command = commands.DeclareExchange(
+        core.session,
+        frame.exchange,
+        frame.exchange_type,
+        frame.passive,
+        frame.durable,
+        frame.auto_delete,
+        frame.internal,
+        arguments,
+    )
+    core.ask(command, lambda _: amqp.Exchange.DeclareOk(), nowait=frame.nowait)
+
+
+def delete_exchange(core: Core, frame: amqp.Exchange.Delete) -> None:
+    core.access.delete_exchange(frame.exchange)
+    command = commands.DeleteExchange(core.session, frame.exchange, frame.if_unused)
+    core.ask(command, lambda _: amqp.Exchange.DeleteOk(), nowait=frame.nowait)
+
+
+def bind_exchange(core: Core, frame: amqp.Exchange.Bind) -> None:
+    core.access.bind("exchange", frame.destination, frame.source, frame.routing_key)
+    command = commands.BindExchange(
+        core.session, frame.destination, frame.source, frame.routing_key, frame.arguments or {}
+    )
+    core.ask(command, lambda _: amqp.Exchange.BindOk(), nowait=frame.nowait)
+
+
+def unbind_exchange(core: Core, frame: amqp.Exchange.Unbind) -> None:
+    core.access.bind("exchange", frame.destination, frame.source, frame.routing_key)
+    command = commands.UnbindExchange(
+        core.session, frame.destination, frame.source, frame.routing_key, frame.arguments or {}
+    )
+    core.ask(command, lambda _: amqp.Exchange.UnbindOk(), nowait=frame.nowait)
+
+
+def declare_queue(core: Core, frame: amqp.Queue.Declare) -> None:
+    arguments = frame.arguments or {}
+    name = stripped(frame.queue)
+    server_named = not name and not frame.passive
+    if server_named:
+        name = core.broker.server_name("amq.gen-")
+    meant = name or core.last_queue
+    if meant and not meant.startswith(REPLY_TO):
+        core.access.declare_queue(meant, arguments, passive=frame.passive)
+    command = commands.DeclareQueue(
+        core.session,
+        core.connection.id,
+        name,
+        frame.passive,
+        frame.durable,
+        frame.exclusive,
+        frame.auto_delete,
+        server_named,
+        arguments,
+    )
+
+    def answer(result: effects.QueueDeclared) -> bytes:
+        core.last_queue = result.name
+        return declare_ok(core.number, result.name, result.messages, result.consumers)
+
+    core.ask(command, answer, nowait=frame.nowait)
+
+
+def _check_binding(core: Core, frame: amqp.Queue.Bind | amqp.Queue.Unbind) -> None:
+    queue = stripped(frame.queue) or core.last_queue
+    if queue and not queue.startswith(REPLY_PREFIX):  # else the log refuses
+        routing_key = frame.routing_key or ("" if frame.queue else queue)
+        core.access.bind("queue", queue, frame.exchange, routing_key)
+
+
+def bind_queue(core: Core, frame: amqp.Queue.Bind) -> None:
+    _check_binding(core, frame)
+    command = commands.BindQueue(
+        core.session,
+        core.connection.id,
+        frame.queue,
+        frame.exchange,
+        frame.routing_key,
+        frame.arguments or {},
+    )
+    core.ask(command, lambda _: amqp.Queue.BindOk(), nowait=frame.nowait)
+
+
+def unbind_queue(core: Core, frame: amqp.Queue.Unbind) -> None:
+    _check_binding(core, frame)
+    command = commands.UnbindQueue(
+        core.session,
+        core.connection.id,
+        frame.queue,
+        frame.exchange,
+        frame.routing_key,
+        frame.arguments or {},
+    )
+    core.ask(command, lambda _: amqp.Queue.UnbindOk())
+
+
+def purge_queue(core: Core, frame: amqp.Queue.Purge) -> None:
+    core.check_queue("read", frame.queue)
+    command = commands.PurgeQueue(core.session, core.connection.id, frame.queue)
+    core.ask(command, lambda result: amqp.Queue.PurgeOk(result.messages), nowait=frame.nowait)
+
+
+def delete_queue(core: Core, frame: amqp.Queue.Delete) -> None:
+    core.check_queue("configure", stripped(frame.queue))
+    command = commands.DeleteQueue(
+        core.session, core.connection.id, frame.queue, frame.if_unused, frame.if_empty
+    )
+    core.ask(command, lambda result: amqp.Queue.DeleteOk(result.messages), nowait=frame.nowait)
+
+
+HANDLERS: dict[str, Callable[[Core, Any], None]] = {
+    "Exchange.Declare": declare_exchange,
+    "Exchange.Delete": delete_exchange,
+    "Exchange.Bind": bind_exchange,
+    "Exchange.Unbind": unbind_exchange,
+    "Queue.Declare": declare_queue,
+    "Queue.Bind": bind_queue,
+    "Queue.Unbind": unbind_queue,
+    "Queue.Purge": purge_queue,
+    "Queue.Delete": delete_queue,
+}

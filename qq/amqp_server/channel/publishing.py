@@ -1,0 +1,174 @@
+"""What a channel publishes, and what becomes of it: confirms, refusals, returned messages.
+
+Lives here: basic.publish, class confirm. Not here: which properties matter (qq/stored/properties.py), transactions
+(transacting.py), when a batch is submitted (qq/sessions/submissions.py).
+
+Law: sequence numbers are told in order, and each once: confirmed or refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pamqp.commands as amqp
+
+from qq.errors import ChannelError, Reply
+from qq.routing.exchanges import DELAYED
+from qq.sessions.access import AccessRefused
+from qq.sessions.parts import OpenEnqueue
+from qq.stored.layout import HEADERS
+from qq.stored.properties import DURATION_MAX_MS, PLUGIN_DELAY_MAX_MS, UnacceptableProperties, group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qq.amqp.framing import Publishes
+    from qq.amqp_server.channel.core import Core
+    from qq.amqp_server.ports import Carrier
+    from qq.stored.properties import Attributes
+
+PUBLISH = (60, 40)
+CONFIRM_SELECT = (85, 10)
+
+
+class Unpublished(Exception):  # named for what it is
+    """Some of what was to be published is forbidden, as far as this node knows."""
+
+    def __init__(self, rest: Publishes, refused: AccessRefused) -> None:
+        super().__init__(str(refused))
+        self.rest = rest
+        """What has not been published."""
+        self.refused = refused
+
+
+class Publishing:
+    """The publisher of a channel. It is the `Publisher` of what it asks the log for."""
+
+    __slots__ = ("_confirmed", "_core", "_run", "_run_method", "_user", "published")
+
+    def __init__(self, core: Core) -> None:
+        self.published = 0
+        """Publish sequence number of the last message, in confirm mode."""
+        self._core = core
+        self._confirmed = 0
+        user = core.connection.user
+        self._user = None if core.broker.may_impersonate(user) else user
+        """The only user that messages may say they are from."""
+        self._run: OpenEnqueue | None = None
+        self._run_method = b""
+
+    @property
+    def session(self) -> int:
+        return self._core.session
+
+    @property
+    def connection(self) -> Carrier:
+        return self._core.connection
+
+    @property
+    def number(self) -> int:
+        return self._core.number
+
+    @property
+    def has_failed(self) -> bool:
+        return self._core.has_failed
+
+    # From the client
+
+    def publish(self, event: Publishes) -> None:
+        """Have messages published. Raises Unpublished, ChannelError, ConnectionFault."""
+        core, method, done = self._core, event.method, 0
+        access, connection = core.access, core.connection
+        restricts_keys = access.known_publish(method)
+        try:
+            if restricts_keys is None:
+                restricts_keys = access.publish(method, connection.publish_fields(method)[0])
+            delay_max_ms = self._delay_max_ms(method) if event.flags & HEADERS else 0
+            for attributes, messages in group(
+                event.messages, event.flags, self._user, core.reply_name, delay_max_ms
+            ):
+                if restricts_keys:
+                    exchange, routing_key, _ = connection.publish_fields(method)
+                    access.publish_keys(
+                        exchange, (routing_key, *(attributes.more_keys if attributes else ()))
+                    )
+                self._publish_alike(method, attributes, messages)
+                done += len(messages)
+        except UnacceptableProperties as error:
+            raise ChannelError(Reply.PRECONDITION_FAILED, str(error), *PUBLISH) from None
+        except AccessRefused as refused:
+            raise Unpublished(event._replace(messages=event.messages[done:]), refused) from None
+
+    def _delay_max_ms(self, method: bytes) -> int:
+        """What the header x-delay may ask for: at an exchange of the plugin's type as much as there."""
+        connection = self._core.connection
+        vhost = self._core.broker.machine.vhosts.get(connection.vhost)
+        exchange = vhost.exchanges.get(connection.publish_fields(method)[0]) if vhost else None
+        return PLUGIN_DELAY_MAX_MS if exchange and exchange.type == DELAYED else DURATION_MAX_MS
+
+    def _publish_alike(self, method: bytes, attributes: Attributes | None, messages: list[bytes]) -> None:
+        core, run = self._core, self._run
+        is_new = (
+            run is None
+            or method != self._run_method
+            or not run.messages  # all have gone
+            or (attributes is not run.attributes and not run.takes(attributes))
+        )
+        if run is None or is_new:
+            exchange, routing_key, mandatory = core.connection.publish_fields(method)
+            core.connection.publishes()
+            first_sequence = self.published + 1 if core.confirming else 0
+            run = self._run = OpenEnqueue(self, first_sequence, exchange, routing_key, mandatory, attributes)
+            self._run_method = method
+        counters = core.broker.counters
+        counters.messages_received += len(messages)
+        if core.transaction is not None:
+            vhost = core.broker.machine.vhosts.get(core.connection.vhost)
+            looked_into = vhost is not None and vhost.looks_at_content(run.exchange)
+            core.transaction.publish(run, messages, is_new=is_new, looked_into=looked_into)
+            return
+        if core.confirming:
+            self.published += len(messages)
+            counters.messages_received_confirm += len(messages)
+        core.has_published = True
+        core.broker.submissions.publish(run, messages, is_new=is_new)
+
+    def end_run(self) -> None:
+        """Let what is published next be behind what comes before it."""
+        self._run = None
+
+    def confirm_select(self, frame: amqp.Confirm.Select) -> None:
+        core = self._core
+        if core.transaction is not None:
+            raise ChannelError(
+                Reply.PRECONDITION_FAILED, "cannot switch from tx to confirm mode", *CONFIRM_SELECT
+            )
+        core.confirming = True
+        if not frame.nowait:
+            core.send(amqp.Confirm.SelectOk())
+
+    # From the log
+
+    def confirm(self, published: int) -> None:
+        """Everything up to publish sequence number `published` is safe."""
+        core = self._core
+        if not core.closed and published > self._confirmed:
+            core.broker.counters.messages_confirmed += published - self._confirmed
+            self._confirmed = published
+            core.outgoing.confirm(published)
+
+    def refuse(self, first: int, last: int) -> None:
+        """These publish sequence numbers reached no queue, or nobody knows; all before them are safe."""
+        if not self._core.closed and last > self._confirmed:
+            first = max(first, self._confirmed + 1)
+            if first > self._confirmed + 1:
+                self.confirm(first - 1)
+            self._confirmed = last
+            self._core.outgoing.confirm(last, refused=True)
+
+    def refuse_unconfirmed(self, published: int) -> None:
+        """What was published up to there has taken too long: nobody knows what becomes of it."""
+        self.refuse(self._confirmed + 1, published)
+
+
+HANDLERS: dict[str, Callable[[Publishing, Any], None]] = {"Confirm.Select": Publishing.confirm_select}

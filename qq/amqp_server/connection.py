@@ -1,0 +1,603 @@
+"""AMQP connections on sockets: bytes in and out, heartbeats, time limits, back-pressure.
+
+Lives here: what a socket needs. Not here: the protocol (qq/amqp/connection.py), who may log in
+(qq/sessions/login.py) and the channels (channel).
+
+Back-pressure, both ways. In: reading stops while the connection has asked for more than the log has taken in, while it
+sends more than fits behind a method that waits for the log, while it does not read the answers to what it asks, or,
+once it has published, during an alarm (https://www.rabbitmq.com/docs/connection-blocked). Out: deliveries are written
+only while the socket takes them (`has_room`); the rest stays in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.amqp.connection import (
+    ChannelCloseRequested,
+    ChannelOpened,
+    CloseRequested,
+    LoginAttempt,
+    Phase,
+    ServerConnection,
+    VhostRequested,
+)
+from qq.amqp.encoding import HEARTBEAT
+from qq.amqp.fields import decode_publish
+from qq.amqp.framing import Fault
+from qq.amqp_server.channel.channel import Channel
+from qq.errors import ConnectionFault, Reply, amqp_error
+from qq.sessions.lanes import Lane
+from qq.sessions.login import Login
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cluster.ports import Timer
+    from cluster.strangers import Place
+    from qq.amqp.connection import Event
+    from qq.amqp_server.ports import Numbered, Pumped
+    from qq.amqp_server.server import AmqpServer
+    from qq.errors import AmqpError
+    from qq.machine.effects import CloseConnection, Failed
+    from qq.sessions.login import Attempt
+
+log = logging.getLogger(__name__)
+
+CLOSE_GRACE_S = 3.0
+"""How long a client may take to answer connection.close, or to read what is left for it.
+
+And to close the socket behind the answer to its own connection.close: RabbitMQ leaves that to the client for up to
+30 s. One that reads the end together with close-ok may take the connection for lost (aiormq).
+"""
+HELD_BYTES_MAX = 256 * 1024
+"""What a client may send on while one of its channels holds methods back until the log has answered an earlier one."""
+BEATS = 2
+"""Times in a heartbeat interval that it is looked whether something was read and written."""
+FRESH_INTERVAL_FRACTION = 0.25
+"""A beat is left out if something was written in the last so much of a heartbeat interval.
+
+So a client waits for three quarters of an interval at most. AMQP 0-9-1 gives a node two intervals, but Java's client
+with Netty gives it up after one.
+"""
+SILENT_BEATS_MAX = 2 * BEATS
+"""AMQP 0-9-1 4.2.7: a peer that is silent for two intervals is gone."""
+PUBLISH_CACHE_MAX = 1024
+"""Distinct basic.publish methods (exchange, routing key, flags) remembered in decoded form for one connection."""
+GUESSES = {
+    b"\x16\x03": ", but TLS",  # it has come to the wrong port
+    b"PROXY ": ", but the PROXY protocol",  # of a proxy that the configuration does not name
+    b"\r\n\r\n\0\r\n": ", but the PROXY protocol",
+}
+"""How others begin."""
+SHOWN_NAME_MAX = 64
+"""Characters of what a stranger gives as its name that are logged."""
+
+
+class Peer(NamedTuple):
+    """Where a connection comes from."""
+
+    host: str
+    port: int
+    proxy_host: str = ""
+    """Through whom, if a proxy has told the rest."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client's connection. It is the `Carrier` of its channels."""
+
+    __slots__ = (
+        "_amqp",
+        "_attempt",
+        "_blocked",
+        "_broker",
+        "_channels",
+        "_deadline",
+        "_flush_asked",
+        "_has_read",
+        "_heartbeat",
+        "_held_bytes",
+        "_holding",
+        "_name_in",
+        "_out_bytes",
+        "_parting",
+        "_place",
+        "_proxy_host",
+        "_publish_fields",
+        "_publishes",
+        "_pumping",
+        "_reasons_to_pause",
+        "_refused",
+        "_server",
+        "_silent_beats",
+        "_transport",
+        "_uncommitted_bytes",
+        "_writing_paused",
+        "_written_s",
+        "id",
+        "in_log",
+        "is_admitted",
+        "lane",
+        "peer_host",
+        "peer_port",
+        "user",
+        "vhost",
+    )
+
+    def __init__(
+        self,
+        server: AmqpServer,
+        peer: Peer,
+        place: Place,
+        name_in: Callable[[Mapping[str, Any]], str | None] | None = None,
+    ) -> None:
+        """It leaves its `place` when it is gone.
+
+        With TLS, `name_in` tells the name of the user in a client's certificate that was checked.
+        """
+        self._server = server
+        self._broker = broker = server.broker
+        self.peer_host, self.peer_port, self._proxy_host = peer
+        self._place = place
+        self.id = broker.new_id()
+        self.lane = Lane(self)
+        """Where what it asks the log for waits."""
+        self.user = ""
+        self.vhost = ""
+        self.in_log = False
+        """The log was asked to let it in, so it has to hear when the connection is gone."""
+        self.is_admitted = False
+        self._name_in = name_in
+        self._attempt: Attempt | None = None
+        """The login under way."""
+        self._channels: dict[int, Channel] = {}
+        self._publish_fields: dict[bytes, tuple[str, str, bool]] = {}
+        self._out_bytes = 0
+        self._flush_asked = False
+        self._writing_paused = False
+        self._pumping: dict[Pumped, None] = {}
+        self._uncommitted_bytes = 0
+        self._holding: dict[int, None] = {}
+        self._held_bytes = 0
+        self._reasons_to_pause: dict[object, None] = {}
+        self._publishes = False
+        self._blocked = False
+        self._has_read = False
+        self._written_s = 0.0
+        self._silent_beats = 0
+        self._refused = False
+        """The login failed and the client cannot be told: it is to wait, against guessing."""
+        self._parting = False
+        """The client has closed in good order: the socket is its to close."""
+        self._deadline: Timer | None = None
+        """For the handshake; at the end, for the client to go."""
+        self._heartbeat: Timer | None = None
+
+    # Socket
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport: asyncio.Transport = transport
+        limits = self._broker.limits
+        transport.set_write_buffer_limits(high=limits.write_buffer_bytes, low=limits.write_buffer_bytes // 4)
+        certificate = transport.get_extra_info("peercert") if self._name_in is not None else None
+        self._amqp = ServerConnection(
+            self._server.settings, self._name_in(certificate) if self._name_in and certificate else None
+        )
+        self._broker.connection_opened(self)
+        if not self._place.is_taken:
+            self._pushed_out()
+            return
+        self._place.push_out = self._pushed_out
+        self._deadline = self._broker.runtime.call_later(limits.handshake_timeout_s, self._handshake_too_slow)
+
+    @property
+    def protocol(self) -> str:
+        return "AMQP 0-9-1"
+
+    @property
+    def name(self) -> str:
+        """RabbitMQ's name of a connection."""
+        host, port, *_ = self._transport.get_extra_info("sockname") or ("", 0)
+        return f"{self.peer_host}:{self.peer_port} -> {host}:{port}"
+
+    def data_received(self, data: bytes) -> None:
+        self._has_read = True
+        if self._holding:
+            self._held_bytes += len(data)
+            if self._held_bytes > HELD_BYTES_MAX:
+                self.pause_for(_HELD)
+        self._go_on(self._amqp.receive, data)
+
+    def _go_on(self, take: Callable[..., list[Event]], *arguments: bytes) -> None:
+        """Carry out what the client has sent, now or behind something whose answer is there now."""
+        try:
+            self._handle_all(take(*arguments))
+        except Exception as error:  # noqa: BLE001  # it is logged
+            self.unexpected(error)
+        if self._amqp.phase is Phase.CLOSED:
+            self._hang_up()
+        self._ask_flush()
+
+    def unexpected(self, error: Exception) -> None:
+        """End with an error of ours.
+
+        If a client's input could stop the node by it, the client would go on to the next one.
+        """
+        log.error("connection %d of %s: unexpected", self.id, self.user or "nobody", exc_info=error)
+        self.fail(ConnectionFault(Reply.INTERNAL_ERROR, "an unexpected error in the broker"))
+
+    def eof_received(self) -> bool:
+        self._end()
+        self._close_later()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._place.leave()
+        level = logging.INFO if self.user else logging.DEBUG  # strangers come and go as often as they like
+        log.log(
+            level, "connection %d of %s closed%s", self.id, self.user or "nobody", f": {exc}" if exc else ""
+        )
+        if self._attempt is not None:
+            self._attempt.cancel()
+        self._end()
+        self._stop_timers()
+        self._broker.connection_closed(self)
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._resume_pumps()
+        self.resume_for(_ANSWERS)
+
+    # Events
+
+    def _handle_all(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case LoginAttempt():
+                    self._login(event)
+                case VhostRequested():
+                    self._open_vhost(event.vhost)
+                case CloseRequested():
+                    self._part()
+                case Fault():
+                    self.fail(event.error)
+                case ChannelOpened():
+                    channel = self._channels[event.channel] = Channel(self._broker, self, event.channel)
+                    self._broker.session_opened(channel)
+                case _:
+                    channel = self._channels.get(event.channel)
+                    if channel is not None:
+                        channel.receive(event)
+                    elif isinstance(event, ChannelCloseRequested):
+                        # Both sides have closed: nothing is left to be done before the answer.
+                        self._amqp.channel_closed(event.channel)
+
+    def _login(self, attempt: LoginAttempt) -> None:
+        login = Login(attempt.user, attempt.password, self.peer_host, self._proxy_host)
+        user, mechanism = attempt.user, attempt.mechanism
+
+        def decided(admitted: bool) -> None:
+            self._attempt = None
+            if self._amqp.phase is not Phase.LOGIN or self._transport.is_closing():
+                return
+            if admitted:
+                self.user = user
+                self._place.make_known()
+                self._go_on(self._amqp.accept_login)
+            else:
+                self._refuse(user, mechanism)
+
+        self._attempt = self._broker.logins.attempt(login, decided)
+
+    def _refuse(self, user: str, mechanism: str) -> None:
+        shown = user if len(user) <= SHOWN_NAME_MAX else user[:SHOWN_NAME_MAX] + "..."
+        text = f"connection {self.id}: login of user {shown!r} from {self.peer_host} ({mechanism}) refused"
+        self._server.complaints.about("login", text)
+        self._amqp.refuse_login()
+        self._refused = self._amqp.phase is Phase.CLOSED
+        self._close_later()
+        self._ask_flush()
+
+    def _open_vhost(self, vhost: str) -> None:
+        limit = self._broker.limits.connection_max
+        if limit and self._server.places.known > limit:
+            text = f"connection refused: node connection limit ({limit}) is reached"
+            self.fail(ConnectionFault(Reply.NOT_ALLOWED, text, 10, 40))
+            return
+        if self._broker.is_full:
+            # Clients that come again and again would fill the memory of a node without a majority.
+            text = f"connection refused: {self._broker.why_full}"
+            self.fail(ConnectionFault(Reply.RESOURCE_ERROR, text, 10, 40))
+            return
+        self.vhost = vhost
+        self._broker.connect(self)
+
+    def admitted(self) -> None:
+        """The log has let the connection into its virtual host."""
+        if self._amqp.phase is not Phase.VHOST or self._transport.is_closing():
+            return
+        self._stop_timers()
+        if self._amqp.heartbeat_s:
+            self._beat_later()  # not now: the answer to connection.open is what the client hears first
+        log.info(
+            "connection %d: user %s from %s, virtual host %s", self.id, self.user, self.peer_host, self.vhost
+        )
+        self._go_on(self._amqp.accept_vhost)
+
+    def not_admitted(self, failure: Failed) -> None:
+        """The log has refused that."""
+        if self._amqp.phase is Phase.VHOST and not self._transport.is_closing():
+            self.fail(amqp_error(failure.code, failure.text, failure.class_id, failure.method_id))
+
+    def publish_fields(self, method: bytes) -> tuple[str, str, bool]:
+        """Exchange, routing key and mandatory flag of a raw basic.publish; raises on `immediate`."""
+        fields = self._publish_fields.get(method)
+        if fields is None:
+            if len(self._publish_fields) >= PUBLISH_CACHE_MAX:
+                self._publish_fields.clear()
+            exchange, routing_key, mandatory, immediate = decode_publish(method)
+            if immediate:
+                raise ConnectionFault(Reply.NOT_IMPLEMENTED, "immediate=true", 60, 40)
+            fields = self._publish_fields[method] = (exchange, routing_key, mandatory)
+        return fields
+
+    # Ends
+
+    def fail(self, error: AmqpError) -> None:
+        """Close the connection with an error."""
+        if self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
+            if self.user:
+                log.warning("connection %d of %s: %s", self.id, self.user, error)
+            else:
+                text = f"connection {self.id} from {self.peer_host}, which has not logged in: {error}"
+                self._server.complaints.about("stranger", text)
+            self._end()
+            self._amqp.fail(error)
+            self._ask_flush()
+            self._close_later()
+            # Only close-ok is of interest now, and all before it has to be read to get there.
+            for reason in list(self._reasons_to_pause):
+                self.resume_for(reason)
+
+    def told_to_close(self, effect: CloseConnection) -> None:
+        """Close the connection for an operator; one that is not open yet is not told why."""
+        if self._amqp.phase is Phase.OPEN:
+            self.fail(ConnectionFault(Reply(effect.code), effect.text))
+        elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
+            self._transport.abort()
+
+    def shut_down(self) -> None:
+        """Tell the client that the node stops."""
+        self.fail(
+            ConnectionFault(
+                Reply.CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'"
+            )
+        )
+        self._flush()
+
+    def fail_channel(self, channel: Numbered, error: AmqpError) -> None:
+        log.warning("connection %d, channel %d: %s", self.id, channel.number, error)
+        self._forget(channel.number)
+        self._amqp.fail_channel(channel.number, error)
+        self._ask_flush()
+
+    def channel_closed(self, channel: Numbered) -> None:
+        """The client closed the channel, and what it was doing has ended."""
+        self._forget(channel.number)
+        self._amqp.channel_closed(channel.number)
+        self._ask_flush()
+
+    def _forget(self, number: int) -> None:
+        channel = self._channels.pop(number, None)
+        if channel is not None:
+            self._pumping.pop(channel.outgoing, None)
+
+    def close_now(self) -> None:
+        """Drop the socket; nothing more is carried out, nor what channels have held back."""
+        self._end()
+        self._transport.abort()
+
+    def _hang_up(self) -> None:
+        """Close the socket once everything is written; it is dropped if the client takes too long to read it."""
+        if self._refused or self._parting or self._transport.is_closing():
+            return
+        if header := self._amqp.foreign_header:
+            guess = next((guess for begin, guess in GUESSES.items() if header.startswith(begin)), "")
+            text = f"connection {self.id} from {self.peer_host}: not AMQP 0-9-1{guess}: {header!r}"
+            self._server.complaints.about("header", text)
+        self._flush()
+        self._close_socket()
+
+    def _part(self) -> None:
+        """Answer the client's connection.close; nothing of the connection is left then but its socket."""
+        self._end()
+        self._amqp.closed()
+        self._broker.connection_left(self)
+        self._flush()
+        self._parting = True
+        self._stop_timers()
+        self._deadline = self._broker.runtime.call_later(CLOSE_GRACE_S, self._close_socket)
+
+    def _close_socket(self) -> None:
+        self._close_later()
+        self._transport.close()
+
+    def _end(self) -> None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.end()
+        self._pumping.clear()
+
+    def _close_later(self) -> None:
+        self._stop_timers()
+        self._deadline = self._broker.runtime.call_later(CLOSE_GRACE_S, self._transport.abort)
+
+    def _handshake_too_slow(self) -> None:
+        text = f"connection {self.id} from {self.peer_host}: no handshake in time"
+        self._server.complaints.about("handshake", text)
+        self._transport.abort()
+
+    def _pushed_out(self) -> None:
+        text = (
+            f"connection {self.id} from {self.peer_host}: dropped before its login, as others wait for theirs"
+        )
+        self._server.complaints.about("pushed out", text)
+        self._transport.abort()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._deadline, self._heartbeat):
+            if timer is not None:
+                timer.cancel()
+        self._deadline = self._heartbeat = None
+
+    # Heartbeats
+
+    def _beat(self) -> None:
+        """Send when nothing else was sent of late; count how often nothing came.
+
+        Beats are counted and not seconds, so that a client is not blamed for the time in which the node stood still.
+        """
+        self._silent_beats = 0 if self._has_read or self._reasons_to_pause else self._silent_beats + 1
+        if self._silent_beats >= SILENT_BEATS_MAX:
+            log.warning("connection %d of %s: missed heartbeats", self.id, self.user)
+            self._transport.abort()
+            return
+        if (
+            self._broker.runtime.monotonic() - self._written_s
+            >= FRESH_INTERVAL_FRACTION * self._amqp.heartbeat_s
+        ):
+            self.write((HEARTBEAT,))
+        self._beat_later()
+
+    def _beat_later(self) -> None:
+        self._has_read = False
+        self._heartbeat = self._broker.runtime.call_later(self._amqp.heartbeat_s / BEATS, self._beat)
+
+    # Out
+
+    @property
+    def channel_count(self) -> int:
+        return len(self._channels)
+
+    @property
+    def client_properties(self) -> Mapping[str, object]:
+        """What the client tells of itself."""
+        return self._amqp.client_properties
+
+    @property
+    def wants_live_prefetch(self) -> bool:
+        return self._amqp.capabilities.live_prefetch
+
+    @property
+    def wants_cancel_notify(self) -> bool:
+        return self._amqp.capabilities.consumer_cancel_notify
+
+    @property
+    def frame_max(self) -> int:
+        return self._amqp.frame_max
+
+    @property
+    def has_room(self) -> bool:
+        return not self._writing_paused and self._out_bytes < self._broker.limits.write_buffer_bytes
+
+    def write(self, buffers: Sequence[bytes]) -> None:
+        """Queue bytes for the socket; they leave together at the end of this pass of the loop."""
+        self._amqp.out += buffers
+        self._out_bytes += sum(map(len, buffers))
+        self._ask_flush()
+
+    def _ask_flush(self) -> None:
+        if not self._flush_asked and self._amqp.out:
+            self._flush_asked = True
+            self._broker.runtime.call_soon(self._flush)
+
+    def pump_later(self, waiting: Pumped) -> None:
+        """Let a channel go on writing when the socket has room."""
+        self._pumping[waiting] = None
+
+    def _flush(self) -> None:
+        self._flush_asked = False
+        data = self._amqp.data_to_send()
+        self._out_bytes = 0
+        if not data or self._transport.is_closing():
+            return
+        self._written_s = self._broker.runtime.monotonic()
+        self._transport.write(data)
+        if self._writing_paused:
+            if self._transport.get_write_buffer_size() > 4 * self._broker.limits.write_buffer_bytes:
+                self.pause_for(_ANSWERS)
+        else:
+            self._resume_pumps()
+
+    def _resume_pumps(self) -> None:
+        waiting, self._pumping = self._pumping, {}
+        for each in waiting:
+            each.pump()
+
+    # In
+
+    def count_uncommitted(self, size: int) -> None:
+        """Bytes of what this connection asks for that the log has (size > 0) not taken in, or (size < 0) now has."""
+        self._uncommitted_bytes += size
+        limit = self._broker.uncommitted_bytes_max
+        if self._uncommitted_bytes > limit or self._broker.is_full:
+            self.pause_for(_UNCOMMITTED)
+            if not self._transport.is_closing():
+                self._broker.waits_for_room(self)
+        elif self._uncommitted_bytes <= limit // 2:
+            self.resume_for(_UNCOMMITTED)
+
+    def publishes(self) -> None:
+        """The client publishes: it is one of those who wait while there is an alarm."""
+        if not self._publishes:
+            self._publishes = True
+            self.alarm_changed()
+
+    def alarm_changed(self) -> None:
+        """There is an alarm on this node, or no longer: who has published has to wait for its end, others go on."""
+        reason = self._broker.alarm
+        blocked = reason is not None and self._publishes
+        if blocked == self._blocked or self._amqp.phase is not Phase.OPEN:
+            return
+        self._blocked = blocked
+        if reason is not None:
+            self.pause_for(_ALARM)
+            self._amqp.block(reason)
+        else:
+            self.resume_for(_ALARM)
+            self._amqp.unblock()
+        self._ask_flush()
+
+    def holds_back(self, channel: Numbered) -> None:
+        """The channel keeps what comes, for now."""
+        self._holding[channel.number] = None
+
+    def released(self, channel: Numbered) -> None:
+        """The channel keeps nothing any more."""
+        self._holding.pop(channel.number, None)
+        if not self._holding:
+            self._held_bytes = 0
+            self.resume_for(_HELD)
+
+    def pause_for(self, reason: object) -> None:
+        """Stop reading from the client, for one reason of perhaps several."""
+        if not self._reasons_to_pause and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._reasons_to_pause[reason] = None
+
+    def resume_for(self, reason: object) -> None:
+        if self._reasons_to_pause:
+            self._reasons_to_pause.pop(reason, None)
+            if not self._reasons_to_pause and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+
+_UNCOMMITTED = "the log has to take in what was asked for"
+_HELD = "channels hold back what was sent behind a method"
+_ANSWERS = "answers are not read"
+_ALARM = "publishers must wait"

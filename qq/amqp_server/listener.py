@@ -1,0 +1,147 @@
+"""The AMQP ports: accepting connections, and what comes before a client is heard: a proxy's header, a TLS handshake.
+
+Lives here: that. Not here: certificates (qq/tls.py), the header itself (proxy.py), what follows (connection.py), how
+many there may be (cluster/strangers.py).
+
+Law: whoever has come is a stranger from the accepted socket to its login, whatever it does meanwhile; and only proxies
+that the configuration names are asked, and believed, whose connection it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from ipaddress import IPv6Address, ip_address
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cluster.accepting import accept_all, begin, listen_on, readable
+from qq.amqp_server.connection import ClientConnection, Peer
+from qq.amqp_server.proxy import ProxyError, ProxyHeader, Source
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import Callable, Mapping, Sequence
+    from ipaddress import IPv4Network, IPv6Network
+
+    from cluster.strangers import Place
+    from qq.amqp_server.server import AmqpServer
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+GOODBYE_S = 3.0
+"""For the other side's part of the end of a TLS connection."""
+
+
+class Tls(NamedTuple):
+    """How a port speaks TLS."""
+
+    context: Callable[[], ssl.SSLContext]
+    """What a connection begins with now."""
+    name_in: Callable[[Mapping[str, Any]], str | None]
+    """As for `ClientConnection`."""
+
+
+class AmqpPort:
+    """Listens on one address."""
+
+    def __init__(
+        self, server: AmqpServer, tls: Tls | None = None, proxies: Sequence[IPv4Network | IPv6Network] = ()
+    ) -> None:
+        """What comes from the networks of `proxies` begins with a header of the PROXY protocol."""
+        self._server = server
+        self._tls = tls
+        self._proxies = proxies
+        self._listeners: list[socket.socket] = []
+
+    async def listen(self, host: str, port: int) -> None:
+        """Take the address; raises OSError."""
+        self._listeners = await listen_on(host, port, BACKLOG)
+
+    @property
+    def port(self) -> int:
+        return self._listeners[0].getsockname()[1]
+
+    async def serve(self) -> None:
+        """Accept connections until cancelled, and give the address free then."""
+        try:
+            # The inner group ends first: what it has accepted must be begun, or nobody closes those sockets.
+            async with asyncio.TaskGroup() as beginnings, asyncio.TaskGroup() as accepting:
+
+                def take(sock: socket.socket, address: Any) -> None:
+                    self._take(sock, Source(*address[:2]), beginnings)
+
+                for listener in self._listeners:
+                    accepting.create_task(accept_all(listener, take, self._server.complaints, "client"))
+        finally:
+            for listener in self._listeners:
+                listener.close()
+
+    def _take(self, sock: socket.socket, source: Source, beginnings: asyncio.TaskGroup) -> None:
+        place = self._server.places.take(source.host)
+        if place is None:
+            text = f"a connection from {source.host} is refused: there are too many"
+            self._server.complaints.about("too many", text)
+            sock.close()
+            return
+        begin(beginnings.create_task(self._begin(sock, source, place)), sock, place)
+
+    async def _begin(self, sock: socket.socket, source: Source, place: Place) -> None:
+        peer = Peer(source.host, source.port)
+        try:
+            if self._is_proxy(source.host):
+                peer = await self._proxied(sock, source, place)
+            # From here on the socket is the transport's.
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: ClientConnection(self._server, peer, place, self._tls.name_in if self._tls else None),
+                sock,
+                ssl=self._tls.context() if self._tls else None,
+                ssl_handshake_timeout=self._server.broker.limits.tls_handshake_timeout_s
+                if self._tls
+                else None,
+                ssl_shutdown_timeout=GOODBYE_S if self._tls else None,
+            )
+        except ProxyError as error:
+            self._server.complaints.about("proxy", f"a connection from {source.host} is dropped: {error}")
+            sock.close()
+            place.leave()
+        except OSError as error:  # also for time and TLS
+            what = "TLS handshake" if self._tls else "connection"
+            self._server.complaints.about("begin", f"the {what} with {peer.host} failed: {error}")
+            place.leave()
+
+    def _is_proxy(self, host: str) -> bool:
+        if not self._proxies:
+            return False
+        address = ip_address(host)
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return any(address in network for network in self._proxies)
+
+    async def _proxied(self, sock: socket.socket, source: Source, place: Place) -> Peer:
+        """Whose connection the proxy passes on. Raises ProxyError."""
+        header = ProxyHeader()
+        try:
+            async with asyncio.timeout(self._server.broker.limits.handshake_timeout_s):
+                while header.wanted:
+                    await _receive(sock, header)
+        except TimeoutError:
+            raise ProxyError("no header of the PROXY protocol in time") from None
+        except OSError as error:
+            raise ProxyError(str(error)) from None
+        if header.source is None:
+            return Peer(source.host, source.port)
+        place.comes_from(header.source.host)
+        return Peer(header.source.host, header.source.port, source.host)
+
+
+async def _receive(sock: socket.socket, header: ProxyHeader) -> None:
+    try:
+        data = sock.recv(header.wanted)
+    except BlockingIOError:
+        await readable(sock)
+        return
+    if not data:
+        raise ProxyError("it left before the end of its PROXY header")
+    header.receive(data)

@@ -1,0 +1,469 @@
+"""What leaves a channel: answers, confirms, returned and delivered messages, and the delivery tags they leave under.
+
+Lives here: the order of what leaves, the wait for the socket and for messages that must be read first, who holds which
+delivery tag. Not here: bytes (qq/amqp), what is delivered to whom (qq/machine), what an acknowledgement does
+(channel.py).
+
+Law: everything leaves in the order in which it was handed in. What waits is small: references to messages, never
+messages. Whatever the client asked for and does not read counts, and stops the reading of its requests; deliveries and
+confirms do not count, since they must not keep a client that publishes first and reads later from publishing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from pamqp.commands import Basic
+
+from qq.amqp.encoding import confirm_frame, deliveries, encode, get_ok, returned
+from qq.errors import ChannelError, ConnectionFault, Reply
+from qq.machine.commands import Settle
+from qq.ranges import Range, RangeMap
+from qq.sessions.entries import MessagesGone, ReadAhead
+from qq.sessions.headers import delivered, published_to
+from qq.stored.editing import reframe, with_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.amqp_server.ports import Carrier
+    from qq.machine.effects import Deliver, DirectReply, GetOk, Returned
+    from qq.machine.history import History
+    from qq.ranges import Piece
+    from qq.sessions.broker import Broker
+    from qq.sessions.entries import Messages
+
+ANSWERS_WAITING_MAX = 1000
+"""Answers and returned messages that wait behind deliveries; above it the node stops reading from the connection."""
+REPLIES_WAITING_MAX = 50_000
+"""Runs of direct replies that wait for a client that does not read. What comes on top is lost, and so is what waits for
+so long that the log does not hold it any more: RabbitMQ promises no more (at most once), and nobody need keep the log
+for a client that asks and does not listen. So many are some 15 MB, and more than clients ask for before they read."""
+READ_AHEAD_RANGES = 64
+"""How far ahead it is looked for entries that will have to be read."""
+
+
+@dataclass(slots=True, eq=False)
+class Consumer:
+    """A consumer of a channel: the `Consumer` of its session."""
+
+    id: int
+    tag: str
+    no_ack: bool
+    """Its messages are settled when they are written."""
+    paced: bool
+    """It has no prefetch limit: it may have more messages as its earlier ones are written."""
+    cancel_on_failover: bool
+    live_prefetch: bool
+    """A later basic.qos changes its prefetch."""
+    started: bool = False
+    """The log has answered that it consumes."""
+    next_id: int = 0
+    """Message id of the first that it has not been given yet."""
+
+
+class Tagged(NamedTuple):
+    """What consecutive delivery tags stand for: consecutive message ids of a consumer."""
+
+    consumer: int
+    first_id: int
+
+
+@dataclass(slots=True, eq=False)
+class _Delivery:
+    """Messages checked out to a consumer and not yet written; `next_id` is the message id of the first."""
+
+    consumer: Consumer
+    next_id: int
+    ranges: deque[Range]
+    histories: dict[int, History]
+    counts_failures: bool
+
+
+class _Confirm(NamedTuple):
+    published: int
+    refused: bool
+
+
+class _Get(NamedTuple):
+    result: GetOk
+    no_ack: bool
+
+
+class _Return(NamedTuple):
+    effect: Returned
+
+
+class _DirectReply(NamedTuple):
+    tag: str
+    part: Range
+
+
+_Answer = bytes | _Get | _Return
+_Item = _Answer | _Delivery | _Confirm | _DirectReply
+
+
+class Outgoing:
+    """The way out of one channel."""
+
+    def __init__(self, broker: Broker, connection: Carrier, number: int) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._number = number
+        self._waiting: deque[_Item] = deque()
+        """While something waits, the room or the messages that it waits for will call `pump`."""
+        self._answers_waiting = 0
+        self._replies_waiting = 0
+        self._reading = False
+        self._read_ahead = ReadAhead()
+        self._recovering = False
+        self._closed = False
+        self._next_tag = 1
+        self._confirmed = 0
+        self._unacked: RangeMap[Tagged] = RangeMap()
+
+    # What is to leave
+
+    def send(self, frame: bytes) -> None:
+        """A method. It does not wait for room: the connection limits those by not reading more requests."""
+        if self._waiting:
+            self._put_answer(frame)
+        else:
+            self._connection.write((frame,))
+
+    def deliver(self, consumer: Consumer, effect: Deliver) -> None:
+        last = self._waiting[-1] if self._waiting else None
+        if type(last) is _Delivery and last.consumer is consumer:
+            last.ranges.extend(effect.ranges)
+            last.histories.update(effect.histories)
+            last.counts_failures = effect.counts_failures
+        else:
+            ranges = deque(effect.ranges)
+            histories = dict(effect.histories)
+            self._put(_Delivery(consumer, effect.first_id, ranges, histories, effect.counts_failures))
+
+    def direct_reply(self, tag: str, effect: DirectReply) -> None:
+        """Messages for the consumer of direct replies."""
+        if self._replies_waiting >= REPLIES_WAITING_MAX:
+            self._broker.counters.replies_dropped += effect.count
+            return
+        self._replies_waiting += 1
+        self._put(_DirectReply(tag, Range(effect.index, effect.first_slot, effect.count)))
+
+    def got(self, result: GetOk, *, no_ack: bool) -> None:
+        self._put_answer(_Get(result, no_ack))
+
+    def unroutable(self, effect: Returned) -> None:
+        self._put_answer(_Return(effect))
+
+    def confirm(self, published: int, *, refused: bool = False) -> None:
+        """Confirm, or refuse, all up to a publish sequence number; of two that wait, the later one says it all."""
+        last = self._waiting[-1] if self._waiting else None
+        if type(last) is _Confirm and last.refused == refused:
+            self._waiting[-1] = _Confirm(published, refused)
+        else:
+            self._put(_Confirm(published, refused))
+
+    # Acknowledgements
+
+    def take(self, tag: int, *, multiple: bool, method: tuple[int, int]) -> list[Piece[Tagged]]:
+        """Give up a delivery tag, or all up to it; raises ChannelError if the client does not hold it.
+
+        AMQP 0-9-1 1.8.3.13: multiple with tag 0 means all outstanding.
+        """
+        if not multiple:
+            pieces = self._unacked.take(tag, tag)
+        elif tag:
+            pieces = self._unacked.take_through(tag)
+        else:
+            return self._unacked.take_all()
+        if not pieces or pieces[-1].last != tag:
+            raise ChannelError(Reply.PRECONDITION_FAILED, f"unknown delivery tag {tag}", *method)
+        return pieces
+
+    def hold_again(self, pieces: Sequence[Piece[Tagged]]) -> None:
+        """Undo `take`."""
+        if not pieces:
+            return
+        for piece in sorted([*pieces, *self._unacked.take_all()], key=_first_tag):
+            tagged = piece.value
+            first = tagged._replace(first_id=tagged.first_id + piece.offset)
+            self._unacked.append(piece.first, piece.count, first)
+
+    def tag_of(self, consumer: int, message_id: int) -> int | None:
+        """The delivery tag of a consumer's message; None if the client does not hold it."""
+        for piece in self._unacked.pieces():
+            offset = message_id - piece.value.first_id
+            if piece.value.consumer == consumer and piece.offset <= offset < piece.offset + piece.count:
+                return piece.first + offset - piece.offset
+        return None
+
+    def begin_recovery(self) -> None:
+        """Everything unacked is about to return to its queue: what is not written yet need not be written."""
+        self._recovering = True
+
+    def end_recovery(self) -> None:
+        """Everything has returned, written or not."""
+        self._recovering = False
+        self._unacked.take_all()
+        kept: deque[_Item] = deque()
+        for item in self._waiting:
+            if type(item) is not _Delivery:
+                kept.append(item)
+            elif item.consumer.paced:
+                count = sum(part.count for part in item.ranges)
+                self._broker.submissions.credit(item.consumer.id, count, self._connection.lane)
+        self._waiting = kept
+        self.pump()
+
+    def needed_from(self) -> int | None:
+        """The smallest index whose entry holds a message that waits here and is in no queue any more."""
+        if not self._answers_waiting:
+            return None
+        return min((index for index in map(_needed_index, self._waiting) if index is not None), default=None)
+
+    # Ends
+
+    def hurry_answers(self) -> None:
+        """The channel closes in good order: the answers that are due go before close-ok, not behind deliveries."""
+        self._connection.write([item for item in self._waiting if type(item) is bytes])
+
+    def close(self) -> None:
+        """Nothing more leaves."""
+        self._closed = True
+        self._waiting.clear()
+        self._connection.resume_for(self)
+
+    # Out
+
+    def pump(self) -> None:
+        """Write what waits, as far as the socket takes it and the messages are in memory."""
+        waiting, connection = self._waiting, self._connection
+        while waiting and not (self._reading or self._recovering or self._closed):
+            if not connection.has_room:
+                connection.pump_later(self)
+                return
+            item = waiting[0]
+            if not self._write(item):
+                return
+            waiting.popleft()
+            if type(item) is _DirectReply:
+                self._replies_waiting -= 1
+            elif type(item) is not _Delivery and type(item) is not _Confirm:
+                self._answer_written()
+
+    def _put(self, item: _Item) -> None:
+        self._waiting.append(item)
+        if len(self._waiting) == 1:
+            self.pump()
+
+    def _put_answer(self, item: _Answer) -> None:
+        self._answers_waiting += 1
+        if self._answers_waiting > ANSWERS_WAITING_MAX:
+            self._connection.pause_for(self)
+        self._put(item)
+
+    def _answer_written(self) -> None:
+        self._answers_waiting -= 1
+        if self._answers_waiting == ANSWERS_WAITING_MAX // 2:
+            self._connection.resume_for(self)
+
+    def _write(self, item: _Item) -> bool:
+        """Write an item; False if its messages must be read first, or the socket is full half-way."""
+        match item:
+            case bytes():
+                self._connection.write((item,))
+                return True
+            case _Confirm():
+                # RabbitMQ says `multiple` of several only, and some clients count no other confirms.
+                multiple, self._confirmed = item.published > self._confirmed + 1, item.published
+                self._connection.write((confirm_frame(self._number, item.published, multiple, item.refused),))
+                return True
+            case _Delivery():
+                return self._write_delivery(item)
+            case _Get():
+                return self._write_get(item)
+            case _Return():
+                return self._write_return(item.effect)
+            case _DirectReply():
+                return self._write_direct_reply(item)
+
+    def _write_delivery(self, delivery: _Delivery) -> bool:
+        consumer, ranges = delivery.consumer, delivery.ranges
+        while ranges:
+            part = ranges[0]
+            try:
+                stored = self._stored(part, ranges)
+            except MessagesGone:
+                # Their queue was deleted while they waited here; the consumer hears that by itself.
+                delivery.next_id += part.count
+                ranges.popleft()
+                continue
+            if stored is None:
+                return False
+            out: list[bytes] = []
+            tag = self._next_tag
+            history = delivery.histories.get(part.history)
+            for messages in stored:
+                deliveries(
+                    self._number,
+                    consumer.tag,
+                    tag,
+                    part.deliveries > 0,
+                    *published_to(messages, history),
+                    self._framed(messages, part, history, delivery.counts_failures),
+                    out,
+                )
+                tag += len(messages.messages)
+            self._connection.write(out)
+            self._count_written(consumer, delivery.next_id, part.count, redelivered=part.deliveries > 0)
+            delivery.next_id += part.count
+            ranges.popleft()
+            if ranges and not self._connection.has_room:
+                self._connection.pump_later(self)
+                return False
+        return True
+
+    def _count_written(self, consumer: Consumer, first_id: int, count: int, *, redelivered: bool) -> None:
+        submissions, counters = self._broker.submissions, self._broker.counters
+        if redelivered:
+            counters.messages_redelivered += count
+        if consumer.no_ack:
+            counters.messages_delivered_auto_ack += count
+            submissions.settle(Settle, consumer.id, first_id, first_id + count - 1, self._connection.lane)
+        else:
+            counters.messages_delivered_manual_ack += count
+            self._unacked.append(self._next_tag, count, Tagged(consumer.id, first_id))
+            if consumer.paced:
+                submissions.credit(consumer.id, count, self._connection.lane)
+        self._next_tag += count
+
+    def _write_get(self, item: _Get) -> bool:
+        consumer, part, remaining, history, counts_failures = item.result
+        try:
+            stored = self._stored(part, (part,))
+        except MessagesGone:
+            return self._write_lost() if item.no_ack else self._write_get_empty()
+        if stored is None:
+            return False
+        [messages] = stored
+        [message] = self._framed(messages, part, history, counts_failures)
+        redelivered = part.deliveries > 0
+        frame = get_ok(
+            self._number,
+            self._next_tag,
+            redelivered,
+            *published_to(messages, history),
+            remaining,
+            message,
+        )
+        self._connection.write((frame,))
+        counters = self._broker.counters
+        counters.messages_redelivered += redelivered
+        if item.no_ack:
+            counters.messages_got_auto_ack += 1
+        else:
+            counters.messages_got_manual_ack += 1
+            self._unacked.append(self._next_tag, 1, Tagged(consumer, 0))
+        self._next_tag += 1
+        return True
+
+    def _write_get_empty(self) -> bool:
+        """The queue was deleted, and its messages with it."""
+        self._broker.counters.get_empty += 1
+        self._connection.write((encode(self._number, Basic.GetEmpty()),))
+        return True
+
+    def _write_lost(self) -> bool:
+        """The log was replaced by a snapshot while the last copy of a message waited here: the client must know."""
+        text = "a message for this client was lost while the node was away from its cluster"
+        self._connection.fail(ConnectionFault(Reply.INTERNAL_ERROR, text))
+        return False
+
+    def _write_return(self, effect: Returned) -> bool:
+        part = Range(effect.index, effect.first_slot, effect.count)
+        try:
+            stored = self._stored(part, (part,))
+        except MessagesGone:
+            return self._write_lost()
+        if stored is None:
+            return False
+        self._broker.counters.messages_unroutable_returned += effect.count
+        names = (effect.code, effect.text, effect.exchange, effect.routing_key)
+        framed = [
+            message
+            for messages in stored
+            for message in self._framed(messages, part, None, counts_failures=False)
+        ]
+        if effect.delay_ms:
+            framed = with_headers(framed, additions={"x-delay": effect.delay_ms})
+        self._connection.write([returned(self._number, *names, message) for message in framed])
+        return True
+
+    def _write_direct_reply(self, item: _DirectReply) -> bool:
+        part, counters = item.part, self._broker.counters
+        try:
+            stored = self._stored(part, (part,))
+        except MessagesGone:
+            counters.replies_dropped += part.count
+            return True
+        if stored is None:
+            return False
+        out: list[bytes] = []
+        for messages in stored:
+            framed = self._framed(messages, part, None, counts_failures=False)
+            place = messages.exchange, messages.routing_key
+            deliveries(self._number, item.tag, self._next_tag, False, *place, framed, out)
+            self._next_tag += len(framed)
+        self._connection.write(out)
+        counters.replies_delivered += part.count
+        return True
+
+    def _stored(self, part: Range, ahead: Sequence[Range]) -> list[Messages] | None:
+        """The messages of `part`; None while they are being read, with those of `ahead` behind them.
+
+        Raises MessagesGone.
+        """
+        entries = self._broker.entries
+        stored = entries.messages(part)
+        if stored is None:
+            self._reading = True
+            near = zip(ahead, range(READ_AHEAD_RANGES), strict=False)
+            entries.load(
+                list(dict.fromkeys(following.index for following, _ in near)), self._read, self._read_ahead
+            )
+        elif self._read_ahead.is_due(part.index):
+            entries.load_more(self._read_ahead)
+        return stored
+
+    def _read(self) -> None:
+        self._reading = False
+        self.pump()
+
+    def _framed(
+        self, stored: Messages, part: Range, history: History | None, counts_failures: bool
+    ) -> Sequence[bytes]:
+        """The frames as this channel must send them: usually as they came."""
+        messages: Sequence[bytes] = stored.messages
+        if part.deliveries or history is not None:
+            messages = delivered(messages, part, history, counts_failures=counts_failures)
+        frame_max = self._connection.frame_max
+        if stored.frames_channel == self._number and max(map(len, messages)) <= frame_max:
+            return messages
+        return [reframe(message, self._number, frame_max) for message in messages]
+
+
+def _first_tag(piece: Piece[Tagged]) -> int:
+    return piece.first
+
+
+def _needed_index(item: _Item) -> int | None:
+    match item:
+        case _Return():
+            return item.effect.index
+        case _Get(no_ack=True):
+            return item.result.range.index
+        case _:
+            return None

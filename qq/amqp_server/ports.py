@@ -1,0 +1,99 @@
+"""What a channel asks of its connection.
+
+Lives here: the port between channels (qq/amqp_server/channel, outgoing.py) and the connection that carries them
+(connection.py).
+
+Law: a channel never sees a socket; what it writes leaves at the end of this pass of the loop, in the order of writing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from qq.sessions.ports import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.errors import AmqpError
+
+
+class Pumped(Protocol):
+    """Something that waits for room in the socket."""
+
+    def pump(self) -> None:
+        """Go on writing."""
+        ...
+
+
+class Numbered(Protocol):
+    """A channel, as far as its connection has to tell it from others."""
+
+    @property
+    def number(self) -> int: ...
+
+
+class Carrier(Connection, Protocol):
+    """An AMQP connection, to its channels."""
+
+    @property
+    def frame_max(self) -> int: ...
+
+    @property
+    def wants_live_prefetch(self) -> bool: ...
+
+    @property
+    def wants_cancel_notify(self) -> bool: ...
+
+    # Out
+
+    @property
+    def has_room(self) -> bool:
+        """The socket takes more."""
+        ...
+
+    def write(self, buffers: Sequence[bytes], /) -> None: ...
+
+    def pump_later(self, waiting: Pumped, /) -> None:
+        """Have somebody go on writing when the socket has room."""
+        ...
+
+    # In
+
+    def publish_fields(self, method: bytes, /) -> tuple[str, str, bool]:
+        """Exchange, routing key and mandatory flag of a raw basic.publish. Raises ConnectionFault on `immediate`."""
+        ...
+
+    def publishes(self) -> None:
+        """The client publishes: it is one of those who wait while there is an alarm."""
+        ...
+
+    def holds_back(self, channel: Numbered, /) -> None:
+        """The channel keeps what comes, for now."""
+        ...
+
+    def released(self, channel: Numbered, /) -> None:
+        """The channel keeps nothing any more."""
+        ...
+
+    def pause_for(self, reason: object, /) -> None:
+        """Stop reading from the client, for one reason of perhaps several."""
+        ...
+
+    def resume_for(self, reason: object, /) -> None: ...
+
+    # Ends
+
+    def fail(self, error: AmqpError, /) -> None:
+        """Close the connection with an error."""
+        ...
+
+    def unexpected(self, error: Exception, /) -> None:
+        """End with an error of ours."""
+        ...
+
+    def fail_channel(self, channel: Numbered, error: AmqpError, /) -> None: ...
+
+    def channel_closed(self, channel: Numbered, /) -> None:
+        """The client closed the channel, and what it was doing has ended."""
+        ...

@@ -1,0 +1,140 @@
+"""Reading the messages of a queue where they are: nobody gets them, and nothing changes.
+
+Lives here: from ready messages to what a consumer would see of them. Not here: their order (machine/backlog.py), how
+they are stored (entries.py), who wants to see them.
+
+Law: small pages, and other tasks run between them. What the page refers to is fixed at its beginning; the queue
+goes on meanwhile, and messages that are not stored any more when their turn comes are passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.sessions.entries import MessagesGone
+from qq.sessions.headers import delivered, published_to
+from qq.stored.editing import content
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from pamqp.commands import Basic
+
+    from qq.machine.history import FrozenHistories, History
+    from qq.machine.queue import Queue
+    from qq.ranges import Range
+    from qq.sessions.entries import Entries, Messages
+
+STEP_MESSAGES = 50
+"""Taken apart at a time: about a millisecond."""
+STEP_BYTES = 256 * 1024
+"""The same, in octets; a message is taken whole."""
+READ_AHEAD_RANGES = 64
+"""How far ahead it is looked for entries that will have to be read."""
+
+
+class Browsed(NamedTuple):
+    """A message as a consumer would get it now."""
+
+    offset: int
+    """How many ready messages were before it."""
+    exchange: str
+    routing_key: str
+    redelivered: bool
+    properties: Basic.Properties
+    body: bytes
+
+
+async def browse(queue: Queue, entries: Entries, offset: int, count: int, bytes_max: int) -> list[Browsed]:
+    """Read up to `count` ready messages, in the order of delivery, from the `offset`-th on.
+
+    Their bodies together have at most `bytes_max` octets, but one message is read at least. None is only then, when
+    the queue has no more ready messages; the next page begins behind the offset of the last one.
+    """
+    page: list[Browsed] = []
+    while count > 0 and not page:
+        histories, frozen = queue.histories.freeze(), queue.backlog.freeze()
+        # To pass over many messages takes a while.
+        ranges = await asyncio.to_thread(frozen.browse, offset, count)
+        if not ranges:
+            break
+        messages = _messages(entries, ranges, histories, queue.counts_failures, offset)
+        async with aclosing(messages):
+            async for message in messages:
+                bytes_max -= len(message.body)
+                if page and bytes_max < 0:
+                    break
+                page.append(message)
+        offset += count  # for the case that all of these have gone meanwhile
+    return page
+
+
+async def _messages(
+    entries: Entries, ranges: Sequence[Range], histories: FrozenHistories, counts_failures: bool, offset: int
+) -> AsyncGenerator[Browsed]:
+    for number, messages in enumerate(ranges):
+        ahead = ranges[number : number + READ_AHEAD_RANGES]
+        history = histories.get(messages.history) if messages.history else None
+        for part in _steps(messages):
+            for place, stored in await _read(entries, part, ahead):
+                for browsed in _browsed(stored, part, history, counts_failures, offset + place):
+                    yield browsed
+            offset += part.count
+            await asyncio.sleep(0)
+
+
+def _steps(messages: Range) -> Iterator[Range]:
+    step = max(min(STEP_MESSAGES, STEP_BYTES * messages.count // max(messages.size, 1)), 1)
+    for at in range(0, messages.count, step):
+        yield messages.part(at, min(step, messages.count - at))
+
+
+async def _read(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[tuple[int, Messages]]:
+    """The messages of `part` that are still there, each group with the place of its first."""
+    try:
+        groups = await _stored(entries, part, ahead)
+    except MessagesGone:
+        if part.count == 1:
+            return []
+        singles = [(place, part.part(place, 1)) for place in range(part.count)]
+        found = [(place, await _read(entries, single, ahead)) for place, single in singles]
+        return [(place, stored) for place, groups in found for _, stored in groups]
+    placed: list[tuple[int, Messages]] = []
+    place = 0
+    for stored in groups:
+        placed.append((place, stored))
+        place += len(stored.messages)
+    return placed
+
+
+async def _stored(entries: Entries, part: Range, ahead: Sequence[Range]) -> list[Messages]:
+    """The messages of `part`, read from the disk if need be. Raises MessagesGone."""
+    read: asyncio.Future[list[Messages]] = asyncio.get_running_loop().create_future()
+
+    def look() -> None:
+        # At once when it is told that they are there: they need not stay.
+        if read.done():
+            return
+        try:
+            stored = entries.messages(part)
+        except MessagesGone as gone:
+            read.set_exception(gone)
+            return
+        if stored is not None:
+            read.set_result(stored)
+        else:
+            entries.load(list(dict.fromkeys(following.index for following in ahead)), look)
+
+    look()
+    return await read
+
+
+def _browsed(
+    stored: Messages, part: Range, history: History | None, counts_failures: bool, offset: int
+) -> Iterator[Browsed]:
+    exchange, routing_key = published_to(stored, history)
+    framed = delivered(stored.messages, part, history, counts_failures=counts_failures)
+    for number, message in enumerate(framed, offset):
+        yield Browsed(number, exchange, routing_key, part.deliveries > 0, *content(message))

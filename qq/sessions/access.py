@@ -1,0 +1,223 @@
+"""What the user of a session may do: RabbitMQ's permissions, asked before a command is submitted to the log.
+
+Lives here: what needs which permission of what (rabbit_channel, rabbit_auth_backend_internal), and what is remembered
+of the answers. Not here: the permissions (machine/access.py), when a refusal counts (amqp_server/channel).
+
+Law: only what was granted is remembered, and only as long as users, permissions and virtual hosts stay as they are. An
+answer that depends on more than those, on what is declared, is looked for each time.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from qq.machine.declaring import stripped
+from qq.machine.patterns import InvalidPattern, Pattern
+from qq.machine.vhost import RESERVED
+from qq.routing.exchanges import DEFAULT_EXCHANGE_SHOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from qq.machine.access import TopicPermissions
+    from qq.machine.machine import QueueMachine
+    from qq.machine.queue import Queue
+    from qq.machine.vhost import Exchange, VirtualHost
+
+Permission = Literal["configure", "write", "read"]
+KeyPermission = Literal["write", "read"]
+Kind = Literal["queue", "exchange"]
+
+GRANTS_MAX = 1000
+"""Answers, and methods of publishing, that one session remembers."""
+PATTERNS_MAX = 1000
+"""Compiled patterns that the node remembers: many users and sessions have the same."""
+_SPECIAL = frozenset("\\^$.|?*+()[]{}-")
+"""What is escaped in names that take the place of variables (rabbit_re:escape)."""
+
+
+class AccessRefused(Exception):
+    """It is forbidden, as far as this node knows; the text is for the client."""
+
+
+class Access:
+    """The permissions of one user in one virtual host, for one session. What is not permitted raises AccessRefused."""
+
+    __slots__ = ("_grants", "_keys", "_machine", "_publishes", "_revision", "_user", "_vhost", "certain")
+
+    def __init__(self, machine: QueueMachine, user: str, vhost: str) -> None:
+        self.certain = False
+        """This node has applied all that the cluster had committed when it was asked: a refusal counts."""
+        self._machine = machine
+        self._user = user
+        self._vhost = vhost
+        self._revision = -1
+        self._grants: set[tuple[Permission, Kind, str]] = set()
+        self._publishes: dict[bytes, bool] = {}
+        self._keys: set[tuple[KeyPermission, str, str]] = set()
+        """Granted by patterns of routing keys, by exchange and key."""
+
+    # Publishing
+
+    def known_publish(self, method: bytes) -> bool | None:
+        """What `publish` said of the same method, if it was granted and nothing has changed since; else None."""
+        if self._revision != self._machine.revision:
+            return None
+        return self._publishes.get(method)
+
+    def publish(self, method: bytes, exchange: str) -> bool:
+        """Check a publication, and remember that under the bytes that `method` is in the protocol.
+
+        Returns whether the keys of the messages have to be checked, too.
+        """
+        self.check("write", "exchange", exchange)
+        if len(self._publishes) >= GRANTS_MAX:
+            self._publishes.clear()
+        restricts = self._publishes[method] = self._topic_permissions(exchange) is not None
+        return restricts
+
+    def publish_keys(self, exchange: str, keys: Iterable[str]) -> None:
+        """Check all routing keys of messages, for an exchange of which `publish` has said that it restricts them."""
+        for key in keys:
+            self._check_key("write", exchange, key)
+
+    # Queues
+
+    def check(self, permission: Permission, kind: Kind, name: str) -> None:
+        """Check one permission."""
+        if not self._has(permission, kind, name):
+            thing = f"{kind} '{_shown(kind, name)}' in vhost '{self._vhost}'"
+            text = f"{permission} access to {thing} refused for user '{self._user}'"
+            raise AccessRefused(text)
+
+    def declare_queue(self, name: str, arguments: Mapping[str, object], *, passive: bool) -> None:
+        if passive:
+            return  # in RabbitMQ 4.0 whoever is in the virtual host may ask what is there
+        there = self._here and self._here.queues.get(name)
+        self._declare("queue", name, there, arguments, "x-dead-letter-exchange")
+
+    # Exchanges
+
+    def declare_exchange(self, name: str, arguments: Mapping[str, object], *, passive: bool) -> None:
+        name = stripped(name)
+        if not name or passive:
+            return  # nobody may do that, or everybody
+        there = self._here and self._here.exchanges.get(name)
+        self._declare("exchange", name, there, arguments, "alternate-exchange")
+
+    def delete_exchange(self, name: str) -> None:
+        name = stripped(name)
+        if name and not name.startswith(RESERVED):  # nobody may delete those
+            self.check("configure", "exchange", name)
+
+    def bind(self, kind: Kind, destination: str, source: str, routing_key: str) -> None:
+        """Check what adds or removes a binding."""
+        source, destination = stripped(source), stripped(destination)
+        self.check("write", kind, destination)
+        if source and (destination or kind == "queue"):  # the default exchange has no other bindings
+            self.check("read", "exchange", source)
+            self._check_key("read", source, routing_key)
+
+    # The rules
+
+    def _declare(
+        self,
+        kind: Kind,
+        name: str,
+        there: Queue | Exchange | None,
+        arguments: Mapping[str, object],
+        forwarding: str,
+    ) -> None:
+        """Check a declaration whose argument `forwarding` may name an exchange that its messages will go to.
+
+        That is to read them here and to publish them there; who only declares again what is `there` changes nothing.
+        """
+        self.check("configure", kind, name)
+        exchange = arguments.get(forwarding)
+        known = there.arguments.get(forwarding) if there else None
+        if isinstance(exchange, str) and exchange != known:
+            self.check("read", kind, name)
+            self.check("write", "exchange", exchange)
+
+    def _has(self, permission: Permission, kind: Kind, name: str) -> bool:
+        self._forget_what_may_have_changed()
+        what = (permission, kind, name)
+        if what in self._grants:
+            return True
+        permissions = self._machine.catalog.access.permissions(self._user, self._vhost)
+        if permissions is None or not _matches(getattr(permissions, permission), _shown(kind, name)):
+            return False
+        if len(self._grants) >= GRANTS_MAX:
+            self._grants.clear()
+        self._grants.add(what)
+        return True
+
+    def _forget_what_may_have_changed(self) -> None:
+        revision = self._machine.revision
+        if self._revision != revision:
+            self._revision = revision
+            self._grants.clear()
+            self._publishes.clear()
+            self._keys.clear()
+
+    def _check_key(self, permission: KeyPermission, exchange: str, key: str) -> None:
+        if not self._has_key(permission, exchange, key) and self._may_be_topic_exchange(exchange):
+            text = (
+                f"{permission} access to topic '{key}' in exchange '{exchange}' in vhost '{self._vhost}' "
+                f"refused for user '{self._user}'"
+            )
+            raise AccessRefused(text)
+
+    def _has_key(self, permission: KeyPermission, exchange: str, key: str) -> bool:
+        self._forget_what_may_have_changed()
+        what = (permission, exchange, key)
+        if what in self._keys:
+            return True
+        restriction = self._topic_permissions(exchange)
+        if restriction is None:
+            return True
+        pattern: str = getattr(restriction, permission)
+        for variable, value in (("{username}", self._user), ("{vhost}", self._vhost)):
+            pattern = pattern.replace(variable, _escaped(value))
+        if not _matches(pattern, key):
+            return False
+        if len(self._keys) >= GRANTS_MAX:
+            self._keys.clear()
+        self._keys.add(what)
+        return True
+
+    def _topic_permissions(self, exchange: str) -> TopicPermissions | None:
+        return self._machine.catalog.access.topic_permissions(self._user, self._vhost, exchange)
+
+    def _may_be_topic_exchange(self, name: str) -> bool:
+        """Only topic exchanges restrict keys. What is not there may be one, unless `certain`: then the log refuses."""
+        vhost = self._here
+        exchange = vhost.exchanges.get(name) if vhost else None
+        return not self.certain if exchange is None else exchange.type == "topic"
+
+    @property
+    def _here(self) -> VirtualHost | None:
+        return self._machine.vhosts.get(self._vhost)
+
+
+def _shown(kind: Kind, name: str) -> str:
+    return DEFAULT_EXCHANGE_SHOWN if kind == "exchange" and not name else name
+
+
+@lru_cache(PATTERNS_MAX)
+def _compiled(text: str) -> Pattern | None:
+    try:
+        return Pattern(text or "^$")
+    except InvalidPattern:
+        return None
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """As in RabbitMQ an empty pattern matches the empty name, and one that is wrong nothing."""
+    compiled = _compiled(pattern)
+    return compiled is not None and compiled.search(name)
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{character}" if character in _SPECIAL else character for character in text)

@@ -1,0 +1,116 @@
+"""A batch: what is about to go to the log together.
+
+Lives here: what it has room for, what it counts, and who hears of it when it has been applied. Not here: what it is
+made of (parts.py), who is served first (lanes.py), when it is submitted (submissions.py).
+
+Law: a batch has room for BATCH_STEPS_MAX of cost and BATCH_BYTES_MAX of octets, or for one part that is larger.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from qq.machine.codec import encode_batch
+from qq.machine.costs import BATCH_STEPS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cluster.ports import Buffer
+    from qq.machine.commands import Command, Enqueue, Publish
+
+BATCH_BYTES_MAX = 1024 * 1024
+"""A batch of this size is full."""
+STEP_BYTES = BATCH_BYTES_MAX // BATCH_STEPS_MAX
+"""Octets that count as a step where a lane's share is concerned: a full batch is as much of one as of the other."""
+
+
+class Payer(Protocol):
+    """Whoever is stopped from asking for more than the log takes in."""
+
+    def count_uncommitted(self, size: int, /) -> None:
+        """Count octets that the log has yet to take in or, if negative, has taken in."""
+        ...
+
+
+class Unconfirmed(Protocol):
+    """Who waits for confirms of what was published."""
+
+    def confirm(self, published: int, /) -> None:
+        """All up to this publish sequence number is safe, but for what was refused."""
+        ...
+
+    def refuse_unconfirmed(self, published: int, /) -> None:
+        """All up to there that is not confirmed has an outcome that nobody knows."""
+        ...
+
+
+class Outcome(Enum):
+    """What became of a part that a batch was to take."""
+
+    TAKEN = 0
+    NO_ROOM = 1
+    """Some of it may have been taken."""
+    PUT_OFF = 2
+    """Nobody knows yet what it costs: in this turn of the loop enough has been looked for."""
+    REFUSED = 3
+
+
+class Batch:
+    """What is about to go to the log together."""
+
+    def __init__(self) -> None:
+        self._commands: list[Command] = []
+        self._messages: list[bytes] = []
+        self.steps = 0
+        """What it is expected to cost."""
+        self.bytes = 0
+        self.confirms: dict[Unconfirmed, int] = {}
+        """The last publish sequence number of each publisher."""
+        self.asked_bytes: dict[Payer, int] = {}
+        """What everybody has asked for in it."""
+        self.callbacks: list[Callable[[], None]] = []
+        """To be called when it has been applied."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._commands or self.callbacks)
+
+    @property
+    def is_full(self) -> bool:
+        return self.steps >= BATCH_STEPS_MAX or self.bytes >= BATCH_BYTES_MAX
+
+    @property
+    def cost(self) -> int:
+        """In steps, octets included."""
+        return self.steps + self.bytes // STEP_BYTES
+
+    def fits(self, steps: int, size: int) -> bool:
+        """Whether the batch is not too large with so much more."""
+        return self.steps + steps <= BATCH_STEPS_MAX and self.bytes + size <= BATCH_BYTES_MAX
+
+    def has_room(self, steps: int, size: int) -> bool:
+        """Whether something may be added. What is larger than a batch has one for itself."""
+        return self.fits(steps, size) or not self._commands
+
+    def add(self, payer: Payer, command: Command, steps: int, size: int) -> None:
+        self._commands.append(command)
+        self._count(payer, steps, size)
+
+    def publish(
+        self, payer: Payer, command: Enqueue | Publish, messages: list[bytes], steps: int, size: int
+    ) -> None:
+        """Add a command and its messages."""
+        self._commands.append(command)
+        self._messages += messages
+        self._count(payer, steps, size)
+
+    def _count(self, payer: Payer, steps: int, size: int) -> None:
+        self.steps += steps
+        self.bytes += size
+        self.asked_bytes[payer] = self.asked_bytes.get(payer, 0) + size
+
+    def payload(self) -> Sequence[Buffer]:
+        """As the log has it."""
+        return encode_batch(self._commands, self._messages)

@@ -1,0 +1,208 @@
+"""The broker of one node: what all its sessions share, whatever protocol their clients speak.
+
+Lives here: which connections and sessions there are, how much all of them may ask for together, and what the log has
+to say, passed on. Not here: who is told which effect (dispatch.py), what gets into the log (submissions.py), sockets
+(qq/amqp_server).
+
+Law: a connection and a session are told to the log when they begin, and once when they end.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from typing import TYPE_CHECKING, Any
+
+from cluster.applying import Confirmed, Expelled
+from qq.machine import commands
+from qq.metrics import Counters
+from qq.sessions.dead_letters import DeadLetters
+from qq.sessions.dispatch import Dispatcher
+from qq.sessions.entries import Entries
+from qq.sessions.login import Logins
+from qq.sessions.submissions import Submissions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cluster.ports import Disk, Runtime
+    from qq.config import Limits
+    from qq.machine.effects import Effect
+    from qq.machine.machine import QueueMachine
+    from qq.sessions.ports import Connection, Log, Session
+
+log = logging.getLogger(__name__)
+
+
+class Broker:
+    """The sessions of this node. It is the `GroupEvents` of the group whose log it is given."""
+
+    def __init__(
+        self,
+        name: str,
+        machine: QueueMachine,
+        group: Log,
+        disk: Disk,
+        runtime: Runtime,
+        loopback_users: Sequence[str],
+        limits: Limits,
+    ) -> None:
+        """`disk` is asked to read what is in the log of the group and not in memory any more."""
+        self.name = name
+        self.machine = machine
+        self.limits = limits
+        self.runtime = runtime
+        self.counters = Counters()
+        self.elections = 0
+        """Changes of leader that this node has seen."""
+        self.alarm: str | None = None
+        """Why publishers must wait."""
+        self.live = False
+        """This incarnation's first batch is applied: the node has caught up and may serve."""
+        self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)
+        self.entries = Entries([group], disk)
+        self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
+        self._dead_letters = DeadLetters(machine, self.submissions, self.entries, runtime)
+        self._dispatcher = Dispatcher(self.counters)
+        self._last_id = 0
+        self._full: dict[Connection, None] = {}
+        self._leader: str | None = None
+
+    def new_id(self) -> int:
+        """A number for a connection, session or consumer; never used twice while the process lives."""
+        self._last_id += 1
+        return self._last_id
+
+    def server_name(self, prefix: str) -> str:
+        """A name nobody else has, in RabbitMQ's form: the node draws it, so that the log holds it like any other."""
+        return prefix + base64.urlsafe_b64encode(self.runtime.random.randbytes(16)).rstrip(b"=").decode()
+
+    # Connections and sessions
+
+    @property
+    def connections(self) -> Mapping[int, Connection]:
+        return self._dispatcher.connections
+
+    def connection_opened(self, connection: Connection) -> None:
+        self._dispatcher.connections[connection.id] = connection
+        self.counters.connections_opened += 1
+
+    def connection_closed(self, connection: Connection) -> None:
+        del self._dispatcher.connections[connection.id]
+        self._full.pop(connection, None)
+        self.counters.connections_closed += 1
+        self.connection_left(connection)
+        connection.lane.payer = None  # nothing is counted for it any more, and it refers to its lane
+
+    def connection_left(self, connection: Connection) -> None:
+        """Tell the log, once, that a connection is gone; its socket may linger."""
+        if connection.in_log:
+            connection.in_log = False
+            self.submissions.add(commands.ConnectionDown(connection.id), connection.lane)
+
+    def connect(self, connection: Connection) -> None:
+        """Ask the log to let a connection into its virtual host."""
+        connection.in_log = True
+        self.submissions.add(
+            commands.Connect(connection.id, connection.vhost, connection.user), connection.lane
+        )
+
+    def session_opened(self, session: Session) -> None:
+        self._dispatcher.sessions[session.session] = session
+        self.counters.channels_opened += 1
+        connection = session.connection
+        self.submissions.add(commands.OpenChannel(session.session, connection.id), connection.lane)
+
+    def session(self, number: int) -> Session | None:
+        """The session of this node that the log knows under this number."""
+        return self._dispatcher.sessions.get(number)
+
+    def session_ended(self, session: Session) -> None:
+        if self._dispatcher.sessions.pop(session.session, None) is not None:
+            self.counters.channels_closed += 1
+            self.submissions.add(commands.SessionDown(session.session), session.connection.lane)
+
+    def may_impersonate(self, user: str) -> bool:
+        """Whether this user's messages may have any `user-id` (RabbitMQ's tag impersonator)."""
+        known = self.machine.users.get(user)
+        return known is not None and "impersonator" in known.tags
+
+    # Back-pressure over all connections
+
+    @property
+    def uncommitted_bytes_max(self) -> int:
+        """What one connection may have asked for that the log has yet to take in: all together half of the node's.
+
+        So however many a client opens, there is room for others; only large messages can make the node full.
+        """
+        limits = self.limits
+        share = limits.node_uncommitted_bytes // (2 * max(1, len(self.connections)))
+        return min(limits.uncommitted_bytes, share)
+
+    @property
+    def is_full(self) -> bool:
+        return self.submissions.pending_bytes > self.limits.node_uncommitted_bytes
+
+    @property
+    def why_full(self) -> str:
+        limit = self.limits.node_uncommitted_bytes
+        return f"what the log has not taken in yet is more than node_uncommitted_bytes ({limit})"
+
+    def waits_for_room(self, connection: Connection) -> None:
+        self._full[connection] = None
+
+    def alarm_changed(self, reason: str | None) -> None:
+        """Let publishers wait for a reason, or go on (None)."""
+        self.alarm = reason
+        for connection in self.connections.values():
+            connection.alarm_changed()
+
+    # What the log says
+
+    def applied(self, index: int, effects: Sequence[Any]) -> None:  # noqa: ARG002
+        name, carry_out = self.name, self._dispatcher.carry_out
+        for effect in effects:
+            match effect:
+                case Confirmed():
+                    self._confirmed(effect.sequence)
+                case Expelled():
+                    self._expelled()
+                case _:
+                    if effect.node == name:
+                        carry_out(effect)
+        self.submissions.entry_applied()
+        self._dead_letters.turn()
+
+    def resumed(self, sequence: int, outstanding: Sequence[Effect]) -> None:
+        """Go on from a snapshot: the batches up to `sequence` are applied, and `outstanding` is all that is told."""
+        self._dispatcher.resume(outstanding)
+        if sequence:
+            self._confirmed(sequence, unseen=True)
+
+    def needed_from(self) -> int | None:
+        return self._dispatcher.needed_from()
+
+    def _confirmed(self, sequence: int, *, unseen: bool = False) -> None:
+        self.live = True
+        self.submissions.applied(sequence, unseen=unseen)
+        if self._full and not self.is_full:
+            waiting, self._full = self._full, {}
+            for connection in waiting:
+                connection.count_uncommitted(0)
+
+    def _expelled(self) -> None:
+        log.error("the cluster gave this node up while it was away; its clients must connect again")
+        # First of all: the log does not know their sessions any more, and nothing may be asked for in those.
+        for connection in list(self.connections.values()):
+            connection.close_now()
+        self.submissions.give_up()
+
+    def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002
+        if leader is None or leader == self._leader:
+            return
+        is_failover, self._leader = self._leader is not None, leader
+        self.elections += 1
+        self._dead_letters.lead(leader == self.name)
+        if is_failover:
+            for session in list(self._dispatcher.sessions.values()):
+                session.leader_changed()

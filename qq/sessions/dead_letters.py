@@ -1,0 +1,202 @@
+"""Dead letters on their way: what the leader does for messages that have died.
+
+The machine knows that messages died and where; what they were published with is in the log, which it cannot read. So
+the leader reads it, and submits `DeadLetter` commands that name it. Their apply moves the messages in one step, so
+nothing is lost or doubled whoever submits what how often.
+
+Lives here: finding out what dying messages were published with. Not here: why they die, where they go (qq/machine).
+
+Law: one step is under way at a time; a step is bounded, however many messages die at once, in however many queues. What
+a command tells of messages has passed the reader's checks (qq/stored/fields.py) when they were published, so the log
+can hold it; a step that changes nothing all the same is not repeated at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.machine.codec import check_command
+from qq.machine.commands import DeadLetter
+from qq.sessions.entries import MessagesGone
+from qq.sessions.lanes import Lane
+from qq.stored.content import content_of
+from qq.stored.layout import FLAGS_AT, frame_stop
+from qq.stored.properties import NO_PRIORITY, kept_when_dead
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cluster.ports import Runtime
+    from qq.machine.commands import Table
+    from qq.machine.machine import DyingMessages, QueueMachine
+    from qq.ranges import Range
+    from qq.sessions.entries import Entries, Messages
+    from qq.sessions.submissions import Submissions
+
+log = logging.getLogger(__name__)
+
+RANGES_MAX = 500
+"""Of each queue, in one step."""
+MESSAGES_MAX = 20_000
+"""Of all queues, in one step: some 20 ms of the leader's loop if they are looked into one by one."""
+CONTENT_MESSAGES_MAX = 1000
+"""Of one queue, where each message is routed by itself."""
+BYTES_MAX = 1024 * 1024
+"""Of the commands for each queue, in one step; then no more are added."""
+STEPS_MAX = 10_000
+"""Of all commands, in one step, as costs.py counts them; then no more are made."""
+RETRY_S = 1.0
+"""Before a step that changed nothing is repeated."""
+
+
+_PLACE = 1 + DeadLetter._fields.index("count")
+"""Fields of a command that say which messages it is about. Each is carried out once, then others are the first."""
+
+
+class _Published(NamedTuple):
+    """What consecutive messages were published with."""
+
+    exchange: str
+    routing_key: str
+    cc: list[str]
+    bcc: list[str]
+    expiration: str
+    priority: int
+    has_content: bool
+    """The next two are told."""
+    headers: Table
+    properties: Table
+
+
+_UNKNOWN = _Published("", "", [], [], "", NO_PRIORITY, True, {}, {})
+
+
+class DeadLetters:
+    """Sees to it, on the leader, that what has died is moved on."""
+
+    def __init__(
+        self, machine: QueueMachine, submissions: Submissions, entries: Entries, runtime: Runtime
+    ) -> None:
+        self._machine = machine
+        self._submissions = submissions
+        self._entries = entries
+        self._runtime = runtime
+        self._lane = Lane()
+        self._leads = False
+        self._first = 0
+        """Which of the queues comes first in the next step."""
+        self._awaited = 0
+        """The reads and the submission of the step that is under way."""
+        self._last_places: set[tuple[object, ...]] = set()
+        """What the last step was about."""
+
+    def lead(self, leads: bool) -> None:
+        """Begin, or leave it to another node."""
+        self._leads = leads
+        self._last_places = set()
+        self.turn()
+
+    def turn(self) -> None:
+        """Submit the next step for every queue, unless one is under way."""
+        if self._awaited or not self._leads:
+            return
+        step, left, steps, start = list[DeadLetter](), MESSAGES_MAX, 0, self._first
+        for dying in self._machine.dying(RANGES_MAX, self._first):
+            for command in self._commands(dying, left):
+                step.append(command)
+                left -= command.count
+                steps += self._submissions.price(command)
+                if steps >= STEPS_MAX:
+                    break
+            if self._awaited:
+                break  # what comes next must be read first
+            self._first += 1
+            if left <= 0:
+                break
+            if steps >= STEPS_MAX:
+                self._first = start + 1  # those behind it have not had their turn
+                break
+        places: set[tuple[object, ...]] = {command[:_PLACE] for command in step}
+        last, self._last_places = self._last_places, places
+        if not step:
+            return
+        self._awaited += 1
+        if last and last <= places:
+            log.error(
+                "%d commands for dead letters have changed nothing, the first is %s",
+                len(step),
+                step[0][:_PLACE],
+            )
+            self._last_places = set()
+            self._runtime.call_later(RETRY_S, self._go_on)
+            return
+        for command in step:
+            self._submissions.add(command, self._lane)
+        self._submissions.barrier(self._go_on, self._lane)
+
+    def _go_on(self) -> None:
+        self._awaited -= 1
+        self.turn()
+
+    def _commands(self, dying: DyingMessages, messages_max: int) -> Iterator[DeadLetter]:
+        if dying.needs_content:
+            messages_max = min(messages_max, CONTENT_MESSAGES_MAX)
+        first, end, size = dying.first, dying.first + messages_max, 0
+        for position, part in enumerate(dying.ranges):
+            if first == end:
+                return
+            messages = part.part(0, min(part.count, end - first))
+            stored = self._stored(messages, dying.ranges, position)
+            if stored is None:
+                return
+            known = _alike(stored, needs_content=dying.needs_content)
+            for published, count in known if stored else [(_UNKNOWN, messages.count)]:
+                command = DeadLetter(dying.vhost, dying.queue, dying.number, first, count, *published)
+                yield command
+                first += count
+                size += check_command(command)
+                if size >= BYTES_MAX:
+                    return
+
+    def _stored(self, messages: Range, ranges: list[Range], position: int) -> list[Messages] | None:
+        """The messages, of the range at `position`; None while their entry is read."""
+        try:
+            stored = self._entries.messages(messages)
+        except MessagesGone:
+            # Nothing that is referred to goes, so this is a fault of ours; those behind it need not suffer.
+            log.exception("dying messages of entry %d cannot be read", messages.index)
+            return []
+        if stored is None:
+            self._awaited += 1
+            ahead = dict.fromkeys(part.index for part in ranges[position:])
+            self._entries.load(list(ahead), self._go_on)
+        return stored
+
+
+def _alike(stored: list[Messages], *, needs_content: bool) -> Iterator[tuple[_Published, int]]:
+    """What the messages were published with, and how many in a row were published with the same."""
+    last: _Published | None = None
+    last_header = header = b""
+    count = 0
+    for messages in stored:
+        for message in messages.messages:
+            cc, expiration, priority = kept_when_dead(message)
+            bcc = [key for key in messages.more_keys if key not in cc]
+            headers: Table = {}
+            properties: Table = {}
+            if needs_content:
+                content = content_of(message, 0)
+                headers, properties = dict(content.headers), dict(content.properties)
+                # Python takes 1 and true for the same, exchanges do not.
+                header = message[FLAGS_AT : frame_stop(message, 0)]
+            place = messages.exchange, messages.routing_key
+            published = _Published(*place, cc, bcc, expiration, priority, needs_content, headers, properties)
+            if published == last and header == last_header:
+                count += 1
+                continue
+            if last is not None:
+                yield last, count
+            last, last_header, count = published, header, 1
+    if last is not None:
+        yield last, count

@@ -1,0 +1,111 @@
+"""From the effects of the log to the sessions of this node.
+
+Every node computes the same effects from the same log; each carries out those of its own sessions.
+
+Lives here: who is told which effect. Not here: what effects mean (qq/machine/effects.py), what a session makes of them
+(qq/amqp_server, qq/management/sessions.py), what is told after a snapshot (resume.py).
+
+Law: an effect is told in the order in which the log has it, and whoever is told never waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qq.machine.effects import (
+    CloseConnection,
+    ConsumerGone,
+    DeadLettered,
+    Deliver,
+    DeliveryTimeout,
+    DirectReply,
+    Effect,
+    Failed,
+    Known,
+    OriginExpelled,
+    Rejected,
+    Reply,
+    Returned,
+    SessionEffect,
+)
+from qq.sessions.resume import resume
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from qq.metrics import Counters
+    from qq.sessions.ports import Connection, Session
+
+
+class Dispatcher:
+    """The connections and sessions of this node, as the log tells them something."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.connections: dict[int, Connection] = {}
+        self.sessions: dict[int, Session] = {}
+        self._counters = counters
+
+    def carry_out(self, effect: Effect) -> None:
+        """Tell an effect that is this node's to the session that it is about, if there still is one."""
+        if isinstance(effect, OriginExpelled):
+            return
+        if isinstance(effect, DeadLettered):
+            self._counters.dead_lettered[effect.reason, effect.strategy] += effect.count
+            return
+        session = self.sessions.get(effect.session)
+        if session is None:
+            self._tell_connection(effect)
+            return
+        match effect:
+            case Deliver():
+                session.deliver(effect)
+            case Reply():
+                session.replied(effect.result)
+            case Failed():
+                session.failed(effect)
+            case Returned():
+                session.unroutable(effect)
+            case DirectReply():
+                session.direct_reply(effect)
+            case Rejected():
+                session.refuse(effect.first_seq, effect.first_seq + effect.count - 1)
+            case DeliveryTimeout():
+                session.timed_out(effect)
+            case ConsumerGone():
+                session.consumer_gone(effect.consumer)
+            # The first is told in `resume` only, the second never to a session.
+            case Known() | CloseConnection():
+                pass
+
+    def _tell_connection(self, effect: SessionEffect) -> None:
+        """Tell what is about a connection itself, if there still is one; its id is no session's."""
+        connection = self.connections.get(effect.session)
+        if connection is None:
+            return
+        match effect:
+            case Reply():
+                if not connection.is_admitted:  # after a snapshot the last answer is told again
+                    connection.is_admitted = True
+                    connection.admitted()
+            case Failed():
+                connection.not_admitted(effect)
+            case CloseConnection():
+                connection.told_to_close(effect)
+            case _:
+                pass
+
+    def resume(self, outstanding: Iterable[Effect]) -> None:
+        """Tell what the state owes this node's sessions, instead of the effects that a snapshot has skipped."""
+        for effect in outstanding:
+            if isinstance(effect, OriginExpelled | DeadLettered):
+                continue
+            session = self.sessions.get(effect.session)
+            if session is None:
+                self._tell_connection(effect)
+            else:
+                resume(session, effect)
+
+    def needed_from(self) -> int | None:
+        """The smallest index whose entry holds what waits for a client and is in no queue any more; None if nothing."""
+        indexes = [session.needed_from() for session in self.sessions.values()]
+        return min((index for index in indexes if index is not None), default=None)

@@ -1,0 +1,303 @@
+"""From message references to message bytes.
+
+Bodies live in the log only. A delivery names ranges (index, slot, count); here they become the frames to write. Recent
+entries are in memory; older ones are read on the disk's reader thread, and the caller is told when they are there. Of
+entries below the log only live messages are left: what waited for too long may find its messages gone.
+
+Law: never reads a file on the event loop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from enum import Enum, auto
+from itertools import pairwise, takewhile
+from typing import TYPE_CHECKING, NamedTuple
+
+from cluster.entry import batches_of, compacted_parts, is_compacted, is_regular
+from cluster.log.segment import EntryGone, EntryMoved
+from qq.machine.codec import stored_pieces
+from qq.ranges import INDEX_BITS, INDEX_MASK, MESSAGE_BITS, MESSAGE_MASK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cluster.ports import Disk
+    from qq.ranges import Range
+    from qq.sessions.ports import Log
+
+VIEWS_BYTES_MAX = 32 * 1024 * 1024
+"""Entries kept in decoded form. One is about a mebibyte at most, unless it holds a single larger message."""
+READ_AHEAD_MIN = 4
+"""Entries read together when one is missing: a consumer of a backlog will want the next ones."""
+READ_AHEAD_MAX = 512
+READ_AHEAD_GROWTH = 4
+READ_AHEAD_BYTES = 1024 * 1024
+"""Of small entries more are read together, about so much: what a read costs is shared by their messages."""
+READ_BYTES_MAX = 4 * READ_AHEAD_BYTES
+"""No more is read together if the entries turn out to be larger than those before them."""
+
+
+class ReadAhead:
+    """How far somebody who reads entries reads ahead: farther with each read that goes on where the last one ended."""
+
+    def __init__(self) -> None:
+        self._count = 1
+        self.end: int | None = None
+        """All that is wanted below is read, or being read."""
+
+    def is_due(self, index: int) -> bool:
+        """Whether the next entries should be read: `index` lies in the second half of those that were."""
+        return self.end is not None and self.end - self._count // 2 <= index < self.end
+
+    def count(self, index: int, most: int) -> int:
+        """How many entries to read from `index` on; at most `most`."""
+        goes_on = self.end is not None and abs(index - self.end) <= READ_AHEAD_MAX
+        self._count = min(READ_AHEAD_GROWTH * self._count, most) if goes_on else 1
+        return self._count
+
+    def stop(self) -> None:
+        """Begin again with one entry: nothing follows, or what was read ahead is gone."""
+        self.end = None
+
+
+class _Missing(Enum):
+    GONE = auto()
+    MOVED = auto()
+    """It is elsewhere, or gone."""
+
+
+class Messages(NamedTuple):
+    """Stored messages of one publication in wire form, with what their delivery needs to say."""
+
+    exchange: str
+    routing_key: str
+    frames_channel: int
+    messages: list[bytes]
+    more_keys: tuple[str, ...] = ()
+    """From the headers CC and BCC."""
+
+
+class MessagesGone(LookupError):
+    """The messages are not stored any more: they were settled, or their queue was deleted."""
+
+
+class _BatchView:
+    """One batch's messages, or those that were kept of it: where each lies in the bytes around it, and what it is."""
+
+    def __init__(self, payload: bytes, start: int, end: int) -> None:
+        self._payload = payload
+        self._start = start
+        self._pieces = stored_pieces(memoryview(payload)[start:end])
+        self._firsts = [piece.first for piece in self._pieces]
+
+    def messages(self, message: int, count: int) -> list[Messages]:
+        found: list[Messages] = []
+        end = message + count
+        position = bisect_right(self._firsts, message) - 1
+        while message < end:
+            piece = self._pieces[position] if 0 <= position < len(self._pieces) else None
+            if piece is None or not piece.first <= message < piece.first + piece.count:
+                raise MessagesGone(f"message {message} of a batch was not kept")
+            stop = min(end, piece.first + piece.count)
+            offsets = piece.offsets[message - piece.first : stop - piece.first + 1]
+            exchange, routing_key, frames_channel, more_keys = piece.publication
+            found.append(Messages(exchange, routing_key, frames_channel, self._cut(offsets), more_keys))
+            message = stop
+            position += 1
+        return found
+
+    def _cut(self, offsets: Sequence[int]) -> list[bytes]:
+        payload, shift = self._payload, self._start
+        return [payload[shift + start : shift + end] for start, end in pairwise(offsets)]
+
+
+class _EntryView:
+    """One entry as it was appended; its batches are decoded when first asked for."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._batches = batches_of(payload)
+        self._views: dict[int, _BatchView] = {}
+        self.size = len(payload)
+
+    def messages(self, slot: int, count: int) -> list[Messages]:
+        ordinal = slot >> MESSAGE_BITS
+        view = self._views.get(ordinal)
+        if view is None:
+            batch = self._batches[ordinal]
+            view = self._views[ordinal] = _BatchView(self._payload, batch.start, batch.end)
+        return view.messages(slot & MESSAGE_MASK, count)
+
+
+class _CompactedView:
+    """What was kept of an entry; nothing at all, if the log does not hold it any more."""
+
+    def __init__(self, parts: Mapping[int, memoryview]) -> None:
+        self._views = {ordinal: _BatchView(bytes(part), 0, len(part)) for ordinal, part in parts.items()}
+        self.size = sum(map(len, parts.values()))
+
+    def messages(self, slot: int, count: int) -> list[Messages]:
+        view = self._views.get(slot >> MESSAGE_BITS)
+        if view is None:
+            raise MessagesGone(f"batch {slot >> MESSAGE_BITS} of an entry was not kept")
+        return view.messages(slot & MESSAGE_MASK, count)
+
+
+_View = _EntryView | _CompactedView
+
+
+def _view(entry: bytes) -> _View:
+    if is_compacted(entry):
+        return _CompactedView(compacted_parts(entry))
+    # Nothing refers to another entry, but whoever reads ahead meets the one with which a leader begins.
+    return _EntryView(entry) if is_regular(entry) else _CompactedView({})
+
+
+class Entries:
+    """The node's window on the messages in its logs; `indexes` are places (qq/ranges.py)."""
+
+    def __init__(self, logs: Sequence[Log], disk: Disk) -> None:
+        """`logs` are by the number of their group."""
+        self._logs = logs
+        self._disk = disk
+        self._views: OrderedDict[int, _View] = OrderedDict()
+        self._views_bytes = 0
+        self._loading: dict[int, list[Callable[[], None]]] = {}
+
+    def messages(self, part: Range) -> list[Messages] | None:
+        """The messages of a range, in order, or None if its entry must be read first (`load`). Raises MessagesGone."""
+        view = self._views.get(part.index)
+        if view is None:
+            payload = self._logs[part.index >> INDEX_BITS].payload(part.index & INDEX_MASK)
+            if payload is None:
+                return None
+            view = self._keep(part.index, _view(payload))
+        return view.messages(part.slot, part.count)
+
+    def load(self, indexes: list[int], done: Callable[[], None], ahead: ReadAhead | None = None) -> None:
+        """Read the entries at `indexes` (the first is the one that is needed now) and call `done` when that is there.
+
+        Somebody who works through a backlog is about to be given messages of entries that he does not know yet: with
+        `ahead`, which is his, entries behind those are read, too. An entry that is gone counts as read.
+        """
+        if indexes[0] in self._loading:
+            self._loading[indexes[0]].append(done)
+            return
+        most = self._read_ahead_max()
+        group = indexes[0] >> INDEX_BITS
+        named = [
+            index for index in indexes[:most] if not self._is_here(index) and index >> INDEX_BITS == group
+        ]
+        self._loading.update((index, []) for index in named)
+        self._loading[named[0]].append(done)
+        following: list[int] = []
+        if ahead is not None:
+            count = ahead.count(indexes[0], most) - len(named)
+            following = self._following(ahead, indexes[-1] + 1, count)
+        self._read(named, following, ahead)
+
+    def load_more(self, ahead: ReadAhead) -> None:
+        """Read the entries behind those that were read ahead, before somebody has to wait for them."""
+        assert ahead.end is not None
+        following = self._following(ahead, ahead.end, ahead.count(ahead.end, self._read_ahead_max()))
+        if following:
+            self._read((), following, ahead)
+        else:
+            ahead.stop()
+
+    def _following(self, ahead: ReadAhead, first: int, count: int) -> list[int]:
+        """Which of the next `count` entries must be read: they are being read from now on."""
+        stored = list(takewhile(self._is_stored, range(first, first + count)))
+        ahead.end = first + len(stored)
+        following = [index for index in stored if not self._is_here(index)]
+        self._loading.update((index, []) for index in following)
+        return following
+
+    def _read_ahead_max(self) -> int:
+        """How many entries to read together, given how large those were that are kept."""
+        if not self._views:
+            return READ_AHEAD_MIN
+        fitting = READ_AHEAD_BYTES * len(self._views) // max(self._views_bytes, 1)
+        return min(max(fitting, READ_AHEAD_MIN), READ_AHEAD_MAX)
+
+    def _is_here(self, index: int) -> bool:
+        return index in self._views or index in self._loading
+
+    def _is_stored(self, index: int) -> bool:
+        """Whether an entry is on the disk, and not in memory, too; it may turn out to be gone."""
+        log, index = self._logs[index >> INDEX_BITS], index & INDEX_MASK
+        return index <= log.last_index and log.payload(index) is None
+
+    def _read(
+        self, named: Sequence[int], following: Sequence[int] = (), ahead: ReadAhead | None = None
+    ) -> None:
+        """Read entries of one log that are needed, and with them some that `ahead` will need."""
+        wanted = [*named, *following]
+        log = self._logs[wanted[0] >> INDEX_BITS]
+        try:
+            job = log.read_job([place & INDEX_MASK for place in wanted], READ_BYTES_MAX)
+        except EntryGone:
+            job = None
+
+        def read() -> list[bytes] | _Missing:
+            if job is None:
+                return _Missing.GONE
+            try:
+                return job()
+            except EntryMoved:
+                return _Missing.MOVED
+            except EntryGone:
+                return _Missing.GONE
+
+        def read_again(needed: Sequence[int], unneeded: Sequence[int]) -> None:
+            if ahead is not None:
+                ahead.stop()
+            for index in (*needed, *self._only_awaited(unneeded)):
+                self._read([index])
+
+        def loaded(found: list[bytes] | _Missing | None, error: Exception | None) -> None:
+            if found is None:
+                log.disk_failed(error or RuntimeError("a read of the log failed without an error"))
+            elif found is _Missing.GONE and len(wanted) == 1:
+                self._arrived(wanted[0], _CompactedView({}))
+                # It need not stay away: a log that was lost comes back from the other nodes.
+                self._forget(wanted[0])
+            elif isinstance(found, _Missing):
+                # One of them was not where it was looked for: the others are read all the same.
+                read_again(named, following)
+            else:
+                for index, payload in zip(wanted, found, strict=False):
+                    self._arrived(index, _view(payload))
+                if len(found) < len(wanted):
+                    read_again((), wanted[len(found) :])
+
+        self._disk.submit_read(read, loaded)
+
+    def _only_awaited(self, following: Sequence[int]) -> list[int]:
+        """Those that somebody needs by now; what the others hold is read when somebody does."""
+        awaited = [index for index in following if self._loading[index]]
+        for index in following:
+            if not self._loading[index]:
+                del self._loading[index]
+        return awaited
+
+    def _arrived(self, index: int, view: _View) -> None:
+        # Used before the next is kept: what was waited for is not forgotten for what may be wanted.
+        self._keep(index, view)
+        for waiting in self._loading.pop(index):
+            waiting()
+
+    def _keep(self, index: int, view: _View) -> _View:
+        self._forget(index)
+        self._views[index] = view
+        self._views_bytes += view.size
+        while self._views_bytes > VIEWS_BYTES_MAX and len(self._views) > 1:
+            self._views_bytes -= self._views.popitem(last=False)[1].size
+        return view
+
+    def _forget(self, index: int) -> None:
+        view = self._views.pop(index, None)
+        if view is not None:
+            self._views_bytes -= view.size

@@ -1,0 +1,84 @@
+"""What a message tells its consumer of its life in the broker: the headers that RabbitMQ would have added.
+
+Lives here: x-death and its companions, x-delivery-count. Not here: how headers get into a message (qq/amqp), what
+befell it (qq/machine/history.py).
+
+Law: the names and the types of the fields are RabbitMQ's, to the octet that says what type it is.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from qq.stored.editing import with_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.machine.history import Death, History
+    from qq.ranges import Range
+    from qq.sessions.entries import Messages
+    from qq.stored.editing import HeaderValue
+
+
+def published_to(stored: Messages, history: History | None) -> tuple[str, str]:
+    """Exchange and routing key to tell with a delivery: where the messages were published, or dead-lettered last."""
+    if history is None:
+        return stored.exchange, stored.routing_key
+    return history.exchange, history.routing_key
+
+
+def delivered(
+    messages: Sequence[bytes], part: Range, history: History | None, *, counts_failures: bool
+) -> Sequence[bytes]:
+    """Stored messages as a consumer gets them.
+
+    `part` tells how often they were delivered before, `history` what befell them, if anything; `counts_failures` that
+    their queue tells failed deliveries from others (RabbitMQ 4.3).
+    """
+    headers = redelivery_headers(part, counts_failures=counts_failures)
+    if history is None:
+        return with_headers(messages, additions=headers) if headers else messages
+    return with_headers(
+        messages,
+        additions=death_headers(history) | headers,
+        # The key that took the place of all others also took that of the header which told them.
+        removals=("CC",) if history.cc_removed else (),
+        drop_expiration=True,
+    )
+
+
+def redelivery_headers(part: Range, *, counts_failures: bool) -> dict[str, HeaderValue]:
+    """How often messages were delivered before; nothing at the first time."""
+    if not part.deliveries:
+        return {}
+    if not counts_failures:
+        return {"x-delivery-count": part.deliveries}
+    headers: dict[str, HeaderValue] = {"x-acquired-count": part.deliveries}
+    if part.failures:
+        headers["x-delivery-count"] = part.failures
+    return headers
+
+
+def death_headers(history: History) -> dict[str, HeaderValue]:
+    """What befell a message, newest death first."""
+    headers: dict[str, HeaderValue] = {"x-death": [_death(death) for death in history.deaths]}
+    for which, cause in (("first", history.first), ("last", history.last)):
+        for name, value in zip(("reason", "queue", "exchange"), cause, strict=True):
+            headers[f"x-{which}-death-{name}"] = value
+    return headers
+
+
+def _death(death: Death) -> HeaderValue:
+    table: dict[str, HeaderValue] = {
+        "count": death.count,
+        "reason": death.reason,
+        "queue": death.queue,
+        "time": datetime.fromtimestamp(death.time_ms // 1000, tz=UTC),
+        "exchange": death.exchange,
+        "routing-keys": list(death.routing_keys),
+    }
+    if death.original_expiration is not None:
+        table["original-expiration"] = death.original_expiration
+    return table

@@ -1,0 +1,109 @@
+"""Whose turn it is, when many ask for more than the log takes in at once.
+
+Lives here: the lanes, each with what one connection (or one part of the node itself) has asked for and the log has not
+got yet, and the order in which lanes are served. Not here: what is asked for (parts.py), what a batch has room for
+(batch.py, submissions.py).
+
+Law: who has asked for little is served before who has asked for much, however many of those there are; within a lane
+the order is that of asking. This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): a lane's time goes
+on by the cost of what it is served, and of what is looked for to know that; the lane that is least far is next. One
+that has asked for nothing for a while is put `AHEAD` of those that have been served meanwhile, so that its first
+command waits for none of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from qq.machine.commands import Settlement
+    from qq.machine.costs import Costs
+    from qq.sessions.batch import Batch, Outcome, Payer
+
+QUANTUM = 500
+"""Of cost that a lane is served before it is looked whether another one is next: a tenth of a batch."""
+AHEAD = 5_000
+"""Of cost, too: a batch."""
+
+
+class Part(Protocol):
+    """Something that a lane waits with."""
+
+    def take(self, batch: Batch, lane: Lane, costs: Costs, /) -> Outcome:
+        """Have the batch take it in, or as much of it as there is room for."""
+        ...
+
+
+class Growing(Part, Protocol):
+    """Consecutive message ids of one consumer that are settled alike."""
+
+    def goes_on(self, first: int, last: int) -> bool:
+        """Add these if they follow; says whether they do."""
+        ...
+
+
+class Lane:
+    """What one connection has asked for, in the order of asking; the node's own if nobody pays for it."""
+
+    __slots__ = ("is_waiting", "parts", "payer", "settlements", "time")
+
+    def __init__(self, payer: Payer | None = None) -> None:
+        self.payer = payer
+        self.parts: deque[Part] = deque()
+        self.settlements: dict[tuple[type[Settlement], int], Growing] = {}
+        """By kind and consumer, those that what follows may still be added to."""
+        self.is_waiting = False
+        """It is in the order of service."""
+        self.time = 0
+
+    def count_uncommitted(self, size: int) -> None:
+        """Count octets that the log has yet to take in for who pays; or has taken in, if negative."""
+        if self.payer is not None:
+            self.payer.count_uncommitted(size)
+
+
+class Lanes:
+    """Those lanes that have something to be served."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, Lane]] = []
+        self._time = 0
+        """Of the lane that was served last."""
+        self._arrivals = count()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def enter(self, lane: Lane) -> None:
+        """Have a lane served that had nothing to serve until now."""
+        lane.is_waiting = True
+        lane.time = max(lane.time, self._time - AHEAD)
+        self._push(lane)
+
+    def next(self) -> Lane:
+        """The lane that is next; it is in the order no more until it is given back."""
+        lane = heappop(self._waiting)[2]
+        self._time = max(self._time, lane.time)
+        return lane
+
+    def give_back(self, lane: Lane, cost: int) -> None:
+        """Put a lane into its place again after it was served so much."""
+        lane.time += cost
+        if lane.parts:
+            self._push(lane)
+        else:
+            lane.is_waiting = False
+
+    def clear(self) -> list[Lane]:
+        """Forget what was asked for; returns the lanes that had something, with what they had."""
+        lanes = [lane for _, _, lane in self._waiting]
+        for lane in lanes:
+            lane.is_waiting = False
+        self._waiting.clear()
+        return lanes
+
+    def _push(self, lane: Lane) -> None:
+        heappush(self._waiting, (lane.time, next(self._arrivals), lane))

@@ -1,0 +1,279 @@
+"""Who may log in, and how long those wait who may not.
+
+Lives here: passwords and names from certificates against the users of the log; patience with those who guess. Not here:
+how a client says who it is (qq/amqp/connection.py), what a user may do, how many may be connected without having logged
+in (cluster/strangers.py).
+
+Three rules. A login that fails is looked at again when this node has applied all that the cluster has committed: the
+user may just have been created through another node. The answer to a failure is held back, for longer with each from
+the same address for the same user. And an address, and a user, get `LOOKS_PER_S` failures a second, on however many
+connections and however soon those hang up: behind that many, the next login is looked at some moments later.
+
+A right password is answered when it is looked at: at once, but behind a flood of failures of its address, or for its
+user. Even then it waits for no longer than those take who wait with it, and they are few (strangers). And who has
+logged in from an address before waits for nobody but those who guess at that user from that address.
+
+Law: no password is kept longer than it takes to answer, and none is ever part of a text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from cluster.strangers import source_of
+from qq.machine.access import SHA256, User
+from qq.sessions.lanes import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from cluster.ports import Runtime, Timer
+    from qq.machine.machine import QueueMachine
+    from qq.metrics import Counters
+    from qq.sessions.submissions import Submissions
+
+SALT_BYTES = 4
+FIRST_DELAY_S = 0.1
+"""So long the answer to a user's first failed login from an address is held back; each further one twice as long ..."""
+DELAY_MAX_S = 5.0
+"""... up to this: within the handshake timeout, so that the client still hears why."""
+FAILURES_COUNTED_MAX = 16
+"""More do not make the delay any longer."""
+FORGOTTEN_AFTER_S = 300.0
+"""Without a failure for so long, a user is at this address like any other again."""
+LOOKS_PER_S = 100
+"""Failed logins of one address, and for one user, that are looked at. With 512 strangers all wait 5 s at most."""
+LOOKS_AT_ONCE = 100
+"""So many without a wait, after some quiet."""
+BARRIER_INTERVAL_S = 0.05
+"""Logins that fail within this ask the log together."""
+RECORDS_MAX = 30_000
+"""Addresses, users and users at addresses remembered; what was quiet for longest makes room."""
+USER_LENGTH_MAX = 255
+"""Characters of a user's name by which it is remembered: strangers choose what they send."""
+_NOBODY = User("", bytes(SALT_BYTES), b"", [], SHA256)
+"""Whom an unknown user is compared with: no password has an empty hash."""
+
+
+class Login(NamedTuple):
+    """Who somebody says to be, and from where."""
+
+    user: str
+    password: bytes | None
+    """None: a certificate has vouched for the name."""
+    peer_host: str
+    proxy_host: str = ""
+    """Through whom, if a proxy has told the address."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it comes from this machine: what a proxy elsewhere says of "its" loopback does not count."""
+        return is_loopback(self.peer_host) and (not self.proxy_host or is_loopback(self.proxy_host))
+
+    def __repr__(self) -> str:
+        """Tell everything but the password."""
+        return f"Login({self.user!r} from {self.peer_host})"
+
+
+class Attempt:
+    """A login under way."""
+
+    __slots__ = ("_logins", "answer", "budgets", "is_charged", "login", "timer", "wait_s")
+
+    def __init__(
+        self, logins: Logins, login: Login, budgets: Sequence[_Key], answer: Callable[[bool], None]
+    ) -> None:
+        self.login = login
+        self.budgets = budgets
+        """What pays for a look at it that fails."""
+        self.is_charged = False
+        """They have paid."""
+        self.answer: Callable[[bool], None] | None = answer
+        self.wait_s = 0.0
+        """Of a wait for a look at it, or for the answer, how long it is."""
+        self.timer: Timer | None = None
+        self._logins = logins
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._logins.cancel(self)
+
+
+_Key = tuple[str | None, str | None]
+"""An address and a user; None: all of them."""
+
+
+class _Record:
+    """What is remembered of an address, of a user, or of a user at an address."""
+
+    __slots__ = ("failures", "is_known", "last_failure_s", "paid_until_s")
+
+    def __init__(self) -> None:
+        self.paid_until_s = 0.0
+        """A look that fails pays for a `LOOKS_PER_S`-th of a second."""
+        self.failures = 0
+        self.last_failure_s = 0.0
+        self.is_known = False
+        """The user has logged in from the address."""
+
+
+class Logins:
+    """The logins of one node."""
+
+    def __init__(
+        self,
+        machine: QueueMachine,
+        submissions: Submissions,
+        runtime: Runtime,
+        loopback_users: Collection[str],
+        counters: Counters,
+    ) -> None:
+        self._machine = machine
+        self._submissions = submissions
+        self._lane = Lane()
+        self._runtime = runtime
+        self._loopback_users = frozenset(loopback_users)
+        self._counters = counters
+        self._records: dict[_Key, _Record] = {}
+        """The latest last."""
+        self._waiting: dict[Attempt, None] = {}
+        """Not looked at yet."""
+        self._unsure: dict[Attempt, None] = {}
+        """They fail as far as this node knows: the log is asked about them next."""
+        self._is_asking = False
+
+    def attempt(self, login: Login, answer: Callable[[bool], None]) -> Attempt | None:
+        """Have `answer` called with the outcome; None is returned if that has happened already.
+
+        So it is with a good login, unless it has to wait because others fail.
+        """
+        key = _key_of(login)
+        attempt = Attempt(self, login, self._budgets(key), answer)
+        wait_s = max(self._debt_s(budget) for budget in attempt.budgets) - LOOKS_AT_ONCE / LOOKS_PER_S
+        if wait_s <= 0:
+            self._look(attempt)
+            return attempt if attempt.answer is not None else None
+        self._charge(attempt)
+        self._waiting[attempt] = None
+        attempt.wait_s = wait_s
+        attempt.timer = self._runtime.call_later(wait_s, partial(self._look, attempt))
+        return attempt
+
+    def cancel(self, attempt: Attempt) -> None:
+        """Nobody waits for the answer any more. A look that was not made costs nothing; one that was costs the same."""
+        attempt.answer = None
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        if attempt in self._waiting:
+            del self._waiting[attempt]
+            self._give_back(attempt)
+        self._unsure.pop(attempt, None)
+
+    def _admits(self, login: Login) -> bool:
+        user, password, *_ = login
+        known = self._machine.users.get(user)
+        if password is None:
+            right = known is not None
+        else:
+            # An unknown user costs the same time as a wrong password.
+            compared = known or _NOBODY
+            hashed = hash_password(compared.salt, password, compared.hashing)
+            # Nobody logs in without a password, though it be the right one: as in RabbitMQ.
+            right = hmac.compare_digest(hashed, compared.hash) and password != b""
+        return right and (user not in self._loopback_users or login.is_local)
+
+    # What failures cost
+
+    def _budgets(self, key: _Key) -> Sequence[_Key]:
+        record = self._records.get(key)
+        address, user = key
+        return (key,) if record is not None and record.is_known else ((address, None), (None, user))
+
+    def _debt_s(self, key: _Key) -> float:
+        record = self._records.get(key)
+        return record.paid_until_s - self._runtime.monotonic() if record is not None else -1.0
+
+    def _charge(self, attempt: Attempt) -> None:
+        attempt.is_charged = True
+        now_s = self._runtime.monotonic()
+        for key in attempt.budgets:
+            record = self._record(key)
+            record.paid_until_s = max(record.paid_until_s, now_s) + 1 / LOOKS_PER_S
+
+    def _give_back(self, attempt: Attempt) -> None:
+        for key in attempt.budgets if attempt.is_charged else ():
+            record = self._records.get(key)
+            if record is not None:
+                record.paid_until_s -= 1 / LOOKS_PER_S
+        attempt.is_charged = False
+
+    def _record(self, key: _Key) -> _Record:
+        record = self._records[key] = self._records.pop(key, None) or _Record()
+        if len(self._records) > RECORDS_MAX:
+            del self._records[next(iter(self._records))]
+        return record
+
+    # The way of a login
+
+    def _look(self, attempt: Attempt) -> None:
+        """Answer a login that is good, or see to it that it is looked at again."""
+        self._waiting.pop(attempt, None)
+        if self._admits(attempt.login):
+            self._admit(attempt)
+            return
+        if not attempt.is_charged:
+            self._charge(attempt)
+        self._unsure[attempt] = None
+        if not self._is_asking:
+            self._ask()
+
+    def _admit(self, attempt: Attempt) -> None:
+        self._give_back(attempt)
+        self._record(_key_of(attempt.login)).is_known = True
+        self._counters.logins_succeeded += 1
+        answer, attempt.answer = attempt.answer, None
+        if answer is not None:
+            answer(True)
+
+    def _ask(self) -> None:
+        unsure, self._unsure = self._unsure, {}
+        self._is_asking = bool(unsure)
+        if unsure:
+            self._submissions.barrier(partial(self._heard, unsure), self._lane)
+
+    def _heard(self, unsure: Collection[Attempt]) -> None:
+        self._runtime.call_later(BARRIER_INTERVAL_S, self._ask)
+        for attempt in unsure:
+            if self._admits(attempt.login):
+                self._admit(attempt)
+            else:
+                self._hold_back(attempt)
+
+    def _hold_back(self, attempt: Attempt) -> None:
+        record = self._record(_key_of(attempt.login))
+        now_s = self._runtime.monotonic()
+        if now_s - record.last_failure_s > FORGOTTEN_AFTER_S:
+            record.failures = 0
+        attempt.wait_s = min(FIRST_DELAY_S * 2**record.failures, DELAY_MAX_S)
+        record.failures = min(record.failures + 1, FAILURES_COUNTED_MAX)
+        record.last_failure_s = now_s
+        self._counters.logins_failed += 1
+        if attempt.answer is not None:
+            attempt.timer = self._runtime.call_later(attempt.wait_s, partial(attempt.answer, False))
+
+
+def hash_password(salt: bytes, password: bytes, hashing: str = SHA256) -> bytes:
+    """RabbitMQ's scheme, so that its exported users can be taken over: a hash of salt and password."""
+    # Where a policy of the machine forbids MD5, users that RabbitMQ has hashed with it can log in all the same.
+    return hashlib.new(hashing, salt + password, usedforsecurity=False).digest()
+
+
+def is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith(("127.", "::ffff:127."))
+
+
+def _key_of(login: Login) -> _Key:
+    return source_of(login.peer_host), login.user[:USER_LENGTH_MAX]

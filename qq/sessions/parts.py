@@ -1,0 +1,358 @@
+"""What sessions ask for, as parts of the batches that go to the log.
+
+Lives here: the parts, of which some still grow while they wait, and what they count as. Not here: the batch that takes
+them in (batch.py), in which order lanes are served (lanes.py), when a batch is submitted (submissions.py), what a part
+costs (qq/machine/costs.py).
+
+Law: what a part costs is asked when it is about to be taken; what could not be found out in this turn of the loop waits
+for the next, and its lane with it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.machine.commands import Enqueue, Publish
+from qq.machine.costs import COMMIT_STEPS, SETTLED_STEPS, TRANSACTION_STEPS_MAX, Price
+from qq.machine.limits import table_bytes
+from qq.sessions.batch import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from qq.machine.commands import Command, Settlement
+    from qq.machine.costs import Costs
+    from qq.sessions.batch import Batch
+    from qq.sessions.lanes import Lane
+    from qq.sessions.ports import Publisher
+    from qq.stored.properties import Attributes
+
+COMMAND_BYTES = 256
+"""What a command counts as beside its texts and tables. It is some 30 in the log, but every node takes some 10 us for
+it, and should be done with a batch in few milliseconds."""
+MESSAGE_BYTES = 64
+"""The same of a message beside its octets."""
+
+
+class Asked:
+    """A command of a node, and what it counts as in octets."""
+
+    __slots__ = ("_command", "_node", "_steps", "size")
+
+    def __init__(self, node: str, command: Command, size: int) -> None:
+        self.size = size
+        self._node = node
+        self._command = command
+        self._steps = 0
+        """What it costs, as far as that is known."""
+
+    def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+        if not batch.has_room(self.price(costs), self.size):
+            return Outcome.NO_ROOM
+        self.add_to(batch, lane)
+        return Outcome.TAKEN
+
+    def price(self, costs: Costs) -> int:
+        """What it costs now: others may have made much of what it is about while it waited."""
+        self._steps = costs.of(self._node, self._command)
+        return self._steps
+
+    def add_to(self, batch: Batch, lane: Lane) -> None:
+        """Have the batch take it, with the price that was found."""
+        batch.add(lane, self._command, self._steps, self.size)
+
+
+class Callback(NamedTuple):
+    """Something to be called when all that the lane asked for before has been applied, or is given up."""
+
+    call: Callable[[], None]
+
+    def take(self, batch: Batch, _lane: Lane, _costs: Costs) -> Outcome:
+        batch.callbacks.append(self.call)
+        return Outcome.TAKEN
+
+
+class OpenSettlement:
+    """Consecutive message ids of one consumer that are settled alike."""
+
+    __slots__ = ("_consumer", "_first", "_kind", "_last", "_steps")
+
+    def __init__(self, kind: type[Settlement], consumer: int, first: int, last: int) -> None:
+        self._kind = kind
+        self._consumer = consumer
+        self._first = first
+        self._last = last
+        self._steps = SETTLED_STEPS[kind]
+
+    def goes_on(self, first: int, last: int) -> bool:
+        """Add these if they follow; says whether they do."""
+        if first != self._last + 1:
+            return False
+        self._last = last
+        self._steps += SETTLED_STEPS[self._kind]
+        return True
+
+    def take(self, batch: Batch, lane: Lane, _costs: Costs) -> Outcome:
+        if not batch.has_room(self._steps, COMMAND_BYTES):
+            return Outcome.NO_ROOM
+        lane.settlements.clear()
+        command = self._kind(self._consumer, self._first, self._last)
+        batch.add(lane, command, self._steps, COMMAND_BYTES)
+        return Outcome.TAKEN
+
+
+class OpenEnqueue:
+    """Consecutive publishes of one publisher with the same exchange, routing key, flags and attributes."""
+
+    __slots__ = (
+        "_beside",
+        "_bytes",
+        "_price",
+        "_priced",
+        "attributes",
+        "exchange",
+        "first_sequence",
+        "mandatory",
+        "messages",
+        "publisher",
+        "routing_key",
+    )
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        first_sequence: int,
+        exchange: str,
+        routing_key: str,
+        mandatory: bool,
+        attributes: Attributes | None,
+    ) -> None:
+        self.publisher = publisher
+        self.first_sequence = first_sequence
+        """Publish sequence number of the first of its messages, 0 if it wants no confirms."""
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.mandatory = mandatory
+        self.attributes = attributes
+        """Of the first of its messages; None if it has none."""
+        self.messages: list[bytes] = []
+        """Those that wait; it takes no more when all of them have gone."""
+        self._beside = bytes_of_run(self)
+        """What it counts as beside its messages, until some have gone."""
+        self._bytes = self._beside
+        """What it counts as, its messages included."""
+        self._priced: list[int] = []
+        """What its first messages cost, as far as that is known, where each is looked into."""
+        self._price: Price | None = None
+        """What they cost, as far as that is known, otherwise."""
+
+    @property
+    def keys(self) -> int:
+        """How many routing keys each of its messages has."""
+        return 1 if self.attributes is None else 1 + len(self.attributes.more_keys)
+
+    @property
+    def size(self) -> int:
+        """What it counts as in octets, its messages included."""
+        return self._bytes
+
+    def takes(self, attributes: Attributes | None) -> bool:
+        """Whether messages with these attributes may follow."""
+        mine = self.attributes
+        if mine is not None and mine.publisher:
+            mine = mine._replace(publish_seq=mine.publish_seq + len(self.messages))
+        return attributes == mine
+
+    def add(self, messages: list[bytes]) -> int:
+        """Have messages follow; returns what they count as in octets."""
+        size = bytes_of_messages(messages)
+        self.messages += messages
+        self._bytes += size
+        return size
+
+    def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+        if self._is_looked_into(costs):
+            return self._take_one_by_one(batch, lane, costs)
+        price = self._price_together(costs)
+        if price is None:
+            return Outcome.PUT_OFF
+        messages = self.messages
+        steps = price.of(len(messages))
+        if batch.fits(steps, self._bytes):
+            self._go(batch, lane, len(messages), steps, self._bytes)
+            return Outcome.TAKEN
+        count, size = 1, self._beside + MESSAGE_BYTES + len(messages[0])
+        if not batch.has_room(price.of(1), size):
+            return Outcome.NO_ROOM
+        for message in islice(messages, 1, None):
+            next_size = size + MESSAGE_BYTES + len(message)
+            if not batch.fits(price.of(count + 1), next_size):
+                break
+            count, size = count + 1, next_size
+        self._go(batch, lane, count, price.of(count), size)
+        return Outcome.NO_ROOM if self.messages else Outcome.TAKEN
+
+    def _take_one_by_one(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+        """Messages that go different ways, though they are published alike."""
+        outcome, count, steps = Outcome.TAKEN, 0, 0
+        size = self._beside
+        for message in self.messages:
+            if count == len(self._priced) and not self._price_next(costs):
+                outcome = Outcome.PUT_OFF
+                break
+            next_steps, next_size = steps + self._priced[count], size + MESSAGE_BYTES + len(message)
+            if not (batch.fits if count else batch.has_room)(next_steps, next_size):
+                outcome = Outcome.NO_ROOM
+                break
+            count, steps, size = count + 1, next_steps, next_size
+        if count:
+            self._go(batch, lane, count, steps, size)
+        return outcome
+
+    def _go(self, batch: Batch, lane: Lane, count: int, steps: int, size: int) -> None:
+        """Have the batch take so many messages; the others remain, as what goes on behind them."""
+        going = self.messages[:count]
+        batch.publish(lane, _sealed(self, count), going, steps, size)
+        del self.messages[:count]  # a run may be long, and go in very many pieces
+        self._bytes -= size
+        self._beside = 0
+        self._price = None
+        del self._priced[:count]
+        if self.first_sequence:
+            self.first_sequence += count
+            batch.confirms[self.publisher] = self.first_sequence - 1
+        attributes = self.attributes
+        if attributes is not None and attributes.publisher:
+            self.attributes = attributes._replace(publish_seq=attributes.publish_seq + count)
+
+    # In a transaction it goes as a whole
+
+    def price(self, costs: Costs) -> int | None:
+        """What all of it costs, or more than a transaction may; None if that is to be looked for in the next turn."""
+        if not self._is_looked_into(costs):
+            price = self._price_together(costs)
+            return None if price is None else price.of(len(self.messages))
+        steps = sum(self._priced)
+        while len(self._priced) < len(self.messages) and steps <= TRANSACTION_STEPS_MAX:
+            if not self._price_next(costs):
+                return None
+            steps += self._priced[-1]
+        return steps
+
+    def add_to(self, batch: Batch, lane: Lane) -> None:
+        """Have the batch take all of it, with the price that was found."""
+        count = len(self.messages)
+        steps = self._price.of(count) if self._price is not None else sum(self._priced)
+        self._go(batch, lane, count, steps, self._bytes)
+
+    def _is_looked_into(self, costs: Costs) -> bool:
+        publisher = self.publisher
+        return not publisher.has_failed and costs.looks_into(publisher.connection.vhost, self.exchange)
+
+    def _price_together(self, costs: Costs) -> Price | None:
+        if self.publisher.has_failed:
+            return Price(0, 0)  # the log passes over it
+        if self._price is None:
+            self._price = costs.of_messages(
+                self.publisher.connection.vhost,
+                self.exchange,
+                self._keys(),
+                is_plain=self.attributes is None,
+            )
+        return self._price
+
+    def _price_next(self, costs: Costs) -> bool:
+        """Find out what one more message costs; False if that has to be looked for in the next turn."""
+        message = self.messages[len(self._priced)]
+        price = costs.of_content(self.publisher.connection.vhost, self.exchange, self._keys(), message)
+        if price is not None:
+            self._priced.append(price)
+        return price is not None
+
+    def _keys(self) -> tuple[str, ...]:
+        if self.attributes is None:
+            return (self.routing_key,)
+        return (self.routing_key, *self.attributes.more_keys)
+
+
+class OpenCommit:
+    """A transaction: all of it goes in one batch, or it is refused."""
+
+    def __init__(
+        self,
+        commit: Asked,
+        content: Sequence[OpenEnqueue | Asked],
+        refuse: Callable[[OpenCommit, int], None],
+    ) -> None:
+        """`refuse` is called with it and what it costs, in steps, if that is more than TRANSACTION_STEPS_MAX."""
+        self._parts = (commit, *content)
+        self._refuse = refuse
+        self._steps = COMMIT_STEPS * len(content)
+        self._priced = 0
+        """Of how many parts that includes the price."""
+        self.size = sum(part.size for part in self._parts)
+
+    def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+        while self._priced < len(self._parts):
+            steps = None if costs.looked_enough else self._parts[self._priced].price(costs)
+            if steps is None:
+                return Outcome.PUT_OFF
+            self._priced += 1
+            self._steps += steps
+            costs.looked += steps  # it may be refused, and then nothing else counts for it
+            if self._steps > TRANSACTION_STEPS_MAX:
+                self._refuse(self, self._steps)
+                return Outcome.REFUSED
+        if not batch.has_room(self._steps, self.size):
+            return Outcome.NO_ROOM
+        for part in self._parts:
+            part.add_to(batch, lane)
+        batch.steps += COMMIT_STEPS * (len(self._parts) - 1)
+        return Outcome.TAKEN
+
+
+def bytes_of_messages(messages: Sequence[bytes]) -> int:
+    """What messages count as, here and below."""
+    return sum(map(len, messages)) + MESSAGE_BYTES * len(messages)
+
+
+def bytes_of_run(run: OpenEnqueue) -> int:
+    """A run of messages, without those."""
+    size = COMMAND_BYTES + len(run.exchange) + len(run.routing_key)
+    if run.attributes is not None:
+        size += sum(map(len, run.attributes.more_keys)) + len(run.attributes.publisher)
+    return size
+
+
+def bytes_of_command(command: Command) -> int:
+    size = COMMAND_BYTES
+    for field in command:
+        match field:
+            case str() | bytes():
+                size += len(field)
+            case list():
+                size += sum(map(len, field))
+            case dict():
+                size += table_bytes(field)
+            case _:
+                pass
+    return size
+
+
+def _sealed(run: OpenEnqueue, count: int) -> Enqueue | Publish:
+    """The command of its first messages."""
+    publisher = run.publisher
+    enqueue = Enqueue(
+        publisher.session,
+        run.first_sequence,
+        count,
+        run.exchange,
+        run.routing_key,
+        run.mandatory,
+        publisher.number,
+    )
+    if run.attributes is None:
+        return enqueue
+    more_keys, priority, ttl_ms, delay_ms, publisher_id, publish_seq = run.attributes
+    return Publish(*enqueue, list(more_keys), priority, ttl_ms, delay_ms, publisher_id, publish_seq)

@@ -1,0 +1,242 @@
+"""The ports of the sessions: what they ask of the log, and what a protocol implements to be told what the log says.
+
+Lives here: protocols (in Python's sense) only. Not here: who calls them (dispatch.py, submissions.py, resume.py), who
+implements them (`cluster.group.Group`; qq/amqp_server, qq/management/sessions.py).
+
+Law: nothing here belongs to one protocol of clients. A client's connection is in one virtual host, and has sessions,
+which the log knows by numbers that are never used twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from qq.sessions.batch import Payer, Unconfirmed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cluster.ports import Buffer
+    from qq.machine.effects import (
+        CloseConnection,
+        Deliver,
+        DeliveryTimeout,
+        DirectReply,
+        Failed,
+        Result,
+        Returned,
+    )
+    from qq.sessions.lanes import Lane
+
+
+class MessageStore(Protocol):
+    """The entries of a log, which hold the messages."""
+
+    @property
+    def last_index(self) -> int:
+        """Of the newest entry."""
+        ...
+
+    def payload(self, index: int) -> bytes | None:
+        """The entry, if it is in memory; None if it must be read, or is not there."""
+        ...
+
+    def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
+        """What reads entries, on any thread: as many of the first as have `bytes_max` octets, but one at least.
+
+        Raises `cluster.segment.EntryGone`, and so may the job, or EntryMoved.
+        """
+        ...
+
+
+class Log(MessageStore, Protocol):
+    """The replicated log of a node."""
+
+    def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:
+        """Have a batch carried out, once, on every node; returns its sequence number, which is told when it is.
+
+        `weight` is how long that will take every node, in milliseconds.
+        """
+        ...
+
+    def disk_failed(self, error: Exception) -> None:
+        """What was to be read could not be, and nobody knows why."""
+        ...
+
+
+class Connection(Payer, Protocol):
+    """A client's connection, as the log knows it."""
+
+    id: int
+    """Never used twice while the process lives, for no session either."""
+    vhost: str
+    user: str
+    in_log: bool
+    """The log was asked to let it in, so it has to hear when the connection is gone."""
+    is_admitted: bool
+    """The log has let it in. This and `in_log` are written by the broker only."""
+
+    @property
+    def lane(self) -> Lane:
+        """Where what it asks for waits."""
+        ...
+
+    # What operators see
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def protocol(self) -> str:
+        """As RabbitMQ names it, with its version."""
+        ...
+
+    @property
+    def peer_host(self) -> str: ...
+
+    @property
+    def peer_port(self) -> int: ...
+
+    @property
+    def channel_count(self) -> int: ...
+
+    @property
+    def client_properties(self) -> Mapping[str, object]:
+        """What the client tells of itself."""
+        ...
+
+    # What the log says
+
+    def admitted(self) -> None:
+        """The log has let it into its virtual host; told once."""
+        ...
+
+    def not_admitted(self, failure: Failed, /) -> None:
+        """The log has refused that."""
+        ...
+
+    def told_to_close(self, effect: CloseConnection, /) -> None:
+        """An operator wants it closed, or its virtual host or its user is gone."""
+        ...
+
+    def alarm_changed(self) -> None:
+        """Whether publishers must wait (`Broker.alarm`) is no longer as it was."""
+        ...
+
+    def shut_down(self) -> None:
+        """The node stops: the client is to be told."""
+        ...
+
+    def close_now(self) -> None:
+        """The log knows nothing of the connection and its sessions any more: nothing more may be asked for in them."""
+        ...
+
+
+class Consumer(Protocol):
+    """A consumer of a session."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def started(self) -> bool:
+        """The log has answered that it consumes."""
+        ...
+
+    @property
+    def next_id(self) -> int:
+        """Message id of the first message that it has not been given yet."""
+        ...
+
+
+class Publisher(Unconfirmed, Protocol):
+    """Who has published messages that wait for the log."""
+
+    @property
+    def session(self) -> int: ...
+
+    @property
+    def connection(self) -> Connection: ...
+
+    @property
+    def number(self) -> int:
+        """The number of the channel in the frames of its messages, as they are stored."""
+        ...
+
+    @property
+    def has_failed(self) -> bool:
+        """The log has refused something of its session, and passes over what it is asked for behind that."""
+        ...
+
+    @property
+    def published(self) -> int:
+        """Publish sequence number of the last message, where publishers want confirms."""
+        ...
+
+
+class Session(Protocol):
+    """A session, as the log tells it what has become of what it asked for, in the order of the log.
+
+    Whoever neither publishes nor consumes is only told `replied`, `failed` and `leader_changed`.
+    """
+
+    @property
+    def session(self) -> int:
+        """Its number in the log."""
+        ...
+
+    @property
+    def connection(self) -> Connection: ...
+
+    # Answers
+
+    def replied(self, result: Result, /) -> None:
+        """The answer to the oldest command that waits for one."""
+        ...
+
+    def failed(self, failure: Failed, /) -> None:
+        """A command is refused, and what was asked for behind it is passed over: the session has to end."""
+        ...
+
+    @property
+    def answered(self) -> int:
+        """How many answers the log has given; it numbers them in the same way."""
+        ...
+
+    @property
+    def waits_for_answer(self) -> bool: ...
+
+    # What was published
+
+    def refuse(self, first: int, last: int, /) -> None:
+        """These publish sequence numbers reached no queue; all before them are safe."""
+        ...
+
+    def unroutable(self, effect: Returned, /) -> None: ...
+
+    # What is consumed
+
+    @property
+    def consumers(self) -> Sequence[Consumer]:
+        """Those that messages may still come for."""
+        ...
+
+    def consumer(self, consumer_id: int, /) -> Consumer | None: ...
+
+    def deliver(self, effect: Deliver, /) -> None: ...
+
+    def direct_reply(self, effect: DirectReply, /) -> None: ...
+
+    def timed_out(self, effect: DeliveryTimeout, /) -> None: ...
+
+    def consumer_gone(self, consumer_id: int, /) -> None:
+        """The consumer was cancelled: its queue was deleted, or it has not acknowledged for too long."""
+        ...
+
+    def needed_from(self) -> int | None:
+        """The first entry that holds what waits for the client and is in no queue any more; None if nothing does."""
+        ...
+
+    # The cluster
+
+    def leader_changed(self) -> None: ...

@@ -1,0 +1,317 @@
+"""What this node's sessions want done, gathered into batches for the log.
+
+Lives here: when a batch is made and submitted, and what to do when it has been applied (publisher confirms,
+back-pressure). Not here: what it is made of (parts.py), who is served first (lanes.py), exactly-once delivery of
+batches to the log (cluster/group.py), what commands do (qq/machine).
+
+Law: work per batch. All that one pass of the event loop brings, and all that comes while earlier batches are still
+under way, goes into one batch, as far as that has room; what is left waits, and those who ask for much wait behind
+those who ask for little. The order of a session's commands is the order it gave them in. A command that the log cannot
+hold is refused when it is given, to the one who gives it: never does a batch suffer for it. Whatever is asked for
+counts, not bodies only: for how large a batch may get, which is how long every node is busy with it, and for how much a
+connection may ask before the log has it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.machine.codec import check_command
+from qq.machine.commands import Commit, Credit
+from qq.machine.costs import BATCH_STEPS_MAX
+from qq.sessions.batch import BATCH_BYTES_MAX, Batch, Outcome
+from qq.sessions.lanes import QUANTUM, Lane, Lanes
+from qq.sessions.parts import (
+    COMMAND_BYTES,
+    Asked,
+    Callback,
+    OpenCommit,
+    OpenEnqueue,
+    OpenSettlement,
+    bytes_of_command,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cluster.ports import Runtime
+    from qq.machine.commands import Command, Settlement
+    from qq.machine.machine import QueueMachine
+    from qq.sessions.lanes import Part
+    from qq.sessions.ports import Log, Publisher
+
+BATCHES_IN_FLIGHT_MAX = 2
+"""Submitted and not yet applied, unless there is enough for a full one. While that many are under way what is asked for
+gathers, so batches fit the load."""
+COST_IN_FLIGHT_MAX = 4 * BATCH_STEPS_MAX
+"""Of the batches under way, octets included, in steps: then no more is submitted. So whoever comes next waits for four
+full batches, or for one that is dearer, and not for all that others have asked for."""
+
+WEIGHT_STEPS = 1000
+"""Steps that are a weight of 1: a millisecond."""
+
+
+class _UnderWay(NamedTuple):
+    """A batch that was submitted."""
+
+    sequence: int
+    batch: Batch
+
+
+class _Watched(NamedTuple):
+    """What somebody had published at some time."""
+
+    time_s: float
+    publisher: Publisher
+    published: int
+
+
+class Submissions:
+    """What waits in this node's lanes, and the batches under way."""
+
+    def __init__(
+        self, node: str, log: Log, machine: QueueMachine, runtime: Runtime, publish_timeout_s: float
+    ) -> None:
+        """After `publish_timeout_s` (0 is never) what is not confirmed is refused; nobody knows its outcome then."""
+        self._node = node
+        self._log = log
+        self._machine = machine
+        self._runtime = runtime
+        self._publish_timeout_s = publish_timeout_s
+        self._watched: deque[_Watched] = deque()
+        self._flush_asked = False
+        self._under_way: deque[_UnderWay] = deque()
+        self._cost_in_flight = 0
+        self._lanes = Lanes()
+        self._own = Lane()
+        """What operators ask this node for."""
+        self._waiting_bytes = 0
+        self._bytes_in_flight = 0
+        self._has_begun = False
+        """The cluster knows of this life of the node: that an earlier one is over is in the state, too."""
+        self.batches_applied = 0
+        """Whoever waits sees by it that the log goes on."""
+        self.times_unseen = 0
+        """How often it was not seen what became of batches that were under way."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """What was asked for and is not known to be applied, as batches.py counts it."""
+        return self._waiting_bytes + self._bytes_in_flight
+
+    # What is asked for
+
+    def price(self, command: Command) -> int:
+        """What a command is expected to cost every node, in steps."""
+        return self._machine.costs.of(self._node, command)
+
+    def add(self, command: Command, lane: Lane | None = None) -> None:
+        """Have a command carried out, after all that its lane asked for before; the node's own if it tells none.
+
+        Raises InvalidCommand, and then nothing has changed.
+        """
+        check_command(command)
+        asked = self._asked(command)
+        lane = lane or self._own
+        lane.settlements.clear()
+        self._ask(lane, asked, asked.size)
+
+    def barrier(self, callback: Callable[[], None], lane: Lane | None = None) -> None:
+        """Have `callback` called when all that the lane asked for so far is applied, or is given up.
+
+        This node has applied then all that the cluster has committed by now: a batch goes through the log for it,
+        though nothing may be asked for in it.
+        """
+        self._ask(lane or self._own, Callback(callback), 0)
+
+    def commit(
+        self,
+        session: int,
+        content: Sequence[OpenEnqueue | Command],
+        lane: Lane,
+        refuse: Callable[[int], None],
+    ) -> None:
+        """Have a transaction of a session carried out: in one batch, so all or nothing.
+
+        `refuse` is called later with what it would cost if that is more than TRANSACTION_STEPS_MAX.
+        """
+        parts: list[OpenEnqueue | Asked] = []
+        for part in content:
+            if isinstance(part, OpenEnqueue):
+                parts.append(part)
+            else:
+                check_command(part)
+                parts.append(self._asked(part))
+        commit = self._asked(Commit(session, len(content)))
+        lane.settlements.clear()
+        transaction = OpenCommit(commit, parts, partial(self._refuse, lane, refuse))
+        self._ask(lane, transaction, transaction.size)
+
+    def _asked(self, command: Command) -> Asked:
+        return Asked(self._node, command, bytes_of_command(command))
+
+    def _refuse(self, lane: Lane, refuse: Callable[[int], None], transaction: OpenCommit, steps: int) -> None:
+        self._waiting_bytes -= transaction.size
+        lane.count_uncommitted(-transaction.size)
+        refuse(steps)
+
+    def publish(self, run: OpenEnqueue, messages: list[bytes], *, is_new: bool) -> None:
+        """Add messages to `run`, which is `is_new` if it does not wait here yet."""
+        lane = run.publisher.connection.lane
+        size = run.size if is_new else 0
+        size += run.add(messages)
+        if is_new:
+            # What is acknowledged behind a message must not go before it: it may be what the message was made of.
+            lane.settlements.clear()
+            self._ask(lane, run, size)
+        else:
+            self._count(lane, size)
+        if run.first_sequence and self._publish_timeout_s:
+            self._watch(run.publisher)
+
+    def settle(self, kind: type[Settlement], consumer: int, first: int, last: int, lane: Lane) -> None:
+        """Settle, return or discard message ids; consecutive ranges of one consumer become one command."""
+        known = lane.settlements.get((kind, consumer))
+        if known is None or not known.goes_on(first, last):
+            known = lane.settlements[kind, consumer] = OpenSettlement(kind, consumer, first, last)
+            self._ask(lane, known, COMMAND_BYTES)
+
+    def credit(self, consumer: int, count: int, lane: Lane) -> None:
+        self._ask(lane, Asked(self._node, Credit(consumer, count), COMMAND_BYTES), COMMAND_BYTES)
+
+    def _ask(self, lane: Lane, part: Part, size: int) -> None:
+        lane.parts.append(part)
+        if not lane.is_waiting:
+            self._lanes.enter(lane)
+        if size:
+            self._count(lane, size)
+        self._ask_flush()
+
+    def _count(self, lane: Lane, size: int) -> None:
+        self._waiting_bytes += size
+        lane.count_uncommitted(size)
+
+    # What is submitted
+
+    def _ask_flush(self) -> None:
+        if not self._flush_asked:
+            self._flush_asked = True
+            self._runtime.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Submit what may be. What is put off is looked at again in the next turn of the loop."""
+        self._flush_asked = False
+        self._machine.costs.begin_turn()
+        while self._lanes and self._may_submit():
+            batch, put_off = self._gather()
+            if not batch.is_empty:
+                self._submit(batch)
+            for lane in put_off:
+                self._lanes.give_back(lane, 0)
+            if put_off and batch.is_empty:
+                self._ask_flush()
+                return
+
+    def _may_submit(self) -> bool:
+        if not self._has_begun or self._machine.has_lost_sessions(self._node):
+            return False
+        if self._cost_in_flight >= COST_IN_FLIGHT_MAX:
+            return False
+        return len(self._under_way) < BATCHES_IN_FLIGHT_MAX or self._waiting_bytes >= BATCH_BYTES_MAX
+
+    def _gather(self) -> tuple[Batch, list[Lane]]:
+        """Make a batch of what is next, and tell the lanes that nothing more can be taken of in this turn."""
+        batch, lanes, costs = Batch(), self._lanes, self._machine.costs
+        put_off: list[Lane] = []
+        outcome = Outcome.TAKEN
+        while lanes and not batch.is_full and outcome is not Outcome.NO_ROOM:
+            lane, before = lanes.next(), batch.cost + costs.looked
+            outcome = self._serve(lane, batch)
+            cost = batch.cost + costs.looked - before
+            if outcome is Outcome.PUT_OFF:
+                lane.time += cost
+                put_off.append(lane)
+            else:
+                lanes.give_back(lane, cost)
+        return batch, put_off
+
+    def _serve(self, lane: Lane, batch: Batch) -> Outcome:
+        """Take what a lane has asked for into the batch, as far as it goes, or as much as is this lane's share now."""
+        parts, costs, until = lane.parts, self._machine.costs, batch.cost + QUANTUM
+        while parts and batch.cost < until:
+            outcome = parts[0].take(batch, lane, costs)
+            if outcome in (Outcome.NO_ROOM, Outcome.PUT_OFF):
+                return outcome
+            parts.popleft()
+        return Outcome.TAKEN
+
+    def _submit(self, batch: Batch) -> None:
+        sequence = self._log.submit(batch.payload(), batch.steps // WEIGHT_STEPS)
+        self._under_way.append(_UnderWay(sequence, batch))
+        self._cost_in_flight += batch.cost
+        self._waiting_bytes -= batch.bytes
+        self._bytes_in_flight += batch.bytes
+
+    def applied(self, sequence: int, *, unseen: bool = False) -> None:
+        """Note that the batches up to `sequence` are applied: their publishes are safe.
+
+        The first one of each life is the group's own, without commands: nothing is submitted before that is applied.
+        If that was `unseen`, nobody knows which were refused by a queue that was full, or would have been returned: all
+        that were not confirmed are refused then, which says that their outcome is unknown.
+        """
+        self._has_begun = True
+        self.times_unseen += unseen
+        while self._under_way and self._under_way[0].sequence <= sequence:
+            done = self._under_way.popleft().batch
+            self.batches_applied += 1
+            self._cost_in_flight -= done.cost
+            self._bytes_in_flight -= done.bytes
+            for publisher, published in done.confirms.items():
+                if unseen:
+                    publisher.refuse_unconfirmed(published)
+                else:
+                    publisher.confirm(published)
+            for payer, size in done.asked_bytes.items():
+                payer.count_uncommitted(-size)
+            for callback in done.callbacks:
+                callback()
+        if self._lanes and not self._flush_asked:
+            self._flush()
+
+    def entry_applied(self) -> None:
+        """Go on if nothing is left of an earlier life of this node, for which everything has to wait."""
+        if self._lanes and not self._under_way and not self._flush_asked:
+            self._flush()
+
+    def give_up(self) -> None:
+        """The cluster expelled this node: whatever was under way has an unknown outcome, and no session is left."""
+        callbacks = [callback for _, batch in self._under_way for callback in batch.callbacks]
+        for lane in self._lanes.clear():
+            callbacks += [part.call for part in lane.parts if isinstance(part, Callback)]
+            lane.parts.clear()
+            lane.settlements.clear()
+        self._has_begun = False
+        self.times_unseen += 1
+        self._under_way.clear()
+        self._watched.clear()
+        self._cost_in_flight = self._waiting_bytes = self._bytes_in_flight = 0
+        for callback in callbacks:
+            callback()
+
+    # The publish timeout
+
+    def _watch(self, publisher: Publisher) -> None:
+        if not self._watched:
+            self._runtime.call_later(self._publish_timeout_s, self._refuse_overdue)
+        self._watched.append(_Watched(self._runtime.monotonic(), publisher, publisher.published))
+
+    def _refuse_overdue(self) -> None:
+        watched, now_s = self._watched, self._runtime.monotonic()
+        while watched and watched[0].time_s + self._publish_timeout_s <= now_s:
+            _, publisher, published = watched.popleft()
+            publisher.refuse_unconfirmed(published)
+        if watched:
+            wait_s = watched[0].time_s + self._publish_timeout_s - now_s
+            self._runtime.call_later(wait_s, self._refuse_overdue)

@@ -1,0 +1,60 @@
+"""What routing may look at of a stored message.
+
+Lives here: from the bytes of a message to its headers and to properties that exchanges can hash. Not here: which
+exchange wants that (qq/routing), the layout of a stored message (layout.py).
+
+Law: every node reads the same from the same bytes, and nothing that the log can hold makes it raise. What cannot be
+read is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from struct import Struct
+from struct import error as StructError  # noqa: N812  # an exception, whatever its name
+
+from qq.routing.content import Content
+from qq.stored import layout
+from qq.stored.fields import VALID_PROPERTIES_BYTES_MAX, FieldError, decode_table
+
+KNOWN_MAX = 1000
+"""Distinct properties that are remembered: many messages have the same."""
+
+_U64 = Struct(">Q")
+_SHORT_STRINGS = {"correlation_id": layout.CORRELATION_ID, "message_id": layout.MESSAGE_ID}
+
+Read = tuple[Mapping[str, object], Mapping[str, str]]
+"""Headers and properties."""
+
+_NOTHING: Read = ({}, {})
+
+
+def content_of(message: bytes | bytearray | memoryview, number: int) -> Content:
+    """What routers see of a message; `number` is its own."""
+    try:
+        header = bytes(message[: layout.frame_stop(bytes(message[:7]), 0)])
+        read = _read_known if len(header) <= VALID_PROPERTIES_BYTES_MAX else _read
+        headers, properties = read(header)
+    except (FieldError, IndexError, StructError, UnicodeDecodeError):
+        headers, properties = _NOTHING
+    return Content(headers, properties, number)
+
+
+def _read(header: bytes) -> Read:
+    """Raises what `decode_table` does."""
+    present = layout.flags(header)
+    properties = {
+        name: layout.short_string(header, layout.place(header, flag)).decode(errors="surrogateescape")
+        for name, flag in _SHORT_STRINGS.items()
+        if present & flag
+    }
+    if present & layout.TIMESTAMP:
+        properties["timestamp"] = str(_U64.unpack_from(header, layout.place(header, layout.TIMESTAMP))[0])
+    headers: Mapping[str, object] = {}
+    if present & layout.HEADERS:
+        headers = decode_table(header, layout.place(header, layout.HEADERS), len(header))[0]
+    return headers, properties
+
+
+_read_known = lru_cache(KNOWN_MAX)(_read)

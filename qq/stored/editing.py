@@ -1,0 +1,178 @@
+"""Stored messages, made and taken apart, with other headers, or in other frames.
+
+Lives here: octets of stored messages from others, or from properties and a body. Not here: what the headers are that
+the broker adds (qq/sessions/headers.py), what is written when.
+
+Law: where the broker has something to add to a message's headers, the octets of the client's own are kept.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from pamqp import frame as pamqp_frame
+from pamqp import header
+
+from qq.stored import layout
+from qq.stored.fields import decode_properties
+from qq.stored.layout import FRAME_BODY, FRAME_END, FRAME_OVERHEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from pamqp import commands
+
+HeaderValue = int | str | datetime | list["HeaderValue"] | dict[str, "HeaderValue"]
+"""What the broker itself puts into headers: a long, a long string, a timestamp (aware), an array, a table."""
+
+
+_END = bytes([FRAME_END])
+_U16 = Struct(">H")
+_U32 = Struct(">I")
+_FRAME = Struct(">BHI")
+_LONG = Struct(">cq")
+_TIMESTAMP = Struct(">cQ")
+_LENGTH = Struct(">cI")
+
+
+class Content(NamedTuple):
+    """A message as tools want it."""
+
+    properties: commands.Basic.Properties
+    body: bytes
+
+
+def make(properties: commands.Basic.Properties, body: bytes, frame_max: int) -> bytes:
+    """A stored message, in frames of channel 1 with at most `frame_max` octets. Raises ValueError for properties."""
+    head = pamqp_frame.marshal(header.ContentHeader(body_size=len(body), properties=properties), 1)
+    return head + _body_frames(body, 1, frame_max)
+
+
+def reframe(message: bytes, channel: int, frame_max: int) -> bytes:
+    """Rewrite a stored message for a channel: its number in each frame, body frames of at most `frame_max`.
+
+    A content header cannot be split: one that is larger than `frame_max` is sent as it is, as RabbitMQ does.
+    """
+    number = _U16.pack(channel)
+    header_stop = layout.frame_stop(message, 0)
+    if header_stop == len(message):
+        return b"".join((message[:1], number, message[3:]))
+    body_size = len(message) - header_stop
+    if layout.frame_stop(message, header_stop) == len(message) and body_size <= frame_max:
+        body_at = header_stop + 1
+        return b"".join((message[:1], number, message[3:body_at], number, message[body_at + 2 :]))
+    head = b"".join((message[:1], number, message[3:header_stop]))
+    return head + _body_frames(_body(message, header_stop), channel, frame_max)
+
+
+def _body_frames(body: bytes, channel: int, frame_max: int) -> bytes:
+    payload_max = frame_max - FRAME_OVERHEAD
+    frames: list[bytes] = []
+    for at in range(0, len(body), payload_max):
+        part = body[at : at + payload_max]
+        frames += (_FRAME.pack(FRAME_BODY, channel, len(part)), part, _END)
+    return b"".join(frames)
+
+
+def with_headers(
+    messages: Sequence[bytes],
+    *,
+    additions: Mapping[str, HeaderValue] | None = None,
+    removals: Collection[str] = (),
+    drop_expiration: bool = False,
+) -> list[bytes]:
+    """Stored messages with other headers; all else, and all other headers, octet for octet as they were.
+
+    `additions` take the place of headers with the same names, `drop_expiration` removes that property.
+    """
+    pairs = {name.encode(): _pair(name, value) for name, value in additions.items()} if additions else {}
+    added = b"".join(pairs.values())
+    removed = {name.encode() for name in removals}.union(pairs)
+    return [_with_headers(message, removed, added, drop_expiration) for message in messages]
+
+
+def _with_headers(message: bytes, removed: Collection[bytes], added: bytes, drop_expiration: bool) -> bytes:
+    flags = layout.flags(message)
+    table_at = layout.place(message, layout.HEADERS)
+    header_stop = layout.frame_stop(message, 0)
+    rest_at, kept = table_at, b""
+    if flags & layout.HEADERS:
+        rest_at, kept = _without(message, table_at, removed)
+    if added or flags & layout.HEADERS:
+        flags |= layout.HEADERS
+        kept = _U32.pack(len(kept) + len(added)) + kept + added
+    rest = message[rest_at : header_stop - 1]
+    if drop_expiration and flags & layout.EXPIRATION:
+        at = layout.place(message, layout.EXPIRATION)
+        rest = message[rest_at:at] + message[at + 1 + message[at] : header_stop - 1]
+        flags ^= layout.EXPIRATION
+    before = message[layout.PROPERTIES_AT : table_at]
+    size = layout.PROPERTIES_AT - 7 + len(before) + len(kept) + len(rest)
+    return b"".join(
+        (
+            message[:3],
+            _U32.pack(size),
+            message[7 : layout.FLAGS_AT],
+            _U16.pack(flags),
+            before,
+            kept,
+            rest,
+            message[header_stop - 1 :],
+        )
+    )
+
+
+def _without(message: bytes, table_at: int, removed: Collection[bytes]) -> tuple[int, bytes]:
+    """Where the table at `table_at` ends, and its pairs without those that are to be removed."""
+    at = stop = table_at + 4
+    kept: list[bytes] = []
+    for name, pair_at, _, stop in layout.pairs(message, table_at):
+        if name in removed:
+            kept.append(message[at:pair_at])
+            at = stop
+    return stop, b"".join((*kept, message[at:stop]))
+
+
+def _pair(name: str, value: HeaderValue) -> bytes:
+    return _shortstr(name) + _value(value)
+
+
+def _value(value: HeaderValue) -> bytes:
+    match value:
+        case int():
+            return _LONG.pack(b"l", value)
+        case str():
+            return _sized(b"S", value.encode())
+        case datetime():
+            return _TIMESTAMP.pack(b"T", int(value.timestamp()))
+        case list():
+            return _sized(b"A", b"".join(map(_value, value)))
+        case dict():
+            return _sized(b"F", b"".join(_pair(name, item) for name, item in value.items()))
+
+
+def _sized(kind: bytes, octets: bytes) -> bytes:
+    return _LENGTH.pack(kind, len(octets)) + octets
+
+
+def content(message: bytes) -> Content:
+    """Take a stored message apart."""
+    header_stop = layout.frame_stop(message, 0)
+    properties = message[layout.FLAGS_AT : header_stop - 1]
+    return Content(decode_properties(properties), _body(message, header_stop))
+
+
+def _body(message: bytes, at: int) -> bytes:
+    parts: list[bytes] = []
+    while at < len(message):
+        stop = layout.frame_stop(message, at)
+        parts.append(message[at + 7 : stop - 1])
+        at = stop
+    return b"".join(parts)
+
+
+def _shortstr(text: str) -> bytes:
+    encoded = text.encode()
+    return bytes([len(encoded)]) + encoded

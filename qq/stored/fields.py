@@ -1,0 +1,243 @@
+"""The fields of stored messages: how property lists and field tables are checked and become values.
+
+Lives here: AMQP 0-9-1's field tables (4.2.5.5) and content properties (4.2.6.1), which arguments of methods are, too.
+Not here: where they are in a message (layout.py), what they mean (properties.py), their encoding (editing.py).
+
+Law: the input is hostile. Every length is checked, nesting is bounded, and the work is linear in the length
+of the input (pamqp copies the rest of a table for each field, and takes truncated strings for whole ones). A table that
+is read is one that the log can hold (qq/tables.py).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from struct import Struct
+from struct import error as StructError  # noqa: N812  # the name says nothing without its module
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from qq.tables import TABLE_BYTES_MAX, TABLE_DEPTH_MAX, too_deep, too_large
+
+if TYPE_CHECKING:
+    from pamqp import common
+
+VALID_PROPERTIES_MAX = 4096
+"""Property bytes remembered as valid, for all connections of the process."""
+VALID_PROPERTIES_BYTES_MAX = 512
+"""Longer ones are checked each time, so that the memory has a bound."""
+
+_U16 = Struct(">H")
+_U32 = Struct(">I")
+_U64 = Struct(">Q")
+_DECIMAL = Struct(">Bi")
+
+_SHORTSTR = 0
+_TABLE = -1
+_PROPERTIES = (
+    ("content_type", _SHORTSTR),
+    ("content_encoding", _SHORTSTR),
+    ("headers", _TABLE),
+    ("delivery_mode", 1),
+    ("priority", 1),
+    ("correlation_id", _SHORTSTR),
+    ("reply_to", _SHORTSTR),
+    ("expiration", _SHORTSTR),
+    ("message_id", _SHORTSTR),
+    ("timestamp", 8),
+    ("message_type", _SHORTSTR),
+    ("user_id", _SHORTSTR),
+    ("app_id", _SHORTSTR),
+    ("cluster_id", _SHORTSTR),
+)
+"""In the order of their flags, from bit 15 down to bit 2, with their sizes."""
+
+
+class FieldError(ValueError):
+    """The bytes are not what the protocol says they are."""
+
+
+class TableLimitExceeded(FieldError):
+    """The bytes are a table, and it is more than the log can hold."""
+
+
+def long_string(data: bytes, at: int, end: int) -> tuple[str | bytes, int]:
+    """Decode the long string at `at`, and say where it ends; one that is not UTF-8 stays octets."""
+    raw, stop = _octets(data, at, end)
+    try:
+        return raw.decode(), stop
+    except UnicodeDecodeError:
+        return raw, stop
+
+
+def _octets(data: bytes, at: int, end: int) -> tuple[bytes, int]:
+    stop = at + 4 + _U32.unpack_from(data, at)[0]
+    if stop > end:
+        raise FieldError("a long string runs over the end")
+    return data[at + 4 : stop], stop
+
+
+def decode_table(data: bytes, at: int, end: int, depth: int = 0) -> tuple[common.FieldTable, int]:
+    """Decode the table at `at`, which must end at or before `end`, and say where it ended.
+
+    Raises FieldError, IndexError, StructError or UnicodeDecodeError.
+    """
+    table: common.FieldTable = {}
+    at, stop = _container(data, at, end, depth)
+    while at < stop:
+        value_at = at + 1 + data[at]
+        name = data[at + 1 : value_at].decode()
+        table[name], at = _value(data, value_at, stop, depth)
+    if at != stop:
+        raise FieldError("a field runs over the end of its table")
+    return table, stop
+
+
+def _array(data: bytes, at: int, end: int, depth: int) -> tuple[common.FieldArray, int]:
+    array: common.FieldArray = []
+    at, stop = _container(data, at, end, depth)
+    while at < stop:
+        value, at = _value(data, at, stop, depth)
+        array.append(value)
+    if at != stop:
+        raise FieldError("a value runs over the end of its array")
+    return array, stop
+
+
+def _container(data: bytes, at: int, end: int, depth: int) -> tuple[int, int]:
+    stop = at + 4 + _U32.unpack_from(data, at)[0]
+    if stop > end:
+        raise FieldError("a table or array runs over the end")
+    if depth >= TABLE_DEPTH_MAX:
+        raise TableLimitExceeded(too_deep())
+    if stop - at - 4 > TABLE_BYTES_MAX:
+        raise TableLimitExceeded(too_large(stop - at - 4))
+    return at + 4, stop
+
+
+def _value(data: bytes, at: int, end: int, depth: int) -> tuple[common.FieldValue, int]:
+    kind = data[at]
+    fixed = FIXED.get(kind)
+    if fixed is not None:
+        return fixed.unpack_from(data, at + 1)[0], at + 1 + fixed.size
+    if kind == 0x53:  # S
+        return long_string(data, at + 1, end)
+    if kind == 0x46:  # F
+        return decode_table(data, at + 1, end, depth + 1)
+    if kind == 0x41:  # A
+        return _array(data, at + 1, end, depth + 1)
+    if kind == 0x56:  # V
+        return None, at + 1
+    if kind == 0x54:  # T
+        return _timestamp(_U64.unpack_from(data, at + 1)[0]), at + 9
+    if kind == 0x78:  # x
+        return _octets(data, at + 1, end)
+    if kind == 0x44:  # D
+        scale, digits = _DECIMAL.unpack_from(data, at + 1)
+        return Decimal(digits) * (Decimal(10) ** -scale), at + 6
+    raise FieldError(f"unknown field type {kind}")
+
+
+def _timestamp(seconds: int) -> datetime | int:
+    """Read pamqp's way: a value beyond 2106 is in milliseconds. What no calendar has stays a number."""
+    try:
+        return datetime.fromtimestamp(seconds / 1000 if seconds > 0xFFFFFFFF else seconds, tz=UTC)
+    except (ValueError, OverflowError, OSError):
+        return seconds
+
+
+FIXED = {
+    ord(kind): Struct(layout)
+    for kind, layout in {
+        "t": ">?",
+        "b": ">b",
+        "B": ">B",
+        "s": ">h",
+        "u": ">H",
+        "I": ">i",
+        "i": ">I",
+        "l": ">q",
+        "L": ">q",
+        "f": ">f",
+        "d": ">d",
+    }.items()
+}
+"""Field types of a fixed size that `struct` can read, by the octet that names them."""
+
+
+def properties_valid(properties: bytes) -> bool:
+    """Whether `check_properties` finds nothing wrong."""
+    try:
+        check_properties(properties)
+    except FieldError:
+        return False
+    return True
+
+
+def check_properties(properties: bytes) -> None:
+    """Raise FieldError unless these are the flags and values of a basic content header.
+
+    Short strings need not be UTF-8: RabbitMQ passes on binary correlation ids and so do we.
+    """
+    if properties in valid_properties:
+        return
+    try:
+        at = 2
+        for size in _present(_U16.unpack_from(properties)[0]):
+            if size > 0:
+                at += size
+            elif size == _SHORTSTR:
+                at += 1 + properties[at]
+            else:
+                at = decode_table(properties, at, len(properties))[1]
+    except (IndexError, StructError, UnicodeDecodeError) as error:
+        raise FieldError(str(error)) from None
+    if at != len(properties):
+        raise FieldError("the properties do not fill the frame")
+    _remember(properties)
+
+
+def decode_properties(properties: bytes) -> commands.Basic.Properties:
+    """Decode what `properties_valid` has accepted; octets that are not UTF-8 are replaced."""
+    values: dict[str, Any] = {}
+    flags, at = _U16.unpack_from(properties)[0], 2
+    for bit, (name, size) in enumerate(_PROPERTIES):
+        if not flags & 0x8000 >> bit:
+            continue
+        if size == _SHORTSTR:
+            stop = at + 1 + properties[at]
+            values[name], at = properties[at + 1 : stop].decode("utf-8", "replace"), stop
+        elif size == _TABLE:
+            values[name], at = decode_table(properties, at, len(properties))
+        elif size == 8:
+            values[name], at = _timestamp(_U64.unpack_from(properties, at)[0]), at + 8
+        else:
+            values[name], at = properties[at], at + 1
+    decoded = commands.Basic.Properties()
+    for name, value in values.items():
+        setattr(decoded, name, value)
+    return decoded
+
+
+valid_properties: set[bytes] = set()
+"""Property bytes known to be valid. A memory of a pure function: what is in it changes no answer."""
+_present_by_flags: dict[int, tuple[int, ...]] = {}
+
+
+def _present(flags: int) -> tuple[int, ...]:
+    """Sizes of the properties that the flags announce, in order."""
+    present = _present_by_flags.get(flags)
+    if present is None:
+        if flags & 3:  # 14 properties: bit 1 has no meaning, and no second word of flags follows (bit 0)
+            raise FieldError("unknown property flags")
+        present = tuple(size for bit, (_, size) in enumerate(_PROPERTIES) if flags & 0x8000 >> bit)
+        _present_by_flags[flags] = present
+    return present
+
+
+def _remember(properties: bytes) -> None:
+    if len(properties) <= VALID_PROPERTIES_BYTES_MAX:
+        if len(valid_properties) >= VALID_PROPERTIES_MAX:
+            valid_properties.clear()
+        valid_properties.add(properties)

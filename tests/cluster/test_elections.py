@@ -1,0 +1,85 @@
+"""Pre-votes: whom a member would vote for, and when it may campaign."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.elections import Elections, LogEnd
+from cluster.membership import Membership
+
+QUINTET = Membership.of_voters("abcde")
+PATIENCE_S = 1.0
+
+
+@pytest.fixture
+def elections() -> Elections:
+    return Elections("b", QUINTET, PATIENCE_S)
+
+
+def test_a_round_is_won_with_a_majority_of_different_voters(elections: Elections) -> None:
+    number = elections.ask()
+    assert number is not None
+    assert [elections.count(peer, number) for peer in "aaxa"] == [False] * 4
+    assert not elections.is_won
+    assert elections.count("c", number)
+    assert elections.is_won
+
+
+def test_one_that_is_a_majority_by_itself_has_nobody_to_ask() -> None:
+    assert Elections("a", Membership.of_voters(["a"]), PATIENCE_S).ask() is None
+
+
+def test_answers_to_an_earlier_round_do_not_count(elections: Elections) -> None:
+    first = elections.ask()
+    assert first is not None
+    elections.count("a", first)
+    second = elections.ask()
+    assert second is not None
+    assert not elections.count("c", first)
+    assert not elections.count("c", second)  # what a granted was the round before
+    elections.give_up()
+    assert not elections.count("d", second)
+    assert not elections.is_won
+
+
+def test_what_was_won_against_a_silent_leader_is_lost_when_one_speaks(elections: Elections) -> None:
+    number = elections.ask()
+    assert number is not None
+    assert [elections.count(peer, number) for peer in "ac"] == [False, True]
+    elections.hear_leader(5.0)
+    assert not elections.is_won
+
+
+def test_votes_of_one_campaign_count_once_each(elections: Elections) -> None:
+    elections.campaign()
+    assert [elections.elects(peer) for peer in "aaxbc"] == [False, False, False, False, True]
+    elections.campaign()
+    assert not elections.elects("d")
+
+
+def test_a_leader_leads_until_it_is_silent_or_its_link_breaks(elections: Elections) -> None:
+    assert not elections.has_heard_leader(0.0)
+    elections.hear_leader(5.0)
+    assert elections.has_heard_leader(5.0 + PATIENCE_S / 2)
+    assert not elections.has_heard_leader(5.0 + PATIENCE_S)
+    elections.hear_leader(7.0)
+    elections.leader_is_lost()
+    assert not elections.has_heard_leader(7.0)
+
+
+def test_the_more_complete_log_is_better(elections: Elections) -> None:
+    ours = LogEnd(term=2, index=7)
+    assert elections.is_better("c", LogEnd(3, 1), ours)
+    assert elections.is_better("c", LogEnd(2, 8), ours)
+    assert not elections.is_better("a", LogEnd(2, 6), ours)
+    assert not elections.is_better("a", LogEnd(1, 9), ours)
+
+
+def test_of_two_equals_that_ask_at_once_the_smaller_name_goes_first(elections: Elections) -> None:
+    end = LogEnd(2, 7)
+    assert elections.is_better("c", end, end)
+    elections.ask()
+    assert not elections.is_better("c", end, end)
+    assert elections.is_better("a", end, end)
+    elections.give_up()
+    assert elections.is_better("c", end, end)

@@ -1,0 +1,61 @@
+"""What of an append is new, against what a log would be by the rules of Raft, entry by entry."""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from cluster.envelope import Append, LogEntry
+from cluster.log_matching import contradiction, other_entry, vouched_for, without_known_prefix
+
+
+def log_of(*terms: int) -> SimpleNamespace:
+    """Of entries 1, 2, 3, ... with these terms."""
+    return SimpleNamespace(first_index=1, last_index=len(terms), term_at=lambda index: terms[index - 1])
+
+
+def append(prev_index: int, prev_term: int, terms: list[int], commit_index: int = 0) -> Append:
+    entries = [LogEntry(b"", index, term) for index, term in enumerate(terms, start=prev_index + 1)]
+    return Append(9, commit_index, prev_index, prev_term, entries)
+
+
+def test_what_is_left_of_an_append_gives_the_same_log_and_begins_with_a_difference() -> None:
+    random = Random(1)
+    for _ in range(2000):
+        ours = sorted(random.choices(range(3), k=random.randint(1, 5)))
+        theirs = sorted(random.choices(range(3), k=random.randint(1, 5)))
+        prev_index = random.randint(1, len(theirs))
+        message = append(prev_index, theirs[prev_index - 1], theirs[prev_index:])
+        left = without_known_prefix(log_of(*ours), message)
+        if prev_index > len(ours) or ours[prev_index - 1] != theirs[prev_index - 1]:
+            assert left == message
+            continue
+        assert [entry.index for entry in left.entries] == list(range(left.prev_index + 1, len(theirs) + 1))
+        assert left.prev_term == theirs[left.prev_index - 1] == ours[left.prev_index - 1]
+        assert ours[prev_index : left.prev_index] == theirs[prev_index : left.prev_index]
+        if left.entries and left.prev_index < len(ours):
+            assert ours[left.prev_index] != left.entries[0].term
+
+
+@pytest.mark.parametrize(("told", "vouched"), [(0, 0), (4, 4), (5, 5), (50, 5)])
+def test_an_append_vouches_for_what_it_shows(told: int, vouched: int) -> None:
+    assert vouched_for(append(3, 1, [1, 1], told)).commit_index == vouched
+
+
+def test_what_is_committed_is_contradicted_by_other_terms_only() -> None:
+    journal = log_of(0, 1, 1, 2, 2)
+    assert contradiction(journal, 4, append(1, 0, [1, 1, 2, 9])) is None
+    assert contradiction(journal, 4, append(4, 9, [9])) is None
+    assert contradiction(journal, 4, append(3, 2, [])) == "has an entry 3 of term 2, which is of term 1 here"
+    found = contradiction(journal, 4, append(2, 1, [1, 3]))
+    assert found == "has an entry 4 of term 3, which is of term 2 here"
+
+
+def test_an_entry_that_is_not_committed_or_not_there_is_contradicted_by_nothing() -> None:
+    journal = log_of(0, 1, 1, 2)
+    assert other_entry(journal, 3, 4, 9) is None
+    assert other_entry(journal, 3, 7, 9) is None
+    assert other_entry(journal, 3, 3, 1) is None
+    assert other_entry(journal, 3, 3, 9) is not None

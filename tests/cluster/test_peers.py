@@ -1,0 +1,85 @@
+"""What this node knows of the others, and what it tells of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.alarms import Alarms
+from cluster.envelope import Alarm, Status
+from cluster.log.hardstate import Standing
+from cluster.membership import Membership
+from cluster.peers import Peers, member_status
+
+STATUS = Status(*range(1, len(Status._fields) + 1))._replace(
+    standing=Standing.VOTER, alarm=Alarm(0), state=0, time_ms=1000, wall_ms=1700
+)
+
+
+class Room:
+    """In place of `Space`."""
+
+    low = False
+
+    def is_low(self, _now_s: float) -> bool:
+        return self.low
+
+
+@pytest.fixture
+def peers() -> Peers:
+    return Peers(["b", "c", "d", "e"], now_s=10.0)
+
+
+def test_who_has_said_nothing_is_neither_a_voter_nor_short_of_anything(peers: Peers) -> None:
+    peers.said("b", STATUS)
+    peers.said("c", STATUS._replace(standing=Standing.LEARNER, alarm=Alarm.DISK))
+    peers.said("d", STATUS._replace(standing=Standing.BLANK, alarm=Alarm.DISK | Alarm.MEMORY))
+    assert peers.voters() == ["b"]
+    assert peers.not_voting() == ["c", "d"]
+    assert [peers.alarmed(alarm) for alarm in (Alarm.DISK, Alarm.MEMORY)] == [["c", "d"], ["d"]]
+
+
+def test_silence_counts_from_what_was_heard_last_and_death_from_when_it_was_learnt(peers: Peers) -> None:
+    assert (peers.silent_s("b", 12.0), peers.dead_s("b", 12.0)) == (2.0, 0.0)
+    peers.heard("b", 11.0)
+    peers.died("b", 12.0)
+    peers.died("b", 13.0)
+    assert (peers.silent_s("b", 14.0), peers.dead_s("b", 14.0)) == (3.0, 2.0)
+    peers.connected("b", 15.0)
+    assert (peers.silent_s("b", 16.0), peers.dead_s("b", 16.0)) == (1.0, 0.0)
+
+
+def test_what_is_told_of_a_member() -> None:
+    told = member_status("b", STATUS, is_up=True, leads=False)
+    assert (told.name, told.state, told.standing, told.alarm, told.clock_offset_ms) == (
+        "b",
+        "follower",
+        "voter",
+        False,
+        700,
+    )
+    assert told.last_index == STATUS.last_index
+    assert told.disk_free_bytes == STATUS.disk_free_bytes
+    assert member_status("b", STATUS._replace(state=1), is_up=True, leads=False).state == "candidate"
+    assert member_status("b", STATUS._replace(state=1), is_up=True, leads=True).state == "leader"
+    assert member_status("b", STATUS, is_up=False, leads=True).state == "down"
+    assert set(member_status("b", None, is_up=True, leads=False)[2:]) == {None}
+
+
+def test_publishers_wait_for_this_node_or_when_no_majority_can_store(peers: Peers) -> None:
+    room = Room()
+    alarms = Alarms(Membership.of_voters("abcde"), peers, room)  # pyright: ignore[reportArgumentType]
+    peers.said("b", STATUS._replace(alarm=Alarm.DISK))
+    peers.said("c", STATUS._replace(alarm=Alarm.DISK | Alarm.MEMORY))
+    assert not alarms.look(10.0)
+    assert alarms.reason is None
+    peers.said("d", STATUS._replace(alarm=Alarm.DISK))
+    assert alarms.look(10.0)
+    assert (alarms.active, alarms.reason, alarms.own(10.0)) == (Alarm.DISK, "low on disk", Alarm(0))
+    alarms.low_on_memory = True
+    assert alarms.look(10.0)
+    assert (alarms.reason, alarms.own(10.0)) == ("low on memory & disk", Alarm.MEMORY)
+    peers.said("d", STATUS)
+    alarms.low_on_memory = False
+    room.low = True
+    assert [alarms.look(10.0) for _ in range(2)] == [True, False]
+    assert alarms.active == alarms.own(10.0) == Alarm.DISK

@@ -1,0 +1,95 @@
+"""What a leader knows of a peer, and when a follower answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.envelope import Appended
+from cluster.replication import Answers, Progress
+
+FIRST_INDEX = 50
+
+
+def refusal(next_index: int, last_index: int = 60, last_term: int = 1) -> Appended:
+    return Appended(3, next_index, success=False, reset=True, last_index=last_index, last_term=last_term)
+
+
+@pytest.fixture
+def progress() -> Progress:
+    return Progress(heard_s=0.0)
+
+
+def test_acknowledgements_only_grow(progress: Progress) -> None:
+    assert [progress.acknowledge(index) for index in (3, 3, 2, 4)] == [True, False, False, True]
+    assert progress.acknowledged == 4
+
+
+def test_a_refusal_is_answered_once_and_an_earlier_one_again(progress: Progress) -> None:
+    tried = [progress.refuse(refusal(next_index), FIRST_INDEX) for next_index in (90, 90, 95, 80)]
+    assert tried == [True, False, False, True]
+    assert progress.is_probing
+    assert progress.matched()
+    assert not progress.is_probing
+    assert not progress.matched()
+    assert progress.refuse(refusal(90), FIRST_INDEX)
+
+
+def test_one_append_in_a_turn_while_probing(progress: Progress) -> None:
+    progress.refuse(refusal(90), FIRST_INDEX)
+    progress.begin_turn()
+    progress.send(1, bytes_max=100)
+    assert progress.is_paused
+    progress.matched()
+    progress.begin_turn()
+    progress.send(60, bytes_max=100)
+    assert not progress.is_paused
+    progress.send(60, bytes_max=100)
+    assert progress.is_paused
+
+
+def test_what_the_log_does_not_reach_back_to_is_lacking_until_an_append_matches(progress: Progress) -> None:
+    assert progress.refuse(refusal(FIRST_INDEX), FIRST_INDEX)
+    assert progress.lacks_from == FIRST_INDEX
+    # Its log reaches into this one with entries that differ, which is known; another log has been installed.
+    assert not progress.refuse(refusal(61), FIRST_INDEX)
+    assert progress.is_lacking
+    assert progress.refuse(refusal(61, last_term=2), FIRST_INDEX)
+    assert not progress.is_lacking
+    progress.refuse(refusal(FIRST_INDEX - 10), FIRST_INDEX)
+    assert progress.lacks_from == FIRST_INDEX - 10
+    progress.matched()
+    assert not progress.is_lacking
+
+
+def test_one_that_is_asked_again_may_say_the_same_again(progress: Progress) -> None:
+    progress.refuse(refusal(FIRST_INDEX), FIRST_INDEX)
+    progress.ask_again()
+    assert not progress.is_lacking
+    assert progress.refuse(refusal(61), FIRST_INDEX)
+    progress.ask_again()  # it lacks nothing
+    assert progress.is_probing
+
+
+def test_a_follower_repeats_an_answer_only_after_a_while() -> None:
+    answers = Answers(quiet_s=0.5)
+    success = Appended(3, 10, success=True, reset=False, last_index=9, last_term=3)
+    assert answers.is_due("b", success, 10.0)
+    assert not answers.is_due("b", success, 10.5)
+    assert answers.is_due("c", success, 10.5)
+    assert answers.is_due("c", success, 11.1)
+    assert answers.is_due("c", success._replace(next_index=11), 11.1)
+    assert [answers.is_due("c", refusal(9), 11.1) for _ in range(2)] == [True, True]
+    assert answers.is_due("c", success, 11.1)
+    answers.forget()
+    assert answers.is_due("c", success, 11.1)
+
+
+def test_a_follower_tells_now_and_then_that_it_follows() -> None:
+    answers = Answers(quiet_s=0.5)
+    assert [answers.hearing_is_due(now_s) for now_s in (10.0, 10.4, 10.6, 10.7)] == [True, False, True, False]
+
+
+def test_what_matched_a_leader_of_another_term_says_nothing() -> None:
+    answers = Answers(quiet_s=0.5)
+    answers.match(3, 17)
+    assert (answers.matched_index(3), answers.matched_index(4)) == (17, 0)

@@ -1,0 +1,130 @@
+"""Simulated AMQP clients at production sessions find what sessions may tell them wrongly: each hazard is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from chaos.sim.checks import ViolationError
+from chaos.sim.cluster import Options
+from chaos.sim.run import Simulation
+from qq.amqp_server.channel.publishing import Publishing
+from qq.machine.effects import Deliver, Known, Reply
+from qq.sessions import dispatch
+from qq.sessions.broker import Broker
+from qq.sessions.resume import resume
+from qq.sessions.submissions import Submissions
+
+SEEDS_MAX = 12
+AWAY_S = 3.5
+"""Shorter than a silent node is given up after, and long enough for the others to forget what it has missed."""
+OPTIONS = Options(
+    queues=True,
+    clients=True,
+    duration_s=14.0,
+    submit_interval_s=0.25,
+    segment_bytes=2048,
+    checkpoint_entries=5,
+    checkpoint_bytes=4096,
+    checkpoint_interval_s=0.5,
+    retained_bytes=0,
+    fault_interval_s=1000.0,
+    faults={"transfer": 1.0},
+)
+
+
+def violation(seed: int, *, expels: bool = False) -> str:
+    """Of a run in which nodes are away from the others, one after the other, and their clients are not."""
+    simulation = Simulation(seed, OPTIONS)
+    network = simulation.cluster.network
+    for number, node in enumerate(simulation.cluster.nodes):
+        cuts = [cut for peer in node.peers for cut in ((node.name, peer), (peer, node.name))]
+        for at_s, change in ((3.0, network.cut), (3.0 + (2 * AWAY_S if expels else AWAY_S), network.heal)):
+            for cut in cuts:
+                simulation.world.after(at_s + 5.0 * number, partial(change, *cut))
+    try:
+        simulation.run()
+    except ViolationError as error:
+        return str(error)
+    assert simulation.checks.installs
+    return ""
+
+
+def test_clients_are_told_what_is_true() -> None:
+    assert [violation(seed, expels=seed % 2 == 1) for seed in range(2)] == [""] * 2
+
+
+def confirms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = Submissions._submit
+
+    def confirm_too_early(self: Submissions, batch: Any) -> None:
+        submit(self, batch)
+        for publisher, published in batch.confirms.items():
+            publisher.confirm(published)
+
+    monkeypatch.setattr(Submissions, "_submit", confirm_too_early)
+
+
+def confirms_what_it_has_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot may have skipped that messages were refused."""
+    monkeypatch.setattr(Publishing, "refuse_unconfirmed", Publishing.confirm)
+
+
+def refusals_are_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Publishing, "refuse", lambda self, _, last: Publishing.confirm(self, last))
+
+
+def tells_deliveries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell_all(session: Any, effect: Any) -> None:
+        if isinstance(effect, Deliver):
+            session.deliver(effect)
+        else:
+            resume(session, effect)
+
+    monkeypatch.setattr(dispatch, "resume", tell_all)
+
+
+def forgets_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave_out(session: Any, effect: Any) -> None:
+        if not isinstance(effect, Reply | Known):
+            resume(session, effect)
+
+    monkeypatch.setattr(dispatch, "resume", leave_out)
+
+
+def keeps_what_sessions_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(self: Broker, session: Any) -> None:
+        self._dispatcher.sessions.pop(session.session, None)
+
+    monkeypatch.setattr(Broker, "session_ended", end)
+
+
+def goes_on_when_expelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broker, "_expelled", lambda self: self.submissions.give_up())
+
+
+@pytest.mark.parametrize(
+    ("hazard", "seen"),
+    [
+        (confirms_at_once, "is confirmed, and not in the log"),
+        (confirms_what_it_has_not_seen, "before it is returned"),
+        (refusals_are_confirms, "were never delivered"),
+        (tells_deliveries_again, "as if it were"),
+        (forgets_answers, "waits for answers"),
+        (keeps_what_sessions_held, "messages are left"),
+        (goes_on_when_expelled, "is not connected"),
+    ],
+)
+def test_what_clients_are_told_wrongly_is_seen(
+    hazard: Callable[[pytest.MonkeyPatch], None], seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hazard(monkeypatch)
+    found: list[str] = []
+    for seed in range(SEEDS_MAX):
+        found.append(violation(seed, expels=hazard is goes_on_when_expelled))
+        if seen in found[-1]:
+            return
+    pytest.fail(f"{SEEDS_MAX} seeds do not show it: {found}")
