@@ -43,7 +43,21 @@ import threading
 import time
 from collections import Counter
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, get_args
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NotRequired,
+    Protocol,
+    Self,
+    TypedDict,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from qq.errors import OperatingError
 
@@ -91,6 +105,37 @@ class Death(TypedDict):
     count: int
 
 
+class Where(TypedDict):
+    """On which connection."""
+
+    node: str
+    connection: str
+    channel: NotRequired[int]
+
+
+class Published(TypedDict):
+    """Which message a publish is of."""
+
+    id: str
+    publisher: str
+    sequence: int
+    attempt: int
+    priority: NotRequired[int]
+    dedup: NotRequired[bool]
+
+
+class Arrived(TypedDict):
+    """Which message has come, and how."""
+
+    id: str
+    redelivered: bool
+    delivery_count: int
+    publisher: NotRequired[str]
+    sequence: NotRequired[int]
+    priority: NotRequired[int]
+    deaths: NotRequired[list[Death]]
+
+
 class Fields(TypedDict, total=False):
     """What a row may say besides when, who and what."""
 
@@ -99,7 +144,7 @@ class Fields(TypedDict, total=False):
     connection: str
     channel: int
     queue: str
-    consumer: str
+    consumer: str | None
     id: str
     publisher: str
     sequence: int
@@ -125,34 +170,28 @@ class Row(Fields):
 
 
 REQUIRED = ("time_ns", "process", "call", "type", "op")
-FIELD_TYPES: dict[str, type] = {
-    "time_ns": int,
-    "process": str,
-    "call": int,
-    "type": str,
-    "op": str,
-    "workload": str,
-    "node": str,
-    "connection": str,
-    "channel": int,
-    "queue": str,
-    "consumer": str,
-    "id": str,
-    "publisher": str,
-    "sequence": int,
-    "attempt": int,
-    "priority": int,
-    "redelivered": bool,
-    "delivery_count": int,
-    "deaths": list,
-    "tx": str,
-    "dedup": bool,
-    "fault": str,
-    "detail": str,
-}
 
 
-class Clock:
+def _kind(hint: Any) -> type:
+    """What a value is that is not null; one of some texts is a text."""
+    if get_origin(hint) is Literal:
+        return str
+    of_value = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+    return get_origin(of_value) or of_value
+
+
+_HINTS = get_type_hints(Row)
+FIELD_TYPES = {name: _kind(_HINTS[name]) for name in (*REQUIRED, *Fields.__annotations__)}
+"""Of each key, in the order in which they are shown."""
+
+
+class Clock(Protocol):
+    def now_ns(self) -> int:
+        """Of all rows of a run; does not go back."""
+        ...
+
+
+class SteadyClock:
     """Wall-clock time that never goes back: where it began is asked once, the rest is monotonic."""
 
     def __init__(self) -> None:
@@ -167,7 +206,7 @@ class Recorder:
 
     def __init__(self, file: Path, clock: Clock | None = None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self.clock = clock or Clock()
+        self.clock = clock or SteadyClock()
         self.counts: Counter[tuple[str, str]] = Counter()
         """Rows so far, by operation and type."""
         self._file = file.open("a", encoding="utf-8")
@@ -242,7 +281,7 @@ class Call:
         self._recorder = recorder
         self._process = process
         self._number = number
-        self._op = op
+        self._op: Operation = op
         self._fields = fields
         self._is_over = False
 
@@ -316,7 +355,7 @@ def _row(line: bytes) -> Row:
     for death in row.get("deaths", ()):
         if not isinstance(death, dict) or death.keys() != Death.__annotations__.keys():
             raise ValueError(f"deaths has {death!r}")
-    return row
+    return cast("Row", row)
 
 
 _SHOWN_BYTES = 80

@@ -346,7 +346,7 @@ def _rows(
         line: list[Any] = [None if time_ns is None else f"{run.seconds(time_ns):.3f}"]
         for column in columns:
             value = row.get(column)
-            if links is not None and column == "id" and value in links:
+            if links is not None and column == "id" and isinstance(value, str) and value in links:
                 value = _Html(f'<a href="#{links[value]}">{escape(value)}</a>')
             line.append(value)
         cells.append(line)

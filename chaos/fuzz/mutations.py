@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pamqp.frame
 from pamqp import exceptions
+from pamqp.base import Frame
 
 from chaos.fuzz.conversations import CLASSIC, QUEUE, SOURCE
 
@@ -150,7 +151,11 @@ def _change_field(random: Random, frames: list[bytes], first: int) -> None:
         return
     try:
         _, channel, method = pamqp.frame.unmarshal(frames[at])
-        fields = [name for name, value in method if isinstance(value, bool | int | str | dict)]
+        fields = (
+            [name for name, value in method if isinstance(value, bool | int | str | dict)]
+            if isinstance(method, Frame)
+            else []
+        )
         if fields:
             name = random.choice(fields)
             setattr(method, name, _other(random, getattr(method, name)))

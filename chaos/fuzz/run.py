@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import pamqp.frame
 from pamqp import commands, exceptions, header
@@ -32,9 +32,11 @@ from qq.testing import LocalCluster
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pamqp.base import Frame
+    from pamqp.frame import FrameTypes
 
     from qq.testing import ClusterNode
+
+F = TypeVar("F", bound="FrameTypes")
 
 TROUBLE = re.compile(r"Traceback|CRITICAL|never retrieved|unexpected:", re.IGNORECASE)
 """Lines of a log that tell of an error of ours."""
@@ -215,7 +217,7 @@ class _GoodClient:
         )
         self._expect(commands.Confirm.SelectOk)
         self._socket.sendall(marshal(1, declare))
-        self._queue = self._expect(commands.Queue.DeclareOk).queue
+        self._queue = str(self._expect(commands.Queue.DeclareOk).queue)
         self._count = 0
 
     def close(self) -> None:
@@ -231,7 +233,7 @@ class _GoodClient:
         if self._expect(ContentBody).value != body:
             raise Violation("a client without fault has got another message")
 
-    def _expect(self, kind: type[Frame | ContentBody]) -> Frame | ContentBody:
+    def _expect(self, kind: type[F]) -> F:
         passed = (commands.Connection.Start, commands.Connection.Tune, commands.Connection.OpenOk)
         passed += (commands.Channel.OpenOk, commands.Basic.GetOk, header.ContentHeader)
         while True:
@@ -261,7 +263,7 @@ class _Frames:
     def rest(self) -> bytes:
         return self._rest
 
-    def next(self) -> Frame | ContentBody | None:
+    def next(self) -> FrameTypes | None:
         """Return the next frame, None if it has not come; raise Violation if it is none."""
         if not self._rest or PROTOCOL_HEADER.startswith(self._rest):
             return None
@@ -319,7 +321,7 @@ def _read_to_end(client: socket.socket, told: Counter[str], quiet_s: float) -> b
     return True
 
 
-def _note(frame: Frame | ContentBody, told: Counter[str], *, closed: bool) -> None:
+def _note(frame: FrameTypes, told: Counter[str], *, closed: bool) -> None:
     if closed and not isinstance(frame, commands.Connection.CloseOk):
         raise Violation(f"behind its connection.close the node has sent {frame!r}")
     if isinstance(frame, commands.Connection.Close | commands.Channel.Close):

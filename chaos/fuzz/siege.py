@@ -32,6 +32,7 @@ from urllib.parse import quote
 import pamqp.frame
 from pamqp import commands
 from pamqp.body import ContentBody
+from pamqp.common import FieldTable
 
 from chaos.fuzz.conversations import marshal
 from chaos.fuzz.legal import STRANGER, USER, VHOSTS, Act, Request, draw_act, opening, publish
@@ -320,7 +321,7 @@ class HonestPublisher(_Background):
         self._queue = queue
         self._client = _Client(port)
         self._client.open(ADMINISTRATOR, "/")
-        arguments = {"x-queue-type": "quorum"}
+        arguments: FieldTable = {"x-queue-type": "quorum"}
         self._client.call(
             commands.Queue.Declare(queue=queue, durable=True, arguments=arguments), commands.Queue.DeclareOk
         )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from chaos.live import nemesis
 from chaos.live.run import Options, run
 from chaos.workloads import catalog
-from chaos.workloads.world import Endpoint
+from chaos.workloads.transport import Endpoint
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:

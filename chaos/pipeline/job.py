@@ -23,7 +23,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -31,7 +30,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chaos.history import SUFFIX
 from chaos.pipeline.schemas import BLOCK, BROKEN, FILE, HISTORY, PLACE, QUEUES, REACH
-from chaos.pipeline.session import FAILURES, LOCAL, QUICK, SparkError, arrow, brief, collect, session
+from chaos.pipeline.session import FAILURES, LOCAL, QUICK, SparkError, Table, arrow, brief, collect, session
 from chaos.pipeline.transforms import timeline
 from chaos.pipeline.transforms.arrival import lost, owed, phantom
 from chaos.pipeline.transforms.duplicates import duplicates
@@ -71,7 +70,7 @@ PROMISES = {
 """Each in a sentence."""
 
 
-Tables = Mapping[str, pa.Table]
+Tables = Mapping[str, Table]
 """What the report shows, by name."""
 
 
@@ -430,11 +429,11 @@ def _examples(violations: DataFrame, rows: DataFrame) -> dict[str, list[dict[str
 
 
 def _figures(
-    about: DataFrame, tables: Tables, outages: pa.Table, promises: Sequence[Promise]
+    about: DataFrame, tables: Tables, outages: Table, promises: Sequence[Promise]
 ) -> dict[str, float]:
     """Numbers of the whole run; a quantile of nothing is left out. `outages` are windows of the whole cluster."""
     figures: dict[str, float] = {}
-    for whole in tables["latency"].filter(pc.is_null(tables["latency"]["second"])).to_pylist():
+    for whole in tables["latency"].filter(pc.field("second").is_null()).to_pylist():
         for name in ("p50", "p99", "max"):
             figures[f"{whole['kind']}_{name}_ms"] = whole[name]
     for name, windows in (("unavailability", tables["unavailable"]), ("outage", outages)):
@@ -458,7 +457,7 @@ def _figures(
 def _write(directory: Path, tables: Tables) -> None:
     directory.mkdir(exist_ok=True)
     for name, table in tables.items():
-        rows = table.filter(pc.is_valid(table["second"])) if name == "latency" else table
+        rows = table.filter(pc.field("second").is_valid()) if name == "latency" else table
         pq.write_table(rows, directory / f"{name}.parquet")
 
 

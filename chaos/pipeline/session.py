@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
@@ -20,10 +20,9 @@ from chaos.pipeline import java
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, Row
 
 LOCAL = "local[2]"
@@ -49,7 +48,7 @@ class SparkError(OperatingError):
 
 
 @contextmanager
-def session(master: str, log: Path, settings: dict[str, str] | None = None) -> Iterator[SparkSession]:
+def session(master: str, log: Path, settings: dict[str, str] | None = None) -> Generator[SparkSession]:
     """A session for the time of the block: the one that this process has already, or a new one.
 
     Raises SparkError or JavaError, each a line. `log` gets all that Spark has to say.
@@ -143,7 +142,15 @@ def collect(frame: DataFrame) -> list[Row]:
         return frame.collect()
 
 
-def arrow(frame: DataFrame) -> pa.Table:
+class Table(Protocol):
+    """What is used of pyarrow.Table, which has no types."""
+
+    def to_pylist(self) -> list[dict[str, Any]]: ...
+
+    def filter(self, mask: object) -> Table: ...
+
+
+def arrow(frame: DataFrame) -> Table:
     """Run a job for a small table."""
     with _sockets_left_open():
         return frame.toArrow()

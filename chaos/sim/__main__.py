@@ -1,5 +1,8 @@
 """Many seeds: ``python -m chaos.sim --seeds 1000 --first 0 --jobs 2``; one seed in detail: ``--seed N -v``.
 
+With ``--seed N --out DIR`` it is the workloads of live runs that are simulated, and their history is written for
+``python -m chaos check DIR``.
+
 Prints a line for every 500 seeds and, for each that fails, what was violated and the command that replays it exactly.
 Exit status 1 if any failed.
 """
@@ -12,9 +15,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 
+from chaos.sim.recorded import OPTIONS, record
 from chaos.sim.run import Outcome, run_seed
 
 REPORT_EVERY = 500
@@ -30,6 +36,8 @@ def main() -> int:
     else:
         # What the nodes log about their misfortunes is of interest in a replay only.
         logging.disable(logging.CRITICAL)
+    if arguments.out is not None:
+        return _record(arguments.seed or 0, arguments.nodes, arguments.out)
     if arguments.seed is not None:
         return _replay(arguments.seed, arguments.nodes)
     return _run_many(arguments.first, arguments.seeds, arguments.jobs, arguments.nodes)
@@ -44,6 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--nodes", type=int, choices=(3, 5), default=0, help="in place of what the seed says")
     parser.add_argument("--seed", type=int, help="run this one only")
+    parser.add_argument("--out", type=Path, help="record the workloads of live runs, into this directory")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the nodes log")
     return parser.parse_args()
 
@@ -53,6 +62,17 @@ def _replay(seed: int, nodes: int) -> int:
     for field, value in outcome._asdict().items():
         print(f"{field:12} {value}")
     return 1 if outcome.violation else 0
+
+
+def _record(seed: int, nodes: int, directory: Path) -> int:
+    if (directory / "history").exists():
+        print(f"{directory} has a run already", file=sys.stderr)
+        return 2
+    problems = record(seed, directory, replace(OPTIONS, nodes=nodes or OPTIONS.nodes))
+    for problem in problems:
+        print(f"PROBLEM: {problem}")
+    print(f"judge it: python -m chaos check {directory}")
+    return 1 if problems else 0
 
 
 def _run_many(first: int, seeds: int, jobs: int, nodes: int) -> int:

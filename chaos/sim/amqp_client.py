@@ -17,6 +17,7 @@ import pamqp.frame
 from pamqp import commands, header
 from pamqp.base import Frame
 from pamqp.body import ContentBody
+from pamqp.common import FieldTable
 from pamqp.constants import FRAME_END
 from pamqp.heartbeat import Heartbeat
 
@@ -414,9 +415,13 @@ class AmqpClient:
                 self._answered(number, frame)
 
     def _start(self) -> None:
-        capabilities = {"basic.nack": True, "consumer_cancel_notify": True, "connection.blocked": True}
-        response = "\0guest\0guest"
-        self._send(0, Connection.StartOk({"capabilities": capabilities}, "PLAIN", response, "en_US"))
+        capabilities: FieldTable = {
+            "basic.nack": True,
+            "consumer_cancel_notify": True,
+            "connection.blocked": True,
+        }
+        properties: FieldTable = {"capabilities": capabilities}
+        self._send(0, Connection.StartOk(properties, "PLAIN", "\0guest\0guest", "en_US"))
 
     def _opened(self) -> None:
         self._open_channel(PUBLISHING)
@@ -516,20 +521,20 @@ class AmqpClient:
         if isinstance(frame, Basic.Return):
             self._returned.add(ident)
             return
-        if frame.delivery_tag != channel.next_tag:
-            self._fail(
-                f"is given tag {frame.delivery_tag} on channel {channel.number} after {channel.next_tag - 1}"
-            )
+        tag = frame.delivery_tag or 0
+        if tag != channel.next_tag:
+            self._fail(f"is given tag {tag} on channel {channel.number} after {channel.next_tag - 1}")
         channel.next_tag += 1
         if isinstance(frame, Basic.Deliver):
-            queue = frame.consumer_tag.split(" ", 1)[0]
-            if frame.consumer_tag not in channel.consumers:
-                self._fail(f"is given a message for {frame.consumer_tag}, which does not consume")
+            consumer = frame.consumer_tag or ""
+            queue = consumer.split(" ", 1)[0]
+            if consumer not in channel.consumers:
+                self._fail(f"is given a message for {consumer}, which does not consume")
         self._told.delivered(self.name, queue, ident, redelivered=frame.redelivered)
-        channel.unacked[frame.delivery_tag] = (queue, ident)
+        channel.unacked[tag] = (queue, ident)
         if isinstance(frame, Basic.Deliver):
             delay_s = 0.0 if self._draining else self._random.uniform(0.0, THINKING_MAX_S)
-            self._while_connected(delay_s, partial(self._decide, channel, frame.delivery_tag))
+            self._while_connected(delay_s, partial(self._decide, channel, tag))
 
     def _decide(self, channel: ClientChannel, tag: int) -> None:
         """Mostly acknowledge; now and then reject, put back, or do nothing for long."""

@@ -9,39 +9,30 @@ index - holds for all nodes and all their later lives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
-import msgpack
-
+from chaos.sim.watched import TAG, Applied, ForeignMachine, WatchedMachine
 from chaos.sim.world import EPOCH_MS
 from cluster.clock import SLOWER
 from cluster.elections import Role
 from cluster.log.hardstate import Standing
 from cluster.log.segment import CorruptJournal
-from cluster.ports import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world import World
-    from cluster.machine import FrozenMachine, Machine
-
-TAG = Struct("<QQ")
-"""Before each payload: which client of the node made it, and its number, from 1."""
+    from cluster.machine import Machine
 
 DIGEST_EVERY = 8
 """States are compared at every index that this divides; a difference that matters lasts."""
 
 BELIEFS_EVERY = 4
 """What a leader believes is looked at after so many of its steps, and whenever it commits something."""
-
-UNKNOWN_ONE_IN = 4
-"""Of the batches, to a program of another version."""
 
 MINORITY_GRACE_S = 4.0
 """A leader without a majority steps down within this time, and messages under way at the cut have arrived."""
@@ -56,17 +47,6 @@ class Committed(NamedTuple):
     checksum: int
     committed_in: int
     """Term of the node that was first seen to know: leaders of later terms must have the entry."""
-
-
-class Applied(NamedTuple):
-    """One call into a machine, and what came of it."""
-
-    origin: str
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
-    ordinal: int
-    time_ms: int
-    checksum: int
-    effects: int
 
 
 class AppliedListener(Protocol):
@@ -86,114 +66,6 @@ class AppliedListener(Protocol):
     def entry_ended(self, machine: Any, time_ms: int, effects: Sequence[Any]) -> None: ...
 
     def origin_down(self, machine: Any, origin: str, time_ms: int, effects: Sequence[Any]) -> None: ...
-
-
-class WatchedMachine:
-    """The machine of one process life, with every call compared to what other lives did at this point.
-
-    Its state has the position in the history, so a life that begins with a checkpoint knows where it is.
-    """
-
-    def __init__(self, machine: Machine, checks: Checks) -> None:
-        self.inner = machine
-        self.position = 0
-        self._checks = checks
-
-    @property
-    def version(self) -> int:
-        return self.inner.version
-
-    def apply_batch(
-        self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
-    ) -> Sequence[Any]:
-        body = payload[TAG.size :]
-        effects = self._carry_out(origin, index, ordinal, time_ms, body)
-        record = Applied(origin, index, ordinal, time_ms, crc32(payload), _checksum(effects))
-        if self._checks.happened_first(self, record):
-            self._checks.count_batch(origin, *TAG.unpack_from(payload))
-            self._checks.batches[index, ordinal] = bytes(payload)
-            if self._checks.listener is not None:
-                self._checks.listener.batch(self.inner, origin, index, ordinal, time_ms, body, effects)
-        return effects
-
-    def _carry_out(
-        self, origin: str, index: int, ordinal: int, time_ms: int, body: memoryview
-    ) -> Sequence[Any]:
-        return self.inner.apply_batch(origin, index, ordinal, time_ms, body)
-
-    def end_entry(self, time_ms: int) -> Sequence[Any]:
-        effects = self.inner.end_entry(time_ms)
-        if self._checks.happened_first(self, Applied("", 0, 0, time_ms, 0, _checksum(effects))):
-            self._checks.time_passed(time_ms)
-            if self._checks.listener is not None:
-                self._checks.listener.entry_ended(self.inner, time_ms, effects)
-        return effects
-
-    def due_ms(self) -> int | None:
-        return self.inner.due_ms()
-
-    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
-        effects = self.inner.origin_down(origin, time_ms, expelled=expelled)
-        first = self._checks.happened_first(self, Applied(origin, 0, 0, 0, expelled, _checksum(effects)))
-        if first and self._checks.listener is not None:
-            self._checks.listener.origin_down(self.inner, origin, time_ms, effects)
-        return effects
-
-    def outstanding(self, origin: str) -> Sequence[Any]:
-        return self.inner.outstanding(origin)
-
-    def compact(self, payload: memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
-        return bytes(payload[: TAG.size]) + self.inner.compact(payload[TAG.size :], messages)
-
-    def freeze(self) -> WatchedFrozen:
-        return WatchedFrozen(self.position, self.inner.freeze(), self._checks)
-
-    def dump(self) -> bytes:
-        return self.freeze().dump()
-
-    def load(self, data: bytes) -> None:
-        self.position, inner = msgpack.unpackb(data)
-        self._checks.same_state(self.position, inner)
-        self.inner.load(inner)
-        self._checks.same_state(self.position, self.inner.dump())
-
-    def digest(self) -> str:
-        return self.inner.digest()
-
-
-class ForeignMachine(WatchedMachine):
-    """Of another version of the program, which does not know all commands and passes over batches that have them."""
-
-    @property
-    def version(self) -> int:
-        return self.inner.version + 1
-
-    def _carry_out(
-        self, origin: str, index: int, ordinal: int, time_ms: int, body: memoryview
-    ) -> Sequence[Any]:
-        if crc32(body) % UNKNOWN_ONE_IN == 0:
-            return []
-        return super()._carry_out(origin, index, ordinal, time_ms, body)
-
-
-class WatchedFrozen:
-    """A frozen machine: what it shows at any later time is the state at this point of the history."""
-
-    def __init__(self, position: int, inner: FrozenMachine, checks: Checks) -> None:
-        self._position = position
-        self._inner = inner
-        self._checks = checks
-
-    def dump(self) -> bytes:
-        dumped = self._inner.dump()
-        self._checks.same_state(self._position, dumped)
-        return pack([self._position, dumped])
-
-    def counts(self, bounds: Sequence[int]) -> list[int]:
-        return self._inner.counts(bounds)
-
-    def live(self, first: int, end: int) -> Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]:
-        return self._inner.live(first, end)
 
 
 @dataclass(slots=True)
@@ -547,7 +419,7 @@ class Checks:
                 self._minority_since_s.pop(node.name, None)
                 self._minority_terms.pop(node.name, None)
 
-    # What took effect
+    # What took effect: the `Witness` of the machines
 
     def happened_first(self, machine: WatchedMachine, record: Applied) -> bool:
         """Whether no life of any node has come this far before; those that have must have done the same."""
@@ -560,14 +432,32 @@ class Checks:
             self.fail(f"step {position} was {self.history[position]} elsewhere and is {record} here")
         return False
 
-    def count_batch(self, origin: str, client: int, number: int) -> None:
+    def batch_applied(
+        self, inner: Machine, record: Applied, payload: memoryview, effects: Sequence[Any]
+    ) -> None:
+        origin, index, ordinal, time_ms, *_ = record
+        self._count_batch(origin, *TAG.unpack_from(payload))
+        self.batches[index, ordinal] = bytes(payload)
+        if self.listener is not None:
+            self.listener.batch(inner, origin, index, ordinal, time_ms, payload[TAG.size :], effects)
+
+    def entry_ended(self, inner: Machine, time_ms: int, effects: Sequence[Any]) -> None:
+        self._time_passed(time_ms)
+        if self.listener is not None:
+            self.listener.entry_ended(inner, time_ms, effects)
+
+    def origin_down(self, inner: Machine, origin: str, time_ms: int, effects: Sequence[Any]) -> None:
+        if self.listener is not None:
+            self.listener.origin_down(inner, origin, time_ms, effects)
+
+    def _count_batch(self, origin: str, client: int, number: int) -> None:
         """Each client's batches take effect once and in order."""
         expected = self._counted.get((origin, client), 0) + 1
         if number != expected:
             self.fail(f"batch {number} of client {client} at {origin} took effect, batch {expected} was due")
         self._counted[origin, client] = number
 
-    def time_passed(self, time_ms: int) -> None:
+    def _time_passed(self, time_ms: int) -> None:
         """The time of entries does not go back, and no clock puts it forward that is not a majority's."""
         if time_ms < self._time_ms:
             self.fail(f"an entry of {time_ms} ms follows one of {self._time_ms} ms")
@@ -629,7 +519,3 @@ class Checks:
                 self.fail(f"{node.name} has taken {node.machine.position} steps of {len(self.history)}")
             if node.group.engine.commit_index < len(self.committed) + 1:
                 self.fail(f"{node.name} has lost committed entries")
-
-
-def _checksum(effects: Sequence[Any]) -> int:
-    return crc32(repr(effects).encode()) if effects else 0

@@ -16,7 +16,7 @@ from chaos.sim.amqp_client import AmqpClient
 from chaos.sim.client_socket import ClientSocket
 from chaos.sim.dead_letters import TaggedLog
 from chaos.sim.told import Told
-from chaos.sim.workload import Client, Workload
+from chaos.sim.workload import Client, Generations
 from cluster.applying import Confirmed, Expelled
 from cluster.strangers import Places
 from qq.amqp.connection import Settings
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from chaos.sim.checks import Checks
     from chaos.sim.cluster import Options, SimulatedNode
     from chaos.sim.world import World
-    from cluster.ports import Buffer
     from qq.machine.machine import QueueMachine
 
 CLIENTS = 6
@@ -52,20 +51,15 @@ class NodeShell(NamedTuple):
     """Effects of the entry that is being applied."""
 
 
-class BrokerClient(Client):
-    """The node's broker, as what submits batches: those that it makes are numbered and their confirms compared."""
+class ClientWorkload(Generations[Client]):
+    """AMQP clients, each at one node at a time, and wherever it is let in when it has lost that.
 
-    def act(self) -> None:
-        """Its clients act by themselves."""
-
-
-class ClientWorkload(Workload):
-    """AMQP clients, each at one node at a time, and wherever it is let in when it has lost that."""
-
-    client = BrokerClient
+    What submits batches is the broker of a node: those that it makes are numbered and their confirms compared.
+    """
 
     def __init__(self, world: World, checks: Checks, options: Options) -> None:
-        super().__init__(world, checks, options)
+        super().__init__(checks)
+        self.world = world
         self.told = Told(checks.fail)
         self._nodes: dict[str, SimulatedNode] = {}
         self._shells: dict[str, NodeShell] = {}
@@ -80,8 +74,10 @@ class ClientWorkload(Workload):
 
     # The course of a run
 
+    def new_client(self, node: SimulatedNode, number: int) -> Client:
+        return Client(node, number, self.checks)
+
     def stop(self) -> None:
-        super().stop()
         for client in self._amqp_clients:
             client.stop()
 
@@ -143,14 +139,11 @@ class ClientWorkload(Workload):
         super().started(node)
         self._nodes[node.name] = node
         machine = cast("QueueMachine", node.machine.inner)
-        log = TaggedLog(node, partial(self._submit, node))
+        log = TaggedLog(node, partial(self.submit, node))
         broker = Broker(node.name, machine, log, node.disk, node.runtime, (), LIMITS)
         server = AmqpServer(broker, Settings(), Places(100, 1000), complaints())
         self._shells[node.name] = NodeShell(node.life, broker, server, [])
         self._make_first_user(node, node.life)
-
-    def _submit(self, node: SimulatedNode, payload: Sequence[Buffer]) -> int:
-        return self.clients[node.name].submit(payload)
 
     def _shell(self, node: SimulatedNode) -> NodeShell | None:
         """None while a new life begins: it has told nobody anything yet."""

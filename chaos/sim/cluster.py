@@ -26,7 +26,7 @@ from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 
 if TYPE_CHECKING:
-    from chaos.sim.checks import Checks, WatchedMachine
+    from chaos.sim.watched import WatchedMachine
 
 CLUSTER = "simulation"
 GROUP = "groups/0"
@@ -50,6 +50,8 @@ class Options:
     nodes: int = 3
     queues: bool = False
     """The queue machine, or else the ledger."""
+    clients: bool = False
+    """AMQP clients at production sessions use the queues, or else clients that submit for them."""
     duration_s: float = 20.0
     """How long load and faults last."""
     submit_interval_s: float = 0.15
@@ -89,10 +91,12 @@ class Options:
     clock_patience_s: float = 3.0
 
 
-class NodeEvents(Protocol):
-    """Who hears of a node's lives and of what its group reports."""
+class NodeEvents:
+    """Who hears of a node's lives and of what its group reports: of nothing, to begin with."""
 
     def started(self, node: SimulatedNode) -> None: ...
+
+    def ended(self, node: SimulatedNode) -> None: ...
 
     def confirmed(self, node: SimulatedNode, sequence: int) -> None: ...
 
@@ -102,11 +106,39 @@ class NodeEvents(Protocol):
 
     def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None: ...
 
-    def entry_applied(self, node: SimulatedNode) -> None: ...
+    def entry_applied(self, node: SimulatedNode) -> None:
+        """Hear of the end of an entry, behind its effects."""
 
-    def leader_changed(self, node: SimulatedNode, leader: str | None) -> None: ...
+    def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
+        """Hear of whom the node takes for the leader."""
 
-    def needed_from(self, node: SimulatedNode) -> int | None: ...
+    def needed_from(self, node: SimulatedNode) -> int | None:  # noqa: ARG002 - whoever reads no entries needs none
+        """The first entry that is going to be read."""
+        return None
+
+
+class Watcher(Protocol):
+    """Who looks at the nodes, whatever they do: each life begins with a machine of theirs."""
+
+    def machine(self, *, foreign: bool) -> WatchedMachine: ...
+
+    def started(self, node: SimulatedNode) -> None: ...
+
+    def observe(self, node: SimulatedNode) -> None:
+        """Look at a node; called after each of its steps."""
+        ...
+
+    def applied(self, node: SimulatedNode, index: int) -> None: ...
+
+    def resumed(self, node: SimulatedNode) -> None: ...
+
+    def node_failed(self, node: SimulatedNode, error: BaseException) -> None: ...
+
+    def found_no_space(self, node: SimulatedNode, error: OSError) -> None: ...
+
+    def may_find_damage(self, node: SimulatedNode) -> bool: ...
+
+    def topology_changed(self) -> None: ...
 
 
 class SimulatedNode:
@@ -148,18 +180,18 @@ class SimulatedNode:
         self._standing = self.standing
         self.has_started = False
         self.life += 1
-        checks = self._cluster.checks
+        watcher = self._cluster.watcher
         runtime = SimulatedRuntime(
             self._world,
             self.wall,
             self._world.random(f"node {self.name} {self.life}"),
-            happened=partial(checks.observe, self),
+            happened=partial(watcher.observe, self),
             failed=self._failed,
             ended=self._ended_within,
         )
         self.runtime = runtime
         self._cluster.network.host_has_power(self.name)
-        self.machine = checks.machine(foreign=self.foreign)
+        self.machine = watcher.machine(foreign=self.foreign)
         links = self._cluster.network.attach(self.name, runtime, self.members, self.machine.version)
         config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
@@ -168,23 +200,24 @@ class SimulatedNode:
             self.group.start(self)
         except OSError as error:
             if error.errno == errno.ENOSPC and self._standing is Standing.VOTER:
-                checks.found_no_space(self, error)
+                watcher.found_no_space(self, error)
             self.end(power_loss=False)
             self._world.after(START_RETRY_S, self.start)
             return
         except (OtherMembers, OtherVersion) as error:
             if not self.misconfigured:
-                checks.node_failed(self, error)
+                watcher.node_failed(self, error)
             self.end(power_loss=False)  # whoever has configured it so will put it right
             return
         except ProcessEnds:
             self._ended_within()
             return
         except Exception as error:  # noqa: BLE001 - whatever else keeps a node from starting is a finding
-            checks.node_failed(self, error)
+            watcher.node_failed(self, error)
         self.has_started = True
-        checks.started(self)
-        self._cluster.events.started(self)
+        watcher.started(self)
+        for events in self._cluster.events:
+            events.started(self)
 
     @property
     def misconfigured(self) -> bool:
@@ -198,7 +231,9 @@ class SimulatedNode:
         self.runtime.alive = False
         self.disk.crash(power_loss=power_loss)
         self._cluster.network.process_ended(self.name, power_loss=power_loss)
-        self._cluster.checks.topology_changed()
+        for events in self._cluster.events:
+            events.ended(self)
+        self._cluster.watcher.topology_changed()
 
     def end_within(self, steps: int, *, power_loss: bool) -> None:
         """Let the process end in the middle of what it does to its disk, after some steps more."""
@@ -221,9 +256,9 @@ class SimulatedNode:
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, ProcessEnds):
             return  # on its way to `_ended_within`
-        damaged = isinstance(error, JournalError) and self._cluster.checks.may_find_damage(self)
+        damaged = isinstance(error, JournalError) and self._cluster.watcher.may_find_damage(self)
         if not (damaged or isinstance(error, OSError)):
-            self._cluster.checks.node_failed(self, error)
+            self._cluster.watcher.node_failed(self, error)
         self._world.after(0.0, partial(self._end_life, self.life))
 
     def _end_life(self, life: int) -> None:
@@ -235,26 +270,30 @@ class SimulatedNode:
     # GroupEvents
 
     def applied(self, index: int, effects: Sequence[Any]) -> None:
-        self._cluster.checks.applied(self, index)
-        events = self._cluster.events
+        self._cluster.watcher.applied(self, index)
         for effect in effects:
-            if type(effect) is Confirmed:
-                events.confirmed(self, effect.sequence)
-            elif type(effect) is Expelled:
-                events.expelled(self)
-            else:
-                events.effect(self, effect)
-        events.entry_applied(self)
+            for events in self._cluster.events:
+                if type(effect) is Confirmed:
+                    events.confirmed(self, effect.sequence)
+                elif type(effect) is Expelled:
+                    events.expelled(self)
+                else:
+                    events.effect(self, effect)
+        for events in self._cluster.events:
+            events.entry_applied(self)
 
     def leader_changed(self, leader: str | None, term: int) -> None:  # noqa: ARG002 - the checks see it in `observe`
-        self._cluster.events.leader_changed(self, leader)
+        for events in self._cluster.events:
+            events.leader_changed(self, leader)
 
     def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:
-        self._cluster.checks.resumed(self)
-        self._cluster.events.resumed(self, sequence, outstanding)
+        self._cluster.watcher.resumed(self)
+        for events in self._cluster.events:
+            events.resumed(self, sequence, outstanding)
 
     def needed_from(self) -> int | None:
-        return self._cluster.events.needed_from(self)
+        needed = (events.needed_from(self) for events in self._cluster.events)
+        return min((index for index in needed if index is not None), default=None)
 
     def alarm_changed(self, reason: str | None) -> None:
         """Clients look at `Group.alarm`."""
@@ -263,18 +302,16 @@ class SimulatedNode:
 class SimulatedCluster:
     """All nodes of a run."""
 
-    events: NodeEvents
-
-    def __init__(self, world: World, options: Options, parts: Parts, checks: Checks) -> None:
+    def __init__(self, world: World, options: Options, parts: Parts, watcher: Watcher) -> None:
         self.world = world
         self.options = options
         self.parts = parts
-        self.checks = checks
+        self.watcher = watcher
+        self.events: list[NodeEvents] = []
         self.names = [f"n{number}" for number in range(1, options.nodes + 1)]
         self.network = parts.network(world, self.names, options.network, world.random("network"))
         self._skew: Random = world.random("skew")
         self.nodes = [SimulatedNode(name, self) for name in self.names]
-        checks.watch(self)
 
     def skew_ms(self) -> int:
         return self._skew.randint(-self.options.skew_max_ms, self.options.skew_max_ms)

@@ -3,15 +3,17 @@
 Lives here: what stands between it and the simulation, whose batches begin with a tag. Not here: which messages die
 (the machine), what is right (queue_checks.py).
 
-Law: one for each process life; it goes on as a new incarnation goes on.
+Law: there is one for each process life; it goes on as a new incarnation goes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from chaos.sim.checks import TAG
+from chaos.sim.cluster import NodeEvents
+from chaos.sim.watched import TAG
 from cluster.entry import (
     batches_of,
     compacted_parts,
@@ -62,6 +64,32 @@ class SimulatedDeadLetters:
 
     def expelled(self) -> None:
         self._submissions.give_up()
+
+
+class DeadLetterPumps(NodeEvents):
+    """Those of the present lives of all nodes; `submit` is how a node submits."""
+
+    def __init__(self, submit: Callable[[SimulatedNode, Sequence[Buffer]], int]) -> None:
+        self._submit = submit
+        self._pumps: dict[str, SimulatedDeadLetters] = {}
+
+    def started(self, node: SimulatedNode) -> None:
+        self._pumps[node.name] = SimulatedDeadLetters(node, partial(self._submit, node))
+
+    def expelled(self, node: SimulatedNode) -> None:
+        self._pumps[node.name].expelled()
+
+    def confirmed(self, node: SimulatedNode, sequence: int) -> None:
+        self._pumps[node.name].confirmed(sequence)
+
+    def entry_applied(self, node: SimulatedNode) -> None:
+        self._pumps[node.name].entry_applied()
+
+    def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
+        self._pumps[node.name].leader_changed(leader)
+
+    def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None:  # noqa: ARG002
+        self._pumps[node.name].resumed(sequence)
 
 
 class TaggedLog:

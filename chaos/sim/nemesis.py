@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from random import Random
 
+    from chaos.sim.checks import Checks
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world import World
 
@@ -38,40 +39,45 @@ CLOCK_JUMPS_MS = (3_000, 20_000, DAY_MS // 24, 3 * DAY_MS, 100_000 * DAY_MS)
 """By as much, at most: the last one is to before the epoch, and beyond what has room in 64 bits of nanoseconds."""
 
 
+FAULTS = {
+    "kill": 3.0,
+    "power loss": 2.0,
+    "kill all": 0.3,
+    "power loss of all": 0.6,
+    "isolate": 1.5,
+    "partition": 1.0,
+    "one-way cut": 1.0,
+    "bridge": 0.7,
+    "reset": 2.0,
+    "lag": 1.0,
+    "pause": 1.5,
+    "slow disk": 1.0,
+    "failing sync": 0.3,
+    "full disk": 0.3,
+    "small disk": 0.3,
+    "crash in a write": 1.0,
+    "flip bit": 1.0,
+    "read error": 0.5,
+    "lose directory": 0.6,
+    "shorten log": 0.6,
+    "clock jump": 0.5,
+    "transfer": 0.5,
+    "wrong members": 0.4,
+    "foreign version": 0.3,
+}
+"""How common each is where all are."""
+
+
 class Nemesis:
     """Does harm at random times. A fault that finds nobody whom it may hit does not count as done."""
 
-    FAULTS = (
-        "kill",
-        "power loss",
-        "kill all",
-        "power loss of all",
-        "isolate",
-        "partition",
-        "one-way cut",
-        "bridge",
-        "reset",
-        "lag",
-        "pause",
-        "slow disk",
-        "failing sync",
-        "full disk",
-        "small disk",
-        "crash in a write",
-        "flip bit",
-        "read error",
-        "lose directory",
-        "shorten log",
-        "clock jump",
-        "transfer",
-        "wrong members",
-        "foreign version",
-    )
-
-    def __init__(self, world: World, cluster: SimulatedCluster) -> None:
+    def __init__(self, world: World, cluster: SimulatedCluster, checks: Checks) -> None:
         self.done: dict[str, int] = {}
+        self.listener: Callable[[str], None] | None = None
+        """Is told of each fault, by name."""
         self._world = world
         self._cluster = cluster
+        self._checks = checks
         self._random: Random = world.random("nemesis")
         self._stopped = False
         self._undos: dict[int, Callable[[], None]] = {}
@@ -123,7 +129,9 @@ class Nemesis:
         name = self._random.choices(list(weights), list(weights.values()))[0]
         if self._faults[name]() is not False:
             self.done[name] = self.done.get(name, 0) + 1
-        self._cluster.checks.topology_changed()
+            if self.listener is not None:
+                self.listener(name)
+        self._checks.topology_changed()
         self._later()
 
     def _until(self, delay_s: float, undo: Callable[[], None]) -> None:
@@ -135,7 +143,7 @@ class Nemesis:
         undo = self._undos.pop(number, None)
         if undo is not None:
             undo()
-            self._cluster.checks.topology_changed()
+            self._checks.topology_changed()
 
     # Whom, and for how long
 
@@ -258,7 +266,7 @@ class Nemesis:
     def _empty(self, node: SimulatedNode) -> None:
         node.end(power_loss=False)
         node.disk.lose_everything()
-        self._cluster.checks.damaged(node)
+        self._checks.damaged(node)
 
     def _configure_right(self, nodes: Sequence[SimulatedNode]) -> None:
         for node in nodes:
@@ -373,9 +381,9 @@ class Nemesis:
         kind = self._random.choice(sorted({_kind(path) for path in places}))
         path = self._random.choice([path for path in places if _kind(path) == kind])
         node.disk.flip_bit(path, self._random.randrange(places[path] * 8))
-        self._cluster.checks.damaged(node)
+        self._checks.damaged(node)
         if kind == "checkpoint":
-            self._cluster.checks.checkpoint_damaged(node, int(path.rpartition("/")[2].partition(".")[0]))
+            self._checks.checkpoint_damaged(node, int(path.rpartition("/")[2].partition(".")[0]))
         return True
 
     def _read_error(self) -> bool:
@@ -386,7 +394,7 @@ class Nemesis:
         if not segments:
             return False
         node.disk.fail_reads(self._random.choice(segments))
-        self._cluster.checks.damaged(node)
+        self._checks.damaged(node)
         self._until(self._short_or_long_s(6.0), node.disk.heal_reads)
         return True
 
@@ -396,7 +404,7 @@ class Nemesis:
             return False
         self._end(node, power_loss=self._is_power_loss())
         node.disk.lose_everything()
-        self._cluster.checks.damaged(node)
+        self._checks.damaged(node)
         return True
 
     def _shorten_log(self) -> bool:
@@ -416,13 +424,13 @@ class Nemesis:
             node.disk.shorten(path, self._random.randrange(ends[-1]))
         else:
             node.disk.lose_file(path)
-        self._cluster.checks.damaged(node)
+        self._checks.damaged(node)
         return True
 
     def _victim(self) -> SimulatedNode | None:
         """A running node that the others can do without."""
         node = self._anyone()
-        return node if node.up and self._cluster.checks.may_be_damaged(node) else None
+        return node if node.up and self._checks.may_be_damaged(node) else None
 
     # Clocks
 
@@ -438,7 +446,7 @@ class Nemesis:
     def _move_clocks(self, nodes: Sequence[SimulatedNode], jump_ms: int) -> None:
         for node in nodes:
             node.wall.skew_ms += jump_ms
-        self._cluster.checks.clocks_changed()
+        self._checks.clocks_changed()
 
 
 def _flippable(node: SimulatedNode) -> dict[str, int]:

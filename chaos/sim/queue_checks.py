@@ -42,6 +42,7 @@ from qq.machine.commands import (
     Command,
     Commit,
     DeadLetter,
+    DeleteQueue,
     Discard,
     Enqueue,
     Get,
@@ -64,6 +65,7 @@ from qq.machine.effects import (
     DeliveryTimeout,
     Failed,
     GetOk,
+    QueueDeleted,
     QueuePurged,
     Rejected,
     Reply,
@@ -115,9 +117,9 @@ class QueueOracle:
         self._entries = 0
         self._numbers = count(1)
         self._queues: dict[str, QueueModel] = {}
-        self._bound: dict[str, list[str]] = {}
-        """By exchange, the queues that get all its messages."""
-        self._published: dict[tuple[int, int], Enqueue | Publish] = {}
+        self._bound: dict[str, list[tuple[str, str | None]]] = {}
+        """By exchange, the queues that it routes to: all that it has, or those that are bound with the key."""
+        self._published: dict[tuple[int, int], Publish] = {}
         self._admitted: dict[str, int] = {}
         """By publisher, the last sequence number that was ever admitted."""
         self._refused: dict[str, set[int]] = {}
@@ -201,10 +203,11 @@ class QueueOracle:
         effects: Sequence[Any],
     ) -> None:
         self._advance(time_ms)
-        self._look_at_queues(machine)
         outcomes = _outcomes(origin, effects)
-        before = {model: model.messages for model in self._queues.values() if rejects(model)}
         commands = decode_commands(payload)
+        self._delete(commands, outcomes)
+        self._look_at_queues(machine)
+        before = {model: model.messages for model in self._queues.values() if rejects(model)}
         slots = count(ordinal << MESSAGE_BITS)
         limited: list[QueueModel] = []
         positions = iter(range(len(commands)))
@@ -282,23 +285,36 @@ class QueueOracle:
                 self._queues[name] = model
             model.note_settings(queue.settings)
         self._bound = {}
-        for binding in machine.vhosts[DEFAULT_VHOST].bindings:
-            self._bound.setdefault(binding.source, []).append(binding.destination.name)
+        vhost = machine.vhosts[DEFAULT_VHOST]
+        for binding in vhost.bindings:
+            key = None if vhost.exchanges[binding.source].type == "fanout" else binding.routing_key
+            self._bound.setdefault(binding.source, []).append((binding.destination.name, key))
+
+    def _delete(self, commands: Sequence[Command], outcomes: Outcomes) -> None:
+        for command in [command for command in commands if isinstance(command, DeleteQueue)]:
+            is_done = isinstance(outcomes.results.get(command.session), QueueDeleted)
+            if is_done and command.name in self._queues:
+                self._forget(self._queues[command.name])
 
     def _remove(self, model: QueueModel) -> None:
-        """The queue has expired, with all that was in it."""
-        del self._queues[model.name]
-        mine = [key for key, holder in self._holders.items() if holder.model is model]
+        """The queue has expired."""
         if model.settings.expires_ms is None:
             self._fail(f"{model.name} is gone")
-        for key in mine:
-            if self._holders[key].live:
+        for key, holder in self._holders.items():
+            if holder.model is model and holder.live:
                 self._fail(f"{model.name} is gone, and {key} consumed it")
-            del self._holders[key]
+        self._forget(model)
+
+    def _forget(self, model: QueueModel) -> None:
+        """The queue is gone, with all that was in it."""
+        del self._queues[model.name]
+        self._holders = {key: holder for key, holder in self._holders.items() if holder.model is not model}
         self.fates["gone with its queue"] += model.messages + model.held
 
     def _route(self, exchange: str, keys: Iterable[str]) -> list[QueueModel]:
-        names = self._bound.get(exchange, ()) if exchange else dict.fromkeys(keys)
+        keys = dict.fromkeys(keys)
+        bound = self._bound.get(exchange, ())
+        names = dict.fromkeys(name for name, key in bound if key is None or key in keys) if exchange else keys
         return [self._queues[name] for name in names if name in self._queues]
 
     def _end_entry(self, model: QueueModel, queue: Queue) -> None:

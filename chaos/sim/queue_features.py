@@ -10,12 +10,16 @@ from random import Random
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from qq.machine.commands import DEFAULT_VHOST, DeletePolicy, PutPolicy
+from qq.machine.commands import DEFAULT_VHOST, DeletePolicy, Enqueue, Publish, PutPolicy
 from qq.stored.editing import with_headers
+from qq.stored.layout import flags
+from qq.stored.properties import group
 
 if TYPE_CHECKING:
     from qq.machine.commands import Table
 
+CHANNEL = 1
+"""The number that stored frames carry."""
 QUEUES = ("q1", "q2", "q3")
 TO_ALL = "all"
 """A fanout exchange to all queues."""
@@ -167,6 +171,28 @@ def with_sequence(message: bytes, publisher: str, sequence: int) -> bytes:
     """The message, to be enqueued once however often it is published."""
     [stamped] = with_headers([message], additions={"x-publisher-id": publisher, "x-publish-seq": sequence})
     return stamped
+
+
+def publishes(
+    session: int, first_seq: int, exchange: str, key: str, messages: list[bytes], *, mandatory: bool = False
+) -> list[Enqueue | Publish]:
+    """The commands for messages, as the broker makes them; in place, the messages as they are stored.
+
+    `first_seq` is the number of the first one on its channel, 0 in a transaction.
+    """
+    commands: list[Enqueue | Publish] = []
+    stored: list[bytes] = []
+    for attributes, alike in group(messages, flags(messages[0])):
+        number = first_seq and first_seq + len(stored)
+        place = (session, number, len(alike), exchange, key, mandatory, CHANNEL)
+        stored += alike
+        if attributes is None:
+            commands.append(Enqueue(*place))
+        else:
+            more_keys, priority, ttl_ms, delay_ms, publisher, sequence = attributes
+            commands.append(Publish(*place, list(more_keys), priority, ttl_ms, delay_ms, publisher, sequence))
+    messages[:] = stored
+    return commands
 
 
 def _frame(kind: int, payload: bytes) -> bytes:

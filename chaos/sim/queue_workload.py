@@ -14,22 +14,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chaos.sim.checks import TAG
-from chaos.sim.dead_letters import SimulatedDeadLetters
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_features import (
+    CHANNEL,
     QUEUES,
     TO_ALL,
     draw_headers,
     draw_policy,
     draw_properties,
     draw_queues,
+    publishes,
     stored_message,
     with_sequence,
 )
 from chaos.sim.stored import batch_payloads
 from chaos.sim.tenants import Tenants
-from chaos.sim.workload import Client, Workload
+from chaos.sim.watched import TAG
+from chaos.sim.workload import ActingClient, Workload
 from cluster.log.segment import CorruptJournal
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
@@ -67,19 +68,15 @@ from qq.machine.effects import (
     Result,
 )
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, Range
-from qq.stored.layout import flags
-from qq.stored.properties import group
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
     from chaos.sim.cluster import Options, SimulatedNode
     from chaos.sim.world import World
-    from cluster.ports import Buffer
 
 CONNECTION = 1
 TENANTS = 0.15
 """How often something happens in another virtual host."""
-CHANNEL = 1
 CONSUMERS_MAX = 4
 TAKERS_MAX = 3
 """Consumers of one session."""
@@ -146,13 +143,12 @@ class Session:
         return self.asked > self.answered
 
 
-class QueueClient(Client):
+class QueueClient(ActingClient):
     """Sessions of one client generation: one gets, purges and commits, others have one consumer or several."""
 
-    workload: QueueWorkload
-
-    def __init__(self, node: SimulatedNode, number: int, workload: Workload) -> None:
+    def __init__(self, node: SimulatedNode, number: int, workload: QueueWorkload) -> None:
         super().__init__(node, number, workload)
+        self.workload = workload
         self._ids = CONNECTION
         self._sessions: dict[int, Session] = {}
         self._asking = 0
@@ -418,7 +414,7 @@ class QueueClient(Client):
             content.append(kind(delivery.consumer, delivery.first_id, delivery.last_id))
         for queue in queues:
             to_queue = self._messages(queue, random.randint(1, 4))
-            content += self._publishes("", queue, to_queue, session=self._asking)
+            content += publishes(self._asking, 0, "", queue, to_queue)
             messages += to_queue
         session.asked += 1
         self._batch([Commit(self._asking, len(content)), *content], messages)
@@ -426,7 +422,7 @@ class QueueClient(Client):
     def _messages(self, queue: str, count: int) -> list[bytes]:
         """Some messages with the same properties."""
         random = self.workload.random
-        size = random.randint(2_000, 10_000) if random.random() < self.workload.large_batches else 8
+        size = random.randint(2_000, 10_000) if random.random() < self.workload.options.large_batches else 8
         body = f"{self.node.name} {self.number}".encode().ljust(size, b".")
         if not self.workload.has_features:
             return [stored_message(body)] * count
@@ -434,24 +430,9 @@ class QueueClient(Client):
         priority, expiration_ms = draw_properties(random)
         return [stored_message(body, priority, expiration_ms, headers)] * count
 
-    def _publishes(
-        self, exchange: str, key: str, messages: list[bytes], session: int = 0
-    ) -> list[Enqueue | Publish]:
-        """The commands for messages, as the broker makes them; in place, the messages as they are stored."""
-        commands: list[Enqueue | Publish] = []
-        stored: list[bytes] = []
-        for attributes, alike in group(messages, flags(messages[0])):
-            first_seq = 0 if session else self._published + len(stored) + 1
-            place = (session or self._publishing, first_seq, len(alike), exchange, key, False, CHANNEL)
-            stored += alike
-            if attributes is None:
-                commands.append(Enqueue(*place))
-            else:
-                more_keys, *rest = attributes
-                commands.append(Publish(*place, list(more_keys), *rest))
-        messages[:] = stored
-        if not session:
-            self._published += len(stored)
+    def _publishes(self, exchange: str, key: str, messages: list[bytes]) -> list[Enqueue | Publish]:
+        commands = publishes(self._publishing, self._published + 1, exchange, key, messages)
+        self._published += len(messages)
         return commands
 
     # Consuming
@@ -644,33 +625,32 @@ def _without(ranges: Sequence[Range], count: int) -> list[Range]:
     return rest
 
 
-class QueueWorkload(Workload):
-    client = QueueClient
-    oracle: QueueOracle
-
-    def __init__(self, world: World, checks: Checks, options: Options) -> None:
+class QueueWorkload(Workload[QueueClient]):
+    def __init__(self, world: World, checks: Checks, options: Options, oracle: QueueOracle) -> None:
         super().__init__(world, checks, options)
+        self.oracle = oracle
         self.arguments = draw_queues(world.random("queues"))
         """Of each queue."""
         self.has_features = any(self.arguments.values())
         self.tenants_random = world.random("tenants")
         self._publishers = [Publisher(name, self.random.choice(QUEUES)) for name in PUBLISHERS]
-        self._dead_letters: dict[str, SimulatedDeadLetters] = {}
-        """Of the present life of each node."""
+
+    def new_client(self, node: SimulatedNode, number: int) -> QueueClient:
+        return QueueClient(node, number, self)
 
     def check_clients(self) -> None:
         """At rest every client has been told everything."""
-        for client in self._queue_clients():
+        for client in self.clients.values():
             complaint = client.complaint()
             if complaint:
                 self.checks.fail(f"client {client.number} of {client.node.name}: {complaint}")
 
     def stop_consuming(self) -> None:
-        for client in self._queue_clients():
+        for client in self.clients.values():
             client.node.runtime.enter(client.stop_consuming)
 
     def drain(self) -> None:
-        for client in self._queue_clients():
+        for client in self.clients.values():
             client.node.runtime.enter(client.drain)
 
     def left(self) -> dict[str, int]:
@@ -688,33 +668,3 @@ class QueueWorkload(Workload):
         now_s = self.world.now_s
         waiting = [publisher for publisher in self._publishers if publisher.waits_until_s <= now_s]
         return self.random.choice(waiting) if waiting and self.has_features else None
-
-    def _queue_clients(self) -> list[QueueClient]:
-        return [client for client in self.clients.values() if isinstance(client, QueueClient)]
-
-    def _submit(self, node: SimulatedNode, payload: Sequence[Buffer]) -> int:
-        return self.clients[node.name].submit(payload)
-
-    # NodeEvents, for what the broker does by itself
-
-    def started(self, node: SimulatedNode) -> None:
-        super().started(node)
-        self._dead_letters[node.name] = SimulatedDeadLetters(node, partial(self._submit, node))
-
-    def expelled(self, node: SimulatedNode) -> None:
-        super().expelled(node)
-        self._dead_letters[node.name].expelled()
-
-    def confirmed(self, node: SimulatedNode, sequence: int) -> None:
-        super().confirmed(node, sequence)
-        self._dead_letters[node.name].confirmed(sequence)
-
-    def entry_applied(self, node: SimulatedNode) -> None:
-        self._dead_letters[node.name].entry_applied()
-
-    def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
-        self._dead_letters[node.name].leader_changed(leader)
-
-    def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None:
-        super().resumed(node, sequence, outstanding)
-        self._dead_letters[node.name].resumed(sequence)

@@ -9,19 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 from traceback import format_exception
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.sim.checks import Checks, ViolationError
 from chaos.sim.client_workload import ClientWorkload
 from chaos.sim.cluster import Options, Parts, SimulatedCluster
+from chaos.sim.dead_letters import DeadLetterPumps
 from chaos.sim.ledger import Ledger
 from chaos.sim.ledger import messages_of as messages_of_ledger
-from chaos.sim.nemesis import Nemesis
+from chaos.sim.nemesis import FAULTS, Nemesis
 from chaos.sim.network import NetworkOptions, small_limits
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_workload import QueueWorkload
 from chaos.sim.stored import StoredMessages
-from chaos.sim.workload import Workload
+from chaos.sim.workload import Generations, LedgerWorkload, Workload
 from chaos.sim.world import World
 from qq.machine.machine import QueueMachine
 
@@ -74,34 +75,6 @@ class Outcome(NamedTuple):
     """What became of the messages of queues."""
 
 
-_FAULTS = {
-    "kill": 3.0,
-    "power loss": 2.0,
-    "kill all": 0.3,
-    "power loss of all": 0.6,
-    "isolate": 1.5,
-    "partition": 1.0,
-    "one-way cut": 1.0,
-    "bridge": 0.7,
-    "reset": 2.0,
-    "lag": 1.0,
-    "pause": 1.5,
-    "slow disk": 1.0,
-    "failing sync": 0.3,
-    "full disk": 0.3,
-    "small disk": 0.3,
-    "crash in a write": 1.0,
-    "flip bit": 1.0,
-    "read error": 0.5,
-    "lose directory": 0.6,
-    "shorten log": 0.6,
-    "clock jump": 0.5,
-    "transfer": 0.5,
-    "wrong members": 0.4,
-    "foreign version": 0.3,
-}
-
-
 def draw_options(seed: int) -> Options:
     """The mix of one seed. Each fault is common in some runs and absent in others."""
     random = Random(f"{seed}/options")
@@ -115,7 +88,7 @@ def draw_options(seed: int) -> Options:
         submit_interval_s=random.choice((0.1, 0.25, 0.6)),
         large_batches=large_batches,
         fault_interval_s=random.uniform(0.2, 2.0),
-        faults={name: weight * random.random() ** 2 for name, weight in _FAULTS.items()},
+        faults={name: weight * random.random() ** 2 for name, weight in FAULTS.items()},
         network=NetworkOptions(
             delay_max_s=random.choice((0.002, 0.01, 0.05)),
             spike_probability=0.02 if spikes else 0.0,
@@ -189,8 +162,8 @@ def run_seed(seed: int, parts: Parts = Parts(), nodes: int = 0) -> Outcome:  # n
     return run(seed, replace(options, nodes=nodes) if nodes else options, parts)
 
 
-class Simulation:
-    """All that takes part in a run."""
+class Scene:
+    """All that takes part in a run, but what makes the load."""
 
     def __init__(self, seed: int, options: Options, parts: Parts = Parts()) -> None:  # noqa: B008
         self.seed = seed
@@ -198,45 +171,79 @@ class Simulation:
         self.world = World(seed)
         self.checks = Checks(self.world, QueueMachine if options.queues else Ledger)
         self.cluster = SimulatedCluster(self.world, options, parts, self.checks)
+        self.checks.watch(self.cluster)
         self.oracle = QueueOracle(self.checks.fail)
-        self.workload = self._workload()
-        self.cluster.events = self.workload
-        self.nemesis = Nemesis(self.world, self.cluster)
+        if options.queues:
+            self.checks.listener = self.oracle
+        self.nemesis = Nemesis(self.world, self.cluster, self.checks)
         stored_as = messages_of if options.queues else messages_of_ledger
         self.stored = StoredMessages(self.cluster, self.checks, stored_as)
 
-    def _workload(self) -> Workload:
+    def load(self, clients: Generations[Any]) -> None:
+        """Have the clients hear of the nodes, and dead letters move on, where no broker sees to that."""
+        self.cluster.events.append(clients)
+        if self.options.queues and not self.options.clients:
+            self.cluster.events.append(DeadLetterPumps(clients.submit))
+
+    def start(self) -> None:
+        random = self.world.random("start")
+        for node in self.cluster.nodes:
+            self.world.after(random.uniform(0.0, 1.0), node.start)
+        self._look_at_files()
+
+    def _look_at_files(self) -> None:
+        self.stored.check_changed()
+        self.world.after(FILES_INTERVAL_S, self._look_at_files)
+
+    def compare_queues(self) -> None:
+        for node in self.cluster.nodes:
+            machine = node.machine.inner
+            if isinstance(machine, QueueMachine):
+                self.oracle.check_machine(node.name, machine)
+
+    def converge(self, within_s: float, complaint: str) -> None:
+        within_s *= 1 + self.options.disk_slowness / SLOW_DISK
+        deadline_s = self.world.now_s + within_s
+        while self.world.now_s < deadline_s:
+            self.world.run_until(self.world.now_s + SLICE_S)
+            if self.cluster.settled():
+                return
+        self.checks.fail(f"the cluster {complaint} {within_s:.0f} s after the faults ended")
+
+
+class Simulation(Scene):
+    """A run whose load is random, at each node."""
+
+    def __init__(self, seed: int, options: Options, parts: Parts = Parts()) -> None:  # noqa: B008
+        super().__init__(seed, options, parts)
+        self.workload = self._workload()
+        self.load(self.workload)
+
+    def _workload(self) -> ClientWorkload | LedgerWorkload | QueueWorkload:
         if self.options.clients:
             of_clients = ClientWorkload(self.world, self.checks, self.options)
             self.checks.listener = of_clients.told
             return of_clients
         if self.options.queues:
-            self.checks.listener = self.oracle
-        kind = QueueWorkload if self.options.queues else Workload
-        workload = kind(self.world, self.checks, self.options)
-        if isinstance(workload, QueueWorkload):
-            workload.oracle = self.oracle
-        return workload
+            return QueueWorkload(self.world, self.checks, self.options, self.oracle)
+        return LedgerWorkload(self.world, self.checks, self.options)
 
     def run(self) -> None:
         """Raises ViolationError."""
-        random = self.world.random("start")
-        for node in self.cluster.nodes:
-            self.world.after(random.uniform(0.0, 1.0), node.start)
+        self.start()
         self.nemesis.start()
-        self._look_at_files()
         self.world.run_until(self.options.duration_s)
         self.nemesis.stop()
         self.workload.stop()
         for node in self.cluster.nodes:
             node.start()
-        self._converge(CONVERGENCE_S, "has not converged")
+        self.converge(CONVERGENCE_S, "has not converged")
         self._check_timers()
         self.workload.submit_once()
-        self._converge(SERVICE_S, "does not serve")
+        self.converge(SERVICE_S, "does not serve")
         self.checks.check_agreement()
-        if self.options.checks_disk_use:
-            self._check_disk_use()
+        if self.options.checks_disk_use and isinstance(self.workload, Workload):
+            self._check_disk_use(self.workload)
         if isinstance(self.workload, ClientWorkload):
             self._check_clients(self.workload)
         if isinstance(self.workload, QueueWorkload):
@@ -259,10 +266,6 @@ class Simulation:
             if self.world.now_s > deadline_s:
                 self.checks.fail(f"{within_s:.0f} s after the faults ended: {complaint() or 'no rest'}")
 
-    def _look_at_files(self) -> None:
-        self.stored.check_changed()
-        self.world.after(FILES_INTERVAL_S, self._look_at_files)
-
     def _check_timers(self) -> None:
         """What is due is done, soon after so much time has really passed, though nobody submits anything."""
         lateness_max_s = LATENESS_MAX_S * (1 + self.options.disk_slowness / SLOW_DISK)
@@ -278,11 +281,11 @@ class Simulation:
             elif self.world.now_s - reached_s > lateness_max_s:
                 self.checks.fail(f"{leader.name} leads and leaves undone what was due at {due_ms} ms")
             self.world.run_until(self.world.now_s + SLICE_S)
-        self._converge(SERVICE_S, "does not come to rest")
+        self.converge(SERVICE_S, "does not come to rest")
 
-    def _check_disk_use(self) -> None:
+    def _check_disk_use(self, workload: Workload[Any]) -> None:
         """Under a light load each node gets rid of what it does not need, in some time after messages have died."""
-        self.workload.go_on(LIGHT_LOAD_S)
+        workload.go_on(LIGHT_LOAD_S)
         nodes = self.cluster.nodes
         files = max(len(node.group.journal.segments()) for node in nodes)
         deadline_s = self.world.now_s + CLEANING_S + CLEANING_PER_FILE_S * files
@@ -291,40 +294,25 @@ class Simulation:
             if self.world.now_s > deadline_s:
                 excess = {node.name: self.stored.excess(node) for node in nodes}
                 self.checks.fail(f"more is on the disks than there should be: {excess}")
-        self.workload.stop()
-        self._converge(SERVICE_S, "does not come to rest")
+        workload.stop()
+        self.converge(SERVICE_S, "does not come to rest")
 
     def _check_queues(self, workload: QueueWorkload) -> None:
         """What is unsettled is there, can be fetched, and then nothing is left."""
-        self._compare_queues()
+        self.compare_queues()
         workload.stop_consuming()
-        self._converge(SERVICE_S, "does not close sessions")
+        self.converge(SERVICE_S, "does not close sessions")
         workload.drain()
         deadline_s = self.world.now_s + DRAIN_S * (1 + self.options.disk_slowness / SLOW_DISK)
-        self._converge(SERVICE_S, "does not drain its queues")
+        self.converge(SERVICE_S, "does not drain its queues")
         while any(workload.left().values()):
             self.world.run_until(self.world.now_s + SLICE_S)
             if self.world.now_s > deadline_s:
                 self.checks.fail(
                     f"messages were neither settled before nor delivered at the end: {workload.left()}"
                 )
-        self._converge(SERVICE_S, "does not come to rest")
-        self._compare_queues()
-
-    def _compare_queues(self) -> None:
-        for node in self.cluster.nodes:
-            machine = node.machine.inner
-            if isinstance(machine, QueueMachine):
-                self.oracle.check_machine(node.name, machine)
-
-    def _converge(self, within_s: float, complaint: str) -> None:
-        within_s *= 1 + self.options.disk_slowness / SLOW_DISK
-        deadline_s = self.world.now_s + within_s
-        while self.world.now_s < deadline_s:
-            self.world.run_until(self.world.now_s + SLICE_S)
-            if self.cluster.settled():
-                return
-        self.checks.fail(f"the cluster {complaint} {within_s:.0f} s after the faults ended")
+        self.converge(SERVICE_S, "does not come to rest")
+        self.compare_queues()
 
     def outcome(self, violation: str) -> Outcome:
         return Outcome(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from chaos.sim.checks import TAG
+from chaos.sim.watched import TAG
 from cluster.entry import batches_of, compacted_parts, is_compacted, make_compacted
 from cluster.log.segment import RECORD_HEADER_BYTES, CorruptJournal, EntryGone
 

@@ -1,6 +1,7 @@
 """Load: clients at every node that submit batches and remember what was confirmed.
 
-Lives here: the ledger's clients and what all clients have in common. The queues' clients are in queue_workload.py.
+Lives here: the ledger's clients and what all clients have in common. Those of queues are in queue_workload.py, and in
+transport.py those that the clients of a recorded run are connected to.
 
 Law: a client knows only what a real one could: the confirms and effects of its own node. A new life of the node, or its
 expulsion, is a new client.
@@ -8,11 +9,13 @@ expulsion, is a new client.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from chaos.sim.checks import TAG
+from chaos.sim.cluster import NodeEvents
 from chaos.sim.ledger import make_batch
+from chaos.sim.watched import TAG
 
 if TYPE_CHECKING:
     from chaos.sim.checks import Checks
@@ -29,13 +32,13 @@ DISOBEDIENCE = 0.1
 class Client:
     """One client generation of one node."""
 
-    def __init__(self, node: SimulatedNode, number: int, workload: Workload) -> None:
+    def __init__(self, node: SimulatedNode, number: int, checks: Checks) -> None:
         self.node = node
         self.life = node.life
         self.live = False
         """Whether anything of the present incarnation has been applied: before that come effects for another."""
         self.number = number
-        self.workload = workload
+        self._checks = checks
         self._submitted = 0
         self._unconfirmed: dict[int, int] = {}
 
@@ -48,7 +51,7 @@ class Client:
     def confirmed(self, sequence: int) -> None:
         number = self._unconfirmed.pop(sequence, None)
         if number is not None:
-            self.workload.checks.confirmed(self.node.name, self.number, number)
+            self._checks.confirmed(self.node.name, self.number, number)
 
     def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:  # noqa: ARG002 - a ledger owes nothing
         """Hear what has happened while this node did not see the entries."""
@@ -59,37 +62,99 @@ class Client:
         """The first entry that this client is going to read."""
         return None
 
-    def act(self) -> None:
-        """Do something; called at random times."""
-        random = self.workload.random
-        if not self.must_wait():
-            large = random.random() < self.workload.large_batches
-            largest = self.workload.largest_bytes
-            size = random.randint(largest // 10, largest) if large else random.randint(1, 200)
-            self.submit([make_batch(random.randbytes(size))])
-
-    def must_wait(self) -> bool:
-        """Whether this client keeps from publishing."""
-        return self.node.group.alarm is not None and self.workload.random.random() > DISOBEDIENCE
-
     def effect(self, effect: Any) -> None:
         """Hear of something that an entry did."""
 
 
-class Workload:
-    """The clients of all nodes. It is the `NodeEvents` of the cluster."""
+class ActingClient(Client, ABC):
+    """One that does something at random times."""
 
-    client: type[Client] = Client
+    def __init__(self, node: SimulatedNode, number: int, workload: Workload[Any]) -> None:
+        super().__init__(node, number, workload.checks)
+        self.random = workload.random
+
+    @abstractmethod
+    def act(self) -> None: ...
+
+    def must_wait(self) -> bool:
+        """Whether this client keeps from publishing."""
+        return self.node.group.alarm is not None and self.random.random() > DISOBEDIENCE
+
+
+class LedgerClient(ActingClient):
+    def __init__(self, node: SimulatedNode, number: int, workload: LedgerWorkload) -> None:
+        super().__init__(node, number, workload)
+        self._large_batches = workload.options.large_batches
+        self._largest_bytes = workload.options.largest_bytes
+
+    def act(self) -> None:
+        random = self.random
+        if not self.must_wait():
+            largest = self._largest_bytes
+            large = random.random() < self._large_batches
+            size = random.randint(largest // 10, largest) if large else random.randint(1, 200)
+            self.submit([make_batch(random.randbytes(size))])
+
+
+C = TypeVar("C", bound=Client)
+A = TypeVar("A", bound=ActingClient)
+
+
+class Generations(NodeEvents, ABC, Generic[C]):
+    """The clients of all nodes, one generation after the other."""
+
+    def __init__(self, checks: Checks) -> None:
+        self.checks = checks
+        self.clients: dict[str, C] = {}
+        self._generations: dict[str, int] = {}
+
+    def submit(self, node: SimulatedNode, payload: Sequence[Buffer]) -> int:
+        """Submit a batch that is nobody's else."""
+        return self.clients[node.name].submit(payload)
+
+    @abstractmethod
+    def new_client(self, node: SimulatedNode, number: int) -> C: ...
+
+    def started(self, node: SimulatedNode) -> None:
+        self._begin_anew(node)
+
+    def expelled(self, node: SimulatedNode) -> None:
+        self._begin_anew(node)
+
+    def _begin_anew(self, node: SimulatedNode) -> None:
+        generation = self._generations.get(node.name, 0) + 1
+        self._generations[node.name] = generation
+        self.clients[node.name] = self.new_client(node, generation)
+
+    def confirmed(self, node: SimulatedNode, sequence: int) -> None:
+        client = self.clients[node.name]
+        client.live = True
+        client.confirmed(sequence)
+
+    def effect(self, node: SimulatedNode, effect: Any) -> None:
+        client = self.clients[node.name]
+        if client.live:
+            client.effect(effect)
+
+    def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None:
+        client = self.clients[node.name]
+        client.live = True
+        client.resumed(sequence, outstanding)
+
+    def needed_from(self, node: SimulatedNode) -> int | None:
+        client = self.clients.get(node.name)
+        return None if client is None or client.life != node.life else client.needed_from()
+
+
+class Workload(Generations[A]):
+    """Load: each client does something at random times."""
 
     def __init__(self, world: World, checks: Checks, options: Options) -> None:
+        super().__init__(checks)
         self.world = world
-        self.checks = checks
         self.random = world.random("workload")
-        self.large_batches = options.large_batches
-        self.largest_bytes = options.largest_bytes
-        self.clients: dict[str, Client] = {}
+        self.options = options
         self._interval_s = options.submit_interval_s
-        self._generations: dict[str, int] = {}
         self._stopped = False
 
     def stop(self) -> None:
@@ -108,53 +173,22 @@ class Workload:
         for client in list(self.clients.values()):
             client.node.runtime.enter(client.act)
 
-    # NodeEvents
+    def _begin_anew(self, node: SimulatedNode) -> None:
+        super()._begin_anew(node)
+        self._later(self.clients[node.name])
 
-    def started(self, node: SimulatedNode) -> None:
-        self._new_client(node)
-
-    def expelled(self, node: SimulatedNode) -> None:
-        self._new_client(node)
-
-    def _new_client(self, node: SimulatedNode) -> None:
-        generation = self._generations.get(node.name, 0) + 1
-        self._generations[node.name] = generation
-        client = self.client(node, generation, self)
-        self.clients[node.name] = client
-        self._later(client)
-
-    def confirmed(self, node: SimulatedNode, sequence: int) -> None:
-        client = self.clients[node.name]
-        client.live = True
-        client.confirmed(sequence)
-
-    def effect(self, node: SimulatedNode, effect: Any) -> None:
-        client = self.clients[node.name]
-        if client.live:
-            client.effect(effect)
-
-    def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None:
-        client = self.clients[node.name]
-        client.live = True
-        client.resumed(sequence, outstanding)
-
-    def entry_applied(self, node: SimulatedNode) -> None:
-        """Hear of the end of an entry, behind its effects."""
-
-    def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
-        """Hear of whom the node takes for the leader."""
-
-    def needed_from(self, node: SimulatedNode) -> int | None:
-        client = self.clients.get(node.name)
-        return None if client is None or client.life != node.life else client.needed_from()
-
-    def _later(self, client: Client) -> None:
+    def _later(self, client: A) -> None:
         delay_s = self.random.expovariate(1 / self._interval_s)
         client.node.runtime.call_later(delay_s, lambda: self._act(client))
 
-    def _act(self, client: Client) -> None:
+    def _act(self, client: A) -> None:
         if self._stopped or self.clients.get(client.node.name) is not client:
             return
         if client.node.group.pending_batches < PENDING_MAX:
             client.act()
         self._later(client)
+
+
+class LedgerWorkload(Workload[LedgerClient]):
+    def new_client(self, node: SimulatedNode, number: int) -> LedgerClient:
+        return LedgerClient(node, number, self)

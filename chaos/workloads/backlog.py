@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.workloads.aio_clients import AioPublisher
+from chaos.workloads.clients import Publisher
 from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
 QUEUE = "backlog"
@@ -18,6 +18,4 @@ class Backlog(Workload):
 
     def clients(self, world: World) -> Clients:
         home = 2 % len(world.endpoints)
-        return Clients(
-            [AioPublisher(world, "backlog-pub", home, queue=QUEUE, rate=world.rate, window=WINDOW)]
-        )
+        return Clients([Publisher(world, "backlog-pub", home, queue=QUEUE, rate=world.rate, window=WINDOW)])

@@ -7,24 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chaos.workloads.pika_clients import PikaClient, asking
-from chaos.workloads.world import (
-    CLASSIC,
-    QUORUM,
-    Clients,
-    Outgoing,
-    Pace,
-    QueuePlan,
-    Workload,
-    World,
-    messages_of,
-)
+from chaos.workloads.clients import ConnectingClient, Link, asking
+from chaos.workloads.messages import Outgoing, messages_of
+from chaos.workloads.world import CLASSIC, QUORUM, Clients, Pace, QueuePlan, Workload, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pika
-    from pika.adapters.blocking_connection import BlockingChannel
+    from chaos.workloads.transport import Channel
 
 EXCHANGE = "amq.direct"
 CLIENTS = 2
@@ -34,7 +24,7 @@ PUBLISHED = 3
 GOT = 2
 
 
-class Churner(PikaClient):
+class Churner(ConnectingClient):
     """One queue after the other."""
 
     def __init__(self, world: World, name: str, home: int, *, plans: list[QueuePlan], rate: float) -> None:
@@ -46,36 +36,36 @@ class Churner(PikaClient):
             plan.name: messages_of(f"{name}.{number}", self.random) for number, plan in enumerate(plans, 1)
         }
 
-    def work(self, connection: pika.BlockingConnection) -> None:
-        channel = self.open_channel(connection)
-        channel.confirm_delivery()
-        while not self.stopping.is_set():
+    async def work(self, link: Link) -> None:
+        channel = await link.open_channel("confirms")
+        while not (self.stopping or link.broken):
             plan = self._plans[self._next % len(self._plans)]
             self._next += 1
-            self._live(channel, plan)
-            connection.sleep(self._pace.wait_s())
+            await self._live(link, channel, plan)
+            await self.rest(link, self._pace.wait_s())
 
-    def _live(self, channel: BlockingChannel, plan: QueuePlan) -> None:
+    async def _live(self, link: Link, channel: Channel, plan: QueuePlan) -> None:
         queue = plan.name
-        with asking(self.process.invoke("declare", **self.where, queue=queue)):
-            channel.queue_declare(queue, durable=True, arguments=dict(plan.arguments))
-            channel.queue_bind(queue, EXCHANGE, queue)
+        async with asking(self.process.invoke("declare", **link.where, queue=queue)):
+            await channel.declare(queue, plan.arguments)
+            await channel.bind(queue, EXCHANGE)
         for _ in range(PUBLISHED):
-            self.publish(channel, queue, next(self._messages[queue]), EXCHANGE)
+            await self.publish(link, channel, queue, next(self._messages[queue]), EXCHANGE)
         for _ in range(GOT):
-            got = self.get(channel, queue)
+            got = await self.get(link, channel, queue)
             if got is None:
                 break
-            tag, fields = got
-            with asking(self.process.invoke("ack", **self.where, queue=queue, id=fields["id"])):
-                channel.basic_ack(tag)
-        with asking(self.process.invoke("delete", **self.where, queue=queue)):
-            channel.queue_delete(queue)
+            tag, arrival = got
+            async with asking(self.process.invoke("ack", **link.where, queue=queue, id=arrival["id"])):
+                await channel.settle(tag, "ack")
+        async with asking(self.process.invoke("delete", **link.where, queue=queue)):
+            await channel.delete(queue)
 
 
 class Churn(Workload):
     name = "churn"
     weight = 7
+    library = "pika"
 
     def queues(self) -> list[QueuePlan]:
         return [plan for number in range(CLIENTS) for plan in _plans(number)]

@@ -5,7 +5,7 @@ On each node one publisher and one consumer that connect to it alone, and one of
 
 from __future__ import annotations
 
-from chaos.workloads.aio_clients import AioConsumer, AioPublisher
+from chaos.workloads.clients import Consumer, Publisher
 from chaos.workloads.world import CLASSIC, QUORUM, Clients, QueuePlan, Workload, World
 
 QUEUES = ("confirm-1", "confirm-2", "confirm-classic")
@@ -26,7 +26,7 @@ class Confirm(Workload):
             turn, home = divmod(number, nodes)
             pinned = turn == 0
             publishers.append(
-                AioPublisher(
+                Publisher(
                     world,
                     f"confirm-pub-{number + 1}",
                     home,
@@ -37,7 +37,7 @@ class Confirm(Workload):
                 )
             )
             consumers.append(
-                AioConsumer(
+                Consumer(
                     world, f"confirm-con-{number + 1}", home, queue=_queue(number + turn + 1), pinned=pinned
                 )
             )

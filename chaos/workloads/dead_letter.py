@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chaos.workloads.aio_clients import AioConsumer, AioPublisher, Settling
+from chaos.workloads.clients import Consumer, Publisher
+from chaos.workloads.transport import Settling
 from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
 if TYPE_CHECKING:
-    from chaos.history import Fields
+    from chaos.history import Arrived
 
 FIRST, SECOND, LAST = "dead-letter-first", "dead-letter-second", "dead-letter-last"
 FIRST_LIMIT, SECOND_LIMIT = 3, 5
 WINDOW = 5
 
 
-def settle_first(delivery: Fields) -> Settling:
+def settle_first(delivery: Arrived) -> Settling:
     match delivery.get("sequence", 0) % 5:
         case 0:
             return "nack"
@@ -29,7 +30,7 @@ def settle_first(delivery: Fields) -> Settling:
             return "ack"
 
 
-def settle_second(delivery: Fields) -> Settling:
+def settle_second(delivery: Arrived) -> Settling:
     return "reject" if delivery.get("sequence", 0) % 2 else "ack"
 
 
@@ -62,7 +63,7 @@ class DeadLetter(Workload):
         nodes = len(world.endpoints)
         return Clients(
             publishers=[
-                AioPublisher(
+                Publisher(
                     world,
                     f"dead-letter-pub-{number + 1}",
                     number,
@@ -73,9 +74,9 @@ class DeadLetter(Workload):
                 for number in range(2)
             ],
             consumers=[
-                AioConsumer(world, "dead-letter-con-1", 0, queue=FIRST, settling=settle_first),
-                AioConsumer(world, "dead-letter-con-2", 1 % nodes, queue=FIRST, settling=settle_first),
-                AioConsumer(world, "dead-letter-con-3", 2 % nodes, queue=SECOND, settling=settle_second),
-                AioConsumer(world, "dead-letter-con-4", 1 % nodes, queue=LAST),
+                Consumer(world, "dead-letter-con-1", 0, queue=FIRST, settling=settle_first),
+                Consumer(world, "dead-letter-con-2", 1 % nodes, queue=FIRST, settling=settle_first),
+                Consumer(world, "dead-letter-con-3", 2 % nodes, queue=SECOND, settling=settle_second),
+                Consumer(world, "dead-letter-con-4", 1 % nodes, queue=LAST),
             ],
         )

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from chaos.workloads.aio_clients import AioConsumer, AioPublisher, Link
-from chaos.workloads.world import QUORUM, Clients, Outgoing, QueuePlan, Workload, World
+from chaos.workloads.clients import Consumer, Link, Publisher
+from chaos.workloads.messages import Outgoing
+from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -20,7 +21,7 @@ PUBLISHERS = 2
 WINDOW = 10
 
 
-class Insistent(AioPublisher):
+class Insistent(Publisher):
     """Is finished when everything that it ever published is confirmed."""
 
     def __init__(self, world: World, name: str, home: int, *, rate: float) -> None:
@@ -65,5 +66,5 @@ class Dedup(Workload):
                 Insistent(world, f"dedup-pub-{number + 1}", number % nodes, rate=world.rate / PUBLISHERS)
                 for number in range(PUBLISHERS)
             ],
-            consumers=[AioConsumer(world, "dedup-con", 2 % nodes, queue=QUEUE)],
+            consumers=[Consumer(world, "dedup-con", 2 % nodes, queue=QUEUE)],
         )

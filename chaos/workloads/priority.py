@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chaos.workloads.aio_clients import AioConsumer, AioPublisher, Link
-from chaos.workloads.world import QUORUM, Clients, Outgoing, QueuePlan, Workload, World
+from chaos.workloads.clients import Consumer, Link, Publisher
+from chaos.workloads.messages import Outgoing
+from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ DELAY_S = 0.005
 PRIORITIES = range(10)
 
 
-class Bursts(AioPublisher):
+class Bursts(Publisher):
     """The rate is kept on average: a burst, then a pause."""
 
     async def outgoing(self, link: Link) -> AsyncIterator[Outgoing]:
@@ -47,7 +48,5 @@ class Priority(Workload):
     def clients(self, world: World) -> Clients:
         return Clients(
             publishers=[Bursts(world, "priority-pub", 0, queue=QUEUE, rate=world.rate, window=WINDOW)],
-            consumers=[
-                AioConsumer(world, "priority-con", 1, queue=QUEUE, prefetch=PREFETCH, delay_s=DELAY_S)
-            ],
+            consumers=[Consumer(world, "priority-con", 1, queue=QUEUE, prefetch=PREFETCH, delay_s=DELAY_S)],
         )

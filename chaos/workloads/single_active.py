@@ -5,7 +5,7 @@ Each cancels itself now and then, so the turn also passes on without a fault.
 
 from __future__ import annotations
 
-from chaos.workloads.pika_clients import PikaConsumer, PikaPublisher
+from chaos.workloads.clients import Consumer, Publisher
 from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
 QUEUE = "single-active"
@@ -16,6 +16,7 @@ TURN_S = (1.0, 4.0)
 class SingleActive(Workload):
     name = "single_active"
     weight = 10
+    library = "pika"
 
     def queues(self) -> list[QueuePlan]:
         return [QueuePlan(QUEUE, {**QUORUM, "x-single-active-consumer": True})]
@@ -24,17 +25,18 @@ class SingleActive(Workload):
         nodes = len(world.endpoints)
         return Clients(
             publishers=[
-                PikaPublisher(
+                Publisher(
                     world,
                     f"single-active-pub-{number + 1}",
                     number % nodes,
                     queue=QUEUE,
                     rate=world.rate / PUBLISHERS,
+                    window=1,
                 )
                 for number in range(PUBLISHERS)
             ],
             consumers=[
-                PikaConsumer(world, f"single-active-con-{number + 1}", number, queue=QUEUE, turn_s=TURN_S)
+                Consumer(world, f"single-active-con-{number + 1}", number, queue=QUEUE, turn_s=TURN_S)
                 for number in range(nodes)
             ],
         )

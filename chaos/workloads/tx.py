@@ -9,17 +9,16 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
-import pika.exceptions
-
-from chaos.workloads.pika_clients import LOST, PikaClient, asking, properties_of
-from chaos.workloads.world import QUORUM, Clients, Outgoing, Pace, QueuePlan, Workload, World, messages_of
+from chaos.workloads.clients import ConnectingClient, Link, asking
+from chaos.workloads.messages import Outgoing, messages_of
+from chaos.workloads.transport import LostError, RefusedError
+from chaos.workloads.world import QUORUM, Clients, Pace, QueuePlan, Workload, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pika.adapters.blocking_connection import BlockingChannel
-
     from chaos.history import Call
+    from chaos.workloads.transport import Channel
 
 QUEUES = ("tx-a", "tx-b")
 CLIENTS = 2
@@ -27,7 +26,7 @@ ROLLED_BACK = 5
 """One of so many."""
 
 
-class Transactions(PikaClient):
+class Transactions(ConnectingClient):
     """One after the other; stopped between two of them."""
 
     def __init__(self, world: World, name: str, home: int, *, rate: float) -> None:
@@ -38,58 +37,57 @@ class Transactions(PikaClient):
             queue: messages_of(f"{name}{queue.removeprefix('tx')}", self.random) for queue in QUEUES
         }
 
-    def work(self, connection: pika.BlockingConnection) -> None:
-        channel = self.open_channel(connection)
-        channel.tx_select()
+    async def work(self, link: Link) -> None:
+        channel = await link.open_channel("transactions")
         held: dict[int, tuple[str, str]] = {}
-        while not self.stopping.is_set():
-            self._transact(channel, next(self._numbers), held)
-            connection.sleep(self._pace.wait_s())
+        while not (self.stopping or link.broken):
+            await self._transact(link, channel, next(self._numbers), held)
+            await self.rest(link, self._pace.wait_s())
 
-    def _transact(self, channel: BlockingChannel, number: int, held: dict[int, tuple[str, str]]) -> None:
+    async def _transact(
+        self, link: Link, channel: Channel, number: int, held: dict[int, tuple[str, str]]
+    ) -> None:
         """Carry out one; `held` is what has been got and not been acknowledged: queue and id by delivery tag."""
         tx = f"{self.name}/{number}"
         parts: list[Call] = []
         try:
             for queue in QUEUES:
-                parts.append(self._publish(channel, queue, tx))
-                if (got := self.get(channel, queue)) is not None:
-                    tag, fields = got
-                    held[tag] = (queue, fields["id"])
+                message = next(self._messages[queue])
+                call = self.process.invoke("publish", **link.where, queue=queue, tx=tx, **message.fields())
+                parts.append(call)
+                async with asking():
+                    await channel.publish(message, queue)
+                if (got := await self.get(link, channel, queue)) is not None:
+                    tag, arrival = got
+                    held[tag] = (queue, arrival["id"])
             for tag, (queue, message_id) in held.items():
-                parts.append(self.process.invoke("ack", **self.where, queue=queue, id=message_id, tx=tx))
-                channel.basic_ack(tag)
-        except LOST as error:
+                parts.append(self.process.invoke("ack", **link.where, queue=queue, id=message_id, tx=tx))
+                async with asking():
+                    await channel.settle(tag, "ack")
+        except LostError as error:
             # It was never committed, whatever of it the broker has heard.
-            self._fail(parts, repr(error))
+            self._fail(parts, str(error))
             raise
         if number % ROLLED_BACK == 0:
             try:
-                with asking(self.process.invoke("tx_rollback", **self.where, tx=tx)):
-                    channel.tx_rollback()
+                async with asking(self.process.invoke("tx_rollback", **link.where, tx=tx)):
+                    await channel.rollback()
             finally:
                 self._fail(parts, "rolled back")
         else:
-            self._commit(channel, tx, parts)
+            await self._commit(link, channel, tx, parts)
             held.clear()
 
-    def _publish(self, channel: BlockingChannel, queue: str, tx: str) -> Call:
-        message = next(self._messages[queue])
-        call = self.process.invoke("publish", **self.where, queue=queue, tx=tx, **message.fields())
-        channel.basic_publish("", queue, message.body, properties_of(message))
-        return call
-
-    def _commit(self, channel: BlockingChannel, tx: str, parts: list[Call]) -> None:
-        call = self.process.invoke("tx_commit", **self.where, tx=tx)
+    async def _commit(self, link: Link, channel: Channel, tx: str, parts: list[Call]) -> None:
         try:
-            with asking(call):
-                channel.tx_commit()
-        except pika.exceptions.ChannelClosedByBroker as error:
-            self._fail(parts, repr(error))
+            async with asking(self.process.invoke("tx_commit", **link.where, tx=tx)):
+                await channel.commit()
+        except RefusedError as error:
+            self._fail(parts, str(error))
             raise
-        except LOST as error:
+        except LostError as error:
             for part in parts:
-                part.unknown(repr(error))
+                part.unknown(str(error))
             raise
         for part in parts:
             part.ok()
@@ -102,6 +100,7 @@ class Transactions(PikaClient):
 class Tx(Workload):
     name = "tx"
     weight = 8
+    library = "pika"
 
     def queues(self) -> list[QueuePlan]:
         return [QueuePlan(queue, QUORUM) for queue in QUEUES]

@@ -1,30 +1,25 @@
-"""What all workloads share: the cluster as clients see it, what a workload consists of, and what a message looks like.
+"""What all workloads share: the cluster as clients see it, and what a workload consists of.
 
-Lives here: endpoints and the order in which a client tries them, rates, plans of queues, bodies that prove themselves.
-Not here: connections (aio_clients.py, pika_clients.py), what is published and consumed (the other modules).
+Lives here: the order in which a client tries endpoints, rates, plans of queues. Not here: connections (transport.py,
+clients.py), messages (messages.py), what is published and consumed (the other modules).
 
 Law: nothing here talks to a broker.
 """
 
 from __future__ import annotations
 
-import time
+import asyncio
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from chaos.history import Fields, Process, Recorder
+    from chaos.history import Process, Recorder
+    from chaos.workloads.transport import Endpoint, Transport
 
-HEARTBEAT_S = 3
-"""Short, so that a client notices within seconds that its node is frozen or cut off."""
-CONNECT_TIMEOUT_S = 5.0
-CONFIRM_TIMEOUT_S = 10.0
-"""A publisher that waits for longer takes the outcome for unknown and connects anew."""
 PREFETCH = 20
 REST_MIN_S, REST_MAX_S = 0.05, 0.5
 """Between two attempts to connect."""
@@ -34,12 +29,8 @@ QUORUM: Mapping[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": -1}
 CLASSIC: Mapping[str, Any] = {"x-queue-type": "classic"}
 
 
-class Endpoint(NamedTuple):
-    """Where the AMQP clients of a node connect to."""
-
-    node: str
-    host: str
-    port: int
+Library = Literal["aio-pika", "pika"]
+"""What carries a workload's clients to a cluster of processes, so that both libraries are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +65,7 @@ class World:
 
     workload: str
     endpoints: Sequence[Endpoint]
-    user: str
-    password: str
+    transport: Transport
     recorder: Recorder
     seed: int
     rate: float
@@ -91,7 +81,7 @@ class World:
 
 
 class Client(ABC):
-    """Works, in whatever thread, until it is told to stop and has finished what it began."""
+    """Works until it is told to stop and has finished what it began."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -117,6 +107,7 @@ class Workload(ABC):
     name: str
     weight: float
     """Its share of the messages, in proportion to the others."""
+    library: Library = "aio-pika"
 
     @abstractmethod
     def queues(self) -> list[QueuePlan]: ...
@@ -152,96 +143,11 @@ class Pace:
 
     def __init__(self, rate: float) -> None:
         self._interval_s = 1 / rate
-        self._next_s = time.monotonic()
+        self._clock = asyncio.get_running_loop().time
+        self._next_s = self._clock()
 
     def wait_s(self) -> float:
         """Seconds until the next event; counts it."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         self._next_s = max(self._next_s + self._interval_s, now_s)
         return self._next_s - now_s
-
-
-# Messages
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """A message to publish."""
-
-    publisher: str
-    sequence: int
-    attempt: int = 1
-    size_bytes: int = 0
-    priority: int | None = None
-    headers: dict[str, Any] = field(default_factory=dict)
-    dedup: bool | None = None
-
-    @property
-    def id(self) -> str:
-        return f"{self.publisher}:{self.sequence}"
-
-    @property
-    def body(self) -> bytes:
-        return body_of(self.id, self.size_bytes)
-
-    def fields(self) -> Fields:
-        fields: Fields = {
-            "id": self.id,
-            "publisher": self.publisher,
-            "sequence": self.sequence,
-            "attempt": self.attempt,
-        }
-        if self.priority is not None:
-            fields["priority"] = self.priority
-        if self.dedup:
-            fields["dedup"] = True
-        return fields
-
-
-def messages_of(publisher: str, random: Random) -> Iterator[Outgoing]:
-    """The messages of a publisher: most small, some of tens of kilobytes."""
-    for sequence in count(1):
-        size_bytes = random.randrange(10_000, 50_000) if random.random() < 0.02 else random.randrange(20, 400)
-        yield Outgoing(publisher, sequence, size_bytes=size_bytes)
-
-
-def body_of(message_id: str, size_bytes: int) -> bytes:
-    """The id and the size, repeated up to the size but at least once: it can be told whether it is whole."""
-    unit = f"{message_id} {size_bytes} ".encode()
-    return (unit * (size_bytes // len(unit) + 1))[: max(size_bytes, len(unit))]
-
-
-def _is_whole(message_id: str, body: bytes) -> bool:
-    size = body.removeprefix(f"{message_id} ".encode()).partition(b" ")[0]
-    return size.isdigit() and body == body_of(message_id, int(size))
-
-
-def arrived(
-    *,
-    message_id: str | None,
-    body: bytes,
-    headers: Mapping[str, Any] | None,
-    redelivered: bool,
-    priority: int | None,
-) -> Fields:
-    """What the history says of a delivered message; one that is damaged gets an id that nobody published."""
-    headers = headers or {}
-    fields: Fields = {
-        "id": str(message_id),
-        "redelivered": redelivered,
-        "delivery_count": int(headers.get("x-delivery-count", 0)),
-    }
-    publisher, colon, sequence = str(message_id).rpartition(":")
-    if colon and _is_whole(str(message_id), body):
-        fields["publisher"] = publisher
-        fields["sequence"] = int(sequence)
-    else:
-        fields["id"] = f"corrupt {message_id}"
-    if priority is not None:
-        fields["priority"] = priority
-    if deaths := headers.get("x-death"):
-        fields["deaths"] = [
-            {"queue": str(death["queue"]), "reason": str(death["reason"]), "count": int(death["count"])}
-            for death in deaths
-        ]
-    return fields

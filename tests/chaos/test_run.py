@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chaos import course as course_module
 from chaos import history, report
+from chaos.course import Course, Plan
 from chaos.live import run as run_module
 from chaos.live.command import (
     OptionError,
@@ -21,15 +23,18 @@ from chaos.live.command import (
     without_password,
 )
 from chaos.live.nemesis import GROUPS, NAMES
-from chaos.live.run import Options, Outcome
+from chaos.live.run import Options, Outcome, plan_of
 from chaos.pipeline import job
 from chaos.workloads.catalog import WORKLOADS, chosen
-from chaos.workloads.world import Client, Endpoint, Pace, Rotation, World, arrived, body_of
+from chaos.workloads.messages import Delivery, arrived, body_of
+from chaos.workloads.transport import Endpoint, LostError
+from chaos.workloads.world import Client, Pace, Rotation, World
 from cluster.group import GroupConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+    from typing import Never
 
 HERE = Endpoint("n1", "127.0.0.1", 1)
 OTHERS = (Endpoint("n2", "127.0.0.1", 2), Endpoint("n3", "127.0.0.1", 3))
@@ -43,13 +48,20 @@ def recorder(tmp_path: Path) -> Iterator[history.Recorder]:
 
 @pytest.fixture
 def world(recorder: history.Recorder) -> World:
-    return World("confirm", (HERE, *OTHERS), "guest", "guest", recorder, seed=1, rate=100.0, run="r")
+    return World("confirm", (HERE, *OTHERS), Nowhere(), recorder, seed=1, rate=100.0, run="r")
+
+
+class Nowhere:
+    """A transport to a cluster of which no node answers."""
+
+    async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> Never:
+        raise LostError(f"{endpoint.node} does not answer")
 
 
 @pytest.fixture
-def course(tmp_path: Path, recorder: history.Recorder) -> run_module._Course:
-    options = Options(endpoints=(HERE,), out=tmp_path)
-    return run_module._Course(options, tmp_path, chosen(["tx"]), (), recorder, None)
+def course(recorder: history.Recorder) -> Course:
+    plan = Plan(chosen(["tx"]), seed=1, rate=100.0, peace_s=0.0, quiet_s=0.01)
+    return Course(plan, (HERE,), {"aio-pika": Nowhere(), "pika": Nowhere()}, recorder)
 
 
 # The command line
@@ -194,13 +206,11 @@ def test_a_seed_that_chance_has_chosen_is_printed(
 # The course
 
 
-def test_where_somebody_else_hurts_nodes_the_drain_waits_until_a_silent_node_is_given_up(
-    course: run_module._Course, tmp_path: Path, recorder: history.Recorder
-) -> None:
+def test_where_somebody_else_hurts_nodes_the_drain_waits_until_a_silent_node_is_given_up() -> None:
     given_up_s = GroupConfig("n1", ["n1"], "c").silent_origin_grace_s
-    assert run_module.QUIET_S < given_up_s + 5 < course._quiet_s < run_module.DRAIN_PATIENCE_S
-    options = Options(endpoints=(HERE,), out=tmp_path, quiet_s=0.5)
-    assert run_module._Course(options, tmp_path, (), (), recorder, None)._quiet_s == 0.5
+    quiet_s = plan_of(Options(endpoints=(HERE,))).quiet_s
+    assert run_module.QUIET_S < given_up_s + 5 < quiet_s < course_module.DRAIN_PATIENCE_S
+    assert plan_of(Options(endpoints=(HERE,), quiet_s=0.5)).quiet_s == 0.5
 
 
 class Stuck(Client):
@@ -217,47 +227,41 @@ class Broken(Client):
     def stop(self) -> None: ...
 
 
-def test_a_client_that_does_not_end_is_a_problem(
-    course: run_module._Course, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_does_not_end_is_a_problem(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
     async def end() -> None:
         course._start([Stuck("con-1")])
         await course._end(list(course._tasks))
 
-    monkeypatch.setattr(run_module, "STOP_PATIENCE_S", 0.01)
+    monkeypatch.setattr(course_module, "STOP_PATIENCE_S", 0.01)
     asyncio.run(end())
     assert course.problems == ["con-1 still waits for an answer after 0.01 s"]
 
 
 def test_a_queue_that_does_not_drain_is_a_problem_and_nothing_in_it_is_called_lost(
-    tmp_path: Path, recorder: history.Recorder, monkeypatch: pytest.MonkeyPatch
+    course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody answers here, so nothing is consumed."""
-    options = Options(endpoints=(HERE,), out=tmp_path, quiet_s=0.01)
-    course = run_module._Course(options, tmp_path, chosen(["tx"]), (), recorder, None)
-    monkeypatch.setattr(run_module, "DRAIN_PATIENCE_S", 0.05)
+    monkeypatch.setattr(course_module, "DRAIN_PATIENCE_S", 0.05)
     asyncio.run(course._drain())
-    course._write_meta()
+    course.write_meta(tmp_path, {})
     queues = json.loads((tmp_path / "meta.json").read_text())["queues"]
     assert [queue["drained"] for queue in queues.values()] == [False] * len(queues)
     [problem] = course.problems
     assert problem.startswith("these queues do not drain: ")
-    assert all(plan.name in problem for _, plan in course._plans.values() if plan.drained)
+    assert all(plan.name in problem for _, plan in course.plans.values() if plan.drained)
 
 
 def test_the_run_says_how_many_rows_it_recorded_and_none_comes_after_that(
-    course: run_module._Course, recorder: history.Recorder, tmp_path: Path
+    course: Course, recorder: history.Recorder, tmp_path: Path
 ) -> None:
     late = recorder.process("tx-1").invoke("publish", queue="tx-a", id="tx-1-a:1")
-    course._write_meta()
+    course.write_meta(tmp_path, {})
     late.unknown("the answer came when nobody waited any more")
     assert json.loads((tmp_path / "meta.json").read_text())["rows"] == 1
     assert len(history.read(tmp_path / "history")) == 1
 
 
-def test_a_client_that_breaks_breaks_off_the_run(
-    course: run_module._Course, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_breaks_breaks_off_the_run(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         course._start([Stuck("con-1"), Broken("pub-1")])
         try:
@@ -265,19 +269,19 @@ def test_a_client_that_breaks_breaks_off_the_run(
         finally:
             await course._abandon()
 
-    monkeypatch.setattr(run_module, "WATCH_S", 0.01)
+    monkeypatch.setattr(course_module, "WATCH_S", 0.01)
     with pytest.raises(ZeroDivisionError):
         asyncio.run(work())
 
 
 def test_faults_that_overlap_are_each_recorded_from_begin_to_end(
-    course: run_module._Course, recorder: history.Recorder, tmp_path: Path
+    course: Course, recorder: history.Recorder, tmp_path: Path
 ) -> None:
-    course._record_fault("invoke", "kill", ["n1", "n2"], "{}")
-    course._record_fault("invoke", "latency", ["n1"], '{"ms": 5}')
-    course._record_fault("fail", "kill", ["n1", "n2"], "would not die")
-    course._record_fault("info", "pause", [], "left out")
-    course._record_fault("ok", "latency", ["n1"], '{"ms": 5}')
+    course.record_fault("invoke", "kill", ["n1", "n2"], "{}")
+    course.record_fault("invoke", "latency", ["n1"], '{"ms": 5}')
+    course.record_fault("fail", "kill", ["n1", "n2"], "would not die")
+    course.record_fault("info", "pause", [], "left out")
+    course.record_fault("ok", "latency", ["n1"], '{"ms": 5}')
     recorder.flush()
     rows = history.read(tmp_path / "history")
     assert [(row["call"], row["type"], row["fault"], row.get("node")) for row in rows] == [
@@ -324,13 +328,18 @@ def test_a_client_that_is_bound_to_a_node_tries_no_other_and_rests_longer_and_lo
     assert all(0.25 <= rest <= 0.75 for rest in rests[50:])
 
 
-def test_who_was_kept_waiting_does_not_make_up_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_kept_waiting_does_not_make_up_for_it() -> None:
     now_s = 100.0
-    monkeypatch.setattr("chaos.workloads.world.time.monotonic", lambda: now_s)
-    pace = Pace(10.0)
-    assert pace.wait_s() == pytest.approx(0.1)
-    now_s += 60.0
-    assert [pace.wait_s(), pace.wait_s()] == pytest.approx([0.0, 0.1])
+
+    async def kept_waiting() -> None:
+        nonlocal now_s
+        asyncio.get_running_loop().time = lambda: now_s
+        pace = Pace(10.0)
+        assert pace.wait_s() == pytest.approx(0.1)
+        now_s += 60.0
+        assert [pace.wait_s(), pace.wait_s()] == pytest.approx([0.0, 0.1])
+
+    asyncio.run(kept_waiting())
 
 
 @pytest.mark.parametrize("size_bytes", [0, 3, 8, 100])
@@ -360,11 +369,11 @@ def test_a_damaged_message_has_an_id_that_nobody_published(message_id: str | Non
 def test_what_befell_a_message_is_read_from_its_headers() -> None:
     death = {"queue": "q", "reason": "rejected", "count": 2, "exchange": "", "time": None}
     headers = {"x-delivery-count": 3, "x-death": [death]}
-    fields = arrived(message_id="p:1", body=body_of("p:1", 9), headers=headers, redelivered=True, priority=5)
+    fields = arrived(Delivery(1, "p:1", body_of("p:1", 9), headers, redelivered=True, priority=5))
     assert fields["delivery_count"] == 3
     assert fields["deaths"] == [{"queue": "q", "reason": "rejected", "count": 2}]
     assert (fields["redelivered"], fields["priority"]) == (True, 5)
 
 
-def _arrived(message_id: str | None, body: bytes) -> history.Fields:
-    return arrived(message_id=message_id, body=body, headers=None, redelivered=False, priority=None)
+def _arrived(message_id: str | None, body: bytes) -> history.Arrived:
+    return arrived(Delivery(1, message_id, body, {}, redelivered=False, priority=None))

@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -18,8 +18,9 @@ from history_checks import gaps, ids, lost, phantoms, unended, unmarked_duplicat
 from chaos import history
 from chaos.live.run import Options, run
 from chaos.workloads.catalog import WORKLOADS
+from chaos.workloads.churn import CLIENTS, NAMES
 from chaos.workloads.dead_letter import FIRST, FIRST_LIMIT, LAST, SECOND
-from chaos.workloads.world import Endpoint
+from chaos.workloads.transport import Endpoint
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.xdist_group("workloads"), pytest.mark.timeout(90)]
 
+ENOUGH = 30
+"""What each workload does of what is looked at, however slow the machine is."""
+DELETIONS = CLIENTS * NAMES + 10
+"""All before the run begins, and some again."""
 DRAINED = [name for name in WORKLOADS if name != "churn"]
 
 
@@ -51,9 +56,9 @@ def cluster() -> Generator[LocalCluster]:
         yield cluster
 
 
-def _options(cluster: LocalCluster, out: Path, seconds: float) -> Options:
+def _options(cluster: LocalCluster, out: Path) -> Options:
     endpoints = tuple(Endpoint(node.name, "127.0.0.1", node.amqp_port) for node in cluster.nodes)
-    return Options(seconds=seconds, rate=500, endpoints=endpoints, out=out, seed=1, peace_s=0.0, quiet_s=0.5)
+    return Options(rate=200, endpoints=endpoints, out=out, seed=1, peace_s=0.0, quiet_s=0.5)
 
 
 def _recorded(directory: Path) -> Recorded:
@@ -63,7 +68,8 @@ def _recorded(directory: Path) -> Recorded:
 @pytest.fixture(scope="module")
 def peaceful(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     directory = tmp_path_factory.mktemp("peaceful")
-    asyncio.run(run(_options(cluster, directory, 4.0)))
+    file = directory / "history" / "harness.jsonl"
+    asyncio.run(run(_options(cluster, directory), lambda: asyncio.to_thread(_wait_for_all, file)))
     return _recorded(directory)
 
 
@@ -80,8 +86,9 @@ def killed(cluster: LocalCluster, peaceful: Recorded, tmp_path_factory: pytest.T
         cluster.nodes[0].kill()
         cluster.nodes[0].start()
         _wait_for_confirms(file, "confirm-pub-1", connections=2)
+        _wait_for_all(file)
 
-    asyncio.run(run(_options(cluster, directory, 0.0), lambda: asyncio.to_thread(kill_and_start)))
+    asyncio.run(run(_options(cluster, directory), lambda: asyncio.to_thread(kill_and_start)))
     return _recorded(directory)
 
 
@@ -92,6 +99,20 @@ def _wait_for_confirms(file: Path, process: str, connections: int) -> None:
     while len(seen) < connections:
         time.sleep(0.2)
         seen = set(confirm.findall(file.read_text()))
+
+
+def _wait_for_all(file: Path) -> None:
+    """Wait until, of what is flushed, every workload has done enough."""
+    done: Counter[tuple[str, str]] = Counter()
+    row = re.compile(r'"type":"ok","op":"(\w+)","workload":"(\w+)"')
+    while done["delete", "churn"] < DELETIONS or any(
+        done[op, name] < ENOUGH
+        for name in WORKLOADS
+        for op in ("publish", "deliver")
+        if (op, name) != ("deliver", "backlog")
+    ):
+        time.sleep(0.2)
+        done = Counter(row.findall(file.read_text()))
 
 
 @pytest.fixture(params=["peaceful", "killed"])

@@ -15,7 +15,7 @@ import pytest
 
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import Options, SimulatedNode
-from chaos.sim.nemesis import Nemesis
+from chaos.sim.nemesis import FAULTS
 from chaos.sim.network import NetworkOptions
 from chaos.sim.run import Outcome, Simulation, draw_options, run_seed
 from cluster.clock import WALL_MAX_MS
@@ -301,7 +301,7 @@ def test_both_sizes_and_both_machines_are_drawn() -> None:
     assert sorted(drawn) == [(3, False), (3, True), (5, False), (5, True)]
 
 
-@pytest.mark.parametrize("fault", Nemesis.FAULTS)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_alone_is_survived(fault: str) -> None:
     options = Options(duration_s=15.0, fault_interval_s=0.5, faults={fault: 1.0}, queues=True)
     simulation = Simulation(7, options)

@@ -1,0 +1,326 @@
+"""The course of a run: work in peace, be hurt, work on, and then everything that is left in the queues.
+
+Declare, work in peace for a moment, hurt for as long as that takes, heal, work on for a moment, stop the publishers,
+then the consumers, and drain every queue. Then the history is complete and meta.json says what it is of.
+
+Lives here: what every run does, in whatever world, on the loop of that world. Not here: clients (workloads), faults and
+what carries clients to nodes (live, sim), judging (pipeline).
+
+Law: whatever went otherwise than planned is among the problems, and a run with problems does not pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chaos.workloads.clients import Consumer, asking
+from chaos.workloads.transport import LostError
+from chaos.workloads.world import Clients, World
+from qq.errors import OperatingError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from chaos.history import Call, Fields, Recorder
+    from chaos.workloads.transport import Channel, Endpoint, Transport
+    from chaos.workloads.world import Client, Library, Workload
+
+FORMAT = 1
+WATCH_S = 1.0
+"""The history is flushed so often, and whether a client broke is noticed."""
+STOP_PATIENCE_S = 60.0
+DRAIN_PATIENCE_S = 120.0
+"""How long a queue may say that it has messages, and deliver none."""
+
+log = logging.getLogger(__name__)
+
+
+class HealError(OperatingError):
+    """The cluster is not whole again, though everything that was done to it has been made good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run does, in whatever world."""
+
+    workloads: Sequence[Workload]
+    seed: int
+    rate: float
+    """Messages a second of all workloads together."""
+    peace_s: float
+    """Before the first fault and after the last, so that it shows what is normal and how it comes back."""
+    quiet_s: float
+    """For so long a queue is empty before it counts as drained."""
+    leaves_queues: bool = True
+    """Or deletes them in the end, unless there is something left to look at."""
+
+
+class Course:
+    """One run, of which the history is written by `recorder`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        endpoints: Sequence[Endpoint],
+        transports: Mapping[Library, Transport],
+        recorder: Recorder,
+    ) -> None:
+        self.plan = plan
+        self.plans = {queue.name: (work.name, queue) for work in plan.workloads for queue in work.queues()}
+        self.problems: list[str] = []
+        self._endpoints = endpoints
+        self._transports = transports
+        self._recorder = recorder
+        self._harness = recorder.process("harness")
+        self._nemesis = recorder.process("nemesis")
+        self._tasks: dict[Client, asyncio.Task[None]] = {}
+        self._drained: set[str] = set()
+        self._open_faults: dict[tuple[str, str], Call] = {}
+        self._started_ns = self._heal_ns = recorder.clock.now_ns()
+
+    async def carry_out(
+        self, hurt: Callable[[], Awaitable[None]], heal: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Do all of it; what went otherwise than planned is in `problems` afterwards. `heal` may raise HealError."""
+        await self._declare()
+        self._started_ns = self._recorder.clock.now_ns()
+        every = [self._clients(workload) for workload in self.plan.workloads]
+        publishers = [client for clients in every for client in clients.publishers]
+        consumers = [client for clients in every for client in clients.consumers]
+        try:
+            self._start([*publishers, *consumers])
+            await self._work_for(self.plan.peace_s)
+            await self._work_while(hurt)
+            await self._heal(heal)
+            await self._work_for(self.plan.peace_s)
+            await self._end(publishers)
+            await self._end(consumers)
+            await self._drain()
+            await self._clear_away()
+        finally:
+            await self._abandon()
+
+    def meta(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """What meta.json says, with what the world has to say `about` itself.
+
+        The history is closed, so that it is as long as this says: a client that still waits is not heard any more.
+        """
+        self._recorder.close()
+        return {
+            "format": FORMAT,
+            "seed": self.plan.seed,
+            "nodes": len(self._endpoints),
+            "workloads": [workload.name for workload in self.plan.workloads],
+            "started_ns": self._started_ns,
+            "heal_ns": self._heal_ns,
+            "ended_ns": self._recorder.clock.now_ns(),
+            "problems": self.problems,
+            "rows": self._recorder.counts.total(),
+            "queues": {
+                name: plan.described(workload, drained=name in self._drained)
+                for name, (workload, plan) in self.plans.items()
+            },
+            **about,
+        }
+
+    def elapsed_s(self) -> float:
+        return (self._recorder.clock.now_ns() - self._started_ns) / 1e9
+
+    def write_meta(self, directory: Path, about: Mapping[str, Any]) -> None:
+        (directory / "meta.json").write_text(json.dumps(self.meta(about), indent=1) + "\n")
+
+    # The cluster
+
+    @asynccontextmanager
+    async def _channel(self) -> AsyncGenerator[Channel]:
+        """A channel of a connection of its own. Raises LostError."""
+        transport = next(iter(self._transports.values()))
+        lost: list[str] = []
+        async with asking():
+            connection = await transport.connect(self._endpoints[0], lost.append)
+        try:
+            async with asking():
+                channel = await connection.open_channel()
+            yield channel
+        finally:
+            await connection.close()
+
+    async def _declare(self) -> None:
+        """Declare the queues anew: on a cluster that had a run before, they may be there, and full."""
+        async with self._channel() as channel:
+            for workload, plan in self.plans.values():
+                fields: Fields = {
+                    "node": self._endpoints[0].node,
+                    "queue": plan.name,
+                    "workload": workload,
+                }
+                async with asking(self._harness.invoke("delete", **fields)):
+                    await channel.delete(plan.name)
+                if plan.drained:
+                    async with asking(self._harness.invoke("declare", **fields)):
+                        await channel.declare(plan.name, plan.arguments)
+
+    async def _left_in(self, queues: Sequence[str]) -> dict[str, int]:
+        """How many messages are ready, of the queues that have any; -1 if the cluster does not say."""
+        counts: dict[str, int] = {}
+        try:
+            async with self._channel() as channel:
+                for name in queues:
+                    async with asking():
+                        counts[name] = await channel.count(name)
+        except LostError as error:
+            log.warning("while draining: %s", error)
+            return dict.fromkeys(queues, -1)
+        return {name: count for name, count in counts.items() if count}
+
+    async def _clear_away(self) -> None:
+        """Leave a cluster that is not ours as it was, unless there is something left to look at."""
+        if self.plan.leaves_queues or self.problems:
+            return
+        async with self._channel() as channel:
+            for name in self.plans:
+                async with asking():
+                    await channel.delete(name)
+
+    # The clients
+
+    def _clients(self, workload: Workload) -> Clients:
+        weights = sum(work.weight for work in self.plan.workloads)
+        return workload.clients(self._world(workload, self.plan.rate * workload.weight / weights))
+
+    def _world(self, workload: Workload, rate: float) -> World:
+        return World(
+            workload=workload.name,
+            endpoints=self._endpoints,
+            transport=self._transports[workload.library],
+            recorder=self._recorder,
+            seed=self.plan.seed,
+            rate=rate,
+            run=f"chaos-{self.plan.seed}-{self._started_ns}",
+        )
+
+    def _start(self, clients: Iterable[Client]) -> None:
+        for client in clients:
+            self._tasks[client] = asyncio.create_task(client.run(), name=client.name)
+
+    async def _end(self, clients: Sequence[Client]) -> None:
+        for client in clients:
+            client.stop()
+        tasks = [self._tasks.pop(client) for client in clients]
+        if not tasks:
+            return
+        await asyncio.wait(tasks, timeout=STOP_PATIENCE_S)
+        for task in tasks:
+            if task.done():
+                task.result()
+            else:
+                task.cancel()
+                self.problems.append(
+                    f"{task.get_name()} still waits for an answer after {STOP_PATIENCE_S:g} s"
+                )
+
+    async def _abandon(self) -> None:
+        """End what still runs because the run broke off."""
+        for client, task in self._tasks.items():
+            client.stop()
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    def _raise_if_one_broke(self) -> None:
+        """A client that ends before it was told to is a mistake of the harness: raises what it raised."""
+        for task in self._tasks.values():
+            if task.done():
+                task.result()
+
+    # The faults
+
+    async def _work_while(self, hurt: Callable[[], Awaitable[None]]) -> None:
+        hurting = asyncio.ensure_future(hurt())
+        try:
+            while not hurting.done():
+                await self._work_for(WATCH_S)
+            await hurting
+        finally:
+            hurting.cancel()
+
+    async def _work_for(self, seconds: float) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + seconds
+        while (left_s := deadline_s - clock()) > 0:
+            await asyncio.sleep(min(left_s, WATCH_S))
+            self._recorder.flush()
+            self._raise_if_one_broke()
+
+    async def _heal(self, heal: Callable[[], Awaitable[None]]) -> None:
+        call = self._nemesis.invoke("heal")
+        try:
+            await heal()
+        except HealError as error:
+            call.fail(str(error))
+            self.problems.append(f"the cluster does not heal: {error}")
+        else:
+            call.ok()
+        self._heal_ns = self._recorder.clock.now_ns()
+
+    def record_fault(self, type_: str, fault: str, nodes: Sequence[str], detail: str) -> None:
+        """Write down that a fault begins (invoke), is over (ok, fail), or was left out (info)."""
+        targets = ",".join(nodes)
+        match type_:
+            case "invoke":
+                self._open_faults[fault, targets] = self._nemesis.invoke(
+                    "fault", fault=fault, node=targets, detail=detail
+                )
+            case "ok":
+                self._open_faults.pop((fault, targets)).ok(detail=detail)
+            case "fail":
+                self._open_faults.pop((fault, targets)).fail(detail)
+                self.problems.append(f"fault {fault} of {targets}: {detail}")
+            case _:
+                self._nemesis.event("fault", "info", fault=fault, detail=detail)
+
+    def record_blow(self, fault: str) -> None:
+        """Write down a fault of which nobody tells when it ends."""
+        self._nemesis.invoke("fault", fault=fault).ok()
+
+    # The end
+
+    async def _drain(self) -> None:
+        drained = [
+            (workload, plan.name)
+            for workload in self.plan.workloads
+            for plan in workload.queues()
+            if plan.drained
+        ]
+        call = self._harness.invoke("drain")
+        consumers = [
+            Consumer(self._world(workload, 0.0), f"drain-{queue}", number % len(self._endpoints), queue=queue)
+            for number, (workload, queue) in enumerate(drained)
+        ]
+        names = [queue for _, queue in drained]
+        self._start(consumers)
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        while True:
+            await self._work_for(min(WATCH_S, self.plan.quiet_s))
+            silent_s = clock() - max([began_s, *(consumer.delivered_s for consumer in consumers)])
+            if silent_s < self.plan.quiet_s:
+                continue
+            left = await self._left_in(names)
+            consumed = {consumer.queue for consumer in consumers if consumer.is_consuming}
+            self._drained = consumed - left.keys()
+            if len(self._drained) == len(names) or silent_s > DRAIN_PATIENCE_S:
+                break
+        await self._end(consumers)
+        if full := sorted(set(names) - self._drained):
+            detail = ", ".join(f"{name}: {left.get(name, 'no consumer')}" for name in full)
+            self.problems.append(f"these queues do not drain: {detail}")
+            call.fail(detail)
+        else:
+            call.ok()

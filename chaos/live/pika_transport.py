@@ -1,0 +1,264 @@
+"""Clients that use pika on the loop that they live on: a transport of a live run.
+
+Law: whatever the library says of what is gone becomes LostError here, and RefusedError if the broker said so of the one
+request that was under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pika
+import pika.exceptions
+from pika import frame, spec
+from pika.adapters.asyncio_connection import AsyncioConnection
+
+from chaos.live.aio_transport import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, HEARTBEAT_S
+from chaos.workloads.messages import Delivery
+from chaos.workloads.transport import LostError, Questions, RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from pika.channel import Channel
+
+    from chaos.workloads.messages import Outgoing
+    from chaos.workloads.transport import Endpoint, Mode, Outcome, Settling
+
+
+class PikaTransport:
+    """Connects as one user."""
+
+    def __init__(self, user: str, password: str) -> None:
+        self._credentials = pika.PlainCredentials(user, password)
+
+    async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> PikaConnection:
+        parameters = pika.ConnectionParameters(
+            endpoint.host,
+            endpoint.port,
+            credentials=self._credentials,
+            heartbeat=HEARTBEAT_S,
+            socket_timeout=CONNECT_TIMEOUT_S,
+            stack_timeout=CONNECT_TIMEOUT_S,
+        )
+        connection = PikaConnection(parameters, lost)
+        await connection.open()
+        return connection
+
+
+class PikaConnection:
+    _connection: AsyncioConnection
+
+    def __init__(self, parameters: pika.ConnectionParameters, lost: Callable[[str], None]) -> None:
+        self._questions = Questions()
+        self._lost = lost
+        self._closed = asyncio.Event()
+        self._channels: list[PikaChannel] = []
+        self._parameters = parameters
+
+    async def open(self) -> None:
+        """Raises LostError."""
+        self._connection = await self._questions.ask(
+            lambda hear: AsyncioConnection(
+                self._parameters,
+                on_open_callback=hear,
+                on_open_error_callback=self._not_opened,
+                on_close_callback=self._ended,
+                custom_ioloop=asyncio.get_running_loop(),
+            )
+        )
+
+    def _not_opened(self, _: object, error: BaseException | str) -> None:
+        self._questions.fail(LostError(repr(error)))
+
+    def _ended(self, _: object, error: BaseException) -> None:
+        self._closed.set()
+        self.gone(repr(error))
+
+    def gone(self, why: str) -> None:
+        """The connection is over, or a channel of it."""
+        for channel in self._channels:
+            channel.fail(LostError(why))
+        self._lost(why)
+
+    async def open_channel(self, mode: Mode = "plain", prefetch: int = 0) -> PikaChannel:
+        channel = PikaChannel(self, mode)
+        self._channels.append(channel)
+        await channel.open(self._connection, prefetch)
+        return channel
+
+    async def close(self) -> None:
+        try:
+            self._connection.close()
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._closed.wait()
+        except (pika.exceptions.ConnectionWrongStateError, TimeoutError):
+            return  # it is closed already, or its node does not answer
+
+
+class PikaChannel:
+    _channel: Channel
+
+    def __init__(self, connection: PikaConnection, mode: Mode) -> None:
+        self.number = 0
+        self._connection = connection
+        self._mode: Mode = mode
+        self._questions = Questions()
+        self._publishes = Questions()
+        self._tags = count(1)
+        self._published: dict[int, Callable[[Outcome], None]] = {}
+        """By delivery tag, who waits for the confirm."""
+        self._returned: dict[str | None, None] = {}
+        """Ids of messages that came back and are not confirmed yet, as they will be."""
+        self._cancelled: dict[str, Callable[[], None]] = {}
+
+    async def open(self, connection: AsyncioConnection, prefetch: int) -> None:
+        self._channel = await self._ask(lambda hear: connection.channel(on_open_callback=hear))
+        self.number = self._channel.channel_number
+        self._channel.add_on_close_callback(self._on_closed)
+        self._channel.add_on_cancel_callback(self._on_cancelled)
+        self._channel.add_on_return_callback(self._on_returned)
+        self._channel.add_callback(self._on_empty, [spec.Basic.GetEmpty], one_shot=False)
+        if prefetch:
+            await self._ask(lambda hear: self._channel.basic_qos(prefetch_count=prefetch, callback=hear))
+        if self._mode == "confirms":
+            await self._ask(lambda hear: self._channel.confirm_delivery(self._on_confirmed, callback=hear))
+        if self._mode == "transactions":
+            await self._ask(lambda hear: self._channel.tx_select(callback=hear))
+
+    async def _ask(self, request: Callable[[Callable[[Any], None]], object]) -> Any:
+        """Have the library ask for something, and wait for what it is told. Raises LostError or RefusedError."""
+        try:
+            return await self._questions.ask(request)
+        except pika.exceptions.AMQPError as error:
+            raise LostError(repr(error)) from error
+
+    def fail(self, failure: LostError) -> None:
+        """Nothing that was asked for is answered any more; of what was published nobody knows."""
+        self._questions.fail(failure)
+        self._publishes.fail(LostError(str(failure)))
+
+    # What the library tells
+
+    def _on_closed(self, _: object, reason: BaseException) -> None:
+        if isinstance(reason, pika.exceptions.ChannelClosedByBroker):
+            self.fail(RefusedError(repr(reason)))
+            self._connection.gone(repr(reason))
+
+    def _on_cancelled(self, notice: frame.Method[spec.Basic.Cancel]) -> None:
+        self._cancelled[notice.method.consumer_tag]()
+
+    def _on_returned(
+        self, _: object, __: spec.Basic.Return, properties: pika.BasicProperties, ___: bytes
+    ) -> None:
+        self._returned[properties.message_id] = None
+
+    def _on_confirmed(self, notice: frame.Method[spec.Basic.Ack | spec.Basic.Nack]) -> None:
+        method = notice.method
+        outcome: Outcome = "confirmed" if isinstance(method, spec.Basic.Ack) else "nacked"
+        last = method.delivery_tag
+        for tag in [tag for tag in self._published if tag == last or (method.multiple and tag < last)]:
+            self._published.pop(tag)(outcome)
+
+    def _on_empty(self, _: object) -> None:
+        """The answer to the one request that is under way."""
+        self._questions.answer(None)
+
+    # What clients ask for
+
+    async def declare(self, queue: str, arguments: Mapping[str, Any]) -> None:
+        declared = partial(self._channel.queue_declare, queue, durable=True, arguments=dict(arguments))
+        await self._ask(lambda hear: declared(callback=hear))
+
+    async def count(self, queue: str) -> int:
+        declared = await self._ask(
+            lambda hear: self._channel.queue_declare(queue, passive=True, callback=hear)
+        )
+        return declared.method.message_count
+
+    async def bind(self, queue: str, exchange: str) -> None:
+        await self._ask(lambda hear: self._channel.queue_bind(queue, exchange, queue, callback=hear))
+
+    async def delete(self, queue: str) -> None:
+        await self._ask(lambda hear: self._channel.queue_delete(queue, callback=hear))
+
+    async def publish(self, message: Outgoing, key: str, exchange: str = "") -> Outcome:
+        properties = pika.BasicProperties(
+            message_id=message.id,
+            delivery_mode=2,
+            priority=message.priority,
+            headers=message.headers or None,
+        )
+        try:
+            self._channel.basic_publish(exchange, key, message.body, properties, mandatory=True)
+        except pika.exceptions.AMQPError as error:
+            raise LostError(repr(error)) from error
+        if self._mode != "confirms":
+            return "sent"
+        tag = next(self._tags)
+        outcome = await self._publishes.ask(partial(self._published.__setitem__, tag))
+        was_returned = message.id in self._returned
+        self._returned.pop(message.id, None)
+        return "returned" if was_returned else outcome
+
+    async def consume(
+        self, queue: str, tag: str, receive: Callable[[Delivery], None], cancelled: Callable[[], None]
+    ) -> None:
+        def on_message(
+            _: object, method: spec.Basic.Deliver, properties: pika.BasicProperties, body: bytes
+        ) -> None:
+            receive(_delivery(method, properties, body))
+
+        self._cancelled[tag] = cancelled
+        await self._ask(
+            lambda hear: self._channel.basic_consume(queue, on_message, consumer_tag=tag, callback=hear)
+        )
+
+    async def cancel(self, tag: str) -> None:
+        await self._ask(lambda hear: self._channel.basic_cancel(tag, callback=hear))
+
+    async def get(self, queue: str) -> Delivery | None:
+        def ask(hear: Callable[[Delivery], None]) -> None:
+            def got(
+                _: object, method: spec.Basic.GetOk, properties: pika.BasicProperties, body: bytes
+            ) -> None:
+                hear(_delivery(method, properties, body))
+
+            self._channel.basic_get(queue, got)
+
+        return await self._ask(ask)
+
+    async def settle(self, tag: int, settling: Settling) -> None:
+        try:
+            match settling:
+                case "ack":
+                    self._channel.basic_ack(tag)
+                case "nack":
+                    self._channel.basic_nack(tag, requeue=True)
+                case "reject":
+                    self._channel.basic_reject(tag, requeue=False)
+        except pika.exceptions.AMQPError as error:
+            raise LostError(repr(error)) from error
+
+    async def commit(self) -> None:
+        await self._ask(lambda hear: self._channel.tx_commit(callback=hear))
+
+    async def rollback(self) -> None:
+        await self._ask(lambda hear: self._channel.tx_rollback(callback=hear))
+
+
+def _delivery(
+    method: spec.Basic.Deliver | spec.Basic.GetOk, properties: pika.BasicProperties, body: bytes
+) -> Delivery:
+    return Delivery(
+        method.delivery_tag,
+        properties.message_id,
+        body,
+        properties.headers or {},
+        method.redelivered,
+        properties.priority,
+    )

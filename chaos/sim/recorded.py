@@ -1,0 +1,134 @@
+"""A simulated run of the workloads that live runs have, and its history: `python -m chaos.sim --seed N --out DIR`.
+
+`python -m chaos check DIR` judges it as any other, and `python -m chaos report DIR` shows it.
+
+Lives here: the world of such a run. Not here: its course (chaos/course.py), its clients (chaos/workloads).
+
+Law: the history, too, is a function of the seed. The checks of the simulation look on, and end the run if one of them
+finds something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chaos.course import Course, HealError, Plan
+from chaos.history import Recorder
+from chaos.sim.checks import ViolationError
+from chaos.sim.cluster import Options, Parts
+from chaos.sim.loop import SimulatedLoop
+from chaos.sim.run import CONVERGENCE_S, SERVICE_S, SLICE_S, Scene
+from chaos.sim.transport import SimulatedTransport
+from chaos.sim.world import EPOCH_MS
+from chaos.workloads import catalog
+from chaos.workloads.transport import Endpoint
+from cluster.log.hardstate import Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from chaos.sim.world import World
+
+RATE = 60.0
+"""Messages a second of all workloads together: a simulated second of more takes longer than a real one."""
+PEACE_S = 2.0
+QUIET_S = 8.0
+"""Longer than a node is waited for that the others do not hear: then what its clients held comes back."""
+LONGEST_S = 600.0
+FAULTS = {
+    "kill": 2.0,
+    "power loss": 1.0,
+    "power loss of all": 0.3,
+    "isolate": 1.0,
+    "partition": 0.7,
+    "one-way cut": 0.5,
+    "reset": 1.0,
+    "lag": 0.5,
+    "pause": 1.0,
+    "slow disk": 0.5,
+    "clock jump": 0.3,
+    "transfer": 0.5,
+}
+OPTIONS = Options(
+    queues=True,
+    duration_s=20.0,
+    fault_interval_s=1.5,
+    faults=FAULTS,
+    segment_bytes=64 * 1024,
+    checkpoint_entries=200,
+    checkpoint_bytes=256 * 1024,
+    retained_bytes=256 * 1024,
+    message_bytes_max=64 * 1024,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorldClock:
+    world: World
+
+    def now_ns(self) -> int:
+        return EPOCH_MS * 1_000_000 + int(self.world.now_s * 1e9)
+
+
+def record(
+    seed: int,
+    directory: Path,
+    options: Options = OPTIONS,
+    parts: Parts = Parts(),  # noqa: B008 - immutable
+    workloads: Sequence[str] = (catalog.ALL,),
+) -> Sequence[str]:
+    """Carry out a run; its directory has the history and meta.json then. What went otherwise than planned."""
+    scene = Scene(seed, options, parts)
+    transport = SimulatedTransport(scene.world, scene.cluster, scene.checks)
+    scene.load(transport)
+    plan = Plan(catalog.chosen(workloads), seed, RATE, PEACE_S, QUIET_S)
+    endpoints = [Endpoint(name, "", 0) for name in scene.cluster.names]
+    with Recorder(directory / "history" / "simulation.jsonl", WorldClock(scene.world)) as recorder:
+        course = Course(plan, endpoints, {"aio-pika": transport, "pika": transport}, recorder)
+        try:
+            _run(scene, course)
+        except ViolationError as violation:
+            course.problems.append(str(violation))
+        course.write_meta(
+            directory,
+            {
+                "seconds": options.duration_s,
+                "nemesis": list(options.faults),
+                "versions": {"python": platform.python_version()},
+                "command": f"python -m chaos.sim --seed {seed} --nodes {options.nodes} --out {directory}",
+            },
+        )
+    return course.problems
+
+
+def _run(scene: Scene, course: Course) -> None:
+    """Raises ViolationError."""
+    cluster = scene.cluster
+
+    async def hurt() -> None:
+        scene.nemesis.listener = course.record_blow
+        scene.nemesis.start()
+        await asyncio.sleep(scene.options.duration_s)
+
+    async def heal() -> None:
+        scene.nemesis.stop()
+        for node in cluster.nodes:
+            node.start()
+        for _ in range(int(CONVERGENCE_S / SLICE_S)):
+            await asyncio.sleep(SLICE_S)
+            if cluster.leader() and all(node.standing is Standing.VOTER for node in cluster.nodes):
+                return
+        raise HealError(cluster.describe())
+
+    scene.start()
+    while cluster.leader() is None:
+        scene.world.run_until(scene.world.now_s + SLICE_S)
+    SimulatedLoop(scene.world).run(course.carry_out(hurt, heal), LONGEST_S)
+    scene.converge(SERVICE_S, "does not come to rest")
+    scene.checks.check_agreement()
+    scene.compare_queues()
+    scene.stored.check_all()

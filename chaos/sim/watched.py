@@ -1,0 +1,162 @@
+"""Machines that are watched: what each call did is compared with what it did in other lives, and states likewise.
+
+Lives here: what stands between a group and its machine. Not here: what was seen before (checks.py), what it means for
+queues (queue_checks.py).
+
+Law: a watched machine does what the machine does; only one of another version does less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from zlib import crc32
+
+import msgpack
+
+from cluster.ports import pack
+
+if TYPE_CHECKING:
+    from cluster.machine import FrozenMachine, Machine
+
+TAG = Struct("<QQ")
+"""Before each payload: which client of the node made it, and its number, from 1."""
+
+UNKNOWN_ONE_IN = 4
+"""Of the batches, to a program of another version."""
+
+
+class Applied(NamedTuple):
+    """One call into a machine, and what came of it."""
+
+    origin: str
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
+    ordinal: int
+    time_ms: int
+    checksum: int
+    effects: int
+
+
+class Witness(Protocol):
+    """Knows what has happened so far."""
+
+    def happened_first(self, machine: WatchedMachine, record: Applied) -> bool:
+        """Whether no life of any node has come this far before; those that have must have done the same."""
+        ...
+
+    def batch_applied(
+        self, inner: Machine, record: Applied, payload: memoryview, effects: Sequence[Any]
+    ) -> None: ...
+
+    def entry_ended(self, inner: Machine, time_ms: int, effects: Sequence[Any]) -> None: ...
+
+    def origin_down(self, inner: Machine, origin: str, time_ms: int, effects: Sequence[Any]) -> None: ...
+
+    def same_state(self, position: int, dumped: bytes) -> None: ...
+
+
+class WatchedMachine:
+    """The machine of one process life, with every call compared to what other lives did at this point.
+
+    Its state has the position in the history, so a life that begins with a checkpoint knows where it is.
+    """
+
+    def __init__(self, machine: Machine, witness: Witness) -> None:
+        self.inner = machine
+        self.position = 0
+        self._witness = witness
+
+    @property
+    def version(self) -> int:
+        return self.inner.version
+
+    def apply_batch(
+        self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
+    ) -> Sequence[Any]:
+        body = payload[TAG.size :]
+        effects = self._carry_out(origin, index, ordinal, time_ms, body)
+        record = Applied(origin, index, ordinal, time_ms, crc32(payload), _checksum(effects))
+        if self._witness.happened_first(self, record):
+            self._witness.batch_applied(self.inner, record, payload, effects)
+        return effects
+
+    def _carry_out(
+        self, origin: str, index: int, ordinal: int, time_ms: int, body: memoryview
+    ) -> Sequence[Any]:
+        return self.inner.apply_batch(origin, index, ordinal, time_ms, body)
+
+    def end_entry(self, time_ms: int) -> Sequence[Any]:
+        effects = self.inner.end_entry(time_ms)
+        if self._witness.happened_first(self, Applied("", 0, 0, time_ms, 0, _checksum(effects))):
+            self._witness.entry_ended(self.inner, time_ms, effects)
+        return effects
+
+    def due_ms(self) -> int | None:
+        return self.inner.due_ms()
+
+    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
+        effects = self.inner.origin_down(origin, time_ms, expelled=expelled)
+        if self._witness.happened_first(self, Applied(origin, 0, 0, 0, expelled, _checksum(effects))):
+            self._witness.origin_down(self.inner, origin, time_ms, effects)
+        return effects
+
+    def outstanding(self, origin: str) -> Sequence[Any]:
+        return self.inner.outstanding(origin)
+
+    def compact(self, payload: memoryview, messages: Sequence[tuple[int, int]]) -> bytes:
+        return bytes(payload[: TAG.size]) + self.inner.compact(payload[TAG.size :], messages)
+
+    def freeze(self) -> WatchedFrozen:
+        return WatchedFrozen(self.position, self.inner.freeze(), self._witness)
+
+    def dump(self) -> bytes:
+        return self.freeze().dump()
+
+    def load(self, data: bytes) -> None:
+        self.position, inner = msgpack.unpackb(data)
+        self._witness.same_state(self.position, inner)
+        self.inner.load(inner)
+        self._witness.same_state(self.position, self.inner.dump())
+
+    def digest(self) -> str:
+        return self.inner.digest()
+
+
+class ForeignMachine(WatchedMachine):
+    """Of another version of the program, which does not know all commands and passes over batches that have them."""
+
+    @property
+    def version(self) -> int:
+        return self.inner.version + 1
+
+    def _carry_out(
+        self, origin: str, index: int, ordinal: int, time_ms: int, body: memoryview
+    ) -> Sequence[Any]:
+        if crc32(body) % UNKNOWN_ONE_IN == 0:
+            return []
+        return super()._carry_out(origin, index, ordinal, time_ms, body)
+
+
+class WatchedFrozen:
+    """A frozen machine: what it shows at any later time is the state at this point of the history."""
+
+    def __init__(self, position: int, inner: FrozenMachine, witness: Witness) -> None:
+        self._position = position
+        self._inner = inner
+        self._witness = witness
+
+    def dump(self) -> bytes:
+        dumped = self._inner.dump()
+        self._witness.same_state(self._position, dumped)
+        return pack([self._position, dumped])
+
+    def counts(self, bounds: Sequence[int]) -> list[int]:
+        return self._inner.counts(bounds)
+
+    def live(self, first: int, end: int) -> Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]:
+        return self._inner.live(first, end)
+
+
+def _checksum(effects: Sequence[Any]) -> int:
+    return crc32(repr(effects).encode()) if effects else 0

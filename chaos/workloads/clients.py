@@ -1,0 +1,305 @@
+"""Clients that connect again by themselves, and write down what they see.
+
+Lives here: connecting, publishing with a window of confirms, consuming. Not here: which messages (the workloads), the
+order of endpoints (world.py), what carries it to a node (transport.py).
+
+Law: each row says what its connection saw, so nothing here hides that a connection was lost. What a client does next
+depends on its seed, on the time of the loop that it runs on, and on what it was told: so it is the same in every world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+from chaos.workloads.messages import Delivery, Outgoing, arrived, messages_of
+from chaos.workloads.transport import Channel, Connection, LostError, Mode, RefusedError, Settling
+from chaos.workloads.world import PREFETCH, Client, Pace, Rotation, World
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+
+    from chaos.history import Arrived, Call, Process, Where
+
+ANSWER_TIMEOUT_S = 10.0
+"""Who waits for longer takes the outcome for unknown and connects anew."""
+
+
+@asynccontextmanager
+async def asking(call: Call | None = None) -> AsyncGenerator[None]:
+    """Around a request: ends its call, and does not let it wait for ever. Raises LostError."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            yield
+    except TimeoutError:
+        failure = LostError(f"no answer in {ANSWER_TIMEOUT_S:g} s")
+    except LostError as error:
+        failure = error
+    except asyncio.CancelledError:
+        if call is not None:
+            call.unknown("nobody waits for it any more")
+        raise
+    else:
+        if call is not None:
+            call.ok()
+        return
+    if call is not None:
+        (call.fail if isinstance(failure, RefusedError) else call.unknown)(str(failure))
+    raise failure
+
+
+class Link:
+    """One connection of a client."""
+
+    connection: Connection
+
+    def __init__(self, name: str, node: str, changed: asyncio.Event) -> None:
+        self.where: Where = {"node": node, "connection": name}
+        self.broken: str | None = None
+        """Why the client should connect anew."""
+        self._changed = changed
+
+    def breaks(self, why: str) -> None:
+        if self.broken is None:
+            self.broken = why
+        self._changed.set()
+
+    async def open_channel(self, mode: Mode = "plain", prefetch: int = 0) -> Channel:
+        """The one channel of this connection."""
+        async with asking():
+            channel = await self.connection.open_channel(mode, prefetch)
+        self.where["channel"] = channel.number
+        return channel
+
+
+class ConnectingClient(Client):
+    """Connects, works until the connection breaks, and starts again."""
+
+    def __init__(self, world: World, name: str, home: int, *, pinned: bool = False) -> None:
+        super().__init__(name)
+        self.world = world
+        self.random = world.random(name)
+        self.process: Process = world.process(name)
+        self.changed = asyncio.Event()
+        """Whatever a waiting client has to look at: it shall stop, its connection broke."""
+        self.stopping = False
+        self._rotation = Rotation(world, home, name, pinned=pinned)
+        self._connections = count(1)
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.changed.set()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.stopping
+
+    async def run(self) -> None:
+        while not self.is_finished:
+            link = await self._connect()
+            if link is None:
+                await asyncio.sleep(self._rotation.failed())
+                continue
+            self._rotation.worked()
+            try:
+                await self.work(link)
+            except LostError as error:
+                link.breaks(str(error))
+            if link.broken is not None:
+                self.process.event("connect", "info", **link.where, detail=f"lost: {link.broken}")
+            await link.connection.close()
+
+    async def _connect(self) -> Link | None:
+        endpoint = self._rotation.next()
+        link = Link(f"{self.name}#{next(self._connections)}", endpoint.node, self.changed)
+        call = self.process.invoke("connect", **link.where)
+        try:
+            async with asking():
+                link.connection = await self.world.transport.connect(endpoint, link.breaks)
+        except LostError as error:
+            call.fail(str(error))
+            return None
+        call.ok()
+        return link
+
+    async def until(self, condition: Callable[[], object], seconds: float | None = None) -> None:
+        """Wait until the condition holds, at most so long; it is looked at whenever something changes."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    self.changed.clear()
+                    await self.changed.wait()
+
+    async def rest(self, link: Link, seconds: float) -> None:
+        """Wait so long, unless there is nothing to wait for any more."""
+        await self.until(lambda: self.stopping or link.broken, seconds)
+
+    @abstractmethod
+    async def work(self, link: Link) -> None:
+        """Return when finished or the link is broken; may raise LostError."""
+
+    async def publish(
+        self, link: Link, channel: Channel, queue: str, message: Outgoing, exchange: str = ""
+    ) -> bool:
+        """Publish in confirm mode, and wait for the outcome; whether it is known. Raises LostError."""
+        call = self.process.invoke("publish", **link.where, queue=queue, **message.fields())
+        async with asking(call):
+            outcome = await channel.publish(message, queue, exchange)
+            if outcome == "returned":
+                call.fail("returned")
+            elif outcome == "nacked":
+                call.unknown("basic.nack")
+        return outcome != "nacked"
+
+    async def get(self, link: Link, channel: Channel, queue: str) -> tuple[int, Arrived] | None:
+        """Ask for a message: its delivery tag and what the history says of it; None if there is none.
+
+        What comes is a row of its own, as of a message that nobody asked for.
+        """
+        call = self.process.invoke("get", **link.where, queue=queue)
+        async with asking(call):
+            delivery = await channel.get(queue)
+            if delivery is None:
+                call.ok(detail="empty")
+        return None if delivery is None else (delivery.tag, self.delivered(link, queue, delivery))
+
+    def delivered(self, link: Link, queue: str, delivery: Delivery, consumer: str | None = None) -> Arrived:
+        """Record what came; a message that was asked for has no consumer."""
+        arrival = arrived(delivery)
+        self.process.event("deliver", **link.where, queue=queue, consumer=consumer, **arrival)
+        return arrival
+
+
+class Publisher(ConnectingClient):
+    """Publishes to one queue, with up to `window` messages unconfirmed."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        home: int,
+        *,
+        queue: str,
+        rate: float,
+        window: int,
+        pinned: bool = False,
+    ) -> None:
+        super().__init__(world, name, home, pinned=pinned)
+        self.queue = queue
+        self.window = window
+        self.pace = Pace(rate)
+        self.messages: Iterator[Outgoing] = messages_of(name, self.random)
+
+    async def work(self, link: Link) -> None:
+        channel = await link.open_channel("confirms")
+        under_way: set[asyncio.Task[None]] = set()
+        try:
+            async for message in self.outgoing(link):
+                task = asyncio.create_task(self._publish(link, channel, message))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+                while len(under_way) >= self.window:
+                    await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Each ends: with its confirm, with the connection, or by its timeout.
+            await asyncio.gather(*under_way)
+
+    async def outgoing(self, link: Link) -> AsyncIterator[Outgoing]:
+        """What to publish on this link, each when it is time for it."""
+        while not self.stopping and link.broken is None:
+            yield next(self.messages)
+            await self.rest(link, self.pace.wait_s())
+
+    async def _publish(self, link: Link, channel: Channel, message: Outgoing) -> None:
+        try:
+            is_known = await self.publish(link, channel, self.queue, message)
+        except LostError as error:
+            link.breaks(str(error))
+            is_known = False
+        if not is_known:
+            self.unconfirmed(link, message)
+
+    def unconfirmed(self, link: Link, message: Outgoing) -> None:
+        """Hear that nobody knows what became of a message."""
+
+
+class Consumer(ConnectingClient):
+    """Consumes one queue; settles each message as `settling` says, after `delay_s`.
+
+    With `turn_s`, it cancels itself after some time between these two, and begins anew.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        home: int,
+        *,
+        queue: str,
+        prefetch: int = PREFETCH,
+        settling: Callable[[Arrived], Settling] = lambda _: "ack",
+        delay_s: float = 0.0,
+        turn_s: tuple[float, float] | None = None,
+        pinned: bool = False,
+    ) -> None:
+        super().__init__(world, name, home, pinned=pinned)
+        self.queue = queue
+        self.delivered_s = asyncio.get_running_loop().time()
+        """When the last message came; at first, when this consumer was made."""
+        self.is_consuming = False
+        self._prefetch = prefetch
+        self._settling = settling
+        self._delay_s = delay_s
+        self._turn_s = turn_s
+        self._settlements: dict[asyncio.Task[None], None] = {}
+
+    async def work(self, link: Link) -> None:
+        channel = await link.open_channel(prefetch=self._prefetch)
+        for number in count(1):
+            await self._take_turn(link, channel, f"{link.where['connection']}.{number}")
+            if self.stopping or link.broken:
+                return
+
+    async def _take_turn(self, link: Link, channel: Channel, tag: str) -> None:
+        """Consume under this tag, until that is over."""
+        ended: list[str] = []
+
+        def cancelled() -> None:
+            ended.append(tag)
+            self.process.event("cancelled", **link.where, queue=self.queue, consumer=tag)
+            self.changed.set()
+
+        async with asking(self.process.invoke("consume", **link.where, queue=self.queue, consumer=tag)):
+            receive = partial(self._receive, link, channel, tag)
+            await channel.consume(self.queue, tag, receive, cancelled)
+        self.is_consuming = True
+        seconds = None if self._turn_s is None else self.random.uniform(*self._turn_s)
+        await self.until(lambda: self.stopping or link.broken or ended, seconds)
+        self.is_consuming = False
+        if not (link.broken or ended):
+            async with asking(self.process.invoke("cancel", **link.where, queue=self.queue, consumer=tag)):
+                await channel.cancel(tag)
+
+    def _receive(self, link: Link, channel: Channel, tag: str, delivery: Delivery) -> None:
+        self.delivered_s = asyncio.get_running_loop().time()
+        arrival = self.delivered(link, self.queue, delivery, tag)
+        task = asyncio.create_task(self._settle(link, channel, tag, delivery.tag, arrival))
+        self._settlements[task] = None
+        task.add_done_callback(self._settlements.pop)
+
+    async def _settle(
+        self, link: Link, channel: Channel, tag: str, delivery_tag: int, arrival: Arrived
+    ) -> None:
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+        if link.broken:
+            return
+        settling = self._settling(arrival)
+        call = self.process.invoke(settling, **link.where, queue=self.queue, consumer=tag, id=arrival["id"])
+        with suppress(LostError):
+            async with asking(call):
+                await channel.settle(delivery_tag, settling)

@@ -1,0 +1,95 @@
+"""A simulated run writes the history that live runs write, and the same job judges it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chaos.pipeline.job import PROMISES, Verdict, check
+from chaos.sim.checks import Checks
+from chaos.sim.cluster import Parts
+from chaos.sim.network import NetworkOptions
+from chaos.sim.recorded import OPTIONS, record
+from chaos.sim.sessions import NodeSessions, Session
+from cluster.group import Group
+from cluster.origins import Admission, Origins
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from chaos.workloads.transport import Outcome
+    from qq.machine.commands import Command
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
+
+RESTLESS = replace(
+    OPTIONS,
+    duration_s=8.0,
+    fault_interval_s=0.3,
+    faults={"reset": 1.0, "kill": 2.0, "transfer": 2.0},
+    disk_slowness=20.0,
+    network=NetworkOptions(delay_max_s=0.1),
+)
+"""Much is under way whenever somebody else begins to lead."""
+
+
+def broken(verdict: Verdict) -> dict[str, int]:
+    return {promise.name: promise.violations for promise in verdict.promises if not promise.holds}
+
+
+def test_a_simulated_run_of_all_workloads_keeps_every_promise(tmp_path: Path) -> None:
+    assert record(1, tmp_path) == []
+    verdict = check(tmp_path)
+    assert verdict.error is None
+    assert broken(verdict) == {}
+    assert verdict.valid
+    assert [promise.name for promise in verdict.promises if promise.checked < 10] == []
+    assert {promise.name for promise in verdict.promises} == PROMISES.keys()
+    assert verdict.operations["fault"]["ok"] > 5
+    assert verdict.operations["publish"]["unknown"] > 0
+    assert json.loads((tmp_path / "meta.json").read_text())["seconds"] == OPTIONS.duration_s
+
+
+class AppliesRepeats(Group):
+    """A batch takes effect as often as it is in the log."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._state.origins = ForgetfulOrigins()
+
+
+class ForgetfulOrigins(Origins):
+    def admit(self, name: str, incarnation: int, sequence: int) -> Admission:
+        admission = super().admit(name, incarnation, sequence)
+        return Admission.APPLY if admission is Admission.DROP else admission
+
+
+def count_whatever_comes(checks: Checks, origin: str, client: int, number: int) -> None:
+    """In place of `Checks._count_batch`, which would end the run."""
+    checks._counted[origin, client] = max(number, checks._counted.get((origin, client), 0))
+
+
+def confirm_at_once(
+    node: NodeSessions,
+    session: Session,
+    commands: Sequence[Command],
+    messages: Sequence[bytes],
+    hear: Callable[[Outcome], None],
+) -> None:
+    """In place of `NodeSessions.publish`: the client hears of a confirm before there is one."""
+    node.carry_out(*commands, messages=messages)
+    session.connection.tell(hear, "confirmed")
+
+
+def test_what_is_lost_and_what_is_duplicated_is_found_when_hazards_are_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what clients are told the checks of the simulation know nothing, and they are told to overlook the other."""
+    monkeypatch.setattr(NodeSessions, "publish", confirm_at_once)
+    monkeypatch.setattr(Checks, "_count_batch", count_whatever_comes)
+    assert record(1, tmp_path, RESTLESS, Parts(group=AppliesRepeats), workloads=["confirm"]) == []
+    assert {"lost", "unmarked_duplicate"} <= broken(check(tmp_path)).keys()

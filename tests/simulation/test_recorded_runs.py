@@ -1,0 +1,86 @@
+"""The workloads of live runs in a simulated world."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos import history
+from chaos.sim.loop import SimulatedLoop
+from chaos.sim.recorded import record
+from chaos.sim.world import World
+from chaos.workloads.catalog import WORKLOADS
+
+ROOT = Path(__file__).parent.parent.parent
+RECORD = """
+import sys
+from dataclasses import replace
+from chaos.sim import __main__ as program
+program.OPTIONS = replace(program.OPTIONS, duration_s=3.0)
+sys.exit(program.main())
+"""
+
+
+def test_the_same_seed_is_the_same_history_in_every_process(tmp_path: Path) -> None:
+    files: list[bytes] = []
+    for number in "12":
+        directory = tmp_path / number
+        subprocess.run(
+            [sys.executable, "-c", RECORD, "--seed", "5", "--nodes", "5", "--out", str(directory)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": number},
+            check=True,
+        )
+        [file] = (directory / "history").iterdir()
+        files.append(file.read_bytes())
+    assert files[0] == files[1]
+    rows = history.read(tmp_path / "1" / "history")
+    assert {row["workload"] for row in rows if row["op"] == "deliver"} == WORKLOADS.keys()
+    assert {row["node"] for row in rows if row["op"] == "publish"} == {"n1", "n2", "n3", "n4", "n5"}
+
+
+def test_what_waits_on_the_simulated_loop_waits_for_the_world() -> None:
+    world = World(1)
+    heard: list[tuple[float, str]] = []
+
+    async def wait(name: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        heard.append((world.now_s, name))
+
+    async def main() -> str:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(wait("late", 3.0))
+            tasks.create_task(wait("early", 1.0))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await asyncio.Event().wait()
+        return "done"
+
+    assert SimulatedLoop(world).run(main(), until_s=10.0) == "done"
+    assert heard == [(1.0, "early"), (3.0, "late")]
+    assert world.now_s == 5.0
+
+
+def test_what_still_waits_when_the_world_ends_is_cancelled() -> None:
+    ended: list[str] = []
+
+    async def main() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("main")
+
+    with pytest.raises(TimeoutError, match="not done at 5 s"):
+        SimulatedLoop(World(1)).run(main(), until_s=5.0)
+    assert ended == ["main"]
+
+
+def test_a_mistake_of_a_client_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chaos.workloads.clients.messages_of", lambda *_: iter(()))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        record(1, tmp_path, workloads=["confirm"])
