@@ -52,8 +52,8 @@ class Death(NamedTuple):
     @classmethod
     def of(cls, row: Sequence[Any]) -> Death:
         """The death that was packed."""
-        read = cls(*row)
-        return read._replace(routing_keys=tuple(read.routing_keys))
+        queue, reason, count, time_ms, exchange, routing_keys, original_expiration = row
+        return cls(queue, reason, count, time_ms, exchange, tuple(routing_keys), original_expiration)
 
 
 class History(NamedTuple):
@@ -76,9 +76,9 @@ class History(NamedTuple):
     @classmethod
     def of(cls, row: Sequence[Any]) -> History:
         """The history that was packed."""
-        read = cls(*row)
-        deaths, first, last = tuple(map(Death.of, read.deaths)), tuple(read.first), tuple(read.last)
-        return read._replace(deaths=deaths, first=first, last=last)
+        exchange, routing_key, cc_removed, deaths, first, last, spread = row
+        known = tuple(map(Death.of, deaths))
+        return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last), spread)
 
     def keys(self, published: tuple[str, ...]) -> tuple[str, ...]:
         """The keys that a message has now, if these were its keys when it was published."""

@@ -45,8 +45,8 @@ class KnownPublisher(NamedTuple):
     @classmethod
     def of(cls, row: Sequence[Any]) -> KnownPublisher:
         """The publisher that was written."""
-        read = cls(*row)
-        return read._replace(refused=tuple((first, last) for first, last in read.refused))
+        name, last_seq, seen_ms, refused = row
+        return cls(name, last_seq, seen_ms, tuple((first, last) for first, last in refused))
 
 
 class FrozenPublishers(NamedTuple):

@@ -118,8 +118,9 @@ class Publishing:
         if queues is None:
             return
         self._queues = None
+        index, slot, count, size = core.index, self._slot, self._count, self._size
         for queue in queues:
-            queue.enqueue(core.index, self._slot, self._count, self._size)
+            queue.enqueue(index, slot, count, size)
             core.touch(queue)
 
     def publish(self, command: Publish) -> None:

@@ -173,6 +173,7 @@ class Dump(NamedTuple):
 _SECTIONS = 1 + len(Dump._fields)
 _IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
 """What is packed with a call for each of its parts: nothing else happens in the node while one lasts."""
+_NOT_AT_ONCE = _IN_PARTS | {QueueRow}
 _LEVELS_TO_A_CHUNK = 6
 """Lists around each chunk of runs: chunks, runs, lane, lanes, backlog, queue."""
 _CHUNKS_AT_ONCE = 64
@@ -182,7 +183,11 @@ def _pack(packer: Any, value: Any) -> None:
     if type(value) in _IN_PARTS:
         packer.pack_array_header(len(value))
         for part in value:
-            _pack(packer, part)
+            # Most are small: no call of ours for each of those.
+            if type(part) in _NOT_AT_ONCE:
+                _pack(packer, part)
+            else:
+                packer.pack(part)
     elif type(value) is QueueRow and value.backlog.chunks > _CHUNKS_AT_ONCE:
         _pack_levels(packer, value, _LEVELS_TO_A_CHUNK)
     else:
