@@ -255,7 +255,7 @@ class History:
 
     def number(self, path: str) -> int:
         """The number of the file with this name; raises FileNotFoundError."""
-        inode = self._model._files.get(path)
+        inode = self._model.by_path.get(path)
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return self._numbers[inode]
@@ -321,7 +321,7 @@ class History:
                 self._model.make_directory(details[0])
             case "create":
                 number, path = details
-                self._numbers[self._model.open(path, create=True)._inode] = number
+                self._numbers[self._model.open(path, create=True).inode] = number
                 self._durable[number] = _Durable()
                 self._next = max(self._next, number + 1)
             case "rename":
@@ -349,7 +349,7 @@ class History:
 
     def _forget_unreachable(self) -> None:
         """Give the space of files back that no power loss can bring back."""
-        reachable = set(self._model._all_inodes())
+        reachable = set(self._model.all_inodes())
         for inode in [known for known in self._numbers if known not in reachable]:
             number = self._numbers.pop(inode)
             del self._durable[number]
@@ -363,10 +363,10 @@ class History:
         at_risk = sum(len(inode.content) - self._durable[self._numbers[inode]].size for inode in rewritten)
         self._model.crash(power_loss=True)
         new = self._root.with_name(f"{self._root.name}.new")
-        for directory in self._model._directories:
+        for directory in self._model.directories:
             (new / directory).mkdir(mode=0o700, parents=True, exist_ok=True)
         placed: set[Any] = set()
-        for path, inode in self._model._files.items():
+        for path, inode in self._model.by_path.items():
             kept = self._files / str(self._numbers[inode])
             if inode in rewritten:
                 kept.write_bytes(inode.content)

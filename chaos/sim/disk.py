@@ -49,8 +49,8 @@ class SimulatedDisk:
 
     def __init__(self, rng: Random, schedule: Callable[[float, Callable[[], None]], object]) -> None:
         self._rng = rng
-        self._files: dict[str, _Inode] = {}
-        self._directories: dict[str, None] = {"": None}
+        self.by_path: dict[str, _Inode] = {}
+        self.directories: dict[str, None] = {"": None}
         self._name_changes: dict[str, list[_NameChange]] = {}
         self._moves: list[tuple[str, str]] = []
         self._flipped: list[tuple[_Inode, int, int]] = []
@@ -66,22 +66,22 @@ class SimulatedDisk:
     # The port
 
     def make_directory(self, path: str) -> None:
-        if path in self._directories:
+        if path in self.directories:
             return
         parent = _directory_of(path)
         self.make_directory(parent)
         self._step()
         self._check_space()
-        self._directories[path] = None
+        self.directories[path] = None
         self._make_names_durable(parent)
 
     def list_directory(self, path: str) -> list[str]:
         self._check_directory(path)
-        known = [*self._files, *self._directories]
+        known = [*self.by_path, *self.directories]
         return sorted(name.rpartition("/")[2] for name in known if name and _directory_of(name) == path)
 
     def read_file(self, path: str) -> bytes:
-        return self.read(self._inode(path), 0, None)
+        return self.read(self.inode(path), 0, None)
 
     def replace_file(self, path: str, data: bytes) -> None:
         self._step()
@@ -93,7 +93,7 @@ class SimulatedDisk:
         self.sync_directory(_directory_of(path))
 
     def overwrite_file(self, path: str, data: bytes) -> None:
-        inode = self._inode(path)
+        inode = self.inode(path)
         if len(data) != len(inode.content):
             raise ValueError(
                 f"{path}: has {len(inode.content)} bytes and cannot be overwritten with {len(data)}"
@@ -106,39 +106,39 @@ class SimulatedDisk:
         if create:
             self._step()
             self._check_space()
-            if path in self._files:
+            if path in self.by_path:
                 raise _os_error(errno.EEXIST, path)
             self._set_name(path, _Inode())
-        return SimulatedFile(self, self._inode(path))
+        return SimulatedFile(self, self.inode(path))
 
     def rename(self, source: str, target: str) -> None:
         self._step()
-        if source in self._directories:
+        if source in self.directories:
             self._check_directory(_directory_of(target))
-            if target in self._directories:
+            if target in self.directories:
                 raise _os_error(errno.ENOTEMPTY, target)
             self._move_directory(source, target)
             self._moves.append((source, target))
         else:
-            arrival = self._set_name(target, self._inode(source))
+            arrival = self._set_name(target, self.inode(source))
             self._set_name(source, None, after=arrival)
 
     def remove(self, path: str) -> None:
         self._step()
-        self._inode(path)
+        self.inode(path)
         self._set_name(path, None)
 
     def remove_directory(self, path: str) -> None:
-        if path not in self._directories:
+        if path not in self.directories:
             return
         for name in self.list_directory(path):
             inside = f"{path}/{name}"
-            if inside in self._directories:
+            if inside in self.directories:
                 self.remove_directory(inside)
             else:
                 self.remove(inside)
         self._step()
-        del self._directories[path]
+        del self.directories[path]
 
     def sync_directory(self, path: str) -> None:
         self._step()
@@ -176,7 +176,7 @@ class SimulatedDisk:
         """
         self._interrupt()
         self._life += 1
-        inodes = self._all_inodes()
+        inodes = self.all_inodes()
         if power_loss:
             self._session += 1
             self._lose_names()
@@ -208,21 +208,21 @@ class SimulatedDisk:
 
     def fail_reads(self, path: str) -> None:
         """Let the file not be readable until `heal_reads` or the next crash."""
-        self._inode(path).unreadable = True
+        self.inode(path).unreadable = True
 
     def heal_reads(self) -> None:
-        for inode in self._all_inodes():
+        for inode in self.all_inodes():
             inode.unreadable = False
 
     def flip_bit(self, path: str, bit: int) -> None:
         """Damage one bit, counted from the start of the file."""
-        inode = self._inode(path)
+        inode = self.inode(path)
         inode.content[bit // 8] ^= 1 << bit % 8
         self._flipped.append((inode, bit // 8, inode.content[bit // 8]))
 
     def shorten(self, path: str, size: int) -> None:
         """The end of the file is not there any more; only while the process is down."""
-        inode = self._inode(path)
+        inode = self.inode(path)
         inode.truncate(size)
         inode.sync()
 
@@ -233,8 +233,8 @@ class SimulatedDisk:
 
     def lose_everything(self) -> None:
         """An empty disk takes the place of this one; only while the process is down."""
-        self._files.clear()
-        self._directories = {"": None}
+        self.by_path.clear()
+        self.directories = {"": None}
         self._name_changes.clear()
         self._moves.clear()
         self._flipped.clear()
@@ -243,11 +243,11 @@ class SimulatedDisk:
 
     def files(self) -> dict[str, int]:
         """Size by path of all files that are there, sorted."""
-        return {path: len(self._files[path].content) for path in sorted(self._files)}
+        return {path: len(self.by_path[path].content) for path in sorted(self.by_path)}
 
     def vouched_bytes(self, path: str) -> int:
         """How much of the file, from its start, was safe before the last sync that added something to it."""
-        return self._inode(path).vouched_bytes()
+        return self.inode(path).vouched_bytes()
 
     def damaged_files(self) -> list[str]:
         """Which files have a flipped bit or cannot be read."""
@@ -257,10 +257,10 @@ class SimulatedDisk:
             if place < len(inode.content) and inode.content[place] == value
         ]
         flipped = [inode for inode, _, _ in self._flipped]
-        return [path for path, inode in self._files.items() if inode.unreadable or inode in flipped]
+        return [path for path, inode in self.by_path.items() if inode.unreadable or inode in flipped]
 
     def used_bytes(self) -> int:
-        return sum(len(inode.content) for inode in self._files.values())
+        return sum(len(inode.content) for inode in self.by_path.values())
 
     # Inside
 
@@ -326,14 +326,14 @@ class SimulatedDisk:
                 continue
         self._steps_left = None
 
-    def _inode(self, path: str) -> _Inode:
-        inode = self._files.get(path)
+    def inode(self, path: str) -> _Inode:
+        inode = self.by_path.get(path)
         if inode is None:
             raise _os_error(errno.ENOENT, path)
         return inode
 
     def _check_directory(self, path: str) -> None:
-        if path not in self._directories:
+        if path not in self.directories:
             raise _os_error(errno.ENOENT, path)
 
     def _check_space(self, size: int = 1) -> None:
@@ -346,16 +346,16 @@ class SimulatedDisk:
         """Let the path name `inode`, or nothing; not durable, and never more durable than the change `after`."""
         directory = _directory_of(path)
         self._check_directory(directory)
-        change = _NameChange(path, self._files.get(path), inode, after)
+        change = _NameChange(path, self.by_path.get(path), inode, after)
         self._name_changes.setdefault(directory, []).append(change)
         self._put_name(path, inode)
         return change
 
     def _put_name(self, path: str, inode: _Inode | None) -> None:
         if inode is None:
-            self._files.pop(path, None)
+            self.by_path.pop(path, None)
         else:
-            self._files[path] = inode
+            self.by_path[path] = inode
 
     def _make_names_durable(self, directory: str) -> None:
         self._moves = [move for move in self._moves if directory not in map(_directory_of, move)]
@@ -366,7 +366,7 @@ class SimulatedDisk:
 
     def _last_directory(self, path: str) -> str:
         """The directory itself or, if it was removed, the nearest one around it that is still there."""
-        while path not in self._directories:
+        while path not in self.directories:
             path = _directory_of(path)
         return path
 
@@ -388,16 +388,16 @@ class SimulatedDisk:
         def moved(path: str) -> str:
             return target + path[len(source) :] if f"{path}/".startswith(f"{source}/") else path
 
-        self._files = {moved(path): inode for path, inode in self._files.items()}
-        self._directories = {moved(path): None for path in self._directories}
+        self.by_path = {moved(path): inode for path, inode in self.by_path.items()}
+        self.directories = {moved(path): None for path in self.directories}
         self._name_changes = {moved(path): changes for path, changes in self._name_changes.items()}
         for changes in self._name_changes.values():
             for change in changes:
                 change.path = moved(change.path)
 
-    def _all_inodes(self) -> list[_Inode]:
+    def all_inodes(self) -> list[_Inode]:
         """All that may have a name after a crash, in an order that the seed determines."""
-        inodes = [self._files[path] for path in sorted(self._files)]
+        inodes = [self.by_path[path] for path in sorted(self.by_path)]
         for changes in self._name_changes.values():
             for change in changes:
                 inodes.extend(inode for inode in (change.before, change.inode) if inode is not None)
@@ -407,7 +407,7 @@ class SimulatedDisk:
         """For each name some of its unsynced changes survive, oldest first; names are independent but for renames."""
         while self._moves:
             source, target = self._moves.pop()
-            if self._rng.random() < 0.5 and target in self._directories and source not in self._directories:
+            if self._rng.random() < 0.5 and target in self.directories and source not in self.directories:
                 self._move_directory(target, source)
         by_path: dict[str, list[_NameChange]] = {}
         for changes in self._name_changes.values():
@@ -422,13 +422,13 @@ class SimulatedDisk:
         for path, states in by_path.items():
             done = [change for change in states if change in survived]
             self._put_name(path, done[-1].inode if done else states[0].before)
-        for path in list(self._files):
+        for path in list(self.by_path):
             # The directory was removed, and a file of it has come back.
             self._restore_directory(_directory_of(path))
 
     def _restore_directory(self, path: str) -> None:
-        while path not in self._directories:
-            self._directories[path] = None
+        while path not in self.directories:
+            self.directories[path] = None
             path = _directory_of(path)
 
 
@@ -459,13 +459,13 @@ class SimulatedFile:
 
     def __init__(self, disk: SimulatedDisk, inode: _Inode) -> None:
         self._disk = disk
-        self._inode = inode
+        self.inode = inode
         self._life = disk.life()
         self._open = True
 
     @property
     def size(self) -> int:
-        return len(self._inode.content)
+        return len(self.inode.content)
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         self._disk.append_to(self._alive(), b"".join(buffers))
@@ -488,7 +488,7 @@ class SimulatedFile:
     def _alive(self) -> _Inode:
         if not self._open or self._life != self._disk.life():
             raise _os_error(errno.EBADF, "file")
-        return self._inode
+        return self.inode
 
 
 class _Inode:

@@ -939,7 +939,7 @@ class QueueOracle:
                     self._fail(f"{queue.name} at {name} has {number} messages of {size} octets")
             if not any(counts) and queue.histories:
                 self._fail(f"{queue.name} at {name} is empty and remembers {len(queue.histories)} histories")
-        for (node, number), session in machine._core.sessions.items():
+        for (node, number), session in machine.sessions.items():
             held = sum(len(other.held) for other in self._holders_of(node, number) if other.prefetch)
             if session.budget.held != held:
                 self._fail(f"session {number} of {node} counts {session.budget.held} messages, not {held}")

@@ -48,7 +48,7 @@ DRAIN_S = 30.0
 SLICE_S = 0.25
 FILES_INTERVAL_S = 0.5
 CLIENT_RUNS = 0.3
-"""So many of the runs with queues have AMQP clients."""
+"""So many of the runs that would be of the ledger have AMQP clients."""
 LARGEST_BYTES = 250_000
 """Of the largest entries."""
 
@@ -105,8 +105,8 @@ def draw_options(seed: int) -> Options:
         disk_free_limit_bytes=random.choice((0, 16 * 1024)),
         message_bytes_max=random.choice((1, 16, 64)) * 1024,
     )
-    if options.queues and Random(f"{seed}/clients").random() < CLIENT_RUNS:
-        return replace(options, clients=True)
+    if not options.queues and Random(f"{seed}/clients").random() < CLIENT_RUNS:
+        return replace(options, queues=True, clients=True)
     if busy and not large_batches and random.random() < 0.2:
         return _with_check_of_disk_use(options)
     if not options.queues and random.random() < 0.2:

@@ -20,7 +20,7 @@ from qq.machine.access import User
 from qq.machine.codec import decode_commands, keep, message_sizes
 from qq.machine.connecting import Connecting
 from qq.machine.consuming import Taking
-from qq.machine.core import ContentOf, Core, no_content
+from qq.machine.core import ContentOf, Core, SessionState, no_content
 from qq.machine.costs import Costs
 from qq.machine.declaring import Declaring
 from qq.machine.effects import Known, OriginExpelled
@@ -243,6 +243,11 @@ class QueueMachine:
     @property
     def users(self) -> Mapping[str, User]:
         return self._core.catalog.access.users
+
+    @property
+    def sessions(self) -> Mapping[tuple[str, int], SessionState]:
+        """The sessions of all nodes, by node and number."""
+        return self._core.sessions
 
     def queues(self) -> Iterator[Queue]:
         """Those of all virtual hosts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -113,9 +114,9 @@ def goes_on_when_expelled(monkeypatch: pytest.MonkeyPatch) -> None:
         (confirms_what_it_has_not_seen, "before it is returned"),
         (refusals_are_confirms, "were never delivered"),
         (tells_deliveries_again, "as if it were"),
-        (forgets_answers, "waits for answers"),
+        (forgets_answers, "waits for answers|is not connected"),
         (keeps_what_sessions_held, "messages are left"),
-        (goes_on_when_expelled, "is not connected"),
+        (goes_on_when_expelled, "is confirmed, and not in the log"),
     ],
 )
 def test_what_clients_are_told_wrongly_is_seen(
@@ -125,6 +126,6 @@ def test_what_clients_are_told_wrongly_is_seen(
     found: list[str] = []
     for seed in range(SEEDS_MAX):
         found.append(violation(seed, expels=hazard is goes_on_when_expelled))
-        if seen in found[-1]:
+        if re.search(seen, found[-1]):
             return
     pytest.fail(f"{SEEDS_MAX} seeds do not show it: {found}")
