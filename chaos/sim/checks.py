@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world import World
-    from cluster.machine import FrozenMachine, Machine
+    from cluster.machine import FrozenCopy, Machine
 
 TAG = Struct("<QQ")
 """Before each payload: which client of the node made it, and its number, from 1."""
@@ -179,7 +179,7 @@ class ForeignMachine(WatchedMachine):
 class WatchedFrozen:
     """A frozen machine: what it shows at any later time is the state at this point of the history."""
 
-    def __init__(self, position: int, inner: FrozenMachine, checks: Checks) -> None:
+    def __init__(self, position: int, inner: FrozenCopy, checks: Checks) -> None:
         self._position = position
         self._inner = inner
         self._checks = checks
