@@ -139,7 +139,9 @@ class Engine(SyncObj):
         self._voters = [peer for peer in self._nodes if peer in membership.voters]
         self.progress = self._unknown_progress()
         """What this leader knows of each peer."""
-        self._majority_is_told = True
+        self._stored_is_told = True
+        self._heard_told_s = 0.0
+        """When a majority was heard last, as pysyncobj was told."""
         self._answers = Answers(timing.heartbeat_s / 2)
         self._elections = Elections(name, membership, timing.election_min_s)
         self._append_due = False
@@ -178,6 +180,10 @@ class Engine(SyncObj):
     @property
     def is_leader(self) -> bool:
         return self._SyncObj__raftState == Role.LEADER
+
+    @property
+    def _is_candidate(self) -> bool:
+        return self._SyncObj__raftState == Role.CANDIDATE
 
     @property
     def leader(self) -> str | None:
@@ -267,8 +273,7 @@ class Engine(SyncObj):
 
     def synced(self) -> None:
         """The journal has synced more: the leader's own tail, and what waited for it, count now (hazard H1)."""
-        if self.is_leader:
-            self._majority_is_told = False
+        self._stored_is_told = False
 
     def remember(self, term: int, vote: str | None) -> None:
         """Take over term and vote, which are stored already: they were unknown when this engine was made."""
@@ -314,12 +319,13 @@ class Engine(SyncObj):
         """One tick: elections, commit, apply; then `compose` may propose; then the appends leave, once."""
         self._enter()
         self.behind = False
-        self._hold_pre_vote()
-        if not self._majority_is_told and self.is_leader:
+        if self.is_leader:
             self._tell_majority()
-        was_candidate_in = self.term if self.role is Role.CANDIDATE else -1
+        else:
+            self._hold_pre_vote()
+        was_candidate_in = self.term if self._is_candidate else -1
         self._onTick(0.0)
-        if self.role is Role.CANDIDATE and self.term != was_candidate_in:
+        if self._is_candidate and self.term != was_candidate_in:
             self._elections.campaign()
             self._expect_result_soon()
         if self.is_leader:
@@ -542,6 +548,7 @@ class Engine(SyncObj):
             self._append_due = True
         if message.success and progress.acknowledge(message.next_index - 1):
             next_indexes[node] = max(next_indexes[node], message.next_index)
+            self._stored_is_told = False
         elif message.reset and progress.refuse(message, self.journal.first_index):
             end = self.journal.last_index + 1
             next_indexes[node] = end if progress.lacks_from is not None else min(message.next_index, end)
@@ -555,27 +562,30 @@ class Engine(SyncObj):
         return self.is_leader and message.term == self.term
 
     def _tell_majority(self) -> None:
-        """Let pysyncobj commit what a majority has stored, and see whether a majority follows.
+        """Let pysyncobj commit what a majority has stored, and see whether a majority follows, each when it matters.
 
         H1: this leader is always one of those, and its disk is behind its log.
         H9: one that hears no majority for a while steps down.
         """
-        self._majority_is_told = True
-        own_index = self._stored_index()
-        stored = {peer: min(known.acknowledged, own_index) for peer, known in self.progress.items()}
-        heard_s = {peer: known.heard_s for peer, known in self.progress.items()}
-        stored[self._name], heard_s[self._name] = own_index, self._runtime.monotonic()
-        majority_index, majority_s = self._membership.reached(stored), self._membership.reached(heard_s)
-        for node in self._nodes.values():
-            self._SyncObj__raftMatchIndex[node] = majority_index
-            self._SyncObj__lastResponseTime[node] = majority_s
+        if not self._stored_is_told and self.commit_index < self.journal.last_index:
+            self._stored_is_told = True
+            own_index = self._stored_index()
+            stored = {peer: min(known.acknowledged, own_index) for peer, known in self.progress.items()}
+            stored[self._name] = own_index
+            majority_index = self._membership.reached(stored)
+            self._SyncObj__raftMatchIndex = dict.fromkeys(self._nodes.values(), majority_index)
+        now_s = self._runtime.monotonic()
+        if now_s - self._heard_told_s > self._timing.election_max_s / 2:
+            heard_s = {peer: known.heard_s for peer, known in self.progress.items()}
+            heard_s[self._name] = now_s
+            self._heard_told_s = self._membership.reached(heard_s)
+            self._SyncObj__lastResponseTime = dict.fromkeys(self._nodes.values(), self._heard_told_s)
 
     def _stored_index(self) -> int:
         return self.journal.synced_index
 
     def _hear_follower(self, peer: str) -> None:
         self.progress[peer].heard_s = self._runtime.monotonic()
-        self._majority_is_told = False
 
     def _unknown_progress(self) -> dict[str, Progress]:
         now_s = self._runtime.monotonic()
@@ -583,7 +593,8 @@ class Engine(SyncObj):
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         self.progress = self._unknown_progress()
-        self._majority_is_told = True
+        self._stored_is_told = True
+        self._heard_told_s = self._runtime.monotonic()
         SyncObj._SyncObj__onBecomeLeader(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
@@ -615,7 +626,7 @@ class Engine(SyncObj):
     def _hold_pre_vote(self) -> None:
         """H9: when the election deadline has passed, ask first whether anybody would vote for us."""
         now_s = self._runtime.monotonic()
-        if self.is_leader or self._SyncObj__raftElectionDeadline >= now_s:
+        if self._SyncObj__raftElectionDeadline >= now_s:
             return
         if not (self.may_vote and self.may_lead):
             self._SyncObj__raftLeader = None
@@ -676,7 +687,7 @@ class Engine(SyncObj):
 
     def _receive_vote(self, peer: str, message: Vote) -> None:
         """In place of pysyncobj's handling, which counts whoever votes, as often as they do."""
-        if self.role is Role.CANDIDATE and message.term == self.term and self._elections.elects(peer):
+        if self._is_candidate and message.term == self.term and self._elections.elects(peer):
             self._SyncObj__onBecomeLeader()
 
     def _adopt_term(self, term: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
-class FrozenMachine(Protocol):
+class FrozenCopy(Protocol):
     """A machine's state at one moment, whatever happens to the machine afterwards. Usable on any thread.
 
     Messages are named by their place in the log: index of the entry, ordinal of the batch in it, ordinal of the message
@@ -95,7 +95,7 @@ class Machine(Protocol):
         """
         ...
 
-    def freeze(self) -> FrozenMachine:
+    def freeze(self) -> FrozenCopy:
         """The state as it is now, without copying much of it: the rest can be done on another thread."""
         ...
 

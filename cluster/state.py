@@ -18,7 +18,7 @@ from cluster.origins import Origins
 from cluster.ports import pack
 
 if TYPE_CHECKING:
-    from cluster.machine import FrozenMachine, Machine
+    from cluster.machine import FrozenCopy, Machine
 
 _THREE = b"\x93"
 _BYTES = b"\xc6"
@@ -59,9 +59,7 @@ class GroupState:
 class FrozenState:
     """The state at one index. Its methods may be called on any thread."""
 
-    def __init__(
-        self, time_ms: int, origins: list[tuple[str, int, int, bool]], machine: FrozenMachine
-    ) -> None:
+    def __init__(self, time_ms: int, origins: list[tuple[str, int, int, bool]], machine: FrozenCopy) -> None:
         self._time_ms = time_ms
         self._origins = origins
         self._machine = machine
@@ -73,9 +71,9 @@ class FrozenState:
         return b"".join(parts)
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
-        """See `FrozenMachine.counts`."""
+        """See `FrozenCopy.counts`."""
         return self._machine.counts(bounds)
 
     def live(self, first: int, end: int) -> Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]:
-        """See `FrozenMachine.live`."""
+        """See `FrozenCopy.live`."""
         return self._machine.live(first, end)

@@ -18,7 +18,7 @@ import msgpack
 from cluster.ports import pack
 
 if TYPE_CHECKING:
-    from cluster.machine import FrozenMachine, Machine
+    from cluster.machine import FrozenCopy, Machine
 
 TAG = Struct("<QQ")
 """Before each payload: which client of the node made it, and its number, from 1."""
@@ -141,7 +141,7 @@ class ForeignMachine(WatchedMachine):
 class WatchedFrozen:
     """A frozen machine: what it shows at any later time is the state at this point of the history."""
 
-    def __init__(self, position: int, inner: FrozenMachine, witness: Witness) -> None:
+    def __init__(self, position: int, inner: FrozenCopy, witness: Witness) -> None:
         self._position = position
         self._inner = inner
         self._witness = witness

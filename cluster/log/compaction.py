@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
 
 Live = Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]
-"""Index to batch ordinal to (first message, count), ascending: see `FrozenMachine.live`."""
+"""Index to batch ordinal to (first message, count), ascending: see `FrozenCopy.live`."""
 
 Compact = Callable[[memoryview, Sequence[tuple[int, int]]], bytes]
 """See `Machine.compact`."""

@@ -68,7 +68,7 @@ from cluster.log.segment import Segment, path_in
 
 if TYPE_CHECKING:
     from cluster.log.journal import SegmentedJournal
-    from cluster.machine import FrozenMachine
+    from cluster.machine import FrozenCopy
     from cluster.ports import Disk, T
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class _Taken(NamedTuple):
     """A state that is to become a checkpoint."""
 
     position: CheckpointPosition
-    frozen: FrozenMachine
+    frozen: FrozenCopy
 
 
 class Housekeeping:
@@ -122,7 +122,7 @@ class Housekeeping:
         identity: bytes,
         journal: SegmentedJournal,
         settings: HousekeepingSettings,
-        freeze: Callable[[], FrozenMachine],
+        freeze: Callable[[], FrozenCopy],
         compact: Compact,
         needed_from: Callable[[], int | None],
         now: Callable[[], float],
@@ -167,7 +167,7 @@ class Housekeeping:
         self._taken_bytes = self._journal.appended_bytes
         self._retry_s = now_s
         # The round: the state of the newest checkpoint that this object has written, and what is known of the segments.
-        self._frozen: FrozenMachine | None = None
+        self._frozen: FrozenCopy | None = None
         self._references: dict[str, int] | None = None
         self._measured: dict[str, Measured] = {}
         self._round_open = False
@@ -396,7 +396,7 @@ class Housekeeping:
         else:
             self._waiting_bytes = growth
 
-    def _count(self, frozen: FrozenMachine) -> None:
+    def _count(self, frozen: FrozenCopy) -> None:
         segments = self._free_segments()
         self._run(partial(_count, frozen, segments), self._counted)
 
@@ -407,7 +407,7 @@ class Housekeeping:
         for run in self._runs(name for name, count in references.items() if not count):
             self._journal.replace(run, None)
 
-    def _measure(self, frozen: FrozenMachine, candidate: Candidate) -> None:
+    def _measure(self, frozen: FrozenCopy, candidate: Candidate) -> None:
         self._note_pace()
         segment, references = candidate.segment, candidate.references
         self._run(
@@ -415,7 +415,7 @@ class Housekeeping:
             partial(self._measured.__setitem__, segment.name),
         )
 
-    def _rewrite(self, frozen: FrozenMachine, group: Sequence[Candidate]) -> None:
+    def _rewrite(self, frozen: FrozenCopy, group: Sequence[Candidate]) -> None:
         segments = [candidate.segment for candidate in group]
         references = sum(candidate.references for candidate in group)
         name = self._journal.new_name(segments[0].first, sparse=True)
@@ -504,7 +504,7 @@ def _measured_s(candidate: Candidate) -> float:
     return candidate.measured.at_s if candidate.measured else 0.0
 
 
-def _count(frozen: FrozenMachine, segments: Sequence[Segment]) -> dict[str, int]:
+def _count(frozen: FrozenCopy, segments: Sequence[Segment]) -> dict[str, int]:
     """The number of live references to messages in each segment, by name; between segments there may be holes."""
     bounds = [bound for segment in segments for bound in (segment.first, segment.end)]
     counts = frozen.counts(bounds) if bounds else []
@@ -512,13 +512,13 @@ def _count(frozen: FrozenMachine, segments: Sequence[Segment]) -> dict[str, int]
 
 
 def _measure(
-    source: CompactionSource, segment: Segment, frozen: FrozenMachine, references: int, now_s: float
+    source: CompactionSource, segment: Segment, frozen: FrozenCopy, references: int, now_s: float
 ) -> Measured:
     return measure(source, segment, frozen.live(segment.first, segment.end), references, now_s)
 
 
 def _rewrite(
-    source: CompactionSource, segments: Sequence[Segment], frozen: FrozenMachine, name: str
+    source: CompactionSource, segments: Sequence[Segment], frozen: FrozenCopy, name: str
 ) -> Rewritten | None:
     live = frozen.live(segments[0].first, segments[-1].end)
     return rewrite(source, segments, live, name)

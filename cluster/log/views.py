@@ -15,7 +15,7 @@ from typing import Literal, Protocol, overload
 from cluster.log.segment import Record
 
 
-class Log(Protocol):
+class EntrySource(Protocol):
     """Where the entries of a view are."""
 
     def entry(self, index: int) -> Entry: ...
@@ -28,10 +28,10 @@ class Log(Protocol):
 class LazyEntry:
     """An entry whose payload is read from the disk when it is asked for."""
 
-    __slots__ = ("_index", "_log", "_payload", "_term")
+    __slots__ = ("_index", "_payload", "_source", "_term")
 
-    def __init__(self, log: Log, index: int, term: int) -> None:
-        self._log = log
+    def __init__(self, source: EntrySource, index: int, term: int) -> None:
+        self._source = source
         self._index = index
         self._term = term
         self._payload: bytes | None = None
@@ -48,7 +48,7 @@ class LazyEntry:
         if item != 0:
             raise IndexError(item)
         if self._payload is None:
-            self._payload = self._log.read(self._index)
+            self._payload = self._source.read(self._index)
         return self._payload
 
     def __len__(self) -> int:
@@ -72,10 +72,10 @@ Entry = Record | LazyEntry
 class EntrySlice(Sequence[Entry]):
     """A view of consecutive entries."""
 
-    __slots__ = ("_log", "_start", "_stop")
+    __slots__ = ("_source", "_start", "_stop")
 
-    def __init__(self, log: Log, start: int, stop: int) -> None:
-        self._log = log
+    def __init__(self, source: EntrySource, start: int, stop: int) -> None:
+        self._source = source
         self._start = start
         self._stop = stop
 
@@ -91,8 +91,8 @@ class EntrySlice(Sequence[Entry]):
             start, stop, step = item.indices(len(self))
             if step != 1:
                 raise ValueError("a slice of the log has no step")
-            return EntrySlice(self._log, self._start + start, self._start + max(start, stop))
+            return EntrySlice(self._source, self._start + start, self._start + max(start, stop))
         index = (self._start if item >= 0 else self._stop) + item
         if not self._start <= index < self._stop:
             raise IndexError(item)
-        return self._log.entry(index)
+        return self._source.entry(index)
