@@ -2,6 +2,7 @@
 #
 #   make up ARGS="--nodes 5 --fresh"     options of `qq up`
 #   make test TESTS=tests/http           a part of the tests
+#   make quick                           a minute's worth of them, without Spark, Toxiproxy and Java, after each change
 #   make interop                         the clients' own tests that take minutes; PIKA_SOURCE=DIR, JAVA_CLIENT_SOURCE=DIR: theirs, too
 #   make sim SEEDS=100000                the simulation, for the night
 #   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
@@ -23,23 +24,33 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup venv java toxiproxy up test interop lint bench sim fuzz chaos clean
+.PHONY: setup venv java toxiproxy up test quick interop lint docs bench sim fuzz chaos clean
 
 setup: venv java
 
 venv: $(VENV)/stamp
 
-# setuptools is pinned with the rest, so our own package is built without fetching anything that has no hash.
-$(VENV)/stamp: requirements/dev.txt pyproject.toml
+# What running needs comes first: `make up` waits for nothing else, and not for byte code of modules that nobody uses. What is
+# there as source only, and our own package, is built by the pinned setuptools: nothing is fetched that has no hash.
+$(VENV)/run-stamp: requirements/build.txt requirements/run.txt pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "qq needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --require-hashes -r requirements/dev.txt
+	$(PIP) install --no-compile --require-hashes -r requirements/build.txt
+	$(PIP) install --no-compile --require-hashes --no-build-isolation -r requirements/run.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/stamp: requirements/dev.txt $(VENV)/run-stamp
+	$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@
 
 # Spark is large, and `make up` does not need it.
 $(VENV)/chaos-stamp: requirements/chaos.txt $(VENV)/stamp
 	$(PIP) install --require-hashes --no-build-isolation -r requirements/chaos.txt
+	@touch $@
+
+$(VENV)/docs-stamp: requirements/docs.txt $(VENV)/stamp
+	$(PIP) install --require-hashes -r requirements/docs.txt
 	@touch $@
 
 # What is not from the package index: brought into .tools where the machine has none.
@@ -49,14 +60,19 @@ java: $(VENV)/chaos-stamp
 toxiproxy: $(VENV)/chaos-stamp
 	@$(BIN)/python -m chaos.live.toxiproxy --install
 
-up: venv
+up: $(VENV)/run-stamp
 	@$(BIN)/qq up $(ARGS)
 
 # Where Java or Toxiproxy cannot be had, the tests that need them fail and say so.
-test: lint
+test: lint $(VENV)/docs-stamp
 	-@$(MAKE) --no-print-directory java
 	-@$(MAKE) --no-print-directory toxiproxy
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS)
+
+quick: venv
+	$(BIN)/ruff check
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --quick $(TESTS)
+	$(BIN)/python -m chaos.sim --seeds 4
 
 interop: venv
 	$(BIN)/python -m pytest -m interop tests/interop
@@ -66,6 +82,10 @@ lint: venv
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/basedpyright
+
+# A site of static pages, in build/docs. Whatever mkdocs has to complain of is an error.
+docs: $(VENV)/docs-stamp
+	$(BIN)/python -m mkdocs build --strict
 
 # A part that misses an aim fails, after the others have run.
 bench: venv java

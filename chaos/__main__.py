@@ -16,15 +16,22 @@ def main(argv: list[str]) -> int:
     parser.add_argument("command", choices=("run", "check", "report", "campaign"), help="each has a --help")
     command = parser.parse_args(argv[:1]).command
     # Each needs something large that the others do not: clients, Spark, a plotting library.
-    match command:
-        case "run":
-            from chaos.live.command import main as carry_out  # noqa: PLC0415
-        case "check":
-            from chaos.pipeline.job import main as carry_out  # noqa: PLC0415
-        case "campaign":
-            from chaos.campaign import main as carry_out  # noqa: PLC0415
-        case _:
-            from chaos.report import main as carry_out  # noqa: PLC0415
+    try:
+        match command:
+            case "run":
+                from chaos.live.command import main as carry_out  # noqa: PLC0415
+            case "check":
+                from chaos.pipeline.job import main as carry_out  # noqa: PLC0415
+            case "campaign":
+                from chaos.campaign import main as carry_out  # noqa: PLC0415
+            case _:
+                from chaos.report import main as carry_out  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        install = "pip install --require-hashes -r requirements/chaos.txt"
+        print(
+            f"python -m chaos {command}: {error.name} is missing; install it with: {install}", file=sys.stderr
+        )
+        return 1
     return carry_out(argv[1:])
 
 

@@ -64,8 +64,9 @@ class Applying:
         if batch.end > batch.start:
             part = payload[batch.start : batch.end]
             effects.extend(state.machine.apply_batch(batch.origin, index, ordinal, state.time_ms, part))
-        if self._submissions.made(batch.origin, batch.incarnation):
-            self._submissions.applied(batch.sequence)
+        own = self._submissions
+        if batch.origin == own.origin and batch.incarnation == own.incarnation:
+            own.applied(batch.sequence)
             effects.append(Confirmed(batch.sequence))
 
     def _expulsion(self, batch: BatchView, effects: list[Any]) -> bool:
@@ -74,7 +75,7 @@ class Applying:
         if not state.origins.expel(batch.origin, batch.incarnation):
             return False
         effects.extend(state.machine.origin_down(batch.origin, state.time_ms, expelled=True))
-        if not self._submissions.made(batch.origin, batch.incarnation):
+        if (batch.origin, batch.incarnation) != (self._submissions.origin, self._submissions.incarnation):
             return False
         effects.append(Expelled())
         return True

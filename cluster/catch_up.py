@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -51,6 +51,12 @@ PATIENCE_S = 5.0
 GIVEN_S = 60.0
 """The files of a snapshot are kept for so long after the last request."""
 REPEAT_S = 1.0
+FED_RETAINED_MAX = 8
+"""A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`.
+
+One that is sent a snapshot keeps what follows on that, up to the snapshot's own size: else it would need another one by
+the time that it has it, unless the log grows faster than a snapshot is sent.
+"""
 _DAMAGE = (errno.EIO, errno.ENOENT)
 """What the disk says of a file that it should hold and does not."""
 
@@ -107,7 +113,10 @@ class SnapshotGiver:
         if not engine.is_leader:
             self._sealing.clear()
             return
-        for peer, next_index in engine.needs_snapshot.items():
+        for peer, progress in engine.progress.items():
+            next_index = progress.lacks_from
+            if next_index is None:
+                continue
             given = self._given.get(peer)
             if given is not None and next_index > given.offer.index:
                 self._take_back(peer)  # it has this one; meanwhile the log begins even later
@@ -119,16 +128,28 @@ class SnapshotGiver:
         now_s = self._runtime.monotonic()
         for peer, given in list(self._given.items()):
             idle_s = now_s - given.used_s
-            if idle_s > GIVEN_S or (engine.is_leader and peer not in engine.needs_snapshot):
+            if idle_s > GIVEN_S or (engine.is_leader and engine.progress[peer].lacks_from is None):
                 self._take_back(peer)
-                engine.ask_again(peer)
+                engine.progress[peer].ask_again()
             elif idle_s > REPEAT_S:
                 self._send(peer, given.offer)
 
-    def offer_to(self, peer: str) -> Offer | None:
-        """What the peer is being given. Once it has that, it will need the entries behind the last segment."""
-        given = self._given.get(peer)
-        return given.offer if given is not None else None
+    def needed_from(self, engine: Engine, peers: Iterable[str], retained_bytes: int) -> int | None:
+        """The first entry that must stay for these followers, which are sent old ones or soon will be."""
+        needed: int | None = None
+        for peer in peers:
+            bytes_max = FED_RETAINED_MAX * retained_bytes
+            given = self._given.get(peer)
+            if given is None:
+                index = engine.progress[peer].acknowledged
+            else:
+                index = given.offer.segments[-1].end
+                bytes_max = max(bytes_max, given.offer.size)
+            if index < self._journal.first_index:
+                continue  # unknown, or it needs a snapshot anyway
+            if self._journal.bytes_from(index) <= bytes_max:
+                needed = index if needed is None else min(needed, index)
+        return needed
 
     def fetch(self, peer: str, request: Fetch) -> None:
         """Answer with the chunk, once it is read."""

@@ -4,7 +4,7 @@ pysyncobj 0.3.17 is the consensus algorithm (elections, log matching, commit). E
 broker cannot live with is closed here; the hazards are numbered as in ARCHITECTURE.md:
 
 H1  acknowledgements leave only when the journal has synced what they vouch for (`Departure.barrier`); the leader's own
-    tail counts only as far as it is synced (`_count_stored`).
+    tail counts only as far as it is synced (`_tell_majority`).
 H2  a repeated or overlapping append never deletes entries that match (`log_matching.without_known_prefix`).
 H3  the commit index never goes beyond what the message vouches for (`log_matching.vouched_for`).
 H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.
@@ -18,7 +18,7 @@ H12 a committed entry is never deleted: a leader whose log has another one there
     (`log_matching.contradiction`).
 
 What pysyncobj counts by itself it counts among equals: this leader and every other voter. So it is told, for each of
-them, what a majority of the membership has come to (`_count_stored`, `_hear_follower`), and votes are counted here.
+them, what a majority of the membership has come to (`_tell_majority`), and votes are counted here.
 
 Law: no file outside this one names an attribute of SyncObj that starts with an underscore.
 """
@@ -137,7 +137,9 @@ class Engine(SyncObj):
         self._apply_entry = apply
         self._nodes = {peer: StableNode(peer) for peer in membership.others(name)}
         self._voters = [peer for peer in self._nodes if peer in membership.voters]
-        self._progress = self._unknown_progress()
+        self.progress = self._unknown_progress()
+        """What this leader knows of each peer."""
+        self._majority_is_told = True
         self._answers = Answers(timing.heartbeat_s / 2)
         self._elections = Elections(name, membership, timing.election_min_s)
         self._append_due = False
@@ -201,17 +203,8 @@ class Engine(SyncObj):
 
     def acknowledged_index(self, peer: str) -> int:
         """The last entry that `peer` has told this leader to hold, 0 if none."""
-        progress = self._progress.get(peer)
+        progress = self.progress.get(peer)
         return progress.acknowledged if progress is not None else 0
-
-    @property
-    def needs_snapshot(self) -> dict[str, int]:
-        """Peers whose log ends, or differs, before this leader's begins, and the entry that each needs next."""
-        return {
-            peer: progress.lacks_from
-            for peer, progress in self._progress.items()
-            if progress.lacks_from is not None
-        }
 
     @property
     def matched_index(self) -> int:
@@ -227,7 +220,7 @@ class Engine(SyncObj):
         """
         self._enter()
         self._answers.forget()
-        progress, node = self._progress[peer], self._nodes[peer]
+        progress, node = self.progress[peer], self._nodes[peer]
         progress.probed = None
         self._SyncObj__connectedNodes.add(node)
         if self.is_leader:
@@ -275,7 +268,7 @@ class Engine(SyncObj):
     def synced(self) -> None:
         """The journal has synced more: the leader's own tail, and what waited for it, count now (hazard H1)."""
         if self.is_leader:
-            self._count_stored()
+            self._majority_is_told = False
 
     def remember(self, term: int, vote: str | None) -> None:
         """Take over term and vote, which are stored already: they were unknown when this engine was made."""
@@ -310,7 +303,7 @@ class Engine(SyncObj):
             if (
                 peer not in without
                 and self._nodes[peer] in self._SyncObj__connectedNodes
-                and self._progress[peer].acknowledged == last
+                and self.progress[peer].acknowledged == last
                 and self.is_leader
             ):
                 self._emit(peer, TimeoutNow(self.term))
@@ -322,6 +315,8 @@ class Engine(SyncObj):
         self._enter()
         self.behind = False
         self._hold_pre_vote()
+        if not self._majority_is_told and self.is_leader:
+            self._tell_majority()
         was_candidate_in = self.term if self.role is Role.CANDIDATE else -1
         self._onTick(0.0)
         if self.role is Role.CANDIDATE and self.term != was_candidate_in:
@@ -378,15 +373,15 @@ class Engine(SyncObj):
         Nor does more come on top of a link that has become congested.
         """
         self._append_due = False
-        for progress in self._progress.values():
+        for progress in self.progress.values():
             progress.begin_turn()
         try:
             SyncObj._SyncObj__sendAppendEntries(self)  # pyright: ignore[reportAttributeAccessIssue]
         finally:  # also if what another peer lacks is damaged on the disk
-            for peer, progress in self._progress.items():
+            for peer, progress in self.progress.items():
                 if progress.is_paused:
                     self._SyncObj__connectedNodes.add(self._nodes[peer])
-                    if not progress.is_probing:
+                    if progress.probed is None:
                         self._append_due = self.behind = True
 
     def stock_sends(self, node: Node, message: dict[str, Any]) -> None:
@@ -395,7 +390,7 @@ class Engine(SyncObj):
         if kind == "append_entries":
             if "prevLogIdx" not in message:
                 self._ask_for_end(node)
-            elif self._progress[node.id].is_lacking:
+            elif self.progress[node.id].lacks_from is not None:
                 self._emit_append(node.id, message, [])  # keeps it from campaigning
             else:
                 self._send_append(node, message)
@@ -418,7 +413,7 @@ class Engine(SyncObj):
     def _send_append(self, node: Node, message: dict[str, Any]) -> None:
         entries = [LogEntry(entry[0], entry[1], entry[2]) for entry in message["entries"]]
         self._emit_append(node.id, message, entries)
-        progress, slice_bytes = self._progress[node.id], self.journal.slice_bytes
+        progress, slice_bytes = self.progress[node.id], self.journal.slice_bytes
         sent_bytes = sum(len(entry.payload) for entry in entries)
         progress.send(sent_bytes + slice_bytes * len(entries) // SLICE_ENTRIES, slice_bytes)
         if progress.is_paused:
@@ -541,22 +536,17 @@ class Engine(SyncObj):
         """In place of pysyncobj's handling, which rewinds the next index on each success and so sends twice."""
         if not self._is_current_acknowledgement(message):
             return
-        progress = self._progress[node.id]
+        progress = self.progress[node.id]
         next_indexes: dict[Node, int] = self._SyncObj__raftNextIndex
         if message.success and progress.matched():
             self._append_due = True
         if message.success and progress.acknowledge(message.next_index - 1):
             next_indexes[node] = max(next_indexes[node], message.next_index)
-            self._count_stored()
         elif message.reset and progress.refuse(message, self.journal.first_index):
             end = self.journal.last_index + 1
-            next_indexes[node] = end if progress.is_lacking else min(message.next_index, end)
+            next_indexes[node] = end if progress.lacks_from is not None else min(message.next_index, end)
             self._append_due = True
         self._hear_follower(node.id)
-
-    def ask_again(self, peer: str) -> None:
-        """Let a peer that needs a snapshot say again what it needs."""
-        self._progress[peer].ask_again()
 
     def _is_current_acknowledgement(self, message: Appended) -> bool:
         """H4: an acknowledgement of an earlier reign says nothing about this one's log."""
@@ -564,33 +554,36 @@ class Engine(SyncObj):
             self._adopt_term(message.term)
         return self.is_leader and message.term == self.term
 
-    def _count_stored(self) -> None:
-        """H1: let pysyncobj commit what a majority has stored, and this leader: its disk is behind its log."""
+    def _tell_majority(self) -> None:
+        """Let pysyncobj commit what a majority has stored, and see whether a majority follows.
+
+        H1: this leader is always one of those, and its disk is behind its log.
+        H9: one that hears no majority for a while steps down.
+        """
+        self._majority_is_told = True
         own_index = self._stored_index()
-        stored = {peer: min(known.acknowledged, own_index) for peer, known in self._progress.items()}
-        stored[self._name] = own_index
-        majority_index = self._membership.reached(stored)
+        stored = {peer: min(known.acknowledged, own_index) for peer, known in self.progress.items()}
+        heard_s = {peer: known.heard_s for peer, known in self.progress.items()}
+        stored[self._name], heard_s[self._name] = own_index, self._runtime.monotonic()
+        majority_index, majority_s = self._membership.reached(stored), self._membership.reached(heard_s)
         for node in self._nodes.values():
             self._SyncObj__raftMatchIndex[node] = majority_index
+            self._SyncObj__lastResponseTime[node] = majority_s
 
     def _stored_index(self) -> int:
         return self.journal.synced_index
 
     def _hear_follower(self, peer: str) -> None:
-        """H9: a leader that hears no majority for a while steps down; pysyncobj sees to that."""
-        now_s = self._progress[peer].heard_s = self._runtime.monotonic()
-        heard_s = {peer: known.heard_s for peer, known in self._progress.items()}
-        heard_s[self._name] = now_s
-        majority_s = self._membership.reached(heard_s)
-        for node in self._nodes.values():
-            self._SyncObj__lastResponseTime[node] = majority_s
+        self.progress[peer].heard_s = self._runtime.monotonic()
+        self._majority_is_told = False
 
     def _unknown_progress(self) -> dict[str, Progress]:
         now_s = self._runtime.monotonic()
         return {peer: Progress(now_s) for peer in self._nodes}
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
-        self._progress = self._unknown_progress()
+        self.progress = self._unknown_progress()
+        self._majority_is_told = True
         SyncObj._SyncObj__onBecomeLeader(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802

@@ -44,7 +44,9 @@ from cluster.envelope import (
     decode,
     encode,
 )
-from cluster.identity import Claim, Owner
+from cluster.handover import Handover
+from cluster.identity import Owner
+from cluster.incarnation import Incarnations
 from cluster.log.hardstate import Standing
 from cluster.log.housekeeping import Housekeeping, HousekeepingSettings
 from cluster.log.journal import SegmentedJournal
@@ -63,22 +65,12 @@ from cluster.turns import TurnTimer
 
 log = logging.getLogger(__name__)
 
-INCARNATION_LEAP = 2**20
-"""By so much, at most, an incarnation exceeds what is known of a node that has lost count."""
 SNAPSHOT_ID_BITS = 20
 """A life of a node gives fewer than 2**20 snapshots, so their numbers never come again."""
 
 IN_FLIGHT_MAX = 2
 """Entries proposed and not yet committed. Two keep disk and network busy; more would only make the entries smaller."""
 STATUS_INTERVAL_S = 1.0
-FED_RETAINED_MAX = 8
-"""A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`.
-
-One that is sent a snapshot keeps what follows on that, up to the snapshot's own size: else it would need another one by
-the time that it has it, unless the log grows faster than a snapshot is sent.
-"""
-HANDOVER_S = 1.0
-"""A leader that hands over proposes nothing for so long at most; a handover takes two or three syncs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,28 +122,6 @@ class GroupConfig:
         )
 
 
-class Handover:
-    """A leader gives its office to a peer that has everything."""
-
-    def __init__(self) -> None:
-        self._ends_s = 0.0
-        self._is_asked = False
-
-    def begin(self, now_s: float) -> None:
-        self._ends_s = now_s + HANDOVER_S
-        self._is_asked = False
-
-    def end(self) -> None:
-        self._ends_s = 0.0
-
-    def is_on(self, now_s: float) -> bool:
-        return now_s < self._ends_s
-
-    def ask(self, engine: Engine, without: Sequence[str]) -> None:
-        """Ask one, once; as soon as there is one that has everything."""
-        self._is_asked = self._is_asked or engine.transfer_leadership(without)
-
-
 class GroupEvents(Protocol):
     """What the shell hears from the group, on the loop."""
 
@@ -201,7 +171,6 @@ class Group:
         self._runtime = runtime
         self._links = links
         self._membership = Membership.of_voters([config.name, *config.peers])
-        self._running = False
         self._reign = Reign(None, 0)
         self._handover = Handover()
         self._tried_full_disk_s = 0.0
@@ -220,7 +189,8 @@ class Group:
 
         owner = Owner(config.cluster, config.name, config.group_id)
         directory = self._directory = GroupDirectory(disk, f"groups/{config.group_id}", owner)
-        claim = self._claim(self._wall_ms())
+        self._incarnations = Incarnations(directory, runtime, machine.version, self._membership.members)
+        claim = self._incarnations.begin()
         self._submissions.begin(claim.incarnation)
         self.journal, checkpoint = directory.start(
             claim,
@@ -278,7 +248,7 @@ class Group:
     def start(self, events: GroupEvents) -> None:
         """Take part; `events` is told what is committed, and what else the shell has to know."""
         self._events = events
-        self._running = True
+        self._turns.is_on = True
         self.recovery.turn(self.engine, self.journal)
         self._links.register(self.config.group_id, self)
         self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
@@ -311,7 +281,7 @@ class Group:
 
     def _leave_if_the_others_can_go_on(self) -> None:
         """Stop for damage, as a follower, once the other voters are a majority without this node."""
-        if self.damage is None or not self._running:
+        if self.damage is None or not self._turns.is_on:
             return
         self.engine.may_lead = False
         voters = list(filter(self._links.connected, self._peers.voters()))
@@ -323,7 +293,7 @@ class Group:
             self._stop_for(self.damage)
 
     def _stop_for(self, error: Exception) -> None:
-        self._running = False
+        self._turns.is_on = False
         self._runtime.fail(error)
 
     def _stop_for_foreign_log(self, error: ForeignLog) -> None:
@@ -333,8 +303,8 @@ class Group:
 
     def stop(self) -> None:
         """Take no further part. What was submitted and not applied has an unknown outcome."""
-        if self._running:
-            self._running = False
+        if self._turns.is_on:
+            self._turns.is_on = False
             self.housekeeping.checkpoint_now(*self._applied())
 
     # Submitting
@@ -347,7 +317,7 @@ class Group:
         ValueError for more than `BATCH_BYTES_MAX`, which no entry could hold.
         """
         sequence = self._submissions.add(payload, weight)
-        self._wake()
+        self._turns.ask()
         return sequence
 
     # What entries hold, for whoever delivers it
@@ -382,7 +352,7 @@ class Group:
         if not self.engine.is_leader or self.is_alone:
             return False
         self._handover.begin(self._runtime.monotonic())
-        self._wake()
+        self._turns.ask()
         return True
 
     # Reading
@@ -451,7 +421,7 @@ class Group:
         self.engine.peer_connected(peer)
         self._taker.connected(peer)
         self._submissions.link_is_new(peer)
-        self._wake()
+        self._turns.ask()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
         self._departures.drop(peer)
@@ -460,26 +430,26 @@ class Group:
         if dead:
             self._peers.died(peer, self._runtime.monotonic())
         if self._reign.leader == peer:
-            self._runtime.call_later(self.config.timing.campaign_jitter_s, self._wake)
-        self._wake()
+            self._runtime.call_later(self.config.timing.campaign_jitter_s, self._turns.ask)
+        self._turns.ask()
 
     def peer_drained(self, peer: str) -> None:
         if self._links.connected(peer):
             self.engine.peer_resumed(peer)
-            self._wake()
+            self._turns.ask()
 
     def part_received(self, peer: str) -> None:
-        if not self._running:
+        if not self._turns.is_on:
             return
         self._peers.heard(peer, self._runtime.monotonic())
         self._taker.part_received(peer)
         if self.recovery.standing is not Standing.BLANK:
             self.engine.part_received(peer)
             if self.engine.outbox:
-                self._wake()
+                self._turns.ask()
 
     def frame_received(self, peer: str, frame: bytes) -> None:
-        if not self._running:
+        if not self._turns.is_on:
             return
         self._peers.heard(peer, self._runtime.monotonic())
         try:
@@ -491,7 +461,7 @@ class Group:
             self._receive(peer, message)
         except ForeignLog as error:
             self._stop_for_foreign_log(error)
-        self._wake()
+        self._turns.ask()
 
     def _receive(self, peer: str, message: Message) -> None:
         match message:
@@ -523,14 +493,10 @@ class Group:
 
     # The turn
 
-    def _wake(self) -> None:
-        if self._running:
-            self._turns.ask()
-
     def _beat(self) -> None:
         """Heartbeats and election deadlines fall due between events, too."""
-        if self._running:
-            self._wake()
+        if self._turns.is_on:
+            self._turns.ask()
             self._watch_space()
             self._leave_if_the_others_can_go_on()
             if self.engine.is_leader:
@@ -538,8 +504,6 @@ class Group:
             self._runtime.call_later(self._turns.beat_s, self._beat)
 
     def _turn(self) -> None:
-        if not self._running:
-            return
         try:
             self._take_turn()
         except CorruptJournal as damage:
@@ -569,7 +533,7 @@ class Group:
         if self.engine.outbox:
             self._runtime.call_soon(self._send)  # mere notices: clients hear first what was just applied
         if self.engine.behind:
-            self._wake()
+            self._turns.ask()
 
     def _note_leader(self) -> None:
         if (self.engine.leader, self.engine.term) == self._reign:
@@ -578,9 +542,10 @@ class Group:
         if self.config.name in (self._reign.leader, reign.leader):
             self._proposals.clear()
             self._handover.end()
+        if reign.leader or self._reign.leader:  # not that there was none in an earlier term, either
+            log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         self._reign = reign
-        log.info("leader of term %d: %s", reign.term, reign.leader or "none")
-        self._wake()  # submissions go to the new leader
+        self._turns.ask()  # submissions go to the new leader
         self._events.leader_changed(*reign)
 
     def _start_sync(self) -> None:
@@ -588,11 +553,11 @@ class Group:
             self.journal.start_sync(self._synced)
 
     def _synced(self) -> None:
-        if self._running:
+        if self._turns.is_on:
             self.engine.synced()
             self._start_sync()
             self._send()
-            self._wake()
+            self._turns.ask()
 
     def _applied(self) -> tuple[int, int]:
         """Index and term of the last entry that the state holds."""
@@ -600,23 +565,13 @@ class Group:
         return index, self.journal.term_at(index)
 
     def _needed_from(self) -> int | None:
-        """The first entry that must stay: for the shell, or for followers that are sent old ones, or soon will be."""
+        """The first entry that must stay: for the shell, or for followers."""
         needed = self._events.needed_from()
         if not self.engine.is_leader:
             return needed
-        for peer in filter(self._links.connected, self.config.peers):
-            bytes_max = FED_RETAINED_MAX * self.config.retained_bytes
-            offer = self._giver.offer_to(peer)
-            if offer is None:
-                index = self.engine.acknowledged_index(peer)
-            else:
-                index = offer.segments[-1].end
-                bytes_max = max(bytes_max, offer.size)
-            if index < self.journal.first_index:
-                continue  # unknown, or it needs a snapshot anyway
-            if self.journal.bytes_from(index) <= bytes_max:
-                needed = index if needed is None else min(needed, index)
-        return needed
+        connected = filter(self._links.connected, self.config.peers)
+        fed = self._giver.needed_from(self.engine, connected, self.config.retained_bytes)
+        return min((index for index in (needed, fed) if index is not None), default=None)
 
     # Space
 
@@ -680,7 +635,7 @@ class Group:
         self._installed_at = self.journal.written
         log.info("installed a snapshot of index %d", checkpoint.index)
         self._resume(checkpoint.index)
-        self._wake()
+        self._turns.ask()
 
     def _check_log_of(self, installable: Installable) -> None:
         """Raise ForeignLog if it is not of the log that is committed here."""
@@ -716,7 +671,7 @@ class Group:
             self._transmit(peer, message)
 
     def _tell_status(self) -> None:
-        if self._running:
+        if self._turns.is_on:
             self._clock.look(self._wall_ms(), self._runtime.monotonic())
             self._tell_peers(self._own_status())
             self._giver.tick(self.engine)
@@ -747,7 +702,7 @@ class Group:
             buffers = [buffer for batch in batches for buffer in batch.buffers]
             self._transmit(reign.leader, Forward(reign.term, buffers))
             if submissions.has_unsent(reign):
-                self._wake()
+                self._turns.ask()
 
     def _receive_forward(self, peer: str, message: Forward) -> None:
         """Take in batches of a reign that is still on; a node repeats what an ended reign dropped."""
@@ -762,7 +717,7 @@ class Group:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
         if self._handover.is_on(self._runtime.monotonic()):
-            self._handover.ask(self.engine, self._peers.not_voting())
+            self._handover.ask(partial(self.engine.transfer_leadership, self._peers.not_voting()))
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)
@@ -798,7 +753,7 @@ class Group:
             is_dead = self._peers.dead_s(peer, now_s) > self.config.dead_origin_grace_s
             if (is_silent or is_dead) and self._proposals.expel(peer, origin.incarnation):
                 log.warning("node %s is gone: its consumers' messages return", peer)
-                self._wake()
+                self._turns.ask()
 
     # Applying
 
@@ -811,7 +766,7 @@ class Group:
             self._clock.follow(self._state.time_ms, begun_s)
         except BaseException as error:
             # H10: whatever this is, every further entry would build on a state that differs from the other nodes'.
-            self._running = False
+            self._turns.is_on = False
             self._runtime.fail(error)
             raise
         self._applying_s += self._runtime.monotonic() - begun_s
@@ -829,18 +784,10 @@ class Group:
             self._begin_incarnation()
             self._events.applied(self.engine.applied_index, [Expelled()])
 
-    def _claim(self, wall_ms: int) -> Claim:
-        return self._directory.claim(wall_ms, self.machine.version, self._membership.members, self._leap())
-
-    def _leap(self) -> int:
-        return self._runtime.random.randint(1, INCARNATION_LEAP)
-
     def _begin_incarnation(self) -> None:
         """The others gave this node up while it was away: all that its clients held has gone back to the queues."""
         known = self._state.origins.get(self.config.name)
-        # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
-        least = known.incarnation + self._leap() if known else 0
-        claim = self._claim(max(self._wall_ms(), least))
+        claim = self._incarnations.begin(known.incarnation if known else None)
         self._submissions.begin(claim.incarnation)
         self.submit([])
 

@@ -110,6 +110,8 @@ class PeerLinks:
         """Accepted, not yet authenticated."""
         self._missing: set[str] = set()
         """Lost, or awaited since the start, and neither there nor known to be dead."""
+        self._awaited = set(peers)
+        """Those who have not connected since the start: they may be starting, too."""
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -202,6 +204,7 @@ class PeerLinks:
             old.abort()
             self._report_lost(peer, dead=False)
         self._missing.discard(peer)
+        self._awaited.discard(peer)
         if (probe := self._probes.pop(peer, None)) is not None:
             probe.cancel()
         self._links[peer] = connection
@@ -250,10 +253,14 @@ class PeerLinks:
             events.peer_lost(peer, dead=dead)
 
     def _refused(self, peer: str) -> None:
-        """Take note that nobody listens at the peer's address: news if it was there, or was expected, before."""
+        """Take note that nobody listens at the peer's address: news if it was there, or was expected, before.
+
+        For this node that is nothing wrong, and it may last for days.
+        """
         if peer in self._missing:
             self._missing.discard(peer)
-            log.info("peer %s is dead: its address refuses connections", peer)
+            found = f"waiting for peer {peer}" if peer in self._awaited else f"peer {peer} is dead"
+            log.info("%s: nobody listens at %s:%d", found, *self._peers[peer])
             self._report_lost(peer, dead=True)
 
     async def _probe_absent(self, peer: str) -> None:
@@ -285,22 +292,18 @@ class PeerLinks:
             try:
                 connection = await self._dial(peer)
             except (OSError, HandshakeError) as error:
+                reason = _reason(error)
                 if isinstance(error, ConnectionRefusedError):
                     self._refused(peer)
-                if (reason := _reason(error)) != logged:
-                    self._log_not_dialled(peer, error)
-                    logged = reason
+                elif reason != logged:
+                    log.warning("cannot connect to peer %s at %s:%d: %s", peer, *self._peers[peer], reason)
+                logged = reason
             else:
                 await connection.gone.wait()
                 retry_s = self._limits.retry_first_s
                 logged = ""
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, self._limits.retry_max_s)
-
-    def _log_not_dialled(self, peer: str, error: Exception) -> None:
-        # That a peer is not there is nothing wrong with this node, and may last for days.
-        level = logging.INFO if isinstance(error, ConnectionRefusedError) else logging.WARNING
-        log.log(level, "cannot connect to peer %s at %s:%d: %s", peer, *self._peers[peer], _reason(error))
 
     async def _dial(self, peer: str) -> PeerConnection:
         """Return an authenticated connection; raises OSError (also for time and TLS) or HandshakeError."""

@@ -2,7 +2,7 @@
 
 A node numbers its batches 1, 2, 3 ... under an *incarnation* (a number that grows with every start) and sends those
 that it has not seen applied again to each new leader. So a batch may be in the log twice, never out of order; the
-second is dropped here, on every replica alike (design invariant 3).
+second is dropped here, on every replica alike.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ class Progress:
     acknowledged: int = 0
     """The last entry that the peer has told this leader to hold; 0 if none."""
     probed: int | None = None
-    """The earliest entry at which an append was refused, while probing."""
+    """The earliest entry at which an append was refused; None if it is not probing."""
     lacks_from: int | None = None
-    """The entry that the peer needs next, while that is not in the log any more."""
+    """The entry that the peer needs next, which is not in the log any more; None if it is not lacking."""
     useless_end: tuple[int, int] = (0, 0)
     """Index and term of the last entry of the log that was found to reach back too little: it has been tried."""
     sent_bytes: int = 0
@@ -41,17 +41,9 @@ class Progress:
     is_paused: bool = False
     """... in which it gets no more."""
 
-    @property
-    def is_probing(self) -> bool:
-        return self.probed is not None
-
-    @property
-    def is_lacking(self) -> bool:
-        return self.lacks_from is not None
-
     def matched(self) -> bool:
         """An append has matched. True if that is what was probed for."""
-        was_probing = self.is_probing
+        was_probing = self.probed is not None
         self.probed = self.lacks_from = None
         return was_probing
 
@@ -72,7 +64,7 @@ class Progress:
         if next_index <= first_index:
             self.lacks_from = next_index
             self.useless_end = log_end
-        elif self.is_lacking:
+        elif self.lacks_from is not None:
             if self.useless_end == log_end:
                 return False  # it reaches into this log, with entries that differ: that has been found out already
             self.ask_again()  # it has installed one
@@ -83,7 +75,7 @@ class Progress:
 
     def ask_again(self) -> None:
         """Let a peer that is lacking say again what it needs: its log has changed, or it has not taken a snapshot."""
-        if self.is_lacking:
+        if self.lacks_from is not None:
             self.probed = self.lacks_from = None
 
     def begin_turn(self) -> None:
@@ -93,7 +85,7 @@ class Progress:
     def send(self, sent_bytes: int, bytes_max: int) -> None:
         """It is sent an append: no more of them in this turn while probing, nor beyond `bytes_max`."""
         self.sent_bytes += sent_bytes
-        self.is_paused = self.is_probing or self.sent_bytes > bytes_max
+        self.is_paused = self.probed is not None or self.sent_bytes > bytes_max
 
 
 class Answers:

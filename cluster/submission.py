@@ -44,9 +44,9 @@ class PendingSubmissions:
     """The batches of this node under one incarnation after the other, oldest first, until they are seen applied."""
 
     def __init__(self, origin: str) -> None:
-        self.pending_bytes = 0
+        self.origin = origin
         self.incarnation = 0
-        self._origin = origin
+        self.pending_bytes = 0
         self._pending: deque[SubmittedBatch] = deque()
         self._next_sequence = 1
         self._sent_sequence = 0
@@ -67,7 +67,7 @@ class PendingSubmissions:
     def add(self, payload: Sequence[Buffer], weight: int = 0) -> int:
         """Number a batch; returns its sequence. Raises ValueError if it is too large for an entry."""
         batch = make_batch(
-            self._origin, self.incarnation, self._next_sequence, payload, weight=min(weight, WEIGHT_MAX)
+            self.origin, self.incarnation, self._next_sequence, payload, weight=min(weight, WEIGHT_MAX)
         )
         if batch.size > BATCH_BYTES_MAX:
             raise ValueError(f"a batch of {batch.size} bytes is above the limit of {BATCH_BYTES_MAX}")
@@ -75,10 +75,6 @@ class PendingSubmissions:
         self._pending.append(batch)
         self.pending_bytes += batch.size
         return batch.sequence
-
-    def made(self, origin: str, incarnation: int) -> bool:
-        """Whether batches of this origin and incarnation are those of this life."""
-        return origin == self._origin and incarnation == self.incarnation
 
     def applied(self, sequence: int) -> None:
         """All up to `sequence` are applied."""

@@ -22,13 +22,15 @@ class TurnTimer:
         self._runtime = runtime
         self._take = take
         self.beat_s = beat_s
+        self.is_on = False
+        """Whether turns may be asked for."""
         self._is_asked = False
         self._timer: Timer | None = None
         self._timer_s = 0.0
         """When it goes off."""
 
     def ask(self) -> None:
-        if not self._is_asked:
+        if self.is_on and not self._is_asked:
             self._is_asked = True
             self._runtime.call_soon(self._begin)
 
@@ -44,7 +46,8 @@ class TurnTimer:
 
     def _begin(self) -> None:
         self._is_asked = False
-        self._take()
+        if self.is_on:
+            self._take()
 
     def _go_off(self) -> None:
         self._timer = None

@@ -2,3 +2,5 @@
 
 ARCHITECTURE.md says which package does what.
 """
+
+__version__ = "0.1.0"

@@ -77,13 +77,13 @@ class ClientTls:
     ca: Path | None = None
     """Who signs the certificates of clients; `verify_peer` needs it."""
     verify_peer: bool = False
-    """A certificate that a client shows is checked, and good for a login with EXTERNAL."""
+    """Whether a certificate that a client shows is checked, and is good for a login with EXTERNAL."""
     fail_if_no_peer_cert: bool = False
-    """A client has to show one."""
+    """Whether a client has to show a certificate."""
     minimum_version: str = "1.2"
     """One of `TLS_VERSIONS`."""
     ciphers: str | None = None
-    """Up to TLS 1.2, as OpenSSL writes them; None: the interpreter's choice."""
+    """The ciphers up to TLS 1.2, as OpenSSL writes them; None: the interpreter's choice."""
     cert_login_from: str = "distinguished_name"
     """RabbitMQ's ssl_cert_login_from: what of a certificate is the user's name; one of `CERT_LOGINS`."""
 
@@ -115,9 +115,9 @@ class Limits:
     http_header_timeout_s: float = 10.0
     """From a request's first byte, or the accepted socket, to the end of its header."""
     http_body_timeout_s: float = 60.0
-    """For a request's body."""
+    """How long a request's body may take."""
     http_idle_timeout_s: float = 60.0
-    """Without a request, and for a client that does not read its answer."""
+    """How long a client may send no request, or not read its answer."""
     message_bytes: int = 16 * 1024 * 1024
     """RabbitMQ's value: a message is a part of one log entry, in memory while it is replicated. 128 MiB at most: each
     node copies it several times, and does nothing else meanwhile. A node takes in what its own file says, and
@@ -134,19 +134,19 @@ class Limits:
     segment_bytes: int = 64 * 1024 * 1024
     """A segment file is closed here: the unit in which disk space is given back."""
     segment_entries: int = 65_536
-    """Or here: what a start scans, of small entries."""
+    """A segment file is closed here, too: it bounds what a start scans when entries are small."""
     checkpoint_entries: int = 16_384
     """Entries since the last checkpoint; then the state is written again. A start replays so many at most."""
     checkpoint_bytes: int = 64 * 1024 * 1024
-    """The same in bytes of log; not before as much was logged as the last checkpoint is large."""
+    """The same in bytes of log, but not less than the size of the last checkpoint."""
     checkpoint_interval_s: float = 60.0
     """The same in seconds, while anything is logged at all."""
     retained_bytes: int = 128 * 1024 * 1024
-    """Of log kept for nodes that are behind; one that lacks more is sent the checkpoint and the stored messages."""
+    """Log kept for nodes that are behind. One that lacks more is sent the checkpoint and the stored messages."""
     memory_high_watermark: float = 0.6
     """RabbitMQ's vm_memory_high_watermark: with more than this share of the memory in use, publishers wait."""
     memory_high_watermark_bytes: int = 0
-    """The same as a number of bytes; 0: the share counts."""
+    """The same watermark as a number of bytes; 0: the share counts."""
     disk_free_limit_bytes: int = 50 * 1024 * 1024
     """RabbitMQ's disk_free_limit: with less free space on a node's disk, publishers wait."""
     consumer_timeout_ms: int = 1_800_000
@@ -290,7 +290,7 @@ def _read(reader: _Reader) -> NodeConfig:
 
 
 def _check(config: NodeConfig, path: Path) -> None:
-    """Raise for what one key alone cannot tell."""
+    """Check what depends on several keys; raises ConfigError."""
     for key, name in (("[node] name", config.name), ("[cluster] name", config.cluster_name)):
         if _NAME.fullmatch(name) is None:
             raise ConfigError(f"{path}: {key}: {name!r} must be 1 to 64 of A-Z a-z 0-9 _ . @ -")
@@ -356,7 +356,7 @@ class _Reader:
         return values
 
     def default_user(self, default: NodeConfig) -> _DefaultUser:
-        """Read who is created in a new cluster, and who may log in from this machine only."""
+        """Read the first user of a new cluster, and the users who may log in from this machine only."""
         user = self.text("users", "default_user", default.default_user)
         loopback_users = self.texts("users", "loopback_users", default.loopback_users)
         if user != default.default_user and self._find("users", "default_password") is None:

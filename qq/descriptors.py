@@ -25,23 +25,23 @@ OWN = 192
 """For the node's own work: 64 strangers at the peer port, three sockets for each of six peers, and about a hundred for
 listeners, the event loop, the log, checkpoints, snapshots, certificates and what is read about the process."""
 LEAST = 256
-"""With fewer a node does not start."""
+"""A node that may have fewer files open does not start."""
 _HTTP_SHARE = 10
 """A tenth of what is left is for HTTP."""
 _HTTP_MAX = 256
 _FILES_PER_HTTP = 2
-"""The socket, and the page that is being sent."""
+"""The files of one HTTP connection: its socket, and the page that is being sent."""
 _STRANGERS_SHARE = 2
 _STRANGERS_MAX = 512
 
 
 class Shares(NamedTuple):
-    """Connections that there may be at a time."""
+    """How many connections there may be at a time."""
 
     clients: int
-    """AMQP, with TLS or without."""
+    """AMQP clients, with TLS or without."""
     strangers: int
-    """Of those, they who have not logged in."""
+    """How many of the clients may not have logged in."""
     http: int
 
 
@@ -52,13 +52,13 @@ def allow_all() -> None:
 
 
 def shares(limits: Limits) -> Shares:
-    """What the limit of this process allows. Raises StartError if that is too little for any node."""
+    """Share out what the limit of this process allows. Raises StartError if that is too little for any node."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return shares_of(sys.maxsize if files == resource.RLIM_INFINITY else files, limits)
 
 
 def shares_of(files: int, limits: Limits) -> Shares:
-    """What so many files allow. Raises StartError."""
+    """Share out so many files. Raises StartError if they are too few."""
     if files < LEAST:
         raise StartError(
             f"the process may have {files} files open (ulimit -n), and a node needs {LEAST} at least"

@@ -71,11 +71,11 @@ class AmqpError(Exception):
 
 
 class ChannelError(AmqpError):
-    """Closes the channel; the connection goes on."""
+    """An error that closes the channel; the connection goes on."""
 
 
 class ConnectionFault(AmqpError):
-    """Closes the connection."""
+    """An error that closes the connection."""
 
 
 def amqp_error(

@@ -1,4 +1,4 @@
-"""When the interpreter looks for garbage: for what refers to itself, and is not freed when nobody else does.
+"""When the interpreter looks for garbage: objects in circles, which are not freed when nobody refers to them.
 
 There is little of that here: what clients ask for, their connections and queues are freed at once when they are gone.
 But a full collection walks all that the state is made of, on the loop: a second with 100,000 queues. So there is none
@@ -15,11 +15,11 @@ THRESHOLDS = (20_000, 1, 2**31 - 1)
 """A collection of the middle generation walks what has come since the last one: 60,000 objects, some milliseconds. If
 it came after ten of the youngest only (the default), those would have to be small. The last says never."""
 REST_S = 600.0
-"""Between two collections for want of memory: the next will not find much more."""
+"""The least time between two collections for want of memory, in seconds: a second one would find little."""
 
 
 class Collector:
-    """Collects whatever is garbage, at moments of a node's life.
+    """Collects garbage at the right moments of a node's life.
 
     What is there after that is not walked again by collections of younger generations, nor is it lost to the next one.
     """
@@ -29,12 +29,12 @@ class Collector:
         self._not_before_s = 0.0
 
     def begin(self, installs: int) -> None:
-        """The node begins to serve; so many snapshots were installed before."""
+        """Start when the node begins to serve. So many snapshots have been installed before."""
         self._installs = installs
         _collect()
 
     def look(self, installs: int, *, is_short: bool, now_s: float) -> bool:
-        """Collect if there is a reason; says whether that was so.
+        """Collect garbage if there is a reason; return whether there was.
 
         So many snapshots were installed (the state before each is garbage), and memory `is_short` or not.
         """

@@ -24,7 +24,7 @@ def resident_bytes() -> int:
 
 @cache
 def _statm() -> int:
-    """The file, which stays open: when this is asked for, there may be no descriptor left."""
+    """The system's file about this process. It stays open: later there may be no descriptor left for it."""
     return os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
 
 

@@ -25,7 +25,7 @@ STANDINGS = ("voter", "learner", "blank")
 _NO_LABELS: dict[str, str] = {}
 _PROTOCOL = {"protocol": "amqp091"}
 _QUORUM, _VOLATILE = {"queue_type": "rabbit_quorum_queue"}, {"queue_type": "rabbit_volatile_queue"}
-"""The second is what RabbitMQ calls a consumer of direct replies."""
+"""Labels of queues, and of direct replies, whose consumers RabbitMQ counts as queues of that type."""
 _QUEUE_TYPE = _PROTOCOL | _QUORUM
 _DEAD_LETTER_TEXTS = {
     "maxlen": "Dead-lettered because their queue was full",
@@ -33,14 +33,14 @@ _DEAD_LETTER_TEXTS = {
     "rejected": "Dead-lettered because a consumer rejected them",
     "delivery_limit": "Dead-lettered because they were delivered too often",
 }
-"""By reason."""
+"""The help texts of dead-letter metrics, by reason."""
 _DEAD_LETTER_LABELS = [*_QUORUM, "dead_letter_strategy"]
 _DEAD_LETTER_REASONS = {
     "at-most-once": ("maxlen", "expired", "rejected", "delivery_limit"),
     # Such a queue does not drop messages that are too many.
     "at-least-once": ("expired", "rejected", "delivery_limit"),
 }
-"""By strategy."""
+"""The reasons for which queues dead-letter, by strategy."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Counters:
     logins_failed: int = 0
     messages_received: int = 0
     messages_received_confirm: int = 0
-    """Those of `messages_received` that came on a channel in confirm mode."""
+    """How many of `messages_received` came on a channel in confirm mode."""
     messages_confirmed: int = 0
     messages_unroutable_returned: int = 0
     messages_delivered_manual_ack: int = 0
@@ -64,7 +64,7 @@ class Counters:
     messages_got_auto_ack: int = 0
     get_empty: int = 0
     messages_redelivered: int = 0
-    """Those of the deliveries and gets above that had been delivered before."""
+    """How many of the deliveries and gets above had been delivered before."""
     messages_acknowledged: int = 0
     replies_delivered: int = 0
     """Direct replies; they count nowhere else as delivered."""
@@ -101,7 +101,7 @@ class DiskMetrics:
     free_bytes: int
     free_limit_bytes: int
     alarm: bool
-    """Publishers wait, because this node's disk or too many of the others' are full or nearly so."""
+    """Whether publishers wait, because this node's disk or too many of the others' are full or nearly so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class MemoryMetrics:
 
     limit_bytes: int
     alarm: bool
-    """Publishers wait, because this node or too many of the others take more."""
+    """Whether publishers wait, because this node or too many of the others take more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class MetricsSnapshot:
     messages_ready: int
     messages_unacked: int
     consumers: int
-    """Of the whole cluster, like the three above: every node knows them."""
+    """The consumers of the whole cluster. Like the three values above, every node knows it."""
 
 
 def node_registry(snapshot: Callable[[], MetricsSnapshot]) -> CollectorRegistry:
@@ -146,7 +146,7 @@ class _NodeCollector(Collector):
         self._snapshot = snapshot
 
     def describe(self) -> Iterator[Metric]:
-        """Tell nothing at registration, when the node may not be there yet."""
+        """Describe nothing at registration: the node may not be there yet."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -276,7 +276,7 @@ def _messages(counters: Counters) -> Iterator[Metric]:
 
 
 def _dead_letters(counters: Counters) -> Iterator[Metric]:
-    """Counted once in the cluster. Whatever leaves an at-least-once queue is in all its targets: confirmed."""
+    """Dead letters, counted once in the cluster. What leaves an at-least-once queue is in its targets: confirmed."""
     families = {
         name: CounterMetricFamily(
             f"rabbitmq_global_messages_dead_lettered_{name}", text, labels=_DEAD_LETTER_LABELS

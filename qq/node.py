@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005
 """The interpreter's default of 5 ms is how long the fsync thread would wait for a busy loop to let it report."""
 CATCH_UP_POLL_S = 0.02
+WAITING_NOTICE_S = 2.0
+"""A node that does not serve after this time says what it waits for; one whose cluster is there needs less."""
 MEMORY_CHECK_INTERVAL_S = 1.0
 RATES_PAUSE_S = 60.0
 """After an error of ours in what only shows something."""
@@ -211,6 +213,15 @@ class Node:
             await asyncio.sleep(RATES_PAUSE_S)
 
     async def _catch_up(self) -> None:
+        notice = asyncio.get_running_loop().call_later(
+            WAITING_NOTICE_S, lambda: log.info("not serving yet: %s", self.ready())
+        )
+        try:
+            await self._catch_up_quietly()
+        finally:
+            notice.cancel()
+
+    async def _catch_up_quietly(self) -> None:
         # The group is not asynchronous: it has no event to wait for.
         while not self.broker.live or self.group.describe_standing() is not None:  # noqa: ASYNC110
             await asyncio.sleep(CATCH_UP_POLL_S)

@@ -1,27 +1,88 @@
-"""The pytest fixture `qq_cluster`, for every project that has qq installed.
+"""pytest fixtures, for every project that has qq installed.
 
-def test_orders(qq_cluster):
-    connection = pika.BlockingConnection(pika.URLParameters(qq_cluster.urls[0]))
+    def test_orders(qq_vhost):        # a virtual host for this test, on one cluster for all of them: milliseconds
+        connection = pika.BlockingConnection(pika.URLParameters(qq_vhost.urls[0]))
 
-Lives here: the fixture. Not here: the cluster (testing.py), which is imported only by tests that use it.
+    def test_failover(qq_cluster):    # a cluster of its own, to be hurt: a second
+        qq_cluster.leader().kill()
+
+Which clusters these are says the fixture `qq_options`, for instance in a project's conftest.py:
+
+    @pytest.fixture(scope="session")
+    def qq_options():
+        return {"nodes": 1, "settings": {"limits": {"consumer_timeout_ms": 5000}}}
+
+When a test fails, its report shows what the nodes have logged meanwhile.
+
+Lives here: the fixtures and the report. Not here: the cluster (testing.py), which only tests that use it import.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
-    from qq.testing import LocalCluster
+    from qq.testing import LocalCluster, VirtualHost
+
+_LOG_BYTES = pytest.StashKey[dict["Path", int]]()
+"""How much the nodes had logged when the test began."""
+
+
+@pytest.fixture(scope="session")
+def qq_options() -> dict[str, Any]:
+    """What the clusters of the fixtures are made with: arguments of `qq.testing.LocalCluster`."""
+    return {}
 
 
 @pytest.fixture
-def qq_cluster() -> Generator[LocalCluster]:
-    """Three nodes of a fresh cluster. See `qq.testing.LocalCluster`; make another fixture from it for other sizes."""
+def qq_cluster(qq_options: dict[str, Any]) -> Generator[LocalCluster]:
+    """A fresh cluster, of three nodes unless `qq_options` says otherwise."""
     from qq.testing import LocalCluster  # noqa: PLC0415 -- every pytest run loads this plugin, few need the broker
 
-    with LocalCluster() as cluster:
+    with LocalCluster(**qq_options) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def qq_shared_cluster(qq_options: dict[str, Any]) -> Generator[LocalCluster]:
+    """One cluster for all tests of the session (with pytest-xdist: of each worker)."""
+    from qq.testing import LocalCluster  # noqa: PLC0415 -- as above
+
+    with LocalCluster(**qq_options) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def qq_vhost(qq_shared_cluster: LocalCluster) -> Generator[VirtualHost]:
+    """A new virtual host of the shared cluster. Nodes that the test has killed or paused are there for the next one."""
+    with qq_shared_cluster.vhost() as vhost:
+        yield vhost
+
+
+def _running_clusters() -> list[LocalCluster]:
+    testing = sys.modules.get("qq.testing")
+    return testing.running_clusters() if testing is not None else []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_LOG_BYTES] = {
+        node.log: node.log.stat().st_size for cluster in _running_clusters() for node in cluster.nodes
+    }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        before = item.stash.get(_LOG_BYTES, {})
+        for cluster in _running_clusters():
+            for node in cluster.nodes:
+                report.sections.append((f"log of {node.name}", node.log_since(before.get(node.log, 0))))
+    return report

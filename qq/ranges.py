@@ -18,7 +18,7 @@ MESSAGE_BITS = 24
 """A slot is (batch ordinal in the entry) << MESSAGE_BITS | (message ordinal in the batch)."""
 MESSAGE_MASK = (1 << MESSAGE_BITS) - 1
 MESSAGES_MAX = MESSAGE_MASK
-"""Messages in one batch: a greater ordinal would run into the next batch's slots."""
+"""The most messages in one batch: a greater ordinal would run into the next batch's slots."""
 
 
 INDEX_BITS = 48
@@ -27,9 +27,9 @@ group 0, so the place of an entry is its index as yet."""
 INDEX_MASK = (1 << INDEX_BITS) - 1
 
 LEVELS = 32
-"""Priority levels of a queue, 0 the lowest (RabbitMQ 4.3)."""
+"""The number of priority levels of a queue; 0 is the lowest (RabbitMQ 4.3)."""
 NORMAL = 4
-"""Level of a message without a priority; above it is high where there are only two."""
+"""The level of a message without a priority. Where there are only two levels, those above it are high."""
 
 
 class Range(NamedTuple):
@@ -42,14 +42,14 @@ class Range(NamedTuple):
     deliveries: int = 0
     """How often the messages were returned before; more than 0 means redelivered."""
     size: int = 0
-    """Octets of all these messages, as they are stored."""
+    """The octets of all these messages, as they are stored."""
     position: int = 0
-    """Place of the first in its queue's order of arrival; the others follow."""
+    """The place of the first message in its queue's order of arrival; the others follow."""
     expires_ms: int = 0
     """From this moment on (cluster time) the messages are not delivered any more; 0 is never."""
     level: int = NORMAL
     history: int = 0
-    """What befell the messages before, as their queue numbers it (machine/history.py); 0 is nothing."""
+    """The history of the messages as dead letters, as their queue numbers it (machine/history.py); 0 is none."""
     failures: int = 0
     """How many of the returns count as failed deliveries, where a queue tells them apart (RabbitMQ 4.3)."""
 
@@ -85,7 +85,7 @@ class Piece(NamedTuple, Generic[V]):
 
 
 FrozenPieces = tuple[list[Piece[V]], int, int]
-"""A list that only grows, and the positions where those begin and end in it that are meant."""
+"""A list that only grows, and where the pieces that are meant begin and end in it."""
 
 
 class RangeMap(Generic[V]):
@@ -102,7 +102,7 @@ class RangeMap(Generic[V]):
         self._head = 0
         self._len = 0
         self._shared = False
-        """Whether somebody looks at the pieces that are there: then nothing is done to them but append."""
+        """Whether somebody else reads the pieces. Then they are only appended to."""
 
     @classmethod
     def of(cls, pieces: list[Piece[V]], count: int) -> RangeMap[V]:
@@ -209,7 +209,7 @@ class RangeMap(Generic[V]):
         self._pieces, self._head, self._shared = self._pieces[self._head :], 0, False
 
     def _leave_behind(self, head: int) -> None:
-        """Begin at another place; empty places go once they are the greater half, so that each is moved O(1) times."""
+        """Begin at another place. Empty places go once they are the greater half, so each piece is moved O(1) times."""
         # Nothing is kept there: to let go of very many pieces at once would take long.
         self._pieces[self._head : head] = [_NOTHING] * (head - self._head)
         self._head = head

@@ -16,19 +16,19 @@ Table = dict[str, Any]
 """An AMQP field table; values are None, bool, int, float, str, bytes, Decimal, aware datetime, list and Table."""
 
 TABLE_DEPTH_MAX = 32
-"""Tables and arrays inside each other, the outermost one included; headers of real messages have three or four."""
+"""How deep tables and arrays may be nested, the outermost one included. Headers of real messages have 3 or 4 levels."""
 TABLE_BYTES_MAX = 128 * 1024
-"""As AMQP writes it, without the length in front: more does not fit into a frame of RabbitMQ's size (frame_max)."""
+"""The largest table, as AMQP writes it without the length in front: more does not fit into RabbitMQ's frame_max."""
 NAME_BYTES_MAX = 255
-"""Of a field: an AMQP short string."""
+"""The longest name of a field: an AMQP short string."""
 INTEGERS = range(-(2**63), 2**64)
-"""Signed ones of 64 bits; and a timestamp that no calendar has is a number of seconds."""
+"""Signed integers of 64 bits; beyond them, timestamps in seconds that no calendar has."""
 DECIMAL_SCALES = range(256)
 DECIMAL_NUMBERS = range(-(2**31), 2**31)
 
 
 class InvalidTable(ValueError):
-    """The log cannot hold it; the text names the limit."""
+    """The log cannot hold this table; the text names the limit."""
 
 
 def too_deep() -> str:
@@ -69,7 +69,7 @@ def _table_size(table: dict[Any, Any], depth: int) -> int:
 
 
 def _size(value: Any, depth: int) -> int:
-    """With the octet that names the type. `depth` is how many levels may be in it."""
+    """The size of a value with the octet that names its type. `depth` is how many levels may be in it."""
     kind = type(value)
     if kind is str:
         return 5 + _octets(value)

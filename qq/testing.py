@@ -1,34 +1,45 @@
 """A cluster of real nodes on this machine, for tests.
 
-    with LocalCluster(nodes=3) as cluster:
+    with LocalCluster(nodes=3, settings={"limits": {"consumer_timeout_ms": 5000}}) as cluster:
         connection = pika.BlockingConnection(pika.URLParameters(cluster.urls[0]))
         cluster.leader().kill()
 
-Under pytest the fixture `qq_cluster` is such a cluster of three (qq/pytest_plugin.py).
+pytest: the fixtures `qq_cluster`, `qq_vhost` and their like are there wherever qq is installed (qq/pytest_plugin.py).
+
+unittest: `cls.cluster = cls.enterClassContext(LocalCluster())` in `setUpClass`, and a virtual host for each test:
+`self.vhost = self.enterContext(self.cluster.vhost())` in `setUp`.
+
+asyncio: all methods here block, most of them for milliseconds. Those that wait for a node (`with`, `start`, `stop`,
+`wait_ready`, `wait_caught_up`, `leader`, `restore`) may be called in a thread, so that clients of the same loop go on:
+`await asyncio.to_thread(cluster.restore)`. Or start the cluster where no loop runs yet: in a fixture, in `setUpClass`.
+
+Where the block ends with an exception, the ends of the nodes' logs are added to it as notes.
 
 Lives here: the processes, their ports, and asking the nodes how they are. Not here: a node's files (cli/layout.py).
 
-Law: however the block or the process that holds it ends, no node of it goes on running.
+Law: however the block or the process that holds it ends, no node of it goes on running, and no file of a temporary
+directory is left.
 """
 
 from __future__ import annotations
 
-import base64
-import http.client
-import json
 import os
 import random
+import secrets
 import signal
 import socket
 import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from http import HTTPStatus
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
+from qq.cli.asking import ask, change, why_not_ready
+from qq.cli.launch import PARENT_VARIABLE, SERVE_COMMAND
 from qq.cli.layout import (
     HOST,
     HTTP_PORT_OFFSET,
@@ -37,28 +48,40 @@ from qq.cli.layout import (
     PEER_PORT_OFFSET,
     USER,
     LocalNode,
+    Settings,
     local_nodes,
     prepare,
 )
-from qq.cli.serve import PARENT_VARIABLE
-from qq.cli.up import SERVE_COMMAND
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 PATIENCE_S = 30.0
 """How long the methods that wait do so at most."""
 
 _POLL_S = 0.02
-_ANSWER_TIMEOUT_S = 1.0
-_LOG_LINES_SHOWN = 15
+_LOG_LINES_SHOWN = 30
+# Goes on when whoever holds the other end of the pipe has closed it or is gone. Nodes that die at that moment may still
+# add a file.
+_DELETE_WHEN_LEFT = 'read _; for _ in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$1" && exit; sleep 0.2; done'
+_running: list[LocalCluster] = []
 # Below the ports that the system gives to outgoing connections, also with the offsets of HTTP and peers added.
 _BASE_PORTS = range(12_000, 12_700, NODE_COUNT_MAX + 1)
 
 
 class ClusterError(OperatingError):
     """The local cluster does not do what the test asked of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualHost:
+    """A virtual host of a cluster, with nothing in it but the exchanges that every one has."""
+
+    name: str
+    urls: list[str]
+    """Where AMQP clients connect: one address for each node."""
+    cluster: LocalCluster
 
 
 class ClusterNode:
@@ -147,9 +170,14 @@ class ClusterNode:
             raise ClusterError(f"{self.name} is not running")
         return self._process
 
+    def log_since(self, offset_bytes: int = 0) -> str:
+        """What the node has said, from a size of its log on; of that the last lines."""
+        with self.log.open("rb") as log:
+            log.seek(offset_bytes)
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])
+
     def _log_tail(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:]
-        return "\n".join([f"; the end of {self.log}:", *lines])
+        return f"; the end of {self.log}:\n{self.log_since()}"
 
     # Questions
 
@@ -178,40 +206,29 @@ class ClusterNode:
         """Say why the node does not serve; raises ClusterError if it never will."""
         if not self.running:
             raise ClusterError(f"{self.name} is not running{self._log_tail()}")
-        answer = self._get("/healthz")
-        if answer is None:
-            return "no answer over HTTP"
-        return answer.get("reason")
+        return "it is paused" if self._paused else why_not_ready(self.http_port)
 
     def _get(self, path: str) -> Any:
         if self._paused or not self.running:
             return None
-        credentials = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        connection = http.client.HTTPConnection(HOST, self.http_port, timeout=_ANSWER_TIMEOUT_S)
-        try:
-            connection.request("GET", path, headers={"Authorization": f"Basic {credentials}"})
-            response = connection.getresponse()
-            body = response.read()
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
-        if response.status == HTTPStatus.UNAUTHORIZED:  # it has not caught up as far as its users
-            return None
-        return json.loads(body)
+        return ask(self.http_port, path)
 
 
 class LocalCluster:
     """Nodes `n1`, `n2` ... on free ports of the loopback interface, in a temporary directory or a given one.
 
-    A given directory stays, with the nodes' data and logs.
+    A given directory stays, with the nodes' data and logs. `settings` are keys of the nodes' configurations by section,
+    as `{"limits": {"consumer_timeout_ms": 5000}}`.
     """
 
-    def __init__(self, nodes: int = 3, directory: Path | None = None) -> None:
+    def __init__(
+        self, nodes: int = 3, directory: Path | None = None, settings: Settings = MappingProxyType({})
+    ) -> None:
         if nodes not in (1, 3, 5):
             raise ClusterError(f"a cluster has 1, 3 or 5 nodes, not {nodes}")
         self._node_count = nodes
         self._directory = directory
+        self._settings = settings
         self._cleanup = ExitStack()
         self.nodes: list[ClusterNode] = []
 
@@ -220,9 +237,9 @@ class LocalCluster:
         with ExitStack() as cleanup:
             directory = self._directory
             if directory is None:
-                directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="qq-")))
+                directory = cleanup.enter_context(_temporary_directory())
             files = local_nodes(directory, self._node_count, _reserve_ports(self._node_count, cleanup))
-            prepare(directory, files, fresh=False)
+            prepare(directory, files, fresh=False, settings=self._settings)
             spawner = cleanup.enter_context(ThreadPoolExecutor(max_workers=1))
             self.nodes = [ClusterNode(node, spawner) for node in files]
             cleanup.callback(self._kill_all)
@@ -230,11 +247,16 @@ class LocalCluster:
                 node.start()
             for node in self.nodes:
                 node.wait_ready()
+            _running.append(self)
+            cleanup.callback(_running.remove, self)
             self._cleanup = cleanup.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Kill whatever still runs, and delete the temporary directory."""
+        if isinstance(error, Exception):  # and not what ends a test in good order, or the program
+            for node in self.nodes:
+                error.add_note(f"The end of the log of {node.name}:\n{node.log_since()}")
         self._cleanup.close()
 
     def _kill_all(self) -> None:
@@ -288,8 +310,54 @@ class LocalCluster:
                 lambda node=node: f"{node.name} has applied {_applied_index(node)} of {goal} entries",
             )
 
+    @contextmanager
+    def vhost(self) -> Generator[VirtualHost]:
+        """A new virtual host; the end of the block deletes it with all that is in it, and closes its connections."""
+        name = f"test-{secrets.token_hex(4)}"
+        self._change("PUT", f"/api/vhosts/{name}")
+        self.wait_caught_up()  # a client may log in at any node now
+        try:
+            yield VirtualHost(name, [node.url + name for node in self.nodes], self)
+        finally:
+            self.restore()  # nothing can be deleted without a majority
+            self._change("DELETE", f"/api/vhosts/{name}")
+
+    def _change(self, method: str, path: str) -> None:
+        leader = self.leader()
+        refusal = change(leader.http_port, method, path)
+        if refusal is not None:
+            raise ClusterError(f"{method} {path} at {leader.name}: {refusal}")
+
+    def restore(self) -> None:
+        """Start the nodes that do not run and resume those that are paused; wait until all have caught up."""
+        for node in self.nodes:
+            if node.running:
+                node.resume()
+            else:
+                node.start()
+        self.wait_caught_up()
+
     def _running(self) -> list[ClusterNode]:
         return [node for node in self.nodes if node.running]
+
+
+def running_clusters() -> list[LocalCluster]:
+    """The clusters of this process whose blocks have been entered and not left."""
+    return list(_running)
+
+
+@contextmanager
+def _temporary_directory() -> Generator[Path]:
+    """A directory that is deleted at the end of the block, or when this process is gone, however it has ended."""
+    directory = tempfile.mkdtemp(prefix="qq-")
+    with subprocess.Popen(  # noqa: S603
+        ["/bin/sh", "-c", _DELETE_WHEN_LEFT, "sh", directory],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the test
+    ):
+        yield Path(directory)
 
 
 def _applied_index(node: ClusterNode) -> int:

@@ -48,7 +48,7 @@ _SHORT_NAMES = {
     "streetAddress": "STREET",
     "userId": "UID",
 }
-"""What RabbitMQ writes for the attributes that OpenSSL has these names for."""
+"""RabbitMQ's names of the attributes of a certificate, by OpenSSL's."""
 
 
 def for_clients(settings: ClientTls) -> Reloadable[ssl.SSLContext]:
@@ -63,17 +63,17 @@ def for_peers(files: TlsFiles) -> Reloadable[PeerTls]:
 
 
 class Reloadable(Generic[T]):
-    """Something made from files, and made anew when one of them is another one than before."""
+    """Something that is made from files, and made again when one of them has changed."""
 
     def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
-        """`make` raises StartError, and so does this."""
+        """Make it for the first time. `make` may raise StartError, and then so does this."""
         self._files = files
         self._make = make
         self._seen = self._stamps()
         self.current = make()
 
     def reload(self) -> bool:
-        """Look at the files; return whether `current` is new. What cannot be used is told once, and left alone."""
+        """Look at the files; return whether `current` is new. Files that cannot be used are logged once and ignored."""
         stamps = self._stamps()
         if stamps == self._seen:
             return False
@@ -148,7 +148,7 @@ def name_in(certificate: Mapping[str, Any], login_from: str) -> str | None:
 
 
 def _escaped(value: str) -> str:
-    """RFC 4514, 2.4; what is not printable ASCII as escaped octets, as RabbitMQ writes it."""
+    """Escape a value as RFC 4514 (2.4) says, and what is not printable ASCII as octets, as RabbitMQ does."""
     octets = value.encode()
     last = len(octets) - 1
     return "".join(_escaped_octet(octet, at == 0, at == last) for at, octet in enumerate(octets))

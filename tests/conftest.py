@@ -3,12 +3,68 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How fast an example is says something about the machine, which may have other work to do, and nothing about the code.
 settings.register_profile("qq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("qq"), max_examples=10)
 settings.load_profile("qq")
+
+# Processes that a test starts run this tree, wherever they are started.
+TESTS = Path(__file__).parent
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.environ.get("PYTHONPATH")]))
 
 # Hundreds of nodes are started. Where no byte code may be kept, as in many images, each would compile all of it anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# What `make quick` runs, without what is marked as slow: the pure packages, the log, and some of what stands on them.
+QUICK = [
+    TESTS / name
+    for name in (
+        "amqp",
+        "broker/test_batches.py",
+        "broker/test_channel.py",
+        "broker/test_entries.py",
+        "broker/test_resume.py",
+        "cluster",
+        "http/test_api.py",
+        "http/test_app.py",
+        "machine",
+        "routing",
+        "simulation/test_oracle.py",
+        "simulation/test_simulated_disk.py",
+        "system/test_local_cluster.py",
+        "test_config.py",
+        "test_garbage.py",
+        "test_metrics.py",
+        "test_tidy.py",
+    )
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="what `make quick` runs, with few examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("quick"):
+        settings.load_profile("quick")
+        if missing := [path for path in QUICK if not path.exists()]:
+            raise pytest.UsageError(f"tests/conftest.py: not there any more: {missing}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_quick = any(
+        path.is_relative_to(collection_path) or collection_path.is_relative_to(path) for path in QUICK
+    )
+    return True if config.getoption("quick") and not is_quick else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        slow = [item for item in items if item.get_closest_marker("slow") is not None]
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = ("chaos", "cluster", "qq", "tests", "requirements", "deploy", ".ci")
+OURS = ("chaos", "cluster", "qq", "tests", "docs", "examples", "requirements", "deploy", ".ci")
 TEXT = {
     ".c",
     ".cfg",

@@ -44,7 +44,7 @@ import aiohttp
 from chaos.live.faulty_disk import lose_power
 from chaos.live.faulty_node import DISK_DIRECTORY, Faults
 from chaos.live.toxiproxy import Route, Stream, Toxiproxy
-from qq.cli.serve import PARENT_VARIABLE
+from qq.cli.launch import PARENT_VARIABLE
 from qq.config import NodeAddress
 from qq.errors import OperatingError
 

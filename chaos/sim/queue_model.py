@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qq.machine.history import REJECTED, History
-from qq.machine.settings import Settings
+from qq.machine.settings import QueueSettings
 from qq.ranges import Range
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class QueueModel:
 
     name: str
     number: int
-    settings: Settings
+    settings: QueueSettings
     ready: dict[Key, list[Message]] = field(default_factory=dict)
     """And those that are delayed."""
     count: int = 0
@@ -92,7 +92,7 @@ class QueueModel:
     least_limit: int | None = None
     """The smallest maximum length that counted in this entry."""
 
-    def note_settings(self, settings: Settings) -> None:
+    def note_settings(self, settings: QueueSettings) -> None:
         """Other settings may come in the middle of an entry, and what time and limits do may come before or after."""
         self.settings = settings
         self.trims |= is_trimmed(settings)
@@ -145,7 +145,7 @@ def is_full(model: QueueModel, beyond: int = 0) -> bool:
     return rejects(model) and (by_count or settings.max_length_bytes is not None)
 
 
-def is_trimmed(settings: Settings) -> bool:
+def is_trimmed(settings: QueueSettings) -> bool:
     is_limited = settings.max_length is not None or settings.max_length_bytes is not None
     return is_limited and settings.overflow == "drop-head"
 

@@ -1,6 +1,6 @@
 """Publishers that publish again, with its number, whatever they do not know the outcome of: it arrives exactly once.
 
-They do what README.md ("Publishing exactly once") asks of an application: in order, on one channel at a time, and
+They do what docs/how-to/publish-exactly-once.md asks of an application: in order, on one channel at a time, and
 after a lost connection from the first unconfirmed message on.
 """
 

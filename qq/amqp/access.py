@@ -12,11 +12,11 @@ from typing import ClassVar
 from pamqp import base
 
 TICKET = 1
-"""What everybody gets, as from RabbitMQ; nobody looks at it."""
+"""The ticket that everybody gets, as from RabbitMQ. Nobody looks at it."""
 
 
 class AccessRequest(base.Frame):
-    """access.request."""
+    """The method access.request."""
 
     __slots__: ClassVar[list[str]] = [  # noqa: RUF023  # in the order of the wire
         "realm",
@@ -42,7 +42,7 @@ class AccessRequest(base.Frame):
 
 
 class AccessRequestOk(base.Frame):
-    """access.request-ok."""
+    """The method access.request-ok."""
 
     __slots__: ClassVar[list[str]] = ["ticket"]
 

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 PROTOCOL_HEADERS = (PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
-"""Of 0-9-1, and of 0-9, which RabbitMQ treats as though it were 0-9-1."""
+"""The protocol headers of 0-9-1 and of 0-9, which RabbitMQ treats as though it were 0-9-1."""
 MECHANISMS = "AMQPLAIN PLAIN"
 EXTERNAL = "EXTERNAL"
 """RFC 4422, appendix A: the client is who its certificate says."""
 LOCALES = "en_US"
 CHANNEL_MAX_MIN = 1
 AHEAD_BYTES_MAX = 64 * 1024
-"""What a client may send before the shell has answered its login or its vhost."""
+"""The most that a client may send before the shell has answered its login or its virtual host."""
 INTRODUCTIONS_MAX = 64
 """Different tables of client properties that are remembered, so that equal ones are held once: 1 KB a connection."""
 _CLASS_CONNECTION = 10
@@ -64,11 +64,11 @@ class Settings:
     information: str = "AMQP 0-9-1"
     copyright: str = "the authors of qq"
     channel_max: int = 2047
-    """0: no limit."""
+    """The most channels of a connection; 0: no limit."""
     frame_max: int = 131_072
-    """At least FRAME_MAX_MIN; there is no "unlimited"."""
+    """The largest frame, in bytes. At least FRAME_MAX_MIN; there is no "unlimited"."""
     heartbeat_s: int = 60
-    """0: none, unless the client wants them."""
+    """The interval that is proposed to clients, in seconds; 0: none, unless the client wants one."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
@@ -80,13 +80,13 @@ class Capabilities(NamedTuple):
     connection_blocked: bool = False
     consumer_cancel_notify: bool = False
     live_prefetch: bool = False
-    """Ours: basic.qos changes the prefetch of consumers that are there already."""
+    """Whether basic.qos changes the prefetch of consumers that are there already (a capability of our own)."""
     exchange_exchange_bindings: bool = False
     publisher_confirms: bool = False
 
 
 class Phase(Enum):
-    """How far a connection is."""
+    """How far a connection has come."""
 
     HEADER = auto()
     START = auto()
@@ -110,7 +110,7 @@ class LoginAttempt(NamedTuple):
 
     user: str
     password: bytes | None
-    """None: a certificate says who it is."""
+    """The password; None if a certificate says who the client is."""
     mechanism: str
 
     def __repr__(self) -> str:
@@ -231,12 +231,12 @@ class ServerConnection:
 
     @property
     def held_bytes(self) -> int:
-        """Memory held for frames and messages that are not complete."""
+        """The memory that is held for frames and messages that are not complete, in bytes."""
         return self._reader.held_bytes
 
     @property
     def broken(self) -> bool:
-        """The client's close-ok cannot be read: close the socket soon after the last byte was sent."""
+        """Whether the client's close-ok cannot be read: then close the socket soon after the last byte was sent."""
         return self._reader.broken
 
     @property
@@ -246,7 +246,7 @@ class ServerConnection:
 
     @property
     def channels(self) -> list[int]:
-        """Channel numbers in use."""
+        """The channel numbers that are in use."""
         return list(self._channels)
 
     def is_open(self, channel: int) -> bool:
@@ -561,7 +561,7 @@ _STATE_NAMES = {
     Phase.OPEN_VHOST: "opening",
     Phase.OPEN: "running",
 }
-"""RabbitMQ's words."""
+"""What RabbitMQ's texts call the states of a connection."""
 
 
 def _server_properties(settings: Settings) -> common.FieldTable:
@@ -617,7 +617,7 @@ def _capabilities(client_properties: Mapping[str, object]) -> Capabilities:
 
 
 def _plain(response: bytes) -> tuple[str, bytes]:
-    """RFC 4616, without an authorization identity."""
+    """Read the response of PLAIN (RFC 4616), without an authorization identity."""
     parts = response.split(b"\x00")
     if len(parts) != 3 or parts[0]:
         raise _bad_login("response invalid")
@@ -656,7 +656,7 @@ def _octets(text: str | bytes | None) -> bytes:
 
 
 def _check_tuning(name: str, minimum: int, maximum: int, value: int) -> None:
-    """RabbitMQ's rules: 0 is no limit, on both sides."""
+    """Check what the client chose by RabbitMQ's rules: 0 means no limit, on both sides."""
     if value and value < minimum:
         text = f"negotiated {name} = {value} is lower than the minimum allowed value ({minimum})"
     elif maximum and (value == 0 or value > maximum):

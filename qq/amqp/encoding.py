@@ -39,7 +39,7 @@ def encode(channel: int, frame: base.Frame) -> bytes:
 
 
 def confirm_frame(channel: int, tag: int, multiple: bool, nack: bool = False) -> bytes:
-    """basic.ack or basic.nack to a publisher."""
+    """Encode basic.ack or basic.nack to a publisher."""
     return _CONFIRM.pack(FRAME_METHOD, channel, 13, 60, 120 if nack else 80, tag, multiple, FRAME_END)
 
 
@@ -76,20 +76,20 @@ def get_ok(
     message_count: int,
     message: bytes,
 ) -> bytes:
-    """basic.get-ok and the message."""
+    """Encode basic.get-ok and the message."""
     names = _shortstr(exchange) + _shortstr(routing_key)
     arguments = _TAG.pack(delivery_tag) + bytes([redelivered]) + names + _U32.pack(message_count)
     return _method(channel, 60, 71, arguments) + message
 
 
 def returned(channel: int, code: int, text: str, exchange: str, routing_key: str, message: bytes) -> bytes:
-    """basic.return and the message."""
+    """Encode basic.return and the message."""
     arguments = _U16.pack(code) + _shortstr(text) + _shortstr(exchange) + _shortstr(routing_key)
     return _method(channel, 60, 50, arguments) + message
 
 
 def declare_ok(channel: int, queue: str, messages: int, consumers: int) -> bytes:
-    """queue.declare-ok."""
+    """Encode queue.declare-ok."""
     return _method(channel, 50, 11, _shortstr(queue) + _U32.pack(messages) + _U32.pack(consumers))
 
 

@@ -73,7 +73,7 @@ CLIENT_METHODS: dict[int, type[base.Frame]] = {
 """What a client may send; to anything else a server answers 503."""
 
 
-class Publish(NamedTuple):
+class PublishArguments(NamedTuple):
     """The arguments of basic.publish."""
 
     exchange: str
@@ -107,7 +107,7 @@ def decode_method(payload: bytes) -> base.Frame:
     return method
 
 
-def decode_publish(payload: bytes) -> Publish:
+def decode_publish(payload: bytes) -> PublishArguments:
     """Decode the payload of a basic.publish method frame; raises ConnectionFault (502)."""
     try:
         # class (2), method (2), reserved (2), exchange, routing key, bits
@@ -117,7 +117,7 @@ def decode_publish(payload: bytes) -> Publish:
         exchange, key = payload[7:key_at].decode(), payload[key_at + 1 : bits_at].decode()
     except (IndexError, ValueError) as error:
         raise ConnectionFault(Reply.SYNTAX_ERROR, f"cannot decode basic.publish: {error}", 60, 40) from None
-    return Publish(exchange, key, bits & 1 != 0, bits & 2 != 0)
+    return PublishArguments(exchange, key, bits & 1 != 0, bits & 2 != 0)
 
 
 def _arguments(method: base.Frame, payload: bytes) -> None:

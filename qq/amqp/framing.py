@@ -43,7 +43,7 @@ UNFINISHED_MESSAGES_MAX = 4
 UNFINISHED_BYTES_MIN = 1024 * 1024
 """and this much in any case: many channels may each be in the middle of a small one."""
 PUBLISHES_REMEMBERED_MAX = 256
-"""Different basic.publish of a connection that need not be checked again."""
+"""How many different basic.publish of a connection are remembered, so that they are not checked again."""
 
 
 def stored_bytes_max(message_bytes_max: int, frame_max: int) -> int:
@@ -57,7 +57,7 @@ def stored_bytes_max(message_bytes_max: int, frame_max: int) -> int:
 
 _FRAME = Struct(">BHI")
 _HEADER = Struct(">BHIIQ")
-"""Frame header, class and weight as one number, body size."""
+"""The start of a content header frame: frame header, class and weight as one number, body size."""
 _HEADER_PAYLOAD_MIN = 14  # class, weight, body size, flags
 _FLAGS = Struct(">H")
 _CLASS_BASIC = 60
@@ -103,7 +103,7 @@ class Acks(NamedTuple):
 
 
 class Method(NamedTuple):
-    """Any other method."""
+    """A method other than a publish or an acknowledgement."""
 
     channel: int
     frame: base.Frame
@@ -148,7 +148,7 @@ class _Content:
         self.left = -1
         """Body octets still to come; -1 before the content header."""
         self.size = size
-        """Octets that count as unfinished."""
+        """How many octets of it count as unfinished."""
 
 
 class FrameReader:
@@ -177,13 +177,13 @@ class FrameReader:
         self.frame_max = frame_max
         self.stepwise = False
         self.unfinished_bytes = 0
-        """Held for messages that are not complete."""
+        """The octets that are held for messages which are not complete."""
         self._message_bytes_max = message_bytes_max
         self._unfinished_max = max(message_bytes_max * UNFINISHED_MESSAGES_MAX, UNFINISHED_BYTES_MIN)
         self._mode = _Mode.RUNNING
         self._rest = bytearray()
         self._need = 0
-        """Octets of `_rest` and more without which nothing can be said; 0 = not known."""
+        """How many octets, with those in `_rest`, are needed before anything can be said; 0 = not known."""
         self._contents: dict[int, _Content | None] = {}
         """Channels that the fast path leaves alone: with an unfinished message, or (None) stopped."""
         self._publishes: dict[bytes, None] = {}
@@ -191,7 +191,7 @@ class FrameReader:
 
     @property
     def frame_max(self) -> int:
-        """Largest frame, envelope included.
+        """The largest frame, envelope included.
 
         Accepted is an envelope more, as RabbitMQ does: some clients count the payload only.
         """
@@ -203,12 +203,12 @@ class FrameReader:
 
     @property
     def held_bytes(self) -> int:
-        """Memory this reader keeps for its peer."""
+        """The memory that this reader keeps for its peer, in bytes."""
         return len(self._rest) + self.unfinished_bytes
 
     @property
     def broken(self) -> bool:
-        """Nothing more can be read, not even the answer to a close."""
+        """Whether nothing more can be read, not even the answer to a close."""
         return self._mode is _Mode.BROKEN
 
     def feed(self, data: bytes) -> list[Event]:

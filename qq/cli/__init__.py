@@ -1,7 +1,7 @@
 """The command `qq`.
 
-Lives here: the subcommands and their options. A command is a module with one function, which returns
-the exit status.
+Lives here: the subcommands and their options. A command is a module with a function that returns the exit status; it is
+imported when it is called for, because a node is large and most commands are small.
 
 Law: an operating error is one line on standard error and exit status 1, never a traceback.
 """
@@ -13,11 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qq.cli.inspect import dump, inspect
+from qq import __version__
 from qq.cli.layout import BASE_PORT_MAX
-from qq.cli.serve import serve
-from qq.cli.status import status
-from qq.cli.up import up
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name and return its exit status."""
     options = _parser().parse_args(arguments)
+    _find_cluster()
     try:
         return _run(options)
     except OperatingError as error:
@@ -36,9 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _find_cluster() -> None:
+    """Have `cluster` be ours, whatever else has that name where Python looks.
+
+    It stands beside `qq` in a checkout, and inside of it where qq is installed (setup.py).
+    """
+    ours = Path(__file__).parents[1]
+    bundled = ours / "bundled"
+    sys.path.insert(0, str(bundled if bundled.is_dir() else ours.parent))
+
+
 def _run(options: argparse.Namespace) -> int:
     match options.command:
         case "up":
+            from qq.cli.up import up  # noqa: PLC0415
+
             return up(
                 data_dir=options.data_dir,
                 node_count=options.nodes,
@@ -47,10 +57,16 @@ def _run(options: argparse.Namespace) -> int:
                 restart=options.restart,
             )
         case "serve":
+            from qq.cli.serve import serve  # noqa: PLC0415
+
             return serve(options.config)
         case "status":
+            from qq.cli.status import status  # noqa: PLC0415
+
             return status(options.http, options.user, options.password, as_json=options.json)
         case "inspect":
+            from qq.cli.inspect import dump, inspect  # noqa: PLC0415
+
             if options.dump:
                 return dump(options.directory, options.first, options.last)
             return inspect(options.directory)
@@ -60,6 +76,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qq", description="A message broker with replicated queues.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
     up_command = commands.add_parser("up", help="run a local cluster until Ctrl-C")

@@ -139,7 +139,7 @@ def _check_stopped(data_dir: Path) -> None:
 
 
 def _find_group(directory: Path) -> Path:
-    """Of a node's data directory, the group's directory in it, or the node's directory that `qq up` makes."""
+    """Find the group's directory: given itself, a node's data directory, or a node's directory of `qq up`."""
     for group in (directory / _GROUP, directory, directory / "data" / _GROUP):
         if (group / "identity").exists() or (group / "log").is_dir():
             return group.resolve()
@@ -274,7 +274,7 @@ def _name(finding: Finding) -> str:
 
 
 def _verdict(problems: dict[str, Problem], *, is_learner: bool) -> str:
-    """One line: whether all is whole, and what becomes of what is not."""
+    """Say in one line whether all is whole, and what the next start makes of what is not."""
     if not problems:
         return "whole: nothing is damaged" + (
             "; the node is a learner: it is being repaired from the others" if is_learner else ""
@@ -335,7 +335,7 @@ def _batch_lines(ordinal: int, view: BatchView, payload: bytes) -> Iterator[str]
 
 
 def _part_lines(payload: memoryview) -> Iterator[str]:
-    """The commands of a batch, or what was kept of them."""
+    """Describe the commands of a batch, or what compaction has kept of them."""
     try:
         if is_kept(payload):
             for piece in decode_kept(payload):

@@ -18,15 +18,17 @@ import os
 import secrets
 import shutil
 import tomllib
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from qq.config import NodeAddress
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
 HOST = "127.0.0.1"
@@ -93,8 +95,17 @@ def locked(data_dir: Path) -> Generator[None]:
         yield
 
 
-def prepare(data_dir: Path, nodes: Sequence[LocalNode], *, fresh: bool) -> None:
-    """Write the nodes' configurations and the secret; what an earlier run stored stays, unless `fresh`."""
+Settings = Mapping[str, Mapping[str, Any]]
+"""Keys of configurations, by section. See `qq/config.py`."""
+
+
+def prepare(
+    data_dir: Path, nodes: Sequence[LocalNode], *, fresh: bool, settings: Settings = MappingProxyType({})
+) -> None:
+    """Write the nodes' configurations and the secret; what an earlier run stored stays, unless `fresh`.
+
+    `settings` are those of all nodes that are not as usual.
+    """
     with _explained(data_dir):
         if fresh:
             _delete(data_dir)
@@ -105,7 +116,7 @@ def prepare(data_dir: Path, nodes: Sequence[LocalNode], *, fresh: bool) -> None:
             _replace(data_dir / "secret", secrets.token_hex(32) + "\n")
         for node in nodes:
             node.data_dir.mkdir(parents=True, exist_ok=True)
-            _replace(node.config, _configuration(node, nodes))
+            _replace(node.config, _configuration(node, nodes, settings))
             node.log.open("ab").close()
 
 
@@ -127,26 +138,24 @@ def write_cluster_file(data_dir: Path, nodes: Sequence[LocalNode], pids: Mapping
         _replace(data_dir / "cluster.json", json.dumps(document, indent=2) + "\n")
 
 
-def _configuration(node: LocalNode, nodes: Sequence[LocalNode]) -> str:
-    """Text of node.toml. JSON strings are TOML strings."""
-    lines = [
-        "# Written by `qq up` at every start: changes here are lost. It shows what a node needs.",
-        "[node]",
-        f"name = {json.dumps(node.name)}",
-        'data_dir = "data"',
-        "",
-        "[cluster]",
-        'secret_file = "../secret"',
-        "",
-        "[users]",
-        f"default_user = {json.dumps(USER)}",
-        f"default_password = {json.dumps(PASSWORD)}",
-    ]
+def _configuration(node: LocalNode, nodes: Sequence[LocalNode], settings: Settings) -> str:
+    """Text of node.toml."""
+    usual: dict[str, dict[str, Any]] = {
+        "node": {"name": node.name, "data_dir": "data"},
+        "cluster": {"secret_file": "../secret"},
+        "users": {"default_user": USER, "default_password": PASSWORD},
+    }
+    lines = ["# Written by `qq up` at every start: changes here are lost. It shows what a node needs."]
+    for section in [*usual, *(name for name in settings if name not in usual)]:
+        lines += _table(f"[{section}]", {**usual.get(section, {}), **settings.get(section, {})})
     for member in nodes:
-        lines += ["", "[[nodes]]"]
-        address = asdict(member.address).items()
-        lines += [f"{key} = {json.dumps(value)}" for key, value in address if value is not None]
-    return "\n".join(lines) + "\n"
+        lines += _table("[[nodes]]", asdict(member.address))
+    return "\n".join(lines)
+
+
+def _table(head: str, values: Mapping[str, Any]) -> list[str]:
+    """One table of TOML, in which texts, numbers, booleans and lists of them are what they are in JSON."""
+    return [head, *(f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None), ""]
 
 
 def _refuse_other_size(data_dir: Path, node_count: int) -> None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from qq import config, node
+from qq import __version__, config, node
+from qq.cli.launch import PARENT_VARIABLE
 from qq.errors import StartError
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
     from qq.config import NodeConfig
 
-PARENT_VARIABLE = "QQ_PARENT_PID"
-"""Set by `qq up`: this process dies with that one, even if that one is killed with SIGKILL."""
+log = logging.getLogger(__name__)
+
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -38,6 +39,13 @@ def serve(config_file: Path, run: Callable[[NodeConfig], Coroutine[Any, Any, Non
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
+    )
+    log.info(
+        "node %s of qq %s, configured by %s, data in %s",
+        settings.name,
+        __version__,
+        config_file.absolute(),
+        settings.data_dir.absolute(),
     )
     uvloop.run(_serve_until_stopped(run(settings)))
     return 0

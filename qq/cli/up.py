@@ -14,26 +14,21 @@ import errno
 import os
 import signal
 import socket
-import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
-
+from qq.cli.asking import why_not_ready
+from qq.cli.launch import PARENT_VARIABLE, SERVE_COMMAND
 from qq.cli.layout import HOST, PASSWORD, USER, LocalNode, local_nodes, locked, prepare, write_cluster_file
 from qq.cli.screen import LogReader, Screen
-from qq.cli.serve import PARENT_VARIABLE
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-SERVE_COMMAND = (sys.executable, "-m", "qq", "serve")
-
 _POLL_S = 0.1  # how soon a ready node or a new line in a log is noticed
-_ANSWER_TIMEOUT_S = 2.0
 _WAITING_NOTICE_S = 10.0  # a long replay is normal; silence is not
 _STOP_TIMEOUT_S = 10.0
 _RESTART_DELAY_S = 1.0  # a node that cannot start must not keep the processor busy
@@ -200,9 +195,7 @@ class _Cluster:
 
     async def _announce(self) -> None:
         """Wait for every node to serve, then tell the user and the programs that wait for it."""
-        timeout = aiohttp.ClientTimeout(total=_ANSWER_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            await asyncio.gather(*(self._until_ready(node, session) for node in self._nodes))
+        await asyncio.gather(*map(self._until_ready, self._nodes))
         write_cluster_file(self._data_dir, self._nodes, self._pids)
         self._serves = True
         self._screen.say(
@@ -213,24 +206,15 @@ class _Cluster:
             self._screen.say(f"  {node.name}  {amqp}  http://{HOST}:{node.address.http_port}/")
         self._screen.say("cluster ready")
 
-    async def _until_ready(self, node: LocalNode, session: aiohttp.ClientSession) -> None:
+    async def _until_ready(self, node: LocalNode) -> None:
         clock = asyncio.get_running_loop()
         notice_at = clock.time() + _WAITING_NOTICE_S
-        while (reason := await _not_ready(node, session)) is not None:
+        port = node.address.http_port
+        while (reason := await asyncio.to_thread(why_not_ready, port)) is not None:
             if clock.time() >= notice_at:
                 self._screen.say(f"waiting for {node.name}: {reason}")
                 notice_at += _WAITING_NOTICE_S
             await asyncio.sleep(_POLL_S)
-
-
-async def _not_ready(node: LocalNode, session: aiohttp.ClientSession) -> str | None:
-    """Why the node does not serve yet, or None."""
-    try:
-        async with session.get(f"http://{HOST}:{node.address.http_port}/healthz") as answer:
-            health = await answer.json()
-            return None if answer.ok else str(health["reason"])
-    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-        return "no answer over HTTP"
 
 
 def _death(status: int) -> str:

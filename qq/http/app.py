@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from qq.http.view import Management, NodeView
 
 REQUEST_BYTES_MAX = 64 * 1024
-"""Of a request's body, but for definitions: a policy is some lines."""
+"""The largest body of a request, except for definitions. The next largest document, a policy, is a few lines."""
 METRICS_SHARE = 20
-"""What was told stays so for this many times the processor time it took to gather: a flood takes some 5 % of it."""
+"""An answer is reused for this many times the processor time it took to gather: a flood takes some 5 % of it."""
 READING = "the node reads its log"
-"""Why it can tell nothing yet."""
+"""The reason given while the node cannot answer yet."""
 _STATIC = Path(__file__).parent / "static"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -108,7 +108,7 @@ class _Pages:
         self._metrics_until_s = 0.0
 
     async def metrics(self, _: web.Request) -> web.Response:
-        """Tell them: as often as it is asked, but for what it costs to gather them, which anybody may ask for.
+        """Answer with the metrics. They are not gathered each time, since anybody may ask for them and gathering costs.
 
         That is processor time: they do not stay for longer because the machine had something else to do, or the process
         was stopped, in the middle of it.
@@ -138,7 +138,7 @@ async def _reading(_: web.Request) -> web.Response:
 
 
 async def _alive(_: web.Request) -> web.Response:
-    """Answer as long as the event loop turns: to end a node that is waiting for others would help nobody."""
+    """Answer as long as the event loop runs: it helps nobody to end a node that is only waiting for others."""
     return web.json_response({"status": "ok"})
 
 

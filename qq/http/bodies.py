@@ -51,21 +51,21 @@ Body = dict[str, Any]
 T = TypeVar("T")
 
 PUBLISHERS = range(1_000, 1_000_001)
-"""How many may be remembered: with few, every tenant would get duplicates; each takes 0.3 kB."""
+"""How many publishers may be remembered. With few, every tenant would get duplicates; each one takes 0.3 kB."""
 AGES_MS = range(60_000, 315_360_000_001)
-"""How long: from a minute, in which a publisher can connect again, to ten years, as with all times."""
+"""How long publishers may be remembered: from a minute, enough to connect again, to ten years, as with all times."""
 JSON_DEPTH_MAX = TABLE_DEPTH_MAX + 8
-"""Objects and lists inside each other: a table in the deepest place that there is for one, and some more."""
+"""How deep JSON may be nested: as deep as a table in the deepest place that there is for one, and some more."""
 GET_COUNT_MAX = 1000
 SALT_BYTES = 4
-"""Of a password, hashed in RabbitMQ's way."""
+"""The length of the salt of a password that is hashed in RabbitMQ's way."""
 
 _UNSET_TYPES = (None, "undefined", "null", "nil")
-"""What RabbitMQ's clients write for no default queue type."""
+"""What RabbitMQ's clients write when there is no default queue type."""
 
 
 class Get(NamedTuple):
-    """Which messages are to be got, and how they are shown."""
+    """Which messages to get, and how to show them."""
 
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     ack_mode: AckMode
@@ -86,7 +86,7 @@ def read_object(raw: bytes) -> Body:
 
 
 def no_constant(name: str) -> NoReturn:
-    """Python's parser knows NaN and infinities, JSON does not."""
+    """Refuse NaN and infinities, which Python's parser knows and JSON does not."""
     raise ValueError(f"{name} is not JSON")
 
 
@@ -106,7 +106,7 @@ def check_json(value: Any) -> None:
 
 
 def _containers(values: Body | list[Any]) -> list[Any]:
-    """What can hold more, out of an object or a list."""
+    """The members of an object or a list that are objects or lists themselves."""
     found = values.values() if isinstance(values, dict) else values
     return [each for each in found if isinstance(each, dict | list)]
 
@@ -115,7 +115,7 @@ def _containers(values: Body | list[Any]) -> list[Any]:
 
 
 def field(body: Body, name: str, kind: type[T], default: T | None = None) -> T:
-    """A field of this type; without a default it has to be there."""
+    """Read a field of this type. Without a default it has to be there."""
     value = body.get(name)
     if value is None:
         value = default
@@ -130,27 +130,27 @@ _KINDS: dict[type, str] = {str: "string", int: "number", bool: "boolean", dict: 
 
 
 def name_of(value: str, what: str = "name") -> str:
-    """A name that AMQP can say."""
+    """Read a name, which has to fit in AMQP's short string."""
     if len(value.encode()) > NAME_BYTES_MAX:
         raise bad_request(f"{what} is longer than {NAME_BYTES_MAX} octets")
     return value
 
 
 def _required_name(name: str, whose: str) -> str:
-    """A name of what cannot be without one: nothing would lead to it."""
+    """Read the name of something that could not be reached without one."""
     if not name:
         raise bad_request(f"{whose} has to have a name")
     return name_of(name)
 
 
 def flag(body: Body, name: str, *, default: bool) -> bool:
-    """A boolean, which RabbitMQ's clients may write as text."""
+    """Read a boolean, which RabbitMQ's clients may write as text."""
     value = body.get(name)
     return value == "true" if value in ("true", "false") else field(body, name, bool, default)
 
 
 def table(body: Body, name: str = "arguments") -> Table:
-    """A field table. An empty list counts as one: RabbitMQ's older versions wrote them so."""
+    """Read a field table. An empty list counts as an empty table: RabbitMQ's older versions wrote them so."""
     value = body.get(name) or {}
     try:
         check_table(value)
@@ -169,7 +169,7 @@ def _check_size(what: str, value: Table) -> None:
 
 
 def _tags(value: Any, whose: str) -> list[str]:
-    """From a list, or from text with commas."""
+    """Read tags from a list, or from a text with commas."""
     if isinstance(value, str):
         value = value.split(",")
     if not isinstance(value, list) or not all(isinstance(tag, str) for tag in value):
@@ -181,7 +181,7 @@ def _tags(value: Any, whose: str) -> list[str]:
 
 
 def limits(value: Any, known: Collection[str]) -> Table:
-    """Limits of a user or a virtual host. RabbitMQ's older versions write none as an empty list."""
+    """Read limits of a user or a virtual host. RabbitMQ's older versions write an empty list when there are none."""
     value = value or {}
     if not isinstance(value, dict):
         raise bad_request("limits should be a map")
@@ -191,7 +191,7 @@ def limits(value: Any, known: Collection[str]) -> Table:
 
 
 def read_limit(body: Body, name: str = "value") -> int:
-    """One limit; a negative one is none."""
+    """Read one limit. A negative number means no limit."""
     limit = field(body, name, int)
     if limit not in INTEGERS:
         raise _invalid(f"{name} is out of range")
@@ -207,7 +207,7 @@ def check_limit(name: str, known: Collection[str]) -> None:
 
 
 def read_vhost(name: str, body: Body, current_type: str = "") -> PutVhost:
-    """The virtual host that is to be; one that is there keeps its default queue type if none is told."""
+    """Read the virtual host to create or change. One that exists keeps its default queue type if none is given."""
     queue_type = body.get("default_queue_type", body.get("defaultqueuetype"))
     queue_type = current_type if queue_type in _UNSET_TYPES else _queue_type(queue_type)
     description = field(body, "description", str, "")
@@ -228,7 +228,7 @@ def _queue_type(value: Any) -> str:
 def read_user(
     name: str, body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]
 ) -> PutUser | PutHashedUser:
-    """The user that is to be: with a password, with the hash of one, or without, so that only certificates do."""
+    """Read the user to create or replace: with a password, its hash, or neither (then only certificates let in)."""
     if "tags" not in body:
         raise bad_request("tags_not_present")
     tags = _tags(body["tags"], "A user")
@@ -243,7 +243,7 @@ def read_user(
 
 
 def _password(body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """Salt and hash."""
+    """Read the salt and the hash of a password."""
     password = body.get("password", "")
     if not isinstance(password, str):
         raise bad_request("password should be a string")  # which it was, is nobody's business
@@ -292,7 +292,7 @@ def _pattern(body: Body, name: str) -> str:
 
 
 def read_policy(name: str, body: Body, *, operator: bool) -> Policy:
-    """The policy that is to be put."""
+    """Read the policy to create or replace."""
     for key in ("pattern", "definition"):
         if key not in body:
             raise bad_request(f"key_missing: {key}")
@@ -329,7 +329,7 @@ def _invalid(text: str) -> Exception:
 
 
 def read_deduplication(body: Body, current: Deduplication) -> Deduplication:
-    """The bounds that are to be set; what is not given stays."""
+    """Read the bounds of deduplication to set. What is not given stays as it is."""
     value = body.get("value")
     if not isinstance(value, dict):
         raise bad_request("key_missing: value")
@@ -348,14 +348,14 @@ def read_deduplication(body: Body, current: Deduplication) -> Deduplication:
 
 
 def read_queue(name: str, body: Body) -> DeclareQueue:
-    """The queue that is to be declared."""
+    """Read the queue to declare."""
     durable, auto_delete = flag(body, "durable", default=True), flag(body, "auto_delete", default=False)
     name = _required_name(stripped(name), "a queue")
     return DeclareQueue(0, 0, name, False, durable, False, auto_delete, False, dict(table(body)))
 
 
 def read_exchange(name: str, body: Body) -> DeclareExchange:
-    """The exchange that is to be declared."""
+    """Read the exchange to declare."""
     durable, auto_delete = flag(body, "durable", default=True), flag(body, "auto_delete", default=False)
     internal = flag(body, "internal", default=False)
     kind = name_of(field(body, "type", str, "direct"), "type")
@@ -365,7 +365,7 @@ def read_exchange(name: str, body: Body) -> DeclareExchange:
 
 
 def read_binding(source: str, destination: str, kind: str, body: Body) -> BindQueue | BindExchange:
-    """The binding that is to be; `kind` is of the destination."""
+    """Read the binding to make. `kind` is the kind of its destination."""
     routing_key = name_of(field(body, "routing_key", str, ""), "routing_key")
     source, destination = name_of(stripped(source), "source"), name_of(stripped(destination), "destination")
     arguments = table(body)
@@ -378,7 +378,7 @@ def read_binding(source: str, destination: str, kind: str, body: Body) -> BindQu
 
 
 def read_get(body: Body) -> Get:
-    """Which messages are to be got. RabbitMQ's clients may write numbers as text."""
+    """Read which messages to get. RabbitMQ's clients may write numbers as text."""
     for name in ("ackmode", "count", "encoding"):
         if name not in body:
             raise bad_request(f"key_missing: {name}")

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 REASON_HEADER = "X-Reason"
 REASON = "Closed via management plugin"
-"""If whoever closes a connection gives no other: RabbitMQ's."""
+"""The reason that a client is told if whoever closes its connection gives none. It is RabbitMQ's text."""
 REASON_BYTES_MAX = 200
-"""It has to fit in what a client is told, with what comes before it."""
+"""The longest reason: it has to fit in the text that a client is told, behind what comes first."""
 
 
 class Connections:
-    """The handlers."""
+    """The handlers for connections."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
@@ -67,7 +67,7 @@ class Connections:
         return done()
 
     async def _matching(self, request: web.Request) -> list[ConnectionStatus]:
-        """Those of what the path names, and of them those that are seen."""
+        """The connections of the user or virtual host in the path, as far as the one who asks may see them."""
         vhost = await vhost_if_named(request, self._management, MONITORS)
         user = request.match_info.get("user")
         login = login_of(request)

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from qq.http.view import Management
 
 DEFINITIONS_BYTES_MAX = 16 * 1024 * 1024
-"""Of a document: some ten thousand queues."""
+"""The largest document: some ten thousand queues."""
 
 
 class Definitions:
-    """The handlers."""
+    """The handlers for definitions."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
-        """For imports: what the largest document becomes takes some 500 MB."""
+        """Held by an import: in memory, the largest document takes some 500 MB."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -115,7 +115,7 @@ class Definitions:
     # What is written in slices
 
     def _who_may(self) -> dict[str, Iterable[dict[str, Any]]]:
-        """Users, virtual hosts, and the permissions of the ones in the others."""
+        """The users, the virtual hosts, and the permissions of users in virtual hosts."""
         management = self._management
         limits = management.user_limits()
         return {
@@ -151,7 +151,7 @@ class Definitions:
                 }
 
     def _queues(self, vhost: str | None, exclusive: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-        """Without exclusive ones, which belong to a connection that is; they are entered in `exclusive`."""
+        """The queues, except exclusive ones: those belong to a connection, and are added to `exclusive`."""
         for queue in self._management.queues(vhost):
             if queue.exclusive:
                 exclusive.add((queue.vhost, queue.name))
@@ -166,7 +166,7 @@ class Definitions:
                 }
 
     def _bindings(self, vhost: str | None, exclusive: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-        """Without those that every queue has, and those of exclusive queues."""
+        """The bindings, except those to the default exchange, which every queue has, and those of exclusive queues."""
         for binding in self._management.bindings(vhost):
             is_of_queue = binding.destination_type == "queue"
             if binding.source and not (is_of_queue and (binding.vhost, binding.destination) in exclusive):

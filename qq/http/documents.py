@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DEDUPLICATION = "publisher-deduplication"
 HASHING = "rabbit_password_hashing_"
-"""What RabbitMQ writes before the name of the algorithm that a password is hashed with."""
+"""RabbitMQ writes this before the name of the algorithm that a password is hashed with."""
 
 
 def plain(value: Any) -> Any:
@@ -83,7 +83,7 @@ def binding_document(binding: BindingStatus) -> dict[str, Any]:
 
 
 def connection_document(connection: ConnectionStatus) -> dict[str, Any]:
-    """What is not known is left out."""
+    """Describe a connection. What is not known is left out."""
     shown = {name: plain(value) for name, value in connection._asdict().items() if value is not None}
     del shown["id"]
     return shown
@@ -109,7 +109,7 @@ def vhost_metadata(vhost: VhostStatus) -> dict[str, Any]:
 
 
 def user_document(user: User, limits: Mapping[str, int]) -> dict[str, Any]:
-    """For administrators, and for other clusters: with the hash."""
+    """Describe a user, with the hash of the password: for administrators and for other clusters."""
     return {
         "name": user.name,
         "password_hash": b64encode(user.salt + user.hash if user.hash else b"").decode(),
@@ -136,7 +136,7 @@ def got_document(message: Message, *, as_base64: bool, truncate: int | None) -> 
 
 
 def _message_document(message: Message, as_base64: bool, truncate: int | None) -> dict[str, Any]:
-    """A message as RabbitMQ tells it; of the body at most `truncate` octets."""
+    """Describe a message as RabbitMQ does, with at most `truncate` octets of its body."""
     payload, encoding = _payload(message.body[:truncate], as_base64=as_base64)
     return {
         "payload_bytes": len(message.body),

@@ -87,7 +87,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def _refusal_of(refused: Refused) -> tuple[HTTPStatus, str]:
-    """RabbitMQ's status for what a client would have been refused with an error of AMQP."""
+    """The HTTP status that RabbitMQ gives where a client would have been refused with an error of AMQP."""
     match refused.code:
         case Reply.NOT_FOUND:
             return HTTPStatus.NOT_FOUND, refused.explanation

@@ -36,29 +36,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESERVED = "amq."
-"""What has such a name is the broker's own: there already, or not to be declared."""
+"""Names that begin so are the broker's own: they are there already, or cannot be declared."""
 VHOST_LIMITS = {"component": "vhost-limits", "name": "limits"}
 OPERATOR_POLICIES = "operator_policy"
 OF_VHOSTS = ("exchanges", "policies", "queues", "bindings", "parameters")
-"""Categories of what is in virtual hosts."""
+"""The categories of objects that are in virtual hosts."""
 OBJECTS_PER_BATCH = 100
-"""Some milliseconds of every node's time."""
+"""How many objects one batch declares: they take some milliseconds of every node's time."""
 
 SKIPPED_SHOWN_MAX = 20
-"""In the log."""
+"""How many skipped objects the log names."""
 
 
 class _Object(NamedTuple):
-    """Something to take over."""
+    """One object of the document, to be taken over."""
 
     what: str
-    """For texts."""
+    """The object as error texts call it."""
     key: tuple[str, ...]
-    """Two of a category with the same are one, and the later one counts."""
+    """Objects of one category with the same key are one object. The last of them counts."""
     changes: Sequence[Change] = ()
     vhost: str = ""
     declaration: Declaration | None = None
-    """What is declared in the virtual host; else it is a change."""
+    """What to declare in the virtual host; None if the object is a change instead."""
 
     @property
     def commands(self) -> Sequence[Change | Declaration]:
@@ -73,7 +73,7 @@ class Import:
         self._user = user
         self._vhost = vhost
         self._default_types = {each.name: each.default_queue_type for each in management.vhosts()}
-        """Of the virtual hosts."""
+        """The default queue type of each virtual host."""
         self._users = set(management.users())
         self._entered = {row.vhost for row in management.permissions() if row.user == user}
         """Virtual hosts that the user has permissions for; these three with what the document brings."""
@@ -82,7 +82,7 @@ class Import:
         self._slices = Slices()
 
     async def run(self, body: Body) -> None:
-        """Raises Refusal, Unavailable: the text names the object, and tells what was taken over before."""
+        """Take the document over. Raises Refusal or Unavailable, with the object and what was taken over before it."""
         categories = {name: read for name, read in self._readers() if body.get(name)}
         stages = [(name, await self._read(name, body[name], read)) for name, read in categories.items()]
         await self._check_entry(stages)
@@ -97,7 +97,7 @@ class Import:
         log.info("definitions imported: %s; skipped: %d, of them %s", self._imported(), skipped, shown)
 
     def _readers(self) -> list[tuple[str, Callable[[Body], _Object | None]]]:
-        """In the order in which things are taken over. Limits come last, so that they do not keep anything out."""
+        """The readers, in the order in which objects are taken over. Limits come last, to keep nothing out."""
         of_cluster = [
             ("users", self._user_object),
             ("vhosts", self._vhost_object),
@@ -262,7 +262,7 @@ class Import:
         self._skipped.append(what)
 
     async def _check_entry(self, stages: Sequence[tuple[str, Sequence[_Object]]]) -> None:
-        """What is in a virtual host is declared as a client of the user would, who has to be let in."""
+        """Refuse a virtual host that the user may not enter: what is in it is declared as the user's client would."""
         for _, objects in stages:
             for each in objects:
                 await self._slices.give_way()
@@ -334,7 +334,7 @@ class Import:
         return Unavailable(f"{_some_of(objects)}: {unavailable}; {self._before()}")
 
     async def _differing(self, objects: Sequence[_Object]) -> list[_Object]:
-        """Changes of what is not so yet: all queues are looked at anew for each policy that is put, new or not."""
+        """The changes that make a difference: each policy that is put has all queues looked at anew."""
         differing: list[_Object] = []
         for each in objects:
             await self._slices.give_way()
@@ -343,7 +343,7 @@ class Import:
         return differing
 
     async def _missing(self, objects: Sequence[_Object]) -> dict[str, list[_Object]]:
-        """What is to be declared and not there, by virtual host; what is, stays as it is."""
+        """What has to be declared, by virtual host. What exists already stays as it is."""
         missing: dict[str, list[_Object]] = {}
         for each in objects:
             await self._slices.give_way()
@@ -363,5 +363,5 @@ class Import:
 
 
 def _some_of(objects: Sequence[_Object]) -> str:
-    """Which of what was asked for together it is, is not known."""
+    """Name the objects of a batch of which one was refused: which one it was is not known."""
     return f"{objects[0].what}, or one after it"

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from qq.http.bodies import Body
 
 VALUE_CHARS_MAX = 128 * 1024
-"""Of an element of a list, or of what is no list: some 40 ms. Arguments have 16 KiB at most (machine/limits.py)."""
+"""The longest single value: reading it takes some 40 ms. Arguments have 16 KiB at most (machine/limits.py)."""
 SMALL_VALUE_CHARS = 2048
-"""Nearly all are smaller."""
+"""The part of the text that is tried first for a value: nearly all values are shorter."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -37,7 +37,7 @@ async def read_large_object(raw: bytes) -> Body:
 
 
 class _Reader:
-    """A place in a text. What is not there as JSON wants it raises ValueError."""
+    """A position in a JSON text. Methods raise ValueError where the text is not JSON."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -53,7 +53,7 @@ class _Reader:
         return self._text.startswith(token, self._at)
 
     def takes(self, token: str) -> bool:
-        """Go on behind it, if it is there."""
+        """Move past `token` if it comes next; return whether it did."""
         if not self.is_at(token):
             return False
         self._at += len(token)
@@ -72,7 +72,7 @@ class _Reader:
         return value
 
     def _decoded(self) -> tuple[Any, int]:
-        """The value that begins here, and its length. Raises Refusal if it is too long to be read at once."""
+        """Read the value that begins here; return it and its length. Raises Refusal if it is too long."""
         for size in (SMALL_VALUE_CHARS, VALUE_CHARS_MAX):
             window = self._text[self._at : self._at + size]
             holds_all = self._at + size >= len(self._text)

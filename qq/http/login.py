@@ -29,11 +29,11 @@ POLICYMAKER = "policymaker"
 READERS = frozenset({"management", MONITORING, POLICYMAKER, ADMINISTRATOR})
 """Tags of RabbitMQ's users; who has none of these may not log in here."""
 MONITORS = frozenset({MONITORING, ADMINISTRATOR})
-"""They see all virtual hosts, and everybody's connections."""
+"""Users with one of these tags see all virtual hosts and everybody's connections."""
 ADMINISTRATORS = frozenset({ADMINISTRATOR})
 
 SAFE_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
-"""They change nothing."""
+"""Methods that change nothing."""
 
 
 class Login(NamedTuple):

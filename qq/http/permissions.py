@@ -80,13 +80,13 @@ class _Rows(ABC):
         return done()
 
     async def _existing(self, request: web.Request) -> list[access.Permissions | access.TopicPermissions]:
-        """Those of what the path names; there are some. Raises Refusal."""
+        """The rows that match the path. Raises Refusal if there are none."""
         require(request, ADMINISTRATORS)
         await self._check(request)
         return await existing(self._management, lambda: self._matching(request))
 
     def _matching(self, request: web.Request) -> list[access.Permissions | access.TopicPermissions]:
-        """Those of what the path names."""
+        """The rows that match the user and the virtual host in the path."""
         named = request.match_info
         return [row for row in self._all() if all(getattr(row, part) == name for part, name in named.items())]
 
@@ -103,7 +103,7 @@ class _Rows(ABC):
 
 
 class AllPermissions(_Rows):
-    """Of queues and exchanges."""
+    """Permissions for queues and exchanges."""
 
     def __init__(self, management: Management) -> None:
         super().__init__(management, "permissions")
@@ -123,7 +123,7 @@ class AllPermissions(_Rows):
 
 
 class TopicPermissions(_Rows):
-    """Of routing keys; there may be several for a user in a virtual host."""
+    """Permissions for routing keys. A user may have several in a virtual host, one for each exchange."""
 
     def __init__(self, management: Management) -> None:
         super().__init__(management, "topic-permissions")
@@ -146,5 +146,5 @@ class TopicPermissions(_Rows):
 
 
 def _named(request: web.Request) -> tuple[str, str]:
-    """User and virtual host."""
+    """The user and the virtual host that the path names."""
     return request.match_info["user"], request.match_info["vhost"]

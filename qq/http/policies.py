@@ -36,7 +36,7 @@ POLICYMAKERS = ADMINISTRATORS | {POLICYMAKER}
 
 
 class Policies:
-    """`operator`: of operators, else of users."""
+    """The handlers for policies; with `operator`, for operator policies."""
 
     def __init__(self, management: Management, *, operator: bool) -> None:
         self._management = management
@@ -86,7 +86,7 @@ class Policies:
 
 
 class Parameters:
-    """There is one: the bounds of deduplication.
+    """The handlers for global parameters. There is one: the bounds of deduplication.
 
     Only administrators set it, as it is every tenant's; RabbitMQ lets policymakers set what it has of this kind.
     """
@@ -94,7 +94,7 @@ class Parameters:
     def __init__(self, management: Management) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
-        """For changes that keep what is not told."""
+        """Held by a change that keeps the values which are not given."""
 
     def routes(self) -> list[web.RouteDef]:
         return [

@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 BROWSE_COUNT = 50
 BROWSE_COUNT_MAX = 1000
 BROWSE_BYTES_MAX = 1024 * 1024
-"""Of all bodies of an answer; of a single larger body so much is shown."""
+"""The most bytes of bodies in one answer. Of a single larger body, so much is shown."""
 OFFSET_MAX = 10**18
 
 _QUEUE = "/api/queues/{vhost}/{name}"
 
 
 class Queues:
-    """The handlers."""
+    """The handlers for queues."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
@@ -141,7 +141,7 @@ class Queues:
         await check_permitted(request, self._management, vhost, Get(0, 0, 0, 0, name, False, 0))
 
     async def _existing(self, request: web.Request) -> tuple[str, str]:
-        """Virtual host and name of a queue that is there. Raises Refusal."""
+        """The virtual host and the name of the queue in the path. Raises Refusal if it does not exist."""
         vhost, name = await named_vhost(request, self._management), request.match_info["name"]
         await existing(self._management, lambda: self._management.queue(vhost, name))
         return vhost, name

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DOCUMENTS_PER_SLICE = 50
-"""Some milliseconds of encoding, then other tasks run."""
+"""How many documents are encoded before other tasks run: some milliseconds of work."""
 DIGITS_MAX = 19
 
 BODY_TIMEOUT_S = web.AppKey("body_timeout_s", float)
-"""Of the application: for how long a body is waited for."""
+"""A key of the application: how long to wait for a request's body, in seconds."""
 
 _JSON = {hdrs.CONTENT_TYPE: "application/json; charset=utf-8"}
 
@@ -43,7 +43,7 @@ _JSON = {hdrs.CONTENT_TYPE: "application/json; charset=utf-8"}
 
 
 async def find(management: Management, look: Callable[[], T]) -> T:
-    """What `look` finds; if that is nothing, what it finds when this node has caught up. Raises Unavailable."""
+    """Return what `look` finds. If that is nothing, look again when this node has caught up. Raises Unavailable."""
     found = look()
     if not found:
         await management.catch_up()
@@ -52,7 +52,7 @@ async def find(management: Management, look: Callable[[], T]) -> T:
 
 
 async def existing(management: Management, look: Callable[[], T | None], reason: str = NOT_FOUND) -> T:
-    """What `find` finds. Raises Refusal if that is nothing."""
+    """Return what `find` finds. Raises Refusal if that is nothing."""
     found = await find(management, look)
     if not found:
         raise not_found(reason)
@@ -97,7 +97,7 @@ async def vhost_if_named(
 
 
 def number(request: web.Request, name: str, default: int, highest: int) -> int:
-    """Of the query. Raises Refusal."""
+    """Read a number of the query. Raises Refusal."""
     text = request.query.get(name, str(default))
     if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX and int(text) <= highest:
         return int(text)
@@ -105,18 +105,18 @@ def number(request: web.Request, name: str, default: int, highest: int) -> int:
 
 
 def is_asked(request: web.Request, name: str) -> bool:
-    """Of the query: whether it says that this is true."""
+    """Tell whether the query says that this is true."""
     return request.query.get(name) == "true"
 
 
 async def read_body(request: web.Request, *, optional: bool = False) -> dict[str, Any]:
-    """The object that a request brings; if it is `optional`, none is an empty one. Raises Refusal."""
+    """Read the JSON object in a request's body; an `optional` one may be left out. Raises Refusal."""
     raw = await read_raw(request)
     return {} if optional and not raw else read_object(raw)
 
 
 async def read_raw(request: web.Request, bytes_max: int | None = None) -> bytes:
-    """The body of a request, of at most so many octets (None: as many as any may have). Raises Refusal."""
+    """Read a request's body of at most so many octets (None: as many as any may have). Raises Refusal."""
     timeout_s = request.app[BODY_TIMEOUT_S]
     if bytes_max is not None:
         request = request.clone(client_max_size=bytes_max)
@@ -132,12 +132,12 @@ async def read_raw(request: web.Request, bytes_max: int | None = None) -> bytes:
 
 
 def put_answer(*, is_new: bool) -> web.Response:
-    """Of a PUT that was carried out."""
+    """Answer a PUT that was carried out: 201 for something new, else 204."""
     return web.Response(status=HTTPStatus.CREATED if is_new else HTTPStatus.NO_CONTENT)
 
 
 def done() -> web.Response:
-    """There is nothing to tell."""
+    """Answer a request that was carried out and has nothing to tell: 204."""
     return web.Response(status=HTTPStatus.NO_CONTENT)
 
 
@@ -189,6 +189,6 @@ async def check_permitted(
 
 
 async def declare(request: web.Request, management: Management, vhost: str, declaration: Declaration) -> None:
-    """Have it done, if a client of the same user might do it. Raises Refused."""
+    """Carry out a declaration, if a client of the same user might do it. Raises Refused."""
     await check_permitted(request, management, vhost, declaration)
     await management.declare(vhost, login_of(request).user, [declaration])

@@ -36,16 +36,16 @@ BACKLOG = 1024
 LINE_BYTES_MAX = 8190
 FIELD_BYTES_MAX = 4096
 FIELDS_MAX = 64
-"""Of a request's header."""
+"""The most fields in a request's header."""
 _STOP_TIMEOUT_S = 1.0
 
 
 class HttpLimits(NamedTuple):
-    """As in `[limits]` of the configuration."""
+    """The limits of HTTP, as in `[limits]` of the configuration."""
 
     connections: int = 256
     requests: int = 128
-    """Of users, under way at a time."""
+    """Requests of users that may be under way at a time."""
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 60.0
@@ -137,7 +137,7 @@ class HttpServer:
 
 
 class _Connection(asyncio.Protocol):
-    """Between a socket and aiohttp: looks at the clock."""
+    """One connection: stands between the socket and aiohttp, and enforces the time limits."""
 
     def __init__(self, server: HttpServer, inner: RequestHandler, place: Place) -> None:
         self._server = server
@@ -146,7 +146,7 @@ class _Connection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._is_idle = False
-        """Between two requests, and nothing of the next has come."""
+        """Whether the connection is between two requests, and nothing of the next one has come."""
 
     def connection_made(self, transport: Any) -> None:
         self._transport: asyncio.Transport = transport
@@ -210,12 +210,12 @@ class _Connection(asyncio.Protocol):
     # What the application tells
 
     def request_begun(self) -> None:
-        """The header is there; whose request it is, is not known yet."""
+        """Note that a request's header is complete. Its user is not known yet."""
         self._is_idle = False
         self._expect_within(self._server.limits.idle_timeout_s)
 
     def logged_in(self) -> None:
-        """The request is a user's."""
+        """Note that the request under way is one of a user who has logged in."""
         self._place.make_known()
         self._expect_nothing()
 
@@ -226,14 +226,14 @@ class _Connection(asyncio.Protocol):
 
 
 def _connection_of(request: web.Request) -> _Connection | None:
-    """None if the request came by a server of somebody else's (tests)."""
+    """The connection of a request; None if it came through another server than this one (in tests)."""
     protocol = request.transport.get_protocol() if request.transport is not None else None
     return protocol if isinstance(protocol, _Connection) else None
 
 
 @web.middleware
 async def strangers_watched(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """For all requests, before anything is known of them."""
+    """The middleware for all requests, before their users are known."""
     connection = _connection_of(request)
     if connection is None:
         return await handler(request)
@@ -245,7 +245,7 @@ async def strangers_watched(request: web.Request, handler: Handler) -> web.Strea
 
 
 def users_bounded(limits: HttpLimits) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """Make the middleware for requests whose user is known."""
+    """Make the middleware that bounds the requests of users who have logged in."""
     under_way = 0
 
     @web.middleware

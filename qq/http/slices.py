@@ -13,7 +13,7 @@ SLICE_S = 0.005
 
 
 class Slices:
-    """Of one task; it begins with a slice."""
+    """The slices of one task. The first one begins at once."""
 
     def __init__(self) -> None:
         self._until_s = monotonic() + SLICE_S

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from qq.http.view import BindingStatus, ExchangeStatus, Management
 
 KINDS = {"q": "queue", "e": "exchange"}
-"""Of destinations, as paths call them."""
+"""What the letters of a path mean: the kind of a binding's destination."""
 
 _EXCHANGE = "/api/exchanges/{vhost}/{name}"
 _BINDINGS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
 
 
 class Exchanges:
-    """The handlers."""
+    """The handlers for exchanges."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
@@ -90,7 +90,7 @@ class Exchanges:
 
 
 class Bindings:
-    """The handlers."""
+    """The handlers for bindings."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
@@ -170,7 +170,7 @@ def _name(request: web.Request, part: str) -> str:
 
 
 def _ends(request: web.Request) -> tuple[str, tuple[str, str]]:
-    """Of the path: the source, and the kind and the name of the destination."""
+    """The source of the binding in the path, and the kind and the name of its destination."""
     kind = KINDS[request.match_info["kind"]]
     name = request.match_info["destination"] if kind == "queue" else _name(request, "destination")
     return _name(request, "source"), (kind, name)

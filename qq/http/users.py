@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Users:
-    """The handlers."""
+    """The handlers for users."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
@@ -91,7 +91,7 @@ class Users:
         return done()
 
     async def bulk_delete(self, request: web.Request) -> web.Response:
-        """Those that are not there are gone already."""
+        """Delete several users. It is no error if some of them do not exist."""
         require(request, ADMINISTRATORS)
         names = field(await read_body(request), "users", list)
         if not all(isinstance(name, str) for name in names):

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from qq.machine.commands import Change
 
 ALL = ".*"
-"""Whoever has this permission has it for everything."""
+"""The pattern of a permission for everything."""
 
 
 class Vhosts:
-    """The handlers."""
+    """The handlers for virtual hosts."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
-        """For changes that keep what is not told."""
+        """Held by a change that keeps the values which are not given."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -109,7 +109,7 @@ class Vhosts:
 
 
 def creation(management: Management, command: PutVhost, user: str) -> list[Change]:
-    """What makes a virtual host, or describes it anew, once this node has caught up. Raises Refusal."""
+    """The change that creates a virtual host or describes it anew. Raises Refusal."""
     if not command.name:
         raise bad_request("a virtual host has to have a name")
     if management.has_vhost(command.name) or not management.has_user(user):

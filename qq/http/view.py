@@ -36,7 +36,7 @@ class Refused(Exception):
     """A client would have been answered with an error of AMQP."""
 
     def __init__(self, code: int, explanation: str, done: int = 0) -> None:
-        """`done`: how many of what was asked for together are carried out."""
+        """`done` is how many of the things that were asked for together have been carried out."""
         self.code = code
         self.explanation = explanation
         self.done = done
@@ -71,14 +71,14 @@ class NodeStatus(NamedTuple):
     """"voter"; "learner" and "blank" for a node whose log is being repaired: it has no say yet."""
     term: int | None = None
     first_index: int | None = None
-    """Where its log begins; of what is older it keeps the messages that are in a queue, and the state."""
+    """The first entry in its log. Of older ones it keeps the state, and the messages that are in a queue."""
     last_index: int | None = None
     commit_index: int | None = None
     applied_index: int | None = None
     checkpoint_index: int | None = None
     disk_free_bytes: int | None = None
     alarm: bool | None = None
-    """Its disk is full, or nearly so."""
+    """Whether its disk is full, or nearly so."""
     clock_offset_ms: int | None = None
     """By how much its wall clock is ahead of the cluster's time."""
 
@@ -108,13 +108,13 @@ class QueueStatus(NamedTuple):
     state: str
     """"running", or "minority" while no leader is known."""
     node: str | None
-    """The leader, here and next: every queue has the cluster's."""
+    """The leader of the cluster, which is the leader of every queue; `leader` is the same."""
     leader: str | None
     members: Sequence[str]
     online: Sequence[str]
     consumers: int
     consumer_capacity: float
-    """In how much of the last seconds a message would have been delivered at once, 0 to 1."""
+    """The share of the last seconds in which a message would have been delivered at once, 0 to 1."""
     consumer_utilisation: float
     """The same, under its older name."""
     single_active_consumer_tag: str | None
@@ -128,7 +128,7 @@ class QueueStatus(NamedTuple):
     messages_dlx: int
     """Dead ones that are on their way to another queue."""
     message_bytes: int
-    """Of the three below together, as stored."""
+    """The bytes of the four kinds below together, as stored."""
     message_bytes_ready: int
     message_bytes_unacknowledged: int
     message_bytes_delayed: int
@@ -202,17 +202,17 @@ class BindingStatus(NamedTuple):
     routing_key: str
     arguments: Mapping[str, Any]
     properties_key: str
-    """It tells bindings between the same two apart."""
+    """A text that tells bindings between the same two ends apart."""
 
 
 class ConnectionStatus(NamedTuple):
     """One connection; the fields have the names that tools for RabbitMQ read. None: only its own node knows."""
 
     name: str
-    """RabbitMQ's of those of this node; of others NODE:ID."""
+    """RabbitMQ's name for a connection of this node; NODE:ID for one of another node."""
     node: str
     id: int
-    """In the log."""
+    """The number of the connection in the log."""
     vhost: str
     user: str
     state: str
@@ -317,7 +317,7 @@ class Management(Protocol):
     def users(self) -> Mapping[str, User]: ...
 
     def user_limits(self) -> Mapping[str, Mapping[str, int]]:
-        """Of the users that have any."""
+        """The limits of the users that have any."""
         ...
 
     def permissions(self) -> Sequence[Permissions]: ...
@@ -325,15 +325,15 @@ class Management(Protocol):
     def topic_permissions(self) -> Sequence[TopicPermissions]: ...
 
     def policies(self, vhost: str | None, *, operator: bool) -> Sequence[tuple[str, Policy]]:
-        """Each with its virtual host."""
+        """All policies, each with its virtual host."""
         ...
 
     def is_declared(self, vhost: str, declaration: Declaration) -> bool:
-        """Whether there is a queue, or an exchange, of the name that it would give to one."""
+        """Whether the queue or exchange that it declares exists already."""
         ...
 
     def exchanges(self, vhost: str | None, name: str | None = None) -> Iterator[ExchangeStatus]:
-        """Those that there are now; all of them, or those of this name."""
+        """The exchanges that exist now: all of them, or those of this name."""
         ...
 
     def bindings(
@@ -342,14 +342,14 @@ class Management(Protocol):
         source: str | None = None,
         destination: tuple[str, str] | None = None,
     ) -> Iterator[BindingStatus]:
-        """Those that there are now, from all sources or one, to everything or one thing (its kind and name).
+        """The bindings that exist now, from all sources or one, to all destinations or one (its kind and name).
 
         Every queue's to the default exchange is one.
         """
         ...
 
     def connections(self) -> Sequence[ConnectionStatus]:
-        """Those of all nodes."""
+        """The connections of all nodes."""
         ...
 
     def deduplication(self) -> Deduplication: ...
@@ -361,7 +361,7 @@ class Management(Protocol):
     # Changes
 
     def hash(self, password: str) -> tuple[bytes, bytes]:
-        """A fresh salt, and what is kept of the password."""
+        """Make a fresh salt, and the hash that is kept of the password."""
         ...
 
     async def check_permitted(self, user: str, command: Declaration | Get, vhost: str) -> None:

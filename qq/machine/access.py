@@ -57,7 +57,7 @@ def user_of(command: PutUser | PutHashedUser) -> User:
     return User(command.name, command.salt, command.hash, command.tags, hashing)
 
 
-class Access:
+class AccessControl:
     """Readers may look at the public maps; only the methods change them."""
 
     def __init__(self) -> None:

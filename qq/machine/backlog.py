@@ -1,7 +1,8 @@
 """The messages of one queue that nobody has been given: ready, or waiting until they are.
 
-Lives here: `Backlog`, the order of delivery, expiry and delay; `FrozenBacklog`, what it was at one moment. Not here:
-who gets messages and what becomes of expired ones (queue.py), how they are kept (runs.py, shelf.py).
+Lives here: `Backlog`, the order of delivery, expiry and delay; `FrozenBacklog`, what it was at one moment;
+`BacklogRow`, what is stored of it. Not here: who gets messages and what becomes of expired ones (queue.py), how they
+are kept (runs.py, shelf.py).
 
 What came back is served first, in the order of its return. Then come the levels. In each the messages lie in the order
 of arrival: in runs as long as none expires before one in front of it, and those that do lie on the level's shelf, as do
@@ -26,7 +27,7 @@ from qq.ranges import NORMAL, Range
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from qq.machine.runs import FrozenRuns
+    from qq.machine.runs import FrozenRuns, RunsRow
     from qq.machine.shelf import FrozenShelf
 
 HIGH = NORMAL + 1
@@ -274,44 +275,6 @@ class Backlog:
         """Ready messages from the `first`-th on, as `FrozenBacklog.browse` gives them."""
         return self.freeze().browse(first, count)
 
-    def freeze(self) -> FrozenBacklog:
-        counters = self.next_position, self._next_return, self._next_delay, self._turn, self.trimmed_position
-        options = self.strict, self._exact_sizes
-        frozen = self._frozen
-        if frozen is None or frozen.counters != counters or frozen.options != options:
-            frozen = self._frozen = self._freeze(counters, options)
-        return frozen
-
-    def _freeze(self, counters: tuple[int, int, int, int, int], options: tuple[bool, bool]) -> FrozenBacklog:
-        lanes = [
-            (level, lane.last_expires_ms if lane.runs else 0, lane.runs.freeze(), lane.shelf.freeze())
-            for level, lane in self._lanes.items()
-        ]
-        return FrozenBacklog(
-            (self.count, self.size, self.delayed, self.delayed_size),
-            counters,
-            options,
-            lanes,
-            self._returns.freeze(),
-            self._delayed.freeze(),
-        )
-
-    def load(self, dumped: Sequence[Any]) -> None:
-        """Replace everything by what `FrozenBacklog.dump` gave."""
-        totals, counters, options, lanes, returns, delayed = dumped
-        self.clear()
-        self.count, self.size, self.delayed, self.delayed_size = totals
-        self.next_position, self._next_return, self._next_delay, self._turn, self.trimmed_position = counters
-        self.strict, self.exact_sizes = options
-        for level, last_expires_ms, runs, shelf in lanes:
-            lane = self._lane(level)
-            lane.last_expires_ms = last_expires_ms
-            lane.runs.load(runs)
-            lane.shelf.load(shelf)
-        self._returns.load(returns)
-        self._delayed.load(delayed)
-        self._tidy()
-
     def _lane(self, level: int) -> _Lane:
         """The lane of a level that will get messages."""
         lane = self._lanes.get(level)
@@ -383,33 +346,128 @@ class Backlog:
         heapify(times)
         return times
 
+    # The state, dumped and loaded
+
+    def freeze(self) -> FrozenBacklog:
+        counters = self.next_position, self._next_return, self._next_delay, self._turn, self.trimmed_position
+        options = self.strict, self._exact_sizes
+        frozen = self._frozen
+        if frozen is None or frozen.counters != counters or frozen.options != options:
+            frozen = self._frozen = self._freeze(BacklogCounters(*counters), BacklogOptions(*options))
+        return frozen
+
+    def _freeze(self, counters: BacklogCounters, options: BacklogOptions) -> FrozenBacklog:
+        lanes = [
+            (level, lane.last_expires_ms if lane.runs else 0, lane.runs.freeze(), lane.shelf.freeze())
+            for level, lane in self._lanes.items()
+        ]
+        return FrozenBacklog(
+            BacklogTotals(self.count, self.size, self.delayed, self.delayed_size),
+            counters,
+            options,
+            lanes,
+            self._returns.freeze(),
+            self._delayed.freeze(),
+        )
+
+    def load(self, dumped: Sequence[Any]) -> None:
+        """Replace everything by what a `BacklogRow` was written from."""
+        row = BacklogRow(*dumped)
+        totals, counters, options = (
+            BacklogTotals(*row.totals),
+            BacklogCounters(*row.counters),
+            BacklogOptions(*row.options),
+        )
+        if self.count or self.delayed:
+            self.clear()
+        self._frozen = None
+        self.count, self.size = totals.count, totals.size
+        self.delayed, self.delayed_size = totals.delayed, totals.delayed_size
+        self.next_position, self.trimmed_position = counters.next_position, counters.trimmed_position
+        self._next_return, self._next_delay = counters.next_return, counters.next_delay
+        self._turn = counters.turn
+        self.strict, self.exact_sizes = options.strict, options.exact_sizes
+        for known in row.lanes:
+            lane_row = LaneRow(*known)
+            lane = self._lane(lane_row.level)
+            lane.last_expires_ms = lane_row.last_expires_ms
+            lane.runs.load(lane_row.runs)
+            lane.shelf.load(lane_row.shelf)
+        self._returns.load(row.returns)
+        self._delayed.load(row.delayed)
+        self._tidy()
+
+
+class BacklogTotals(NamedTuple):
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    size: int
+    delayed: int
+    delayed_size: int
+
+
+class BacklogCounters(NamedTuple):
+    """What the next message gets: its position, its keys on the shelves, its turn; and what was looked at last."""
+
+    next_position: int
+    next_return: int
+    next_delay: int
+    turn: int
+    trimmed_position: int
+
+
+class BacklogOptions(NamedTuple):
+    strict: bool
+    exact_sizes: bool
+
+
+class LaneRow(NamedTuple):
+    """The messages of one level in a dump."""
+
+    level: int
+    last_expires_ms: int
+    """0 where there are no runs."""
+    runs: RunsRow
+    shelf: list[bytes]
+    """As `FrozenShelf.dump` gives it."""
+
+
+class BacklogRow(NamedTuple):
+    """A backlog in a dump, as `FrozenBacklog.dump` makes it and `Backlog.load` takes it."""
+
+    totals: BacklogTotals
+    counters: BacklogCounters
+    options: BacklogOptions
+    lanes: list[LaneRow]
+    """The highest level first."""
+    returns: list[bytes]
+    delayed: list[bytes]
+
+    @property
+    def chunks(self) -> int:
+        """How many parts the runs are packed in."""
+        return sum(len(lane.runs.chunks) for lane in self.lanes)
+
 
 class FrozenBacklog(NamedTuple):
     """A backlog at one moment."""
 
-    totals: tuple[int, int, int, int]
-    """Count, size, delayed, delayed_size."""
-    counters: tuple[int, int, int, int, int]
-    """What the next message gets: its position, its keys on the shelves, its turn; and trimmed_position."""
-    options: tuple[bool, bool]
-    """Strict, exact_sizes."""
+    totals: BacklogTotals
+    counters: BacklogCounters
+    options: BacklogOptions
     lanes: list[tuple[int, int, FrozenRuns, FrozenShelf]]
     """Level, last_expires_ms, runs and shelf, the highest level first."""
     returns: FrozenShelf
     delayed: FrozenShelf
 
-    @property
-    def chunks(self) -> int:
-        """How many parts the runs were packed in."""
-        return sum(len(runs.chunks) for _, _, runs, _ in self.lanes)
-
-    def dump(self) -> list[Any]:
-        """What `Backlog.load` wants. Equal backlogs give equal dumps where zlib is the same."""
+    def dump(self) -> BacklogRow:
+        """Equal backlogs give equal rows where zlib is the same."""
         lanes = [
-            [level, last_expires_ms, runs.dump(), shelf.dump()]
+            LaneRow(level, last_expires_ms, runs.dump(), shelf.dump())
             for level, last_expires_ms, runs, shelf in self.lanes
         ]
-        return [self.totals, self.counters, self.options, lanes, self.returns.dump(), self.delayed.dump()]
+        return BacklogRow(
+            self.totals, self.counters, self.options, lanes, self.returns.dump(), self.delayed.dump()
+        )
 
     def browse(self, first: int, count: int) -> list[Range]:
         """Ready messages from the `first`-th on, in the order of delivery; on any thread.
@@ -431,8 +489,9 @@ class FrozenBacklog(NamedTuple):
             yield from runs.browse(level, skip)
             return
         high = sum(level >= HIGH for level, *_ in self.lanes)
-        strict, _ = self.options
-        groups = [[lane] for lane in self.lanes] if strict else [self.lanes[:high], self.lanes[high:]]
+        groups = (
+            [[lane] for lane in self.lanes] if self.options.strict else [self.lanes[:high], self.lanes[high:]]
+        )
         ranges = [self.returns.browse()]
         for group in groups:
             sources = [

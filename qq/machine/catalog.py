@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qq.machine.access import Access
+from qq.machine.access import AccessControl
 from qq.machine.commands import (
     DEFAULT_VHOST,
     PutHashedUser,
@@ -44,12 +44,13 @@ if TYPE_CHECKING:
 
     from qq.machine.commands import Change
     from qq.machine.queue import Queue
+    from qq.machine.vhost import VhostRef
 
 DEFAULT_DESCRIPTION = "Default virtual host"
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class ConnectionState:
     """A client's connection, from connection.open until its node says that it is down."""
 
     node: str
@@ -66,9 +67,9 @@ class Catalog:
     def __init__(self) -> None:
         self.work = Work()
         self.remains = Remains()
-        self.access = Access()
+        self.access = AccessControl()
         self.vhosts: dict[str, VirtualHost] = {}
-        self.connections: dict[tuple[str, int], Connection] = {}
+        self.connections: dict[tuple[str, int], ConnectionState] = {}
         """By node and id."""
         self.queues_declared = 0
         """It numbers those of all virtual hosts."""
@@ -99,6 +100,11 @@ class Catalog:
         vhost = self._new_vhost(name, Remains())
         vhost.delete()
         return vhost
+
+    def vhost_of(self, ref: VhostRef) -> VirtualHost:
+        """The virtual host that was meant."""
+        name, is_deleted = ref
+        return self.gone_vhost(name) if is_deleted else self.vhosts[name]
 
     def put_vhost(self, name: str) -> VirtualHost:
         """The virtual host of this name, that is made if there is none."""
@@ -176,9 +182,9 @@ class Catalog:
             raise not_allowed(
                 f"connection refused for user '{user}': user connection limit ({limit}) is reached"
             )
-        self.restore_connection(Connection(node, number, vhost, user))
+        self.restore_connection(ConnectionState(node, number, vhost, user))
 
-    def restore_connection(self, connection: Connection) -> None:
+    def restore_connection(self, connection: ConnectionState) -> None:
         self.connections[connection.node, connection.id] = connection
         connection.vhost.connections += 1
         _count(self._connections_of, connection.user, 1)
@@ -190,7 +196,7 @@ class Catalog:
             connection.vhost.connections -= 1
             _count(self._connections_of, connection.user, -1)
 
-    def open_channel(self, node: str, connection_number: int) -> Connection:
+    def open_channel(self, node: str, connection_number: int) -> ConnectionState:
         """Count a channel of a connection's user. Raises Refused."""
         connection = self.connections.get((node, connection_number))
         if connection is None:

@@ -67,7 +67,7 @@ class InvalidCommand(ValueError):
     """The log cannot hold the command; the text names the limit."""
 
 
-class Batch(NamedTuple):
+class DecodedBatch(NamedTuple):
     """A decoded batch for those who want its messages."""
 
     commands: list[Command]
@@ -86,7 +86,7 @@ class Publication(NamedTuple):
     """Routing keys from the headers CC and BCC."""
 
 
-class Piece(NamedTuple):
+class StoredPiece(NamedTuple):
     """Consecutive messages of a batch with one publication."""
 
     first: int
@@ -152,11 +152,11 @@ def decode_commands(payload: Buffer) -> list[Command]:
     return commands
 
 
-def decode_batch(payload: Buffer) -> Batch:
+def decode_batch(payload: Buffer) -> DecodedBatch:
     """A whole batch, with the place of each message. Raises MalformedBatch."""
     commands = decode_commands(payload)
     publishes = [command for command in commands if isinstance(command, Enqueue | Publish)]
-    return Batch(commands, publishes, _offsets(payload))
+    return DecodedBatch(commands, publishes, _offsets(payload))
 
 
 def message_sizes(payload: Buffer) -> tuple[array[int], int]:
@@ -198,7 +198,7 @@ def keep(payload: Buffer, messages: Sequence[tuple[int, int]]) -> bytes:
     return b"".join([_KEPT_HEAD.pack(_KEPT_MAGIC, len(head)), head, size_column, *bodies])
 
 
-def stored_pieces(payload: Buffer) -> list[Piece]:
+def stored_pieces(payload: Buffer) -> list[StoredPiece]:
     """The messages of a batch, or what was kept of it, ascending. Raises MalformedBatch.
 
     Only of a batch that the machine has taken: its commands are not checked again.
@@ -206,7 +206,7 @@ def stored_pieces(payload: Buffer) -> list[Piece]:
     return decode_kept(payload) if is_kept(payload) else _pieces(payload)
 
 
-def decode_kept(payload: Buffer) -> list[Piece]:
+def decode_kept(payload: Buffer) -> list[StoredPiece]:
     """What `keep` kept, ascending. Raises MalformedBatch."""
     try:
         magic, length = _KEPT_HEAD.unpack_from(payload)
@@ -215,12 +215,12 @@ def decode_kept(payload: Buffer) -> list[Piece]:
         total = sum(count for _, count, _ in rows)
         sizes = struct.unpack_from(f"<{total}I", payload, start)
         offsets = list(accumulate(sizes, initial=start + 4 * total))
-        pieces: list[Piece] = []
+        pieces: list[StoredPiece] = []
         done = 0
         for first, count, place in rows:
             exchange, routing_key, frames_channel, more_keys = publications[place]
             publication = Publication(exchange, routing_key, frames_channel, tuple(more_keys))
-            pieces.append(Piece(first, publication, offsets[done : done + count + 1]))
+            pieces.append(StoredPiece(first, publication, offsets[done : done + count + 1]))
             done += count
     except (struct.error, ValueError, TypeError, IndexError) as error:
         raise MalformedBatch(f"kept messages are not readable: {error}") from error
@@ -279,24 +279,24 @@ def _layout(view: memoryview) -> tuple[int, int, int]:
     return messages, start, end
 
 
-def _pieces(payload: Buffer) -> list[Piece]:
+def _pieces(payload: Buffer) -> list[StoredPiece]:
     """Of many publishers that send one message each to the same place, the messages are one piece."""
     _, first, stop = _layout(memoryview(payload))
     offsets = _offsets(payload)
-    pieces: list[Piece] = []
+    pieces: list[StoredPiece] = []
     start = end = 0
     try:
         rows = [row for row in unpack(memoryview(payload)[first:stop]) if row[0] in _PUBLISHING]
         for publication, alike in groupby(rows, _publication):
             end += sum(map(_count, alike))
-            pieces.append(Piece(start, publication, offsets[start : end + 1]))
+            pieces.append(StoredPiece(start, publication, offsets[start : end + 1]))
             start = end
     except (ValueError, TypeError, IndexError) as error:
         raise MalformedBatch(f"commands are not readable: {error}") from error
     return pieces
 
 
-def _common(pieces: Sequence[Piece], messages: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+def _common(pieces: Sequence[StoredPiece], messages: Sequence[tuple[int, int]]) -> Iterator[StoredPiece]:
     """Those parts of the pieces that are among the messages."""
     firsts = [piece.first for piece in pieces]
     for first, count in messages:
@@ -305,7 +305,7 @@ def _common(pieces: Sequence[Piece], messages: Sequence[tuple[int, int]]) -> Ite
             start = max(first, piece.first) - piece.first
             end = min(first + count - piece.first, piece.count)
             if start < end:
-                yield Piece(piece.first + start, piece.publication, piece.offsets[start : end + 1])
+                yield StoredPiece(piece.first + start, piece.publication, piece.offsets[start : end + 1])
 
 
 def _row(command: Command) -> list[Any]:

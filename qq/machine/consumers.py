@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from qq.ranges import Range, RangeMap
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from qq.machine.commands import Table
-    from qq.machine.queue import Queue
     from qq.machine.settings import ConsumerSettings
 
 CREDIT_MAX = 2**31 - 1
@@ -67,16 +66,18 @@ class Budget:
         return waiting.pop(at if at < len(waiting) else 0)
 
 
-@dataclass(slots=True, eq=False)
-class Consumer:
-    """Somebody who takes messages, or who has stopped (`live` is false) and still holds some."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Holder:
+    """Somebody who takes messages of a queue, or who has stopped (`live` is false) and still holds some.
+
+    The queue knows its holders; for others `queue.Consumer` is one that knows its queue, too.
+    """
 
     node: str
     session: int
     channel: int
     """AMQP channel number, for texts."""
     id: int
-    queue: Queue
     tag: str
     credit: int
     """How many more it may hold; less than 0 after its prefetch was lowered."""
@@ -124,6 +125,12 @@ class Consumer:
         if self.budget is not None:
             self.budget.held += count
 
+    def leave_channel(self) -> None:
+        """Its queue is gone: what it holds takes nothing of its channel's limit."""
+        if self.budget is not None:
+            self.budget.held -= len(self.unacked)
+            self.budget.stop_waiting(self.id)
+
     def mark(self, now_ms: int) -> None:
         """Note when the messages from `next_id` on are delivered."""
         marks = self.marks
@@ -151,28 +158,31 @@ class Consumer:
         return max(bisect_right(self.marks, message_id, key=itemgetter(0)) - 1, 0)
 
 
-class Turns:
+H = TypeVar("H", bound=Holder)
+
+
+class Turns(Generic[H]):
     """Consumers that may be given messages: those of the highest priority by turns, then those below."""
 
     __slots__ = ("_levels", "_rings")
 
     def __init__(self) -> None:
-        self._rings: dict[int, OrderedDict[Consumer, None]] = {}
+        self._rings: dict[int, OrderedDict[H, None]] = {}
         self._levels: list[int] = []
         """Priorities that have anybody, ascending."""
 
     def __bool__(self) -> bool:
         return bool(self._levels)
 
-    def __iter__(self) -> Iterator[Consumer]:
+    def __iter__(self) -> Iterator[H]:
         """All of them, each priority in the order of turns, the highest first."""
         for level in reversed(self._levels):
             yield from self._rings[level]
 
-    def __contains__(self, consumer: Consumer) -> bool:
+    def __contains__(self, consumer: H) -> bool:
         return consumer in self._rings.get(consumer.settings.priority, ())
 
-    def add(self, consumer: Consumer) -> None:
+    def add(self, consumer: H) -> None:
         """It is the last of its priority, unless it is there already."""
         priority = consumer.settings.priority
         ring = self._rings.get(priority)
@@ -182,7 +192,7 @@ class Turns:
         if consumer not in ring:
             ring[consumer] = None
 
-    def discard(self, consumer: Consumer) -> None:
+    def discard(self, consumer: H) -> None:
         priority = consumer.settings.priority
         ring = self._rings.get(priority)
         if ring is not None and consumer in ring:
@@ -191,6 +201,6 @@ class Turns:
                 del self._rings[priority]
                 self._levels.remove(priority)
 
-    def next_ring(self) -> OrderedDict[Consumer, None]:
+    def next_ring(self) -> OrderedDict[H, None]:
         """Those whose turn it is, in order; there are some."""
         return self._rings[self._levels[-1]]

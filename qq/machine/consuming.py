@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qq.machine.arguments import CLASSIC, check_consumer_arguments
 from qq.machine.commands import Discard, Reject, Return, Settle, Settlement
-from qq.machine.consumers import CREDIT_MAX, Consumer
+from qq.machine.consumers import CREDIT_MAX
 from qq.machine.effects import ConsumerCancelled, Consuming, GetEmpty, GetOk, Limited, Recovered
 from qq.machine.errors import (
     access_refused,
@@ -31,6 +31,7 @@ from qq.machine.limits import (
     check_table_size,
     limit_of,
 )
+from qq.machine.queue import Consumer
 from qq.machine.requesters import Requester, is_reply_name
 from qq.machine.settings import consumer_settings_of
 
@@ -94,7 +95,7 @@ class Taking:
                 f"supported by {queue.kind} queues with single active consumer"
             )
         core.serve(queue)
-        queue.used_ms = core.time_ms
+        queue.use(core.time_ms)
         core.touch(queue)
         if queue.returning and not queue.available:
             queue.bring_back(1, core.time_ms)
@@ -231,10 +232,7 @@ class Taking:
         core = self._core
         consumer = core.consumers.get((core.origin, command.consumer))
         if consumer is not None and consumer.live and consumer.auto_credit:
-            prefetch = min(command.credit, CREDIT_MAX)
-            change = prefetch - consumer.prefetch
-            consumer.prefetch = prefetch
-            consumer.queue.give_credit(consumer, change)
+            consumer.queue.set_prefetch(consumer, command.credit)
             core.touch(consumer.queue)
 
     def limit(self, command: Limit) -> Limited:

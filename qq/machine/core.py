@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.catalog import Catalog
 from qq.machine.codec import Buffer
@@ -57,15 +57,13 @@ from qq.routing.routers import Destination, DestinationKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from qq.machine.catalog import Connection
+    from qq.machine.catalog import ConnectionState
     from qq.machine.commands import Method
-    from qq.machine.consumers import Consumer
-    from qq.machine.effects import Result
+    from qq.machine.effects import Answer, Result
     from qq.machine.errors import Refused
-    from qq.machine.queue import Queue
+    from qq.machine.queue import Consumer, Queue
     from qq.machine.requesters import Requester
-    from qq.machine.state import Answer
-    from qq.machine.vhost import VirtualHost
+    from qq.machine.vhost import VhostRef, VirtualHost
 
 
 WOKEN_MAX = 1000
@@ -76,7 +74,7 @@ ContentOf = Callable[[Buffer, int], Content]
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class SessionState:
     """One AMQP channel, from its opening until `SessionDown`, or a connection's channel 0.
 
     One that was never opened is there from its first command that is answered.
@@ -105,6 +103,27 @@ class Session:
         """An error was sent: whatever was under way behind it must not happen."""
         return type(self.answer) is Failed
 
+    def freeze(self, key: tuple[str, int]) -> FrozenSession:
+        """`key` is its node and its number."""
+        requester = self.requester and self.requester[2:]
+        limit = self.budget.limit
+        return FrozenSession(
+            key, self.vhost.ref, self.user, self.queue, limit, requester, self.answers, self.answer
+        )
+
+
+class FrozenSession(NamedTuple):
+    """A session at one moment, but for its consumers."""
+
+    key: tuple[str, int]
+    vhost: VhostRef
+    user: str | None
+    queue: str
+    limit: int
+    requester: tuple[int, str] | None
+    answers: int
+    answer: Answer | None
+
 
 class Core:
     """The state of a machine, and the entry that is being applied to it."""
@@ -113,7 +132,7 @@ class Core:
         self.content_of = content_of
         self.catalog = Catalog()
         self.work = self.catalog.work
-        self.sessions: dict[tuple[str, int], Session] = {}
+        self.sessions: dict[tuple[str, int], SessionState] = {}
         self.consumers: dict[tuple[str, int], Consumer] = {}
         self.dirty: dict[Queue, None] = {}
         """Queues that have something new in this entry, and those for whose consumers it has cost too much already."""
@@ -173,7 +192,7 @@ class Core:
         effects, self.effects = self.effects, []
         return effects
 
-    def answer(self, session: Session, number: int, result: Result) -> None:
+    def answer(self, session: SessionState, number: int, result: Result) -> None:
         session.answers += 1
         reply = Reply(self.origin, number, result, session.answers)
         if type(result) is not ConsumerCancelled:
@@ -196,11 +215,19 @@ class Core:
 
     # Sessions
 
-    def session(self, node: str, number: int) -> Session:
+    def session(self, node: str, number: int) -> SessionState:
         known = self.sessions.get((node, number))
         if known is None:
-            known = self.sessions[node, number] = Session(self.catalog.default_vhost)
+            known = self.sessions[node, number] = SessionState(self.catalog.default_vhost)
         return known
+
+    def restore_session(self, key: tuple[str, int], session: SessionState) -> None:
+        """Enter a session without its consumers."""
+        self.sessions[key] = session
+        if session.requester is not None:
+            self.enter_requester(session, session.requester)
+        if session.user is not None:
+            self.catalog.count_channel(session.user, 1)
 
     def end_session(self, number: int) -> None:
         """The session is down: what its consumers held returns."""
@@ -255,18 +282,18 @@ class Core:
         self.end_consumers(ended, failed=False)
         return most - left
 
-    def _forget_channel(self, session: Session) -> None:
+    def _forget_channel(self, session: SessionState) -> None:
         self.forget_requester(session)
         if session.user is not None:
             self.catalog.count_channel(session.user, -1)
 
-    def close(self, connection: Connection, reason: str) -> None:
+    def close(self, connection: ConnectionState, reason: str) -> None:
         """Have a connection closed by its node, unless that was told already."""
         if not connection.closing:
             connection.closing = reason
             self.effects.append(self.closing(connection))
 
-    def closing(self, connection: Connection) -> CloseConnection:
+    def closing(self, connection: ConnectionState) -> CloseConnection:
         text = reply_text(CONNECTION_FORCED, connection.closing)
         return CloseConnection(connection.node, connection.id, CONNECTION_FORCED, text)
 
@@ -301,10 +328,10 @@ class Core:
 
     # Consumers
 
-    def enter_requester(self, session: Session, requester: Requester) -> None:
+    def enter_requester(self, session: SessionState, requester: Requester) -> None:
         session.requester = session.vhost.requesters[requester.name] = requester
 
-    def forget_requester(self, session: Session) -> None:
+    def forget_requester(self, session: SessionState) -> None:
         """Nobody gets what is published to its name any more."""
         if session.requester is not None:
             del session.vhost.requesters[session.requester.name]
@@ -523,9 +550,7 @@ class Core:
         gone: list[ConsumerGone] = []
         for consumer in queue.holders:
             self._forget(consumer)
-            if consumer.budget is not None:
-                consumer.budget.held -= len(consumer.unacked)
-                consumer.budget.stop_waiting(consumer.id)
+            consumer.leave_channel()
             if consumer.live and consumer.node not in self.lost:
                 gone.append(ConsumerGone(consumer.node, consumer.session, consumer.id))
         return gone
@@ -671,8 +696,7 @@ class Core:
     def restore_waiting(self) -> None:
         """Find out who waits for the limit of a channel, in a state that was loaded."""
         for consumer in self.consumers.values():
-            if consumer.queue.is_waiting(consumer):
-                consumer.wait_for_room()
+            consumer.queue.restore_waiting(consumer)
         for key in sorted(self.sessions):
             budget = self.sessions[key].budget
             if budget.waiting and budget.room and key[0] not in self.lost:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         UnbindQueue,
     )
     from qq.machine.core import Core
-    from qq.machine.vhost import Owner, VirtualHost
+    from qq.machine.queue import QueueOwner
+    from qq.machine.vhost import VirtualHost
 
 
 class Declaring:
@@ -52,7 +53,7 @@ class Declaring:
             queue = vhost.declare_queue(command, name, owner)
         if vhost.is_unreviewed:
             core.review(vhost)
-        queue.used_ms = core.time_ms
+        queue.use(core.time_ms)
         core.touch(queue)
         core.session(core.origin, command.session).queue = queue.name
         core.serve(queue)
@@ -109,7 +110,7 @@ class Declaring:
 
     def _queue_binding(
         self, command: BindQueue | UnbindQueue
-    ) -> tuple[str, Destination, str, Table, Owner | None]:
+    ) -> tuple[str, Destination, str, Table, QueueOwner | None]:
         session, connection, queue, exchange, routing_key, arguments = command
         name = stripped(queue) or self._core.last_declared(session)
         # RabbitMQ: with neither queue nor routing key given, both are the queue declared last.

@@ -221,6 +221,9 @@ class DeadLettered(NamedTuple):
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
 
+Answer = Reply | Failed
+"""What a session is told of its commands, one for each."""
+
 SessionEffect = (
     Deliver
     | Reply

@@ -26,9 +26,6 @@ REASONS = (REJECTED, EXPIRED, MAXLEN, DELIVERY_LIMIT)
 Cause = tuple[str, str, str]
 """Of a death: the reason, the queue in which it came, and the exchange by which the message had come there."""
 
-Row = tuple[int, bytes, int]
-"""Of a table of histories: id, the history packed, how many messages refer to it."""
-
 SPREAD_MAX = 10_000
 """Messages that one may become by dying if nobody rejects any of them. A queue after the other is no matter, nor who
 dead-letters to two for as long as clients reject; what is beyond is dropped as what goes round in a circle is."""
@@ -52,6 +49,12 @@ class Death(NamedTuple):
     original_expiration: str | None
     """The property `expiration`, which a message loses at its first death."""
 
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Death:
+        """The death that was packed."""
+        read = cls(*row)
+        return read._replace(routing_keys=tuple(read.routing_keys))
+
 
 class History(NamedTuple):
     """What a dead-lettered message has become and been through."""
@@ -73,12 +76,9 @@ class History(NamedTuple):
     @classmethod
     def of(cls, row: Sequence[Any]) -> History:
         """The history that was packed."""
-        exchange, routing_key, cc_removed, deaths, first, last, spread = row
-        known = tuple(
-            Death(queue, reason, count, time_ms, source, tuple(keys), expiration)
-            for queue, reason, count, time_ms, source, keys, expiration in deaths
-        )
-        return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last), spread)
+        read = cls(*row)
+        deaths, first, last = tuple(map(Death.of, read.deaths)), tuple(read.first), tuple(read.last)
+        return read._replace(deaths=deaths, first=first, last=last)
 
     def keys(self, published: tuple[str, ...]) -> tuple[str, ...]:
         """The keys that a message has now, if these were its keys when it was published."""
@@ -151,7 +151,7 @@ class Histories:
         self._next_id = 1
         """Only grows, so that no id has ever had another meaning."""
         self._ids: dict[bytes, int] = {}
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _HistoryBlock] = {}
         """Those in which there is something, by the higher bits of the ids, ascending."""
         self._owned: set[int] = set()
         """The blocks that nobody else looks at; the others are copied before they change."""
@@ -195,26 +195,14 @@ class Histories:
 
     def keep_only(self, counts: Mapping[int, int]) -> None:
         """Let as many messages refer to each history as `counts` tells, at least one, and forget the others."""
-        kept: list[Row] = []
+        kept: list[HistoryRow] = []
         for history_id in sorted(counts):
             number, place = divmod(history_id, _BLOCK_ROWS)
-            kept.append((history_id, self._blocks[number].packed[place], counts[history_id]))
+            kept.append(HistoryRow(history_id, self._blocks[number].packed[place], counts[history_id]))
         self._replace(kept)
 
     def __len__(self) -> int:
         return len(self._ids)
-
-    def freeze(self) -> FrozenHistories:
-        """What is there, without a copy of it."""
-        if self._next_id == 1:
-            return _UNUSED  # as nearly always, and there may be very many of them
-        self._owned.clear()
-        return FrozenHistories(self._next_id, self._blocks.copy())
-
-    def load(self, dumped: Sequence[Any]) -> None:
-        """Replace everything by what `FrozenHistories.dump` gave."""
-        self._next_id, blocks = dumped
-        self._replace(row for block in blocks for row in unpack(block))
 
     def _change(self, history_id: int, difference: int) -> int:
         """How many messages refer to the history now."""
@@ -226,12 +214,12 @@ class Histories:
         counts[place] = count
         return count
 
-    def _replace(self, rows: Iterable[Row]) -> None:
+    def _replace(self, rows: Iterable[HistoryRow]) -> None:
         self._ids = {}
         self._blocks = {}
         self._owned.clear()
         for row in rows:
-            self._enter(*row)
+            self._enter(row.id, row.packed, row.count)
 
     def _enter(self, history_id: int, packed: bytes, count: int) -> None:
         number, place = divmod(history_id, _BLOCK_ROWS)
@@ -241,16 +229,82 @@ class Histories:
         block.counts[place] = count
         block.live += 1
 
-    def _own(self, number: int) -> _Block:
+    def _own(self, number: int) -> _HistoryBlock:
         """The block, there if it was not, for a change."""
         if number not in self._owned:
             old = self._blocks.get(number)
-            self._blocks[number] = _Block() if old is None else old.copy()
+            self._blocks[number] = _HistoryBlock() if old is None else old.copy()
             self._owned.add(number)
         return self._blocks[number]
 
+    # The state, dumped and loaded
 
-class _Block:
+    def freeze(self) -> FrozenHistories:
+        """What is there, without a copy of it."""
+        if self._next_id == 1:
+            return _UNUSED  # as nearly always, and there may be very many of them
+        self._owned.clear()
+        return FrozenHistories(self._next_id, self._blocks.copy())
+
+    def load(self, dumped: Sequence[Any]) -> None:
+        """Replace everything by what a `HistoriesRow` was written from."""
+        row = HistoriesRow(*dumped)
+        self._next_id = row.next_id
+        self._replace(HistoryRow(*known) for block in row.blocks for known in unpack(block))
+
+
+class HistoryRow(NamedTuple):
+    """One history in a dump."""
+
+    id: int
+    packed: bytes
+    """A `History`."""
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    """How many messages refer to it."""
+
+
+class HistoriesRow(NamedTuple):
+    """Histories in a dump, as `FrozenHistories.dump` makes it and `Histories.load` takes it."""
+
+    next_id: int
+    blocks: list[bytes]
+    """Each is some of `HistoryRow`, packed."""
+
+
+class FrozenHistories(NamedTuple):
+    """A queue's histories at one moment, for any thread."""
+
+    next_id: int
+    blocks: dict[int, _HistoryBlock]
+
+    def get(self, history_id: int) -> History:
+        """The history that was there under an id."""
+        number, place = divmod(history_id, _BLOCK_ROWS)
+        return History.of(unpack(self.blocks[number].packed[place]))
+
+    def dump(self) -> HistoriesRow:
+        """Equal histories give equal rows."""
+        if self is _UNUSED:
+            return _UNUSED_ROW
+        return HistoriesRow(
+            self.next_id, [pack(_rows(number, block)) for number, block in self.blocks.items()]
+        )
+
+
+def _rows(number: int, block: _HistoryBlock) -> list[HistoryRow]:
+    first = number * _BLOCK_ROWS
+    return [
+        HistoryRow(first + place, packed, block.counts[place])
+        for place, packed in enumerate(block.packed)
+        if packed
+    ]
+
+
+_UNUSED = FrozenHistories(1, {})
+_UNUSED_ROW = HistoriesRow(1, [])
+
+
+class _HistoryBlock:
     """The histories with consecutive ids."""
 
     __slots__ = ("counts", "live", "packed")
@@ -268,33 +322,7 @@ class _Block:
         self.counts = array("Q", bytes(8 * _BLOCK_ROWS))
         self.live = 0
 
-    def copy(self) -> _Block:
-        copy = _Block()
+    def copy(self) -> _HistoryBlock:
+        copy = _HistoryBlock()
         copy.packed[:], copy.counts[:], copy.live = self.packed, self.counts, self.live
         return copy
-
-
-class FrozenHistories(NamedTuple):
-    """A queue's histories at one moment, for any thread."""
-
-    next_id: int
-    blocks: dict[int, _Block]
-
-    def get(self, history_id: int) -> History:
-        """The history that was there under an id."""
-        number, place = divmod(history_id, _BLOCK_ROWS)
-        return History.of(unpack(self.blocks[number].packed[place]))
-
-    def dump(self) -> list[Any]:
-        """What `Histories.load` wants: the next id, and the rows of each block, packed."""
-        return [self.next_id, [pack(_rows(number, block)) for number, block in self.blocks.items()]]
-
-
-def _rows(number: int, block: _Block) -> list[Row]:
-    first = number * _BLOCK_ROWS
-    return [
-        (first + place, packed, block.counts[place]) for place, packed in enumerate(block.packed) if packed
-    ]
-
-
-_UNUSED = FrozenHistories(1, {})

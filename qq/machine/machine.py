@@ -1,8 +1,8 @@
 """The replicated state machine: what the log calls, and which command is carried out by whom.
 
-Lives here: the order of an entry, and the whole state as bytes. Not here: what commands do (publishing.py,
-consuming.py, declaring.py, connecting.py, operating.py), what they share (core.py), bytes (codec.py, state.py),
-replication (cluster).
+Lives here: the order of an entry, and what others may look at. Not here: what commands do (publishing.py, consuming.py,
+declaring.py, connecting.py, operating.py), what they share (core.py), the whole state as bytes (state.py), batches
+(codec.py), replication (cluster).
 
 Law: a method depends on its arguments and on self, nothing else. No clock, no randomness, no iteration over sets, no
 floats. Nothing that a client or an operator can send makes it raise: a command that cannot be carried out yields
@@ -16,45 +16,26 @@ import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine import commands as c
-from qq.machine.access import Permissions, TopicPermissions, User
-from qq.machine.catalog import Connection
+from qq.machine.access import User
 from qq.machine.codec import decode_commands, keep, message_sizes
 from qq.machine.connecting import Connecting
-from qq.machine.consumers import Consumer
 from qq.machine.consuming import Taking
 from qq.machine.core import ContentOf, Core, no_content
 from qq.machine.costs import Costs
 from qq.machine.declaring import Declaring
 from qq.machine.effects import Known, OriginExpelled
 from qq.machine.errors import Refused
-from qq.machine.leaving import Leaving
 from qq.machine.operating import Operating
-from qq.machine.policies import Policy
 from qq.machine.publishing import Publishing
-from qq.machine.queue import Dying, Queue, held
-from qq.machine.requesters import Requester
-from qq.machine.settings import consumer_settings_of, settings_of
-from qq.machine.state import (
-    VERSION,
-    ConnectionRow,
-    ConsumerRow,
-    Frozen,
-    SessionRow,
-    VhostRow,
-    answer_of,
-    applied_of,
-    read_dump,
-)
-from qq.machine.vhost import Exchange
-from qq.ranges import MESSAGE_BITS, Range, RangeMap
-from qq.routing.routers import Binding, Destination, DestinationKind
+from qq.machine.queue import Consumer, Queue, held
+from qq.machine.state import VERSION, FrozenMachine, freeze, read_dump, restore
+from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from qq.machine.catalog import Catalog
     from qq.machine.effects import Deliver, Effect, Result
-    from qq.machine.state import Dump, VhostRef
     from qq.machine.vhost import VirtualHost
 
 
@@ -288,254 +269,26 @@ class QueueMachine:
 
     # The whole state
 
-    def freeze(self) -> Frozen:
+    def freeze(self) -> FrozenMachine:
         """The state as it is now, to be read on any thread."""
-        core, catalog = self._core, self._core.catalog
-        access = catalog.access
-        return Frozen(
-            users=list(access.users.values()),
-            user_limits=list(access.limits.items()),
-            permissions=list(access.all_permissions.values()),
-            topic_permissions=list(access.all_topic_permissions.values()),
-            publishers_bounds=catalog.publishers_bounds,
-            vhosts=[_vhost_row(vhost) for vhost in catalog.vhosts.values()],
-            queues_declared=catalog.queues_declared,
-            queues=[queue.freeze() for queue in catalog.queues()],
-            connections=[
-                ConnectionRow(*key, _vhost_ref(connection.vhost), connection.user, connection.closing)
-                for key, connection in catalog.connections.items()
-            ],
-            sessions=[
-                SessionRow(
-                    key,
-                    _vhost_ref(session.vhost),
-                    session.user,
-                    session.queue,
-                    session.budget.limit,
-                    session.requester and session.requester[2:],
-                    session.answers,
-                    session.answer,
-                )
-                for key, session in core.sessions.items()
-            ],
-            consumers=[
-                ConsumerRow(
-                    consumer,
-                    consumer.credit,
-                    consumer.prefetch,
-                    consumer.live,
-                    consumer.next_id,
-                    [(first_id, time_ms) for first_id, time_ms in consumer.marks],
-                    consumer.unacked.freeze(),
-                )
-                for consumer in core.consumers.values()
-            ],
-            dirty=list(core.dirty),
-            behind=[queue.freeze_behind() for queue in core.behind],
-            abandoned=list(core.abandoned),
-            lost=list(core.lost),
-        )
+        return freeze(self._core)
 
     def dump(self) -> bytes:
         return self.freeze().dump()
 
     def load(self, data: bytes) -> None:
         """Replace the state by a dumped one. Raises MalformedDump."""
-        state = read_dump(data)
+        dump = read_dump(data)
         revision = self._core.catalog.revision
-        self._begin(Core(self._core.content_of))
-        core, catalog = self._core, self._core.catalog
-        self._load_access(state)
-        catalog.limit_publishers(*state.publishers_bounds)
-        for row in state.vhosts:
-            self._load_vhost(row)
-        queues: dict[int, Queue] = {}
-        for row, dying in zip(state.queues, state.dying, strict=True):
-            queue = self._load_queue(row, dying)
-            queues[queue.number] = queue
-        catalog.queues_declared = state.queues_declared
-        for row in state.vhosts:
-            self._load_bindings(row)
-        for node, number, vhost, user, closing in state.connections:
-            catalog.restore_connection(Connection(node, number, self._vhost(vhost), user, closing))
-        for (node, number), vhost, user, last_declared, limit, requester, answers, answer in state.sessions:
-            session = core.session(node, number)
-            session.vhost, session.user = self._vhost(vhost), user
-            session.queue, session.answers = last_declared, answers
-            session.budget.limit = limit
-            if requester is not None:
-                core.enter_requester(session, Requester(node, number, *requester))
-            session.answer = answer_of(node, number, answer)
-            if user is not None:
-                catalog.count_channel(user, 1)
-        core.restore_lost(state.lost)
-        for row, unacked in zip(state.consumers, state.unacked, strict=True):
-            self._load_consumer(queues, row, unacked)
-        for queue, row in zip(queues.values(), state.queues, strict=True):
-            *_, turns, active = row
-            for node, number in turns:
-                queue.turns.add(core.consumers[node, number])
-            queue.active = core.consumers.get(tuple(active)) if active else None
-            if queue.dying:
-                core.dying[queue] = None
-        core.dirty = {queues[number]: None for number in state.dirty}
-        core.abandoned = {queues[number]: None for number in state.abandoned}
-        for number, came_back, leaving in state.behind:
-            core.behind[queues[number]] = None
-            queues[number].load_behind(came_back, [_leaving(*row) for row in leaving])
-        core.restore_waiting()
-        core.restore_timers()
+        core = Core(self._core.content_of)
+        restore(core, dump)
+        self._begin(core)
         # Whoever remembers something of the former state has to look again.
-        catalog.access.revision += revision + 1
-
-    def _load_access(self, state: Dump) -> None:
-        access = self._core.catalog.access
-        for user in state.users:
-            access.put_user(User(*user))
-        for user, limits in state.user_limits:
-            access.set_limits(user, limits)
-        for row in state.permissions:
-            access.set_permissions(Permissions(*row))
-        for row in state.topic_permissions:
-            access.set_topic_permissions(TopicPermissions(*row))
-
-    def _load_vhost(self, row: list[Any]) -> None:
-        """A virtual host without its bindings: they are between queues."""
-        name, description, tags, default_queue_type, limits, policies, exchanges, _, *rest = row
-        exchange_policies, unreviewed_queues, unreviewed_exchanges, publishers = rest
-        vhost = self._core.catalog.put_vhost(name)
-        vhost.describe(description, tags, default_queue_type)
-        vhost.set_limits(limits)
-        for policy in policies:
-            vhost.restore_policy(Policy(*policy))
-        for exchange in exchanges:
-            if exchange[0] not in vhost.exchanges:
-                vhost.restore_exchange(Exchange(*exchange))
-        for exchange, applied in exchange_policies:
-            vhost.restore_exchange_policies(exchange, applied_of(vhost.policies, applied))
-        vhost.unreviewed_queues, vhost.unreviewed_exchanges = unreviewed_queues, unreviewed_exchanges
-        if vhost.is_unreviewed:
-            self._core.reviewing[name] = vhost
-        vhost.publishers.load(*publishers)
-
-    def _load_bindings(self, row: list[Any]) -> None:
-        name, *_, bindings, _, _, _, _ = row
-        vhost = self._core.catalog.vhosts[name]
-        for source, kind, destination_name, routing_key, arguments in bindings:
-            destination = Destination(DestinationKind(kind), destination_name)
-            vhost.restore_binding(Binding(source, destination, routing_key, arguments))
-
-    def _vhost(self, ref: VhostRef) -> VirtualHost:
-        name, is_deleted = ref
-        catalog = self._core.catalog
-        return catalog.gone_vhost(name) if is_deleted else catalog.vhosts[name]
-
-    def _load_queue(self, row: list[Any], dying: list[list[Any]]) -> Queue:
-        vhost, name, kind, durable, owner, auto_delete, arguments, number, had_consumer, used_ms = row[:10]
-        applied, backlog, histories, (dying_first, dying_count, retry_ms), _, _ = row[10:]
-        policies = applied_of(self._core.catalog.vhosts[vhost].policies, applied)
-        queue = Queue(
-            vhost=vhost,
-            name=name,
-            kind=kind,
-            durable=durable,
-            owner=tuple(owner) if owner else None,
-            auto_delete=auto_delete,
-            arguments=arguments,
-            number=number,
-            settings=settings_of(kind, arguments, *policies),
-            policies=policies,
-            had_consumer=had_consumer,
-            used_ms=used_ms,
-            dying_first=dying_first,
-            dying_count=dying_count,
-            retry_ms=retry_ms,
-        )
-        queue.backlog.load(backlog)
-        queue.histories.load(histories)
-        queue.dying.extend(Dying(Range(*messages), reason, time_ms) for messages, reason, time_ms in dying)
-        queue.dying_size = sum(dead.range.size for dead in queue.dying)
-        self._core.catalog.vhosts[vhost].restore_queue(queue)
-        return queue
-
-    def _load_consumer(
-        self, queues: Mapping[int, Queue], row: list[Any], unacked: list[tuple[int, list[int]]]
-    ) -> None:
-        core = self._core
-        node, session, channel, number, queue_number, tag, *properties = row
-        credit, prefetch, no_ack, exclusive, auto_credit, cancel_on_failover, can_be_cancelled = properties[
-            :7
-        ]
-        timeout_ms, arguments, budgeted, live, next_id, marks = properties[7:]
-        queue = queues[queue_number]
-        consumer = Consumer(
-            node=node,
-            session=session,
-            channel=channel,
-            id=number,
-            queue=queue,
-            tag=tag,
-            credit=credit,
-            prefetch=prefetch,
-            no_ack=no_ack,
-            exclusive=exclusive,
-            auto_credit=auto_credit,
-            cancel_on_failover=cancel_on_failover,
-            can_be_cancelled=can_be_cancelled,
-            default_timeout_ms=timeout_ms,
-            arguments=arguments,
-            settings=consumer_settings_of(arguments),
-            budget=core.session(node, session).budget if budgeted else None,
-            live=live,
-            next_id=next_id,
-            marks=[list(mark) for mark in marks],
-        )
-        consumer.unacked = _held(unacked)
-        queue.unacked_size += sum(piece.value.size for piece in consumer.unacked.pieces())
-        if consumer.budget is not None:
-            consumer.budget.held += len(consumer.unacked)
-        queue.restore_consumer(consumer)
-        queue.unacked += len(consumer.unacked)
-        core.enter_consumer(consumer)
-        core.watch(consumer)
+        core.catalog.access.revision += revision + 1
 
     def digest(self) -> str:
         """Equal states, equal digests."""
         return hashlib.sha256(self.dump()).hexdigest()
-
-
-def _vhost_ref(vhost: VirtualHost) -> VhostRef:
-    return vhost.name, vhost.is_deleted
-
-
-def _vhost_row(vhost: VirtualHost) -> VhostRow:
-    return VhostRow(
-        vhost.name,
-        vhost.description,
-        vhost.tags,
-        vhost.default_queue_type,
-        vhost.limits,
-        vhost.policies.rows(),
-        list(vhost.exchanges.values()),
-        list(vhost.bindings),
-        list(vhost.exchange_policies.items()),
-        vhost.unreviewed_queues.copy(),
-        vhost.unreviewed_exchanges.copy(),
-        vhost.publishers.freeze(),
-    )
-
-
-def _held(rows: list[tuple[int, list[int]]]) -> RangeMap[Range]:
-    """What was dumped of messages that a consumer holds, or has held."""
-    held: RangeMap[Range] = RangeMap()
-    for first, row in rows:
-        messages = Range(*row)
-        held.append(first, messages.count, messages)
-    return held
-
-
-def _leaving(fate: int, held: list[list[tuple[int, list[int]]]]) -> Leaving:
-    return Leaving(fate, [_held(rows) for rows in held])
 
 
 def _deliveries(consumer: Consumer) -> Iterator[Deliver]:

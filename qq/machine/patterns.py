@@ -40,7 +40,7 @@ class _Chars(NamedTuple):
         return (bisect_right(self.bounds, code) & 1 == 1) != self.negated
 
 
-class _Place(NamedTuple):
+class _Anchor(NamedTuple):
     """An assertion about a position: one of A Z z b B."""
 
     kind: str
@@ -67,7 +67,7 @@ class _Repeat(NamedTuple):
     most: int | None
 
 
-_Node = _Chars | _Place | _Look | _Sequence | _Choice | _Repeat
+_Node = _Chars | _Anchor | _Look | _Sequence | _Choice | _Repeat
 
 
 class _Split(NamedTuple):
@@ -91,7 +91,7 @@ class _Match(NamedTuple):
     pass
 
 
-_Instruction = _Chars | _Place | _Split | _Jump | _LookFrom | _Match
+_Instruction = _Chars | _Anchor | _Split | _Jump | _LookFrom | _Match
 
 
 class Pattern:
@@ -113,7 +113,7 @@ class Pattern:
     def search_within(self, text: str, steps_max: int) -> tuple[bool, int]:
         """The same with another bound; and how many steps were taken."""
         search = _Search(self._program, text, steps_max)
-        starts = 1 if self._program[self._start] == _Place("A") else len(text) + 1
+        starts = 1 if self._program[self._start] == _Anchor("A") else len(text) + 1
         try:
             found = any(search.matches(self._start, at) for at in range(starts))
         except _TooManySteps:
@@ -182,7 +182,7 @@ class _Search:
         """Whether an assertion about the position is true."""
         if isinstance(assertion, _LookFrom):
             return self._look(assertion.start, at - assertion.behind) != assertion.negated
-        return isinstance(assertion, _Place) and _is_place(assertion.kind, self._text, at)
+        return isinstance(assertion, _Anchor) and _is_place(assertion.kind, self._text, at)
 
     def _look(self, start: int, at: int) -> bool:
         if at < 0:
@@ -236,7 +236,7 @@ class _Compiler:
             raise InvalidPattern("regular expression is too large")
         program = self.program
         match node:
-            case _Chars() | _Place():
+            case _Chars() | _Anchor():
                 program.append(node)
             case _Sequence(nodes):
                 for part in nodes:
@@ -413,9 +413,9 @@ class _Parser:
             case ".":
                 return _Chars((), negated=True) if self._dot_all else _Chars((0x0A, 0x0B), negated=True)
             case "^":
-                return _Place("A")
+                return _Anchor("A")
             case "$":
-                return _Place("Z")
+                return _Anchor("Z")
             case "\\":
                 return self._escaped()
             case "*" | "+" | "?":
@@ -427,7 +427,7 @@ class _Parser:
         character = self._peek()
         if character and character in _PLACES:
             self._at += 1
-            return _Place(character)
+            return _Anchor(character)
         return self._chars(self._escape())
 
     def _escape(self) -> tuple[tuple[int, int], ...]:
@@ -594,7 +594,7 @@ def _width(node: _Node) -> int | None:
     match node:
         case _Chars():
             return 1
-        case _Place() | _Look():
+        case _Anchor() | _Look():
             return 0
         case _Sequence(nodes):
             widths = [_width(part) for part in nodes]

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 PUBLISHERS_MAX = 100_000
 PUBLISHER_AGE_MS = 7 * 24 * 3600 * 1000
@@ -31,12 +31,31 @@ REFUSED_MAX = 64
 Run = tuple[int, int]
 """Consecutive sequence numbers: the first and the last."""
 
-Row = tuple[str, int, int, tuple[Run, ...]]
-"""Publisher, its last sequence number, when it was seen last (cluster time, ms), what was refused, ascending."""
+
+class KnownPublisher(NamedTuple):
+    """What is remembered of a publisher; its row in a dump, too."""
+
+    name: str
+    last_seq: int
+    seen_ms: int
+    """When it was seen last (cluster time)."""
+    refused: tuple[Run, ...]
+    """Ascending."""
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> KnownPublisher:
+        """The publisher that was written."""
+        read = cls(*row)
+        return read._replace(refused=tuple((first, last) for first, last in read.refused))
 
 
-FrozenPublishers = tuple[int, int, list[Row]]
-"""The bounds, and the publishers, the least recently used first."""
+class FrozenPublishers(NamedTuple):
+    """The publishers at one moment, for any thread; their row in a dump, too."""
+
+    limit: int
+    age_ms: int
+    publishers: list[KnownPublisher]
+    """The least recently used first."""
 
 
 class Publishers:
@@ -47,7 +66,7 @@ class Publishers:
     def __init__(self, limit: int = PUBLISHERS_MAX, age_ms: int = PUBLISHER_AGE_MS) -> None:
         self._limit = limit
         self._age_ms = age_ms
-        self._rows: OrderedDict[str, Row] = OrderedDict()
+        self._rows: OrderedDict[str, KnownPublisher] = OrderedDict()
         """In order of last use, which is the order of the times, too: cluster time does not go back."""
 
     def new(self, publisher: str, first_seq: int, count: int, time_ms: int) -> list[Run]:
@@ -91,35 +110,32 @@ class Publishers:
         return len(self._rows)
 
     def freeze(self) -> FrozenPublishers:
-        """All of it, for any thread."""
-        return self._limit, self._age_ms, list(self._rows.values())
+        return FrozenPublishers(self._limit, self._age_ms, list(self._rows.values()))
 
-    def load(self, limit: int, age_ms: int, rows: Iterable[Row]) -> None:
-        """Replace everything by what `freeze` gave."""
-        self._limit, self._age_ms = limit, age_ms
-        self._rows = OrderedDict(
-            (publisher, (publisher, last_seq, seen_ms, tuple((first, last) for first, last in refused)))
-            for publisher, last_seq, seen_ms, refused in rows
-        )
+    def load(self, dumped: Sequence[Any]) -> None:
+        """Replace everything by what was frozen and written."""
+        row = FrozenPublishers(*dumped)
+        self._limit, self._age_ms = row.limit, row.age_ms
+        self._rows = OrderedDict((known.name, known) for known in map(KnownPublisher.of, row.publishers))
 
     def _known(self, publisher: str, time_ms: int) -> tuple[int, tuple[Run, ...]]:
         """The last sequence number, and what was refused."""
         known = self._rows.get(publisher)
-        if known is None or time_ms - known[2] >= self._age_ms:
+        if known is None or time_ms - known.seen_ms >= self._age_ms:
             return 0, ()
-        return known[1], known[3]
+        return known.last_seq, known.refused
 
     def _remember(self, publisher: str, last_seq: int, refused: list[Run], time_ms: int) -> None:
         runs = _merged(refused) if refused else ()
-        self._rows[publisher] = (publisher, last_seq, time_ms, runs)
+        self._rows[publisher] = KnownPublisher(publisher, last_seq, time_ms, runs)
         self._rows.move_to_end(publisher)
         self._forget(time_ms)
 
     def _forget(self, time_ms: int) -> None:
         rows = self._rows
-        for publisher, _, seen_ms, _ in list(islice(rows.values(), _FORGOTTEN_AT_ONCE)):
-            if time_ms - seen_ms >= self._age_ms:
-                del rows[publisher]
+        for known in list(islice(rows.values(), _FORGOTTEN_AT_ONCE)):
+            if time_ms - known.seen_ms >= self._age_ms:
+                del rows[known.name]
         self._shrink()
 
     def _shrink(self) -> None:

@@ -119,8 +119,7 @@ class Publishing:
             return
         self._queues = None
         for queue in queues:
-            queue.backlog.add(core.index, self._slot, self._count, self._size)
-            queue.tally.published += self._count
+            queue.enqueue(core.index, self._slot, self._count, self._size)
             core.touch(queue)
 
     def publish(self, command: Publish) -> None:
@@ -384,7 +383,7 @@ class Publishing:
                 run = (publish_seq + accepted, publish_seq + end - 1)
                 vhost.publishers.refuse(publisher, run, core.time_ms)
             for queue in queues:
-                queue.tally.rejected_publishes += end - accepted
+                queue.refuse(end - accepted)
             if command.first_seq:
                 refused_seq = command.first_seq + accepted
                 core.effects.append(Rejected(core.origin, command.session, refused_seq, end - accepted))
@@ -433,11 +432,10 @@ class Publishing:
         for count, size in _runs(sizes, by_size=queue.backlog.exact_sizes):
             if command.delay_ms:
                 messages = Range(index, slot, count, 0, size, 0, expires_ms, level)
-                queue.backlog.delay(messages, ready_ms, returned=False)
+                queue.enqueue_later(messages, ready_ms)
             else:
-                queue.backlog.add(index, slot, count, size, level, expires_ms)
+                queue.enqueue(index, slot, count, size, level, expires_ms)
             slot += count
-        queue.tally.published += len(sizes)
         core.touch(queue)
 
     def needs_content(self, queue: Queue) -> bool:
@@ -497,15 +495,10 @@ class Publishing:
             accepted = messages.part(0, min(room, messages.count))
             if not accepted.count:
                 continue
-            history = target.histories.intern(new, accepted.count)
-            level = target.settings.level(command.priority)
-            expires_ms = target.expiry_ms(None, core.time_ms)
-            target.backlog.add(*accepted[:3], accepted.size, level, expires_ms, history)
-            target.tally.published += accepted.count
+            target.enqueue_dead(accepted, new, command.priority, core.time_ms)
             core.touch(target)
         self._serve_if_full(targets, messages.count)
-        queue.tally.dead_lettered += messages.count
-        queue.forget((messages,))
+        queue.dead_lettered(messages)
         return messages.count
 
 

@@ -4,9 +4,10 @@ Lives here: who gets what, what is returned where, what dies of what. Not here: 
 (backlog.py), turns and credit (consumers.py), what settings there are (settings.py), sessions, names and who may do
 what (consuming.py, declaring.py), where dead messages go (publishing.py).
 
-Law: each message that was enqueued is in exactly one place: ready or delayed (in the backlog), checked out to one
-consumer, or dying, until it is settled or dropped. The counts are kept, never counted. Nothing here costs by the
-message but what breaks their order.
+Law: only methods of a queue change it, its backlog, its histories, its tally and its consumers; others look. Each
+message that was enqueued is in exactly one place: ready or delayed (in the backlog), checked out to one consumer, or
+dying, until it is settled or dropped. The counts are kept, never counted. Nothing here costs by the message but what
+breaks their order.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.arguments import CLASSIC
 from qq.machine.backlog import Backlog
-from qq.machine.consumers import CREDIT_MAX, Consumer, Turns
+from qq.machine.consumers import CREDIT_MAX, Holder, Turns
 from qq.machine.effects import Deliver
 from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
 from qq.machine.leaving import DISCARDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
+from qq.machine.settings import settings_of
 from qq.machine.timers import NOW_MS
 from qq.machine.work import RANGES_AT_ONCE
 from qq.ranges import NORMAL, Range, RangeMap
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
     from qq.machine.history import FrozenHistories, History
     from qq.machine.leaving import FrozenLeaving
     from qq.machine.policies import Applied
-    from qq.machine.settings import Settings
+    from qq.machine.settings import QueueSettings
+    from qq.ranges import FrozenPieces
 
 TURNS = 8
 """Turns that each consumer gets out of a backlog: more are fairer, fewer make longer ranges."""
@@ -53,8 +56,10 @@ DEAD_LETTER_RETRY_MS = 5_000
 """After so long it is tried again to dead-letter what no queue took (at-least-once)."""
 
 
-Served = tuple[Consumer, Deliver]
-"""Who is given messages, and what he is told."""
+QueueOwner = tuple[str, int]
+"""Node and connection of who has an exclusive queue."""
+NOBODY: QueueOwner = ("", 0)
+"""Who has the exclusive queues of connections that are gone, as long as they are there."""
 
 
 class Dying(NamedTuple):
@@ -82,21 +87,49 @@ class Tally:
     """How long messages were ready and no consumer could take them, while there were consumers."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Consumer(Holder):
+    """Who holds or takes messages of a queue, and the queue."""
+
+    queue: Queue
+
+    def freeze(self) -> FrozenConsumer:
+        marks = [(first_id, time_ms) for first_id, time_ms in self.marks]
+        held = self.unacked.freeze()
+        return FrozenConsumer(self, self.credit, self.prefetch, self.live, self.next_id, marks, held)
+
+
+class FrozenConsumer(NamedTuple):
+    """A consumer at one moment."""
+
+    consumer: Consumer
+    credit: int
+    prefetch: int
+    live: bool
+    next_id: int
+    marks: list[tuple[int, int]]
+    unacked: FrozenPieces[Range]
+
+
+Served = tuple[Consumer, Deliver]
+"""Who is given messages, and what he is told."""
+
+
 @dataclass(slots=True, eq=False)
 class Queue:
-    """Declared properties, and state that only the methods below change."""
+    """Declared properties, and state that only the methods change."""
 
     vhost: str
     name: str
     kind: str
     durable: bool
-    owner: tuple[str, int] | None
-    """Node and connection of an exclusive queue."""
+    owner: QueueOwner | None
+    """Of an exclusive queue."""
     auto_delete: bool
     arguments: Table
     number: int
     """No other queue ever has it, even of the same name or in another virtual host."""
-    settings: Settings
+    settings: QueueSettings
     policies: Applied = (None, None)
     """The policy and the operator policy that apply to it."""
     had_consumer: bool = False
@@ -107,10 +140,10 @@ class Queue:
     """When it was last declared, asked for a message, or had a consumer."""
     holders: dict[Consumer, None] = field(default_factory=dict)
     """Live consumers, and the others that hold messages, in the order they came."""
-    turns: Turns = field(default_factory=Turns)
+    turns: Turns[Consumer] = field(default_factory=Turns)
     active: Consumer | None = None
     """The single active consumer, where there is one."""
-    candidates: Turns = field(default_factory=Turns)
+    candidates: Turns[Consumer] = field(default_factory=Turns)
     """Where there is one, all live consumers: the first of the highest priority, or the active one, should be it."""
     backlog: Backlog = field(default_factory=Backlog)
     histories: Histories = field(default_factory=Histories)
@@ -142,9 +175,27 @@ class Queue:
     def __post_init__(self) -> None:
         self.configure(self.settings)
 
+    # What is said of all of it
+
+    def use(self, now_ms: int) -> None:
+        """It is declared, or asked for a message: it is not abandoned (x-expires)."""
+        self.used_ms = now_ms
+
+    def disown(self) -> None:
+        """It will go soon, and is nobody's until then."""
+        self.owner = NOBODY
+
     # What the settings say
 
-    def configure(self, settings: Settings) -> None:
+    def apply_policies(self, policies: Applied) -> bool:
+        """Let these apply from now on; whether they are others than before."""
+        before, self.policies = self.policies, policies
+        if policies == before:
+            return False
+        self.configure(settings_of(self.kind, self.arguments, *policies))
+        return True
+
+    def configure(self, settings: QueueSettings) -> None:
         """Take over new settings; they count from now on."""
         self.settings = settings
         has_limit = settings.max_length is not None and settings.overflow == "reject-publish"
@@ -254,6 +305,29 @@ class Queue:
         if mine is not None and (ttl_ms is None or mine < ttl_ms):
             ttl_ms = mine
         return 0 if ttl_ms is None else from_ms + ttl_ms
+
+    def enqueue(
+        self, index: int, slot: int, count: int, size: int, level: int = NORMAL, expires_ms: int = 0
+    ) -> None:
+        """Messages of an entry arrive."""
+        self.backlog.add(index, slot, count, size, level, expires_ms)
+        self.tally.published += count
+
+    def enqueue_later(self, messages: Range, ready_ms: int) -> None:
+        """Messages arrive that are not ready before that moment."""
+        self.backlog.delay(messages, ready_ms, returned=False)
+        self.tally.published += messages.count
+
+    def enqueue_dead(self, messages: Range, history: History, priority: int, now_ms: int) -> None:
+        """Messages arrive that have died elsewhere, with what befell them."""
+        history_id = self.histories.intern(history, messages.count)
+        level, expires_ms = self.settings.level(priority), self.expiry_ms(None, now_ms)
+        self.backlog.add(*messages[:3], messages.size, level, expires_ms, history_id)
+        self.tally.published += messages.count
+
+    def refuse(self, count: int) -> None:
+        """There is no room for so many messages, here or in another queue that was to get them, too."""
+        self.tally.rejected_publishes += count
 
     # Messages go
 
@@ -447,6 +521,11 @@ class Queue:
         # What got full by this may have room again as soon as its consumers are served.
         self.retry_ms = now_ms + DEAD_LETTER_RETRY_MS if is_stuck else 0
 
+    def dead_lettered(self, messages: Range) -> None:
+        """Messages that were dying are where the dead-letter exchange leads to."""
+        self.tally.dead_lettered += messages.count
+        self.forget((messages,))
+
     def forget(self, ranges: Iterable[Range]) -> None:
         """The messages are gone."""
         for messages in ranges:
@@ -462,19 +541,25 @@ class Queue:
     # Consumers
 
     def add_consumer(self, consumer: Consumer) -> None:
-        self.restore_consumer(consumer)
+        self._enter(consumer)
         self.had_consumer = True
         if self.settings.single_active_consumer:
             self._review_active()
         self.give_credit(consumer, 0)
 
-    def restore_consumer(self, consumer: Consumer) -> None:
-        """Enter a consumer with what it holds; it gets no turn yet."""
+    def _enter(self, consumer: Consumer) -> None:
+        """It gets no turn yet."""
         self.holders[consumer] = None
         if consumer.live:
             self.consumers += 1
             if self.settings.single_active_consumer:
                 self.candidates.add(consumer)
+
+    def set_prefetch(self, consumer: Consumer, prefetch: int) -> None:
+        """Let it hold so many, whatever it was before."""
+        change = min(prefetch, CREDIT_MAX) - consumer.prefetch
+        consumer.prefetch += change
+        self.give_credit(consumer, change)
 
     def give_credit(self, consumer: Consumer, count: int) -> None:
         """Let it have `count` more (or fewer); 0 to look again whether it may have what it has credit for."""
@@ -484,16 +569,6 @@ class Queue:
             consumer.stop_waiting()
         else:
             self.make_way(consumer)
-
-    def is_waiting(self, consumer: Consumer) -> bool:
-        """Whether it could be given more, and has no turn: it waits for its channel's limit."""
-        return (
-            consumer.budget is not None
-            and consumer.live
-            and consumer.credit > 0
-            and consumer not in self.turns
-            and self._may_get(consumer)
-        )
 
     def make_way(self, consumer: Consumer) -> None:
         """Let the others of its channel have their turn first."""
@@ -713,34 +788,6 @@ class Queue:
         self.active = None
         return [*held, *leaving, list(self.dying)]
 
-    def freeze(self) -> FrozenQueue:
-        return FrozenQueue(
-            self,
-            self.owner,
-            self.policies,
-            self.had_consumer,
-            self.used_ms,
-            self.backlog.freeze(),
-            self.histories.freeze(),
-            tuple(self.dying),
-            (self.dying_first, self.dying_count, self.retry_ms),
-            tuple(self.turns) if self.turns else (),
-            self.active,
-        )
-
-    def freeze_behind(self) -> FrozenBehind:
-        leaving = [each.freeze() for each in (*self.leaving, *self.returning)]
-        return FrozenBehind(self.number, self.came_back, leaving)
-
-    def load_behind(self, came_back: int, leaving: Iterable[Leaving]) -> None:
-        """Enter what was put off."""
-        self.came_back = came_back
-        for each in leaving:
-            self._put_off(each)
-            count, size = _totals(ranges_of(each.pieces()))
-            self.unacked += count
-            self.unacked_size += size
-
     def _check_out(self, consumer: Consumer, ranges: list[Range], now_ms: int) -> Deliver:
         """Book on the consumer what it holds now."""
         if self.timeout_ms(consumer):
@@ -781,6 +828,74 @@ class Queue:
         if consumer is self.active and not consumer.unacked:
             self._review_active()
 
+    # The state, dumped and loaded
+
+    def freeze(self) -> FrozenQueue:
+        return FrozenQueue(
+            self,
+            self.owner,
+            self.policies,
+            self.had_consumer,
+            self.used_ms,
+            self.backlog.freeze(),
+            self.histories.freeze(),
+            tuple(self.dying),
+            self.dying_first,
+            self.dying_count,
+            self.retry_ms,
+            tuple(self.turns) if self.turns else (),
+            self.active,
+        )
+
+    def freeze_behind(self) -> FrozenBehind:
+        leaving = [each.freeze() for each in (*self.leaving, *self.returning)]
+        return FrozenBehind(self.number, self.came_back, leaving)
+
+    def restore_messages(
+        self, backlog: Sequence[Any], histories: Sequence[Any], dying: Iterable[Dying]
+    ) -> None:
+        """Enter what was dumped of the backlog and the histories, and the messages that are dying."""
+        self.backlog.load(backlog)
+        self.histories.load(histories)
+        self.dying.extend(dying)
+        self.dying_size = sum(dead.range.size for dead in self.dying)
+
+    def restore_consumer(self, consumer: Consumer) -> None:
+        """Enter a consumer with what it holds; it gets no turn yet."""
+        self._enter(consumer)
+        count = len(consumer.unacked)
+        self.unacked += count
+        self.unacked_size += sum(piece.value.size for piece in consumer.unacked.pieces())
+        if consumer.budget is not None:
+            consumer.budget.held += count
+
+    def restore_turns(self, turns: Iterable[Consumer], active: Consumer | None) -> None:
+        """Let consumers that were entered have their turns again, in this order."""
+        for consumer in turns:
+            self.turns.add(consumer)
+        self.active = active
+
+    def restore_waiting(self, consumer: Consumer) -> None:
+        """Let a consumer wait for its channel's limit if it could be given more, and has no turn."""
+        is_waiting = (
+            consumer.budget is not None
+            and consumer.live
+            and consumer.credit > 0
+            and consumer not in self.turns
+            and self._may_get(consumer)
+        )
+        if is_waiting:
+            consumer.wait_for_room()
+
+    def restore_behind(self, came_back: int, leaving: Iterable[Leaving]) -> None:
+        """Enter what was put off."""
+        self.came_back = came_back
+        for each in leaving:
+            self._put_off(each)
+            count, size = _totals(ranges_of(each.pieces()))
+            self.unacked += count
+            self.unacked_size += size
+
 
 class FrozenBehind(NamedTuple):
     """What a queue has put off, at one moment."""
@@ -802,8 +917,9 @@ class FrozenQueue(NamedTuple):
     backlog: FrozenBacklog
     histories: FrozenHistories
     dying: tuple[Dying, ...]
-    dying_counts: tuple[int, int, int]
-    """Of the first, how many, when to try again."""
+    dying_first: int
+    dying_count: int
+    retry_ms: int
     turns: tuple[Consumer, ...]
     active: Consumer | None
 

@@ -46,7 +46,7 @@ _make = tuple.__new__
 """Half the time of a call of `Range`."""
 
 
-class Chunk(NamedTuple):
+class PackedRuns(NamedTuple):
     """Consecutive runs, packed."""
 
     first: int
@@ -85,7 +85,7 @@ class Runs:
         self._taken = 0
         """Messages of the first run that are gone already."""
         self._taken_size = 0
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: deque[PackedRuns] = deque()
         self._tail = array("Q")
         """Appended to; only of the last run place and size change."""
 
@@ -188,6 +188,14 @@ class Runs:
         self._chunks.clear()
         self._tail = array("Q")
 
+    def _next_head(self) -> array[int]:
+        if self._chunks:
+            return _unpacked(self._chunks.popleft().data)
+        tail, self._tail = self._tail, array("Q")
+        return tail
+
+    # The state, dumped and loaded
+
     def freeze(self) -> FrozenRuns:
         if not self:
             return _EMPTY  # as nearly always, and there may be very many of them
@@ -204,20 +212,25 @@ class Runs:
         )
 
     def load(self, dumped: Sequence[Any]) -> None:
-        """Replace the backlog by what `FrozenRuns.dump` gave."""
-        head, chunks, tail = dumped
-        self.clear()
-        if head:
-            self._head = _unpacked(head)
-        self._chunks.extend(Chunk(*chunk) for chunk in chunks)
-        if tail:
-            self._tail = _unpacked(tail)
+        """Replace everything by what a `RunsRow` was written from."""
+        row = RunsRow(*dumped)
+        if self:
+            self.clear()
+        if row.head:
+            self._head = _unpacked(row.head)
+        self._chunks.extend(PackedRuns(*chunk) for chunk in row.chunks)
+        if row.tail:
+            self._tail = _unpacked(row.tail)
 
-    def _next_head(self) -> array[int]:
-        if self._chunks:
-            return _unpacked(self._chunks.popleft().data)
-        tail, self._tail = self._tail, array("Q")
-        return tail
+
+class RunsRow(NamedTuple):
+    """Runs in a dump, as `FrozenRuns.dump` makes it and `Runs.load` takes it."""
+
+    head: bytes
+    """Packed as a chunk is; empty if there are none."""
+    chunks: Sequence[PackedRuns]
+    tail: bytes
+    """Likewise."""
 
 
 class FrozenRuns(NamedTuple):
@@ -227,17 +240,19 @@ class FrozenRuns(NamedTuple):
     at: int
     taken: int
     taken_size: int
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[PackedRuns, ...]
     tail: array[int]
     tail_words: int
     """What was appended to the tail later does not count."""
     last: tuple[int, int]
     """Place and size of the tail's last run: what joined it later does not count either."""
 
-    def dump(self) -> list[Any]:
-        """What `Runs.load` wants. Equal backlogs give equal dumps where zlib is the same."""
+    def dump(self) -> RunsRow:
+        """Equal runs give equal rows where zlib is the same."""
+        if self is _EMPTY:
+            return _EMPTY_ROW
         head, tail = self._plain()
-        return [_dumped(head), self.chunks, _dumped(tail)]
+        return RunsRow(_dumped(head), self.chunks, _dumped(tail))
 
     def add_counts(self, bounds: Sequence[int], counts: list[int]) -> None:
         """Add the messages with bounds[i] <= index < bounds[i + 1] to counts[i], for each i."""
@@ -263,7 +278,7 @@ class FrozenRuns(NamedTuple):
         """All runs in order, but for the first `skip` messages."""
         head, tail = self._plain()
         for words in (head, *self.chunks, tail):
-            if isinstance(words, Chunk):
+            if isinstance(words, PackedRuns):
                 if words.messages <= skip:
                     skip -= words.messages
                     continue
@@ -291,14 +306,15 @@ class FrozenRuns(NamedTuple):
 
 
 _EMPTY = FrozenRuns(_NOTHING, 0, 0, 0, (), _NOTHING, 0, (0, 0))
+_EMPTY_ROW = RunsRow(b"", (), b"")
 
 
-def _chunk(words: array[int]) -> Chunk:
+def _chunk(words: array[int]) -> PackedRuns:
     messages = _messages(words[_PLACE::_WORDS])
     indexes = words[_INDEX::_WORDS]
     steps = columns.differences(indexes)
     bounds = (indexes[0], indexes[-1]) if columns.never_falls(steps) else (min(indexes), max(indexes))
-    return Chunk(*bounds, messages, words[_POSITION], words[_EXPIRES], _packed(words, steps, messages))
+    return PackedRuns(*bounds, messages, words[_POSITION], words[_EXPIRES], _packed(words, steps, messages))
 
 
 def _dumped(words: array[int]) -> bytes:

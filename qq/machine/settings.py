@@ -40,7 +40,7 @@ CountContract = Literal["4.0", "4.3"]
 TimeoutAction = Literal["close-channel", "cancel-consumer"]
 
 
-class Settings(NamedTuple):
+class QueueSettings(NamedTuple):
     """What a queue keeps to; as it stands, one for which nobody set anything. None is: no such limit."""
 
     max_length: int | None = None
@@ -95,7 +95,7 @@ def settings_of(
     arguments: Table,
     policy: Policy | None,
     operator: Policy | None,
-) -> Settings:
+) -> QueueSettings:
     """The settings of a queue of this kind, with the policies that apply to it."""
     values = _Values(arguments, effective_definition(policy, operator))
     quorum = kind == QUORUM
@@ -107,7 +107,7 @@ def settings_of(
     retry_type, retry_min_ms, retry_max_ms = _retry(values) if quorum else ("disabled", 0, 0)
     level_max, level_absent = (LEVELS - 1, NORMAL) if quorum else _classic_levels(arguments)
     mode = values.policy_first("priority-mode", _priority_mode)
-    return Settings(
+    return QueueSettings(
         max_length=values.least("max-length"),
         max_length_bytes=values.least("max-length-bytes"),
         overflow=overflow,

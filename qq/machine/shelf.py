@@ -179,7 +179,10 @@ class Shelf:
 
     def load(self, dumped: Sequence[bytes]) -> None:
         """Replace the shelf by what `FrozenShelf.dump` gave."""
-        self.clear()
+        if self._blocks:
+            self.clear()
+        if not dumped:
+            return  # as nearly always
         for data in dumped:
             keys, rows = _unpacked(data)
             for at in range(0, len(keys), BLOCK_ROWS):
@@ -239,6 +242,8 @@ class FrozenShelf(NamedTuple):
 
     def dump(self) -> list[bytes]:
         """What `Shelf.load` wants. Equal shelves give equal dumps where zlib is the same."""
+        if not self.blocks:
+            return []  # as nearly always
         return [_packed(keys, rows) for keys, rows in self._portions()]
 
     def add_counts(self, bounds: Sequence[int], counts: list[int]) -> None:

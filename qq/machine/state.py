@@ -1,7 +1,8 @@
-"""The machine's whole state at one moment, and as bytes.
+"""The machine's whole state: at one moment, as bytes, and put together again.
 
-Lives here: `Frozen`, which the machine makes on the loop and others read on any thread; the format of a dump. Not here:
-how a machine is put together again (machine.py), how backlogs are packed (runs.py).
+Lives here: `freeze` and `FrozenMachine`, made on the loop and read on any thread; `Dump`, the order of a dump's
+sections; `read_dump` and `restore`. Not here: what a row holds, and what to do when that changes (rows.py); how
+backlogs are packed (runs.py).
 
 Law: to freeze is to copy references, never messages. What a frozen state refers to never changes; of queues and
 consumers only what was declared is read. A dump packs little at a time, so that the interpreter can go back to the loop
@@ -11,123 +12,44 @@ between any two rows.
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qq.machine.access import Permissions, TopicPermissions, User
 from qq.machine.codec import make_packer, unpack
-from qq.machine.effects import (
-    Committed,
-    Connected,
-    ConsumerCancelled,
-    Consuming,
-    Done,
-    Failed,
-    GetEmpty,
-    GetOk,
-    Limited,
-    QueueDeclared,
-    QueueDeleted,
-    QueuePurged,
-    Recovered,
-    Reply,
-    Result,
+from qq.machine.effects import GetOk, Reply
+from qq.machine.publishers import FrozenPublishers
+from qq.machine.rows import (
+    BehindRow,
+    ConnectionRow,
+    ConsumerRow,
+    HeldRow,
+    LeavingRow,
+    QueueRow,
+    Rows,
+    SessionRow,
+    VhostRow,
+    held_rows,
+    pieces_of,
+    read_dying,
 )
-from qq.machine.history import History
-from qq.machine.policies import Policy
-from qq.ranges import MESSAGE_BITS, MESSAGE_MASK, FrozenPieces, Piece, Range
+from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.commands import Table
-    from qq.machine.consumers import Consumer
-    from qq.machine.policies import Applied, Policies
-    from qq.machine.publishers import FrozenPublishers
-    from qq.machine.queue import FrozenBehind, FrozenQueue, Queue
-    from qq.machine.vhost import Exchange
-    from qq.routing.routers import Binding
+    from qq.machine.core import Core, FrozenSession
+    from qq.machine.queue import Dying, FrozenBehind, FrozenConsumer, FrozenQueue, Queue
 
 VERSION = 7
 """Of the state and of what commands do to it. Bump it with every change of either: replicas must not disagree."""
-
-Answer = Reply | Failed
-
-
-VhostRef = tuple[str, bool]
-"""A virtual host as others refer to it: its name, and whether it is deleted; there may be a new one of that name."""
-
-
-class VhostRow(NamedTuple):
-    """A virtual host and what is in it, but for its queues."""
-
-    name: str
-    description: str
-    tags: list[str]
-    default_queue_type: str
-    limits: Table
-    policies: list[Policy]
-    exchanges: list[Exchange]
-    bindings: list[Binding]
-    exchange_policies: list[tuple[str, Applied]]
-    unreviewed_queues: list[str]
-    unreviewed_exchanges: list[str]
-    publishers: FrozenPublishers
-
-
-class ConnectionRow(NamedTuple):
-    node: str
-    id: int
-    vhost: VhostRef
-    user: str
-    closing: str
-
-
-class SessionRow(NamedTuple):
-    key: tuple[str, int]
-    vhost: VhostRef
-    user: str | None
-    last_declared: str
-    limit: int
-    requester: tuple[int, str] | None
-    """Id and name of its consumer of direct replies."""
-    answers: int
-    answer: Answer | None
-
-
-class ConsumerRow(NamedTuple):
-    consumer: Consumer
-    credit: int
-    prefetch: int
-    live: bool
-    next_id: int
-    marks: list[tuple[int, int]]
-    unacked: FrozenPieces[Range]
-
-
-_FAILED = 0
-_RESULTS: tuple[type[Result], ...] = (
-    QueueDeclared,
-    QueueDeleted,
-    QueuePurged,
-    Done,
-    Consuming,
-    ConsumerCancelled,
-    GetOk,
-    GetEmpty,
-    Recovered,
-    Committed,
-    Limited,
-    Connected,
-)
-"""In a dump they are numbered from 1, `Failed` is 0. New ones go to the end."""
 
 
 class MalformedDump(ValueError):
     """The bytes are not a state of this version."""
 
 
-class Frozen(NamedTuple):
+class FrozenMachine(NamedTuple):
     """The state; everything in the order that it has there, which is a part of it."""
 
     users: list[User]
@@ -139,8 +61,8 @@ class Frozen(NamedTuple):
     queues_declared: int
     queues: list[FrozenQueue]
     connections: list[ConnectionRow]
-    sessions: list[SessionRow]
-    consumers: list[ConsumerRow]
+    sessions: list[FrozenSession]
+    consumers: list[FrozenConsumer]
     dirty: list[Queue]
     behind: list[FrozenBehind]
     abandoned: list[Queue]
@@ -149,63 +71,33 @@ class Frozen(NamedTuple):
     def dump(self) -> bytes:
         """The state, to be read by `read_dump`."""
         packer = make_packer()
-
-        def write(rows: Collection[Any], row_of: Any = None) -> None:
-            packer.pack_array_header(len(rows))
-            for row in map(row_of, rows) if row_of else rows:
-                packer.pack(row)
-
         packer.pack_array_header(_SECTIONS)
         packer.pack(VERSION)
-        write(self.users)
-        write(self.user_limits)
-        write(self.permissions)
-        write(self.topic_permissions)
-        write(self.publishers_bounds)
-        known = {vhost.name: set(map(id, vhost.policies)) for vhost in self.vhosts}
-        packer.pack_array_header(len(self.vhosts))
-        for vhost in self.vhosts:
-            *described, policies, exchanges, bindings, exchange_policies, queues, others, publishers = vhost
-            packer.pack_array_header(len(vhost))
-            for value in described:
-                packer.pack(value)
-            write(policies)
-            write(exchanges)
-            write(bindings, _binding_row)
-            write(exchange_policies, partial(_exchange_policies_row, known[vhost.name]))
-            write(queues)
-            write(others)
-            write(publishers)
-        packer.pack(self.queues_declared)
-        packer.pack_array_header(len(self.queues))
-        for row in self.queues:
-            levels = _LEVELS_TO_A_CHUNK if row.backlog.chunks > _CHUNKS_AT_ONCE else 0
-            _pack_by_parts(packer, _queue_row(row, known[row.queue.vhost]), levels)
-        packer.pack_array_header(len(self.queues))
-        for row in self.queues:
-            write(row.dying)
-        write(self.connections)
-        write(self.sessions, _session_row)
-        write(self.consumers, _consumer_row)
-        packer.pack_array_header(len(self.consumers))
-        for row in self.consumers:
-            write(_pieces(row.unacked), _held_row)
-        write([queue.number for queue in self.dirty])
-        packer.pack_array_header(len(self.behind))
-        for number, came_back, leaving in self.behind:
-            packer.pack_array_header(3)
-            packer.pack(number)
-            packer.pack(came_back)
-            packer.pack_array_header(len(leaving))
-            for fate, held in leaving:
-                packer.pack_array_header(2)
-                packer.pack(fate)
-                packer.pack_array_header(len(held))
-                for unacked in held:
-                    write(_pieces(unacked), _held_row)
-        write([queue.number for queue in self.abandoned])
-        write(self.lost)
+        for section in self._sections():
+            _pack(packer, section)
         return packer.bytes()
+
+    def _sections(self) -> Dump:
+        known = {vhost.name: frozenset(map(id, vhost.policies)) for vhost in self.vhosts}
+        return Dump(
+            users=Rows(self.users),
+            user_limits=Rows(self.user_limits),
+            permissions=Rows(self.permissions),
+            topic_permissions=Rows(self.topic_permissions),
+            publishers_bounds=self.publishers_bounds,
+            vhosts=Rows(self.vhosts),
+            queues_declared=self.queues_declared,
+            queues=Rows(self.queues, lambda queue: QueueRow.of(known[queue.queue.vhost], queue)),
+            dying=Rows(self.queues, lambda queue: Rows(queue.dying)),
+            connections=Rows(self.connections),
+            sessions=Rows(self.sessions, SessionRow.of),
+            consumers=Rows(self.consumers, ConsumerRow.of),
+            unacked=Rows(self.consumers, lambda consumer: held_rows(consumer.unacked)),
+            dirty=Rows(self.dirty, _number),
+            behind=Rows(self.behind, BehindRow.of),
+            abandoned=Rows(self.abandoned, _number),
+            lost=Rows(self.lost),
+        )
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
         """How many references to messages there are with bounds[i] <= index < bounds[i + 1], for each i."""
@@ -241,45 +133,70 @@ class Frozen(NamedTuple):
                 yield dead.range[:3]
         leaving = [held for row in self.behind for each in row.leaving for held in each.held]
         for unacked in (*(row.unacked for row in self.consumers), *leaving):
-            for piece in _pieces(unacked):
+            for piece in pieces_of(unacked):
                 index, slot, *_ = piece.value
                 yield index, slot + piece.offset, piece.count
-        for *_, answer in self.sessions:
+        for session in self.sessions:
             # The client may not have it yet, whatever became of it since.
-            if type(answer) is Reply and type(answer.result) is GetOk:
-                yield answer.result.range[:3]
+            if isinstance(session.answer, Reply) and isinstance(session.answer.result, GetOk):
+                yield session.answer.result.range[:3]
 
 
 class Dump(NamedTuple):
-    """The rows of a dump."""
+    """The sections of a dump, in its order; before them comes the version."""
 
-    users: list[list[Any]]
-    user_limits: list[list[Any]]
-    permissions: list[list[Any]]
-    topic_permissions: list[list[Any]]
-    publishers_bounds: list[int]
-    vhosts: list[list[Any]]
+    users: Iterable[User]
+    user_limits: Iterable[tuple[str, Table]]
+    permissions: Iterable[Permissions]
+    topic_permissions: Iterable[TopicPermissions]
+    publishers_bounds: tuple[int, int]
+    """Limit and age."""
+    vhosts: Iterable[VhostRow]
     queues_declared: int
-    queues: list[list[Any]]
-    dying: list[list[list[Any]]]
+    queues: Iterable[QueueRow]
+    dying: Iterable[Iterable[Dying]]
     """One list for each queue."""
-    connections: list[list[Any]]
-    sessions: list[list[Any]]
-    consumers: list[list[Any]]
-    unacked: list[list[tuple[int, list[int]]]]
-    """One list for each consumer: the first message id, and the messages."""
-    dirty: list[int]
+    connections: Iterable[ConnectionRow]
+    sessions: Iterable[SessionRow]
+    consumers: Iterable[ConsumerRow]
+    unacked: Iterable[Iterable[HeldRow]]
+    """One list for each consumer."""
+    dirty: Iterable[int]
     """Numbers of queues."""
-    behind: list[list[Any]]
-    abandoned: list[int]
-    lost: list[str]
+    behind: Iterable[BehindRow]
+    abandoned: Iterable[int]
+    """Likewise."""
+    lost: Iterable[str]
     """Nodes."""
 
 
 _SECTIONS = 1 + len(Dump._fields)
+_IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
+"""What is packed with a call for each of its parts: nothing else happens in the node while one lasts."""
 _LEVELS_TO_A_CHUNK = 6
 """Lists around each chunk of runs: chunks, runs, lane, lanes, backlog, queue."""
 _CHUNKS_AT_ONCE = 64
+
+
+def _pack(packer: Any, value: Any) -> None:
+    if type(value) in _IN_PARTS:
+        packer.pack_array_header(len(value))
+        for part in value:
+            _pack(packer, part)
+    elif type(value) is QueueRow and value.backlog.chunks > _CHUNKS_AT_ONCE:
+        _pack_levels(packer, value, _LEVELS_TO_A_CHUNK)
+    else:
+        packer.pack(value)
+
+
+def _pack_levels(packer: Any, value: Any, levels: int) -> None:
+    """Pack what `packer.pack` would, with a call for each part so many lists deep."""
+    if levels and isinstance(value, list | tuple):
+        packer.pack_array_header(len(value))
+        for part in value:
+            _pack_levels(packer, part, levels - 1)
+    else:
+        packer.pack(value)
 
 
 def read_dump(data: bytes) -> Dump:
@@ -290,125 +207,108 @@ def read_dump(data: bytes) -> Dump:
         raise MalformedDump(f"not a state: {error}") from error
     if type(state) is not list or not state or state[0] != VERSION or len(state) != _SECTIONS:
         raise MalformedDump(f"not a state of version {VERSION}")
-    return Dump(*state[1:])
-
-
-def answer_of(node: str, session: int, row: Sequence[Any] | None) -> Answer | None:
-    """What `_answer_row` made a row of."""
-    if row is None:
-        return None
-    number, kind, *fields = row
-    if kind == _FAILED:
-        code, text, class_id, method_id = fields
-        return Failed(node, session, code, text, class_id, method_id, number)
-    result = _RESULTS[kind - 1]._make(fields)
-    if type(result) is GetOk:
-        history = History.of(result.history) if result.history else None
-        result = result._replace(range=Range(*result.range), history=history)
-    return Reply(node, session, result, number)
-
-
-def _answer_row(answer: Answer | None) -> tuple[Any, ...] | None:
-    if answer is None:
-        return None
-    if isinstance(answer, Failed):
-        return (answer.number, _FAILED, *answer[2:-1])
-    return (answer.number, _RESULTS.index(type(answer.result)) + 1, *answer.result)
-
-
-def _session_row(row: SessionRow) -> tuple[Any, ...]:
-    *known, answer = row
-    return *known, _answer_row(answer)
-
-
-def _pack_by_parts(packer: Any, value: Any, levels: int) -> None:
-    """Pack what `packer.pack` would, with a call for each part: nothing else happens in the node while one lasts."""
-    if levels and type(value) in (list, tuple):
-        packer.pack_array_header(len(value))
-        for part in value:
-            _pack_by_parts(packer, part, levels - 1)
-    else:
-        packer.pack(value)
-
-
-def _applied_row(known: Collection[int], applied: Applied) -> tuple[Any, ...]:
-    """A policy that applies: its name, or all of it if there is another one of that name now, or none."""
-    return tuple(policy.name if policy is not None and id(policy) in known else policy for policy in applied)
-
-
-def applied_of(policies: Policies, row: Sequence[Any]) -> Applied:
-    """What `_applied_row` made a row of."""
-    policy, operator = (
-        policies.get(known, operator=position == 1) if isinstance(known, str) else known and Policy(*known)
-        for position, known in enumerate(row)
-    )
-    return policy, operator
-
-
-def _exchange_policies_row(known: Collection[int], row: tuple[str, Applied]) -> tuple[Any, ...]:
-    name, applied = row
-    return name, _applied_row(known, applied)
-
-
-def _queue_row(row: FrozenQueue, known: Collection[int]) -> tuple[Any, ...]:
-    queue = row.queue
-    active = row.active
-    return (
-        queue.vhost,
-        queue.name,
-        queue.kind,
-        queue.durable,
-        row.owner,
-        queue.auto_delete,
-        queue.arguments,
-        queue.number,
-        row.had_consumer,
-        row.used_ms,
-        _applied_row(known, row.policies),
-        row.backlog.dump(),
-        row.histories.dump(),
-        row.dying_counts,
-        [(consumer.node, consumer.id) for consumer in row.turns],
-        None if active is None else (active.node, active.id),
+    read = Dump(*state[1:])
+    return read._replace(
+        users=[User(*row) for row in read.users],
+        permissions=[Permissions(*row) for row in read.permissions],
+        topic_permissions=[TopicPermissions(*row) for row in read.topic_permissions],
+        vhosts=list(map(VhostRow.read, read.vhosts)),
+        queues=list(map(QueueRow.read, read.queues)),
+        dying=[list(map(read_dying, rows)) for rows in read.dying],
+        connections=[ConnectionRow(*row) for row in read.connections],
+        sessions=[SessionRow(*row) for row in read.sessions],
+        consumers=[ConsumerRow(*row) for row in read.consumers],
+        unacked=[list(map(HeldRow.read, rows)) for rows in read.unacked],
+        behind=list(map(BehindRow.read, read.behind)),
     )
 
 
-def _binding_row(binding: Binding) -> tuple[Any, ...]:
-    return binding.source, *binding.destination, *binding[2:]
-
-
-def _consumer_row(row: ConsumerRow) -> tuple[Any, ...]:
-    consumer = row.consumer
-    return (
-        consumer.node,
-        consumer.session,
-        consumer.channel,
-        consumer.id,
-        consumer.queue.number,
-        consumer.tag,
-        row.credit,
-        row.prefetch,
-        consumer.no_ack,
-        consumer.exclusive,
-        consumer.auto_credit,
-        consumer.cancel_on_failover,
-        consumer.can_be_cancelled,
-        consumer.default_timeout_ms,
-        consumer.arguments,
-        consumer.budget is not None,
-        row.live,
-        row.next_id,
-        row.marks,
+def freeze(core: Core) -> FrozenMachine:
+    """The state as it is now."""
+    catalog, access = core.catalog, core.catalog.access
+    return FrozenMachine(
+        users=list(access.users.values()),
+        user_limits=list(access.limits.items()),
+        permissions=list(access.all_permissions.values()),
+        topic_permissions=list(access.all_topic_permissions.values()),
+        publishers_bounds=catalog.publishers_bounds,
+        vhosts=[VhostRow.of(vhost) for vhost in catalog.vhosts.values()],
+        queues_declared=catalog.queues_declared,
+        queues=[queue.freeze() for queue in catalog.queues()],
+        connections=[ConnectionRow.of(connection) for connection in catalog.connections.values()],
+        sessions=[session.freeze(key) for key, session in core.sessions.items()],
+        consumers=[consumer.freeze() for consumer in core.consumers.values()],
+        dirty=list(core.dirty),
+        behind=[queue.freeze_behind() for queue in core.behind],
+        abandoned=list(core.abandoned),
+        lost=list(core.lost),
     )
 
 
-def _pieces(unacked: FrozenPieces[Range]) -> list[Piece[Range]]:
-    pieces, start, end = unacked
-    return pieces[start:end]
+def restore(core: Core, dump: Dump) -> None:
+    """Put a state together again, in a new core."""
+    catalog = core.catalog
+    _restore_access(core, dump)
+    catalog.limit_publishers(*dump.publishers_bounds)
+    for row in dump.vhosts:
+        vhost = catalog.put_vhost(row.name)
+        row.build(vhost)
+        if vhost.is_unreviewed:
+            core.reviewing[row.name] = vhost
+    queues: dict[int, Queue] = {}
+    for row, dying in zip(dump.queues, dump.dying, strict=True):
+        vhost = catalog.vhosts[row.vhost]
+        queue = queues[row.number] = row.build(vhost.policies, dying)
+        vhost.restore_queue(queue)
+        if queue.dying:
+            core.dying[queue] = None
+    catalog.queues_declared = dump.queues_declared
+    for row in dump.vhosts:
+        for binding in row.bindings:
+            catalog.vhosts[row.name].restore_binding(binding.build())
+    for row in dump.connections:
+        catalog.restore_connection(row.build(catalog.vhost_of(row.vhost)))
+    for row in dump.sessions:
+        node, number = row.key
+        core.restore_session((node, number), row.build(catalog.vhost_of(row.vhost)))
+    core.restore_lost(dump.lost)
+    _restore_consumers(core, dump, queues)
+    core.dirty = {queues[number]: None for number in dump.dirty}
+    core.abandoned = {queues[number]: None for number in dump.abandoned}
+    for row in dump.behind:
+        core.behind[queues[row.queue]] = None
+        queues[row.queue].restore_behind(row.came_back, [leaving.build() for leaving in row.leaving])
+    core.restore_waiting()
+    core.restore_timers()
 
 
-def _held_row(piece: Piece[Range]) -> tuple[int, Range]:
-    return piece.first, piece.value.part(piece.offset, piece.count)
+def _restore_access(core: Core, dump: Dump) -> None:
+    access = core.catalog.access
+    for user in dump.users:
+        access.put_user(user)
+    for user, limits in dump.user_limits:
+        access.set_limits(user, limits)
+    for permissions in dump.permissions:
+        access.set_permissions(permissions)
+    for permissions in dump.topic_permissions:
+        access.set_topic_permissions(permissions)
+
+
+def _restore_consumers(core: Core, dump: Dump, queues: dict[int, Queue]) -> None:
+    """Enter them at their queues and their sessions, and give them their turns."""
+    for row, held in zip(dump.consumers, dump.unacked, strict=True):
+        queue = queues[row.queue]
+        consumer = row.build(queue, core.session(row.node, row.session).budget, held)
+        queue.restore_consumer(consumer)
+        core.enter_consumer(consumer)
+        core.watch(consumer)
+    for row in dump.queues:
+        active = None if row.active is None else core.consumers.get(row.active)
+        queues[row.number].restore_turns([core.consumers[key] for key in row.turns], active)
+
+
+def _number(queue: Queue) -> int:
+    return queue.number
 
 
 def _merged(places: Iterable[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:

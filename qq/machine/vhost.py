@@ -25,7 +25,7 @@ from qq.machine.errors import (
 )
 from qq.machine.policies import InvalidPolicy, Policies, alternate_exchange
 from qq.machine.publishers import Publishers
-from qq.machine.queue import Queue
+from qq.machine.queue import NOBODY, Queue
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.settings import settings_of
 from qq.machine.work import CHEAP_STEPS_MAX, REVIEW_STEPS_MAX, WAYS_STEPS_MAX
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import DeclareExchange, DeclareQueue, Table
     from qq.machine.errors import Refused
     from qq.machine.policies import Applied, Policy
+    from qq.machine.queue import QueueOwner
     from qq.machine.remains import Remains
     from qq.machine.requesters import Requester
     from qq.machine.work import Work
@@ -64,10 +65,9 @@ _HOLDER_STEPS = 10
 
 RESERVED = "amq."
 
-Owner = tuple[str, int]
-"""Node and connection."""
-NOBODY: Owner = ("", 0)
-"""Who owns the exclusive queues of connections that are gone, as long as they are there."""
+
+VhostRef = tuple[str, bool]
+"""A virtual host as others refer to it: its name, and whether it is deleted; there may be a new one of that name."""
 
 
 class Exchange(NamedTuple):
@@ -126,7 +126,7 @@ class VirtualHost:
         self._work = work
         self._remains = remains
         self._bindings_of: dict[Destination, dict[Binding, None]] = {}
-        self._owned: dict[Owner, dict[str, None]] = {}
+        self._owned: dict[QueueOwner, dict[str, None]] = {}
         self._bindings_from: dict[str, dict[Binding, None]] = {}
         self._table = RoutingTable()
         self._routes: dict[tuple[str, str], tuple[Queue, ...]] = {}
@@ -140,6 +140,10 @@ class VirtualHost:
             self._open(exchange)
 
     # Itself
+
+    @property
+    def ref(self) -> VhostRef:
+        return self.name, self.is_deleted
 
     def describe(self, description: str, tags: Sequence[str], default_queue_type: str) -> None:
         self.description, self.tags = description, list(tags)
@@ -265,7 +269,7 @@ class VirtualHost:
 
     # Queues
 
-    def queue(self, name: str, user: Owner | None) -> Queue:
+    def queue(self, name: str, user: QueueOwner | None) -> Queue:
         """The queue, if it is there and this connection may use it; else raises Refused."""
         queue = self.queues.get(name)
         if queue is None or queue.owner == NOBODY:
@@ -274,7 +278,7 @@ class VirtualHost:
             raise locked(the_queue(name, self.name))
         return queue
 
-    def declare_queue(self, command: DeclareQueue, name: str, owner: Owner) -> Queue:
+    def declare_queue(self, command: DeclareQueue, name: str, owner: QueueOwner) -> Queue:
         """Find an equivalent queue or make one. Raises Refused."""
         if not name:
             raise precondition_failed("a queue has to have a name")
@@ -341,14 +345,14 @@ class VirtualHost:
                 del group[queue.name]
                 if not group:
                     del owned[owner]
-            queue.owner = NOBODY
+            queue.disown()
 
     def _forget_owner(self, queue: Queue) -> None:
         owner = _owner(queue)
         if owner is not None:
             _remove_from(self._owned, owner, queue.name)
 
-    def owned_queues(self, owner: Owner) -> list[Queue]:
+    def owned_queues(self, owner: QueueOwner) -> list[Queue]:
         """The exclusive queues of a connection."""
         return [self.queues[name] for name in self._owned.get(owner, ())]
 
@@ -404,7 +408,12 @@ class VirtualHost:
     # Bindings
 
     def bind(
-        self, source: str, destination: Destination, routing_key: str, arguments: Table, user: Owner | None
+        self,
+        source: str,
+        destination: Destination,
+        routing_key: str,
+        arguments: Table,
+        user: QueueOwner | None,
     ) -> None:
         """Add a binding; one that is there already stays as it is. Raises Refused."""
         self._check_ends(source, destination, user)
@@ -437,7 +446,12 @@ class VirtualHost:
         self._forget_routes()
 
     def unbind(
-        self, source: str, destination: Destination, routing_key: str, arguments: Table, user: Owner | None
+        self,
+        source: str,
+        destination: Destination,
+        routing_key: str,
+        arguments: Table,
+        user: QueueOwner | None,
     ) -> None:
         """Remove a binding; one that is not there, as one of its ends may not be, is gone already. Raises Refused."""
         _check_not_reply_name(destination)
@@ -487,6 +501,10 @@ class VirtualHost:
         """Whether there is anything to which other policies may apply now."""
         return bool(self.unreviewed_queues or self.unreviewed_exchanges)
 
+    def restore_unreviewed(self, queues: Iterable[str], exchanges: Iterable[str]) -> None:
+        """Enter what is still to be reviewed."""
+        self.unreviewed_queues, self.unreviewed_exchanges = list(queues), list(exchanges)
+
     def review(self, steps_max: int) -> list[Queue]:
         """Let those policies apply that match now, until the entry has cost so much, and to one thing at least.
 
@@ -520,11 +538,8 @@ class VirtualHost:
 
     def _review_queue(self, queue: Queue) -> bool:
         """Whether it has other settings now."""
-        policies = self.policies.match(queue.name, queue.kind)
-        old, queue.policies = queue.policies, policies
-        if policies == old:
+        if not queue.apply_policies(self.policies.match(queue.name, queue.kind)):
             return False
-        queue.configure(settings_of(queue.kind, queue.arguments, *policies))
         self._work.steps += _CONFIGURE_STEPS + len(queue.holders) * _HOLDER_STEPS
         return True
 
@@ -543,7 +558,9 @@ class VirtualHost:
 
     # What the above is made of
 
-    def _equivalent_queue(self, command: DeclareQueue, queue: Queue, owner: Owner, arguments: Table) -> Queue:
+    def _equivalent_queue(
+        self, command: DeclareQueue, queue: Queue, owner: QueueOwner, arguments: Table
+    ) -> Queue:
         thing = the_queue(queue.name, self.name)
         if queue.owner != (owner if command.exclusive else None):
             raise locked(thing)
@@ -637,7 +654,7 @@ class VirtualHost:
                 self._remains.add([self._table.remove_exchange(name)])
         self._forget_routes()
 
-    def _check_ends(self, source: str, destination: Destination, user: Owner | None) -> None:
+    def _check_ends(self, source: str, destination: Destination, user: QueueOwner | None) -> None:
         _check_not_reply_name(destination)
         _check_not_default_binding(source, destination)
         self._exchange(source)
@@ -672,7 +689,7 @@ class VirtualHost:
         return declared is not None and declared.auto_delete and exchange not in self._bindings_from
 
 
-def _owner(queue: Queue) -> Owner | None:
+def _owner(queue: Queue) -> QueueOwner | None:
     """The connection that has an exclusive queue, as long as that is there."""
     return None if queue.owner == NOBODY else queue.owner
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from qq.http.view import Declaration, Product
     from qq.machine.access import Permissions, TopicPermissions, User
-    from qq.machine.catalog import Connection
+    from qq.machine.catalog import ConnectionState
     from qq.machine.machine import QueueMachine
     from qq.machine.policies import Policy
     from qq.machine.vhost import VirtualHost
@@ -148,7 +148,7 @@ class Catalog:
         rows = list(self._machine.catalog.connections.values())
         return sorted(map(self._connection_status, rows), key=lambda status: (status.node, status.id))
 
-    def _connection_status(self, row: Connection) -> ConnectionStatus:
+    def _connection_status(self, row: ConnectionState) -> ConnectionStatus:
         own = self._broker.connections.get(row.id) if row.node == self._broker.name else None
         status = ConnectionStatus(
             name=f"{row.node}:{row.id}",

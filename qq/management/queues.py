@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cluster.group import Group
-    from qq.machine.consumers import Consumer
     from qq.machine.machine import QueueMachine
-    from qq.machine.queue import Queue
+    from qq.machine.queue import Consumer, Queue
     from qq.sessions.broker import Broker
 
 QUEUES_PER_SAMPLE = 200

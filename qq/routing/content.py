@@ -1,4 +1,4 @@
-"""What of a message routing may look at, besides its routing keys.
+"""The parts of a message that routing may look at, besides its routing keys.
 
 Lives here: the form in which a router gets it. Not here: how it is read from a message's bytes (the caller does that,
 and only when a router asks for it).
@@ -17,9 +17,9 @@ class Content(NamedTuple):
 
     headers: Mapping[str, object]
     properties: Mapping[str, str]
-    """Those of `HASH_PROPERTIES` (hashing.py) that the message has; the timestamp in decimal digits."""
+    """The message's properties that are in `HASH_PROPERTIES` (hashing.py); the timestamp in decimal digits."""
     number: int
-    """Differs from message to message; the same on every node."""
+    """A number that differs from message to message, and is the same on every node."""
 
 
 class NeedsContent(Exception):

@@ -35,9 +35,9 @@ DELAYED = "x-delayed-message"
 
 
 QUEUES_MAX = 5000
-"""Queues that one message may reach: each costs some microseconds."""
+"""The most queues that one message may reach: each costs some microseconds."""
 ROUTE_STEPS_MAX = 75_000
-"""What the way of one message may cost (`Router.steps`), with one step for each binding that takes it: some 30 ms."""
+"""The most that routing a message may cost (`Router.steps`, and a step for each binding that takes it): some 30 ms."""
 
 EXCHANGE_TYPES: dict[str, type[Router]] = {
     "direct": Direct,
@@ -50,11 +50,11 @@ EXCHANGE_TYPES: dict[str, type[Router]] = {
     "x-modulus-hash": ModulusHash,
     "x-random": Random,
 }
-"""Types of RabbitMQ's core and of plugins that come with it."""
+"""The types of RabbitMQ's core and of the plugins that come with it, with what routes for them."""
 
 
 class RouteTooLong(Exception):
-    """The message would have to go a way that costs too much; the text names the limit."""
+    """Routing the message would cost too much; the text names the limit."""
 
 
 class UnknownExchangeType(InvalidExchange):
@@ -62,7 +62,7 @@ class UnknownExchangeType(InvalidExchange):
 
 
 def routing_type(exchange_type: str, arguments: Arguments) -> str:
-    """Key in `EXCHANGE_TYPES` of what routes for an exchange of that type. Raises UnknownExchangeType."""
+    """The key in `EXCHANGE_TYPES` that routes for an exchange of that type. Raises UnknownExchangeType."""
     if exchange_type == DELAYED:
         # rabbitmq-delayed-message-exchange, rabbit_exchange_type_delayed_message.erl, validate.
         argument = arguments.get("x-delayed-type")
@@ -91,17 +91,17 @@ class RoutingTable:
 
     def __init__(self) -> None:
         self.steps = 0
-        """What the last route has cost."""
+        """The steps that the last route has cost."""
         self._default = Direct({})
         self._routers: dict[str, Router] = {DEFAULT_EXCHANGE: self._default}
         self._alternates: dict[str, str] = {}
         self._onward: dict[str, dict[str, int]] = {}
-        """From which exchange to which others how many bindings lead."""
+        """For each exchange, how many bindings lead from it to each other exchange."""
         self._lookers: dict[str, bool] = {}
-        """Answers of `looks_at_content`."""
+        """Remembered answers of `looks_at_content`."""
 
     def add_exchange(self, name: str, exchange_type: str, arguments: Arguments) -> None:
-        """Know an exchange. Raises InvalidExchange as `check_exchange` does."""
+        """Add an exchange. Raises InvalidExchange as `check_exchange` does."""
         self._routers[name] = _router(exchange_type, arguments)
         self._lookers.clear()
 
@@ -149,7 +149,7 @@ class RoutingTable:
         self._count(binding, -1)
 
     def take_apart(self) -> list[dict[Any, Any]]:
-        """Everything in a table that is not used any more."""
+        """Return what holds everything in this table, which is not used any more."""
         return [self._default.bindings, self._routers]
 
     def _count(self, binding: Binding, change: int) -> None:
@@ -195,7 +195,7 @@ class RoutingTable:
         content: Content | None = None,
         steps_max: int = ROUTE_STEPS_MAX,
     ) -> tuple[str, ...]:
-        """Names of the queues that a message with these keys reaches by `exchange`, each once, sorted.
+        """The names of the queues that a message with these keys reaches through `exchange`, each once, sorted.
 
         An exchange at which no binding matches any of the keys passes the message on to its alternate exchange.
         Exchanges without a router match nothing; exchanges may be bound in circles, and be alternates of each other.

@@ -20,11 +20,11 @@ from qq.routing.values import comparable, erlang_term
 
 HASH_PROPERTIES = ("correlation_id", "message_id", "timestamp")
 WEIGHT_MAX = 10_000
-"""rabbit_exchange_type_consistent_hash.erl, MAX_BINDING_WEIGHT."""
+"""The greatest weight of a binding (rabbit_exchange_type_consistent_hash.erl, MAX_BINDING_WEIGHT)."""
 HASH_STEPS_MAX = 4000
-"""What each message may cost in one consistent-hash exchange: a step for each binding, and for each weight there is."""
+"""The most that a message may cost in one consistent-hash exchange: a step for each binding, more for each weight."""
 _WEIGHT_STEPS = 15
-"""To compare two weights costs so much more than to compare two bindings of one."""
+"""The steps of each weight: comparing two weights costs so much more than comparing two bindings of one weight."""
 
 _BITS = 64
 _MASK = 2**_BITS - 1
@@ -33,7 +33,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 
 class _OneOf(Router):
-    """One of the bindings, sorted: the one whose place is a number modulo how many there are."""
+    """A router that picks one of its bindings, sorted: the one at the place that is a number modulo their count."""
 
     __slots__ = ("_bindings",)
 
@@ -55,7 +55,7 @@ class _OneOf(Router):
 
 
 class ModulusHash(_OneOf):
-    """The same routing keys go to the same destination, until a binding comes or goes."""
+    """x-modulus-hash: the same routing keys go to the same destination, until a binding comes or goes."""
 
     __slots__ = ()
 
@@ -64,7 +64,7 @@ class ModulusHash(_OneOf):
 
 
 class Random(_OneOf):
-    """Any destination, drawn from the message's number."""
+    """x-random: a destination that is drawn from the message's number."""
 
     __slots__ = ()
 
@@ -79,7 +79,7 @@ class Random(_OneOf):
 
 
 class ConsistentHash(Router):
-    """The same key goes to the same destination; a binding that comes or goes moves only its own share of the keys.
+    """x-consistent-hash: a key keeps its destination; a binding that comes or goes moves only its own share of keys.
 
     The key is the first routing key, or what the exchange's argument hash-header or hash-property names; all messages
     without it go to one destination. The binding key is a weight: the destination's share of the keys. A destination
@@ -101,7 +101,7 @@ class ConsistentHash(Router):
         self._weights: dict[int, dict[Binding, int]] = {}
         """The bindings of each weight, with the hash of the destination, which is odd."""
         self._steps = 0
-        """Of a match."""
+        """The steps that a match costs."""
 
     @property
     def wants_content(self) -> bool:
@@ -192,5 +192,5 @@ def _log2(number: int) -> int:
 
 
 def _hash(*parts: Hashable) -> int:
-    """64 bits for what `comparable` makes, and numbers."""
+    """Hash what `comparable` makes, and numbers, to 64 bits."""
     return int.from_bytes(blake2b(ascii(parts).encode(), digest_size=8).digest(), "little")

@@ -31,11 +31,11 @@ class Headers(Router):
     def __init__(self, _arguments: Arguments) -> None:
         self._bindings: Numbered[Binding] = Numbered()
         self._conditions: dict[Binding, tuple[int, bool, list[Condition]]] = {}
-        """Number, whether all conditions are wanted, and these."""
+        """For each binding its number, whether it wants all of its conditions, and the conditions."""
         self._any: Masks[Condition] = Masks()
-        """Under a condition: bindings that match if it is offered."""
+        """For each condition, the bindings that match if it is met."""
         self._all: Masks[Condition] = Masks()
-        """Under a condition: bindings that do not match unless it is offered, ..."""
+        """For each condition, the bindings that do not match unless it is met, ..."""
         self._wants_all = 0
         """... all such bindings, ..."""
         self._wanted: list[int] = []
@@ -111,7 +111,7 @@ class Headers(Router):
         return super().steps(routing_keys, content) + 2 * headers * (1 + len(self._bindings) // AT_ONCE)
 
     def _with_all(self, offered: Iterable[Condition]) -> int:
-        """Those of the bindings that want all their conditions that have them."""
+        """The bindings that want all of their conditions and have them."""
         # Numbers of bits that are one behind the other stand for a number of each binding: how many were found.
         found = [0] * len(self._wanted)
         for condition in offered:

@@ -16,13 +16,13 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 AT_ONCE = 4096
-"""Numbers that count as combined in one step: more take longer."""
+"""How many numbers are combined in one step of cost. More take longer."""
 FEW_MAX = 8
-"""So many members are kept one by one."""
+"""Up to so many members are kept one by one."""
 
 
 class Numbered(Generic[T]):
-    """Things with numbers, of which none is free.
+    """Things that are numbered without a gap.
 
     Limits go by how many there are: they must be the same on a node that has seen things come and go, and on one that
     has loaded those that are left.

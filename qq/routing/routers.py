@@ -19,7 +19,7 @@ from qq.routing.topics import TopicPatterns, words_of
 Arguments = Mapping[str, object]
 
 TOPIC_STEPS_MAX = 50_000
-"""Of a match in one topic exchange: 100,000 binding keys with wildcards may have six words, 4000 may have 194."""
+"""The most that a match in one topic exchange may cost: 100,000 wildcard keys of six words, or 4000 of 194."""
 
 
 class DestinationKind(IntEnum):
@@ -83,7 +83,7 @@ class Router(ABC):
         """
 
     def steps(self, routing_keys: Sequence[str], _content: Content | None, /) -> int:
-        """What that costs at most, besides what is found; a step takes less than a microsecond."""
+        """The most that a match costs, without what it finds. A step takes less than a microsecond."""
         return len(routing_keys)
 
 

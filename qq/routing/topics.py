@@ -21,11 +21,11 @@ T = TypeVar("T")
 ANY_WORD = "*"
 ANY_WORDS = "#"
 WORDS_MAX = 256
-"""Of a routing key of 255 octets, if all are empty."""
+"""The most words of a routing key: it has 255 octets, and all words may be empty."""
 
 
 class _Place:
-    """What the binding keys have as their word at one place: sets of their numbers."""
+    """The words that binding keys have at one place, as sets of the keys' numbers."""
 
     __slots__ = ("any_word", "any_words", "ends", "words")
 
@@ -34,7 +34,7 @@ class _Place:
         self.any_word = 0
         self.any_words = 0
         self.ends = 0
-        """Those that have no word there any more."""
+        """The keys that have no word there any more."""
 
     def __bool__(self) -> bool:
         return bool(self.any_word or self.any_words or self.ends or self.words)
@@ -47,10 +47,10 @@ class TopicPatterns(Generic[T]):
 
     def __init__(self) -> None:
         self._exact: dict[str, dict[T, None]] = {}
-        """Under binding keys without wildcards."""
+        """The items under each binding key without wildcards."""
         self._patterns: Numbered[tuple[str, dict[T, None]]] = Numbered()
         self._numbers: dict[str, tuple[int, dict[T, None]]] = {}
-        """Of the binding keys with wildcards, with their items."""
+        """The number of each binding key with wildcards, and its items."""
         self._places: list[_Place] = []
 
     def add(self, binding_key: str, item: T) -> None:
@@ -96,11 +96,11 @@ class TopicPatterns(Generic[T]):
         return found
 
     def steps(self, words: int) -> int:
-        """What a match with a key of so many words costs at most."""
+        """The most that a match with a key of so many words costs."""
         return 1 + words * len(self._places) * (1 + len(self._patterns) // AT_ONCE)
 
     def steps_with(self, binding_key: str) -> int:
-        """What a match with the longest key would cost if this binding key were there, too."""
+        """The most that a match with the longest key would cost if this binding key were there, too."""
         words = words_of(binding_key)
         if not _has_wildcards(words) or binding_key in self._numbers:
             return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qq.machine.queue import Queue
-from qq.machine.settings import Settings
+from qq.machine.settings import QueueSettings
 from qq.management.rates import Counts, Rates, counts_of
 
 T0 = 1_000_000
@@ -22,7 +22,7 @@ def queue() -> Queue:
         auto_delete=False,
         arguments={},
         number=1,
-        settings=Settings(),
+        settings=QueueSettings(),
         consumers=1,
     )
 

@@ -7,6 +7,7 @@ STUB_REFUSES=n2 (cannot start), STUB_STUBBORN=n2 (does not stop), STUB_CHATTY=n2
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import socket
 import sys
@@ -94,8 +95,9 @@ def main() -> int:
     sys.modules["qq.node"] = node
     import qq.cli  # noqa: PLC0415 -- only now, with the stub in place
 
-    sys.modules["qq.cli.up"]._STOP_TIMEOUT_S = STOP_TIMEOUT_S  # pyright: ignore[reportAttributeAccessIssue]
-    qq.cli.up = partial(qq.cli.up, serve_command=(sys.executable, __file__, "serve"))
+    commands = importlib.import_module("qq.cli.up")
+    commands._STOP_TIMEOUT_S = STOP_TIMEOUT_S
+    commands.up = partial(commands.up, serve_command=(sys.executable, __file__, "serve"))
     return qq.cli.main()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import socketserver
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import started
 
+from qq import __version__
 from qq.cli.layout import local_nodes, prepare
 
 if TYPE_CHECKING:
@@ -45,19 +48,26 @@ def answering(answer: bytes) -> Generator[str]:
             thread.join()
 
 
+def started_with(config: Path) -> str:
+    """The line of a node that starts, but for the time."""
+    return f"INFO qq.cli.serve: node n1 of qq {__version__}, configured by {config}, data in {config.parent / 'data'}\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_stops_with_status_0(tmp_path: Path, config: Path, number: signal.Signals) -> None:
     with started(tmp_path, "serve", "--config", str(config)) as qq:
         qq.until_line("n1 serves")
         qq.process.send_signal(number)
         assert qq.exit_status() == 0
-        assert qq.errors == ""
+        assert qq.errors.endswith(started_with(config))
+        assert qq.errors.count("\n") == 1
 
 
 def test_serve_says_in_one_line_why_the_node_cannot_start(tmp_path: Path, config: Path) -> None:
     with started(tmp_path, "serve", "--config", str(config), STUB_REFUSES="n1") as qq:
         assert qq.exit_status() == 1
-        assert qq.errors == f"qq serve: {config.parent / 'data'}: belongs to another node\n"
+        said = f"qq serve: {config.parent / 'data'}: belongs to another node\n"
+        assert qq.errors.endswith(started_with(config) + said)
 
 
 def test_serve_says_in_one_line_what_is_wrong_with_the_configuration(tmp_path: Path, config: Path) -> None:
@@ -126,3 +136,11 @@ def test_status_says_in_one_line_that_the_address_is_no_url(tmp_path: Path) -> N
     with started(tmp_path, "status", "--http", "nonsense") as qq:
         assert qq.exit_status() == 1
         assert qq.errors == "qq status: nonsense/api/cluster: is not a URL\n"
+
+
+def test_a_small_command_does_not_load_a_node() -> None:
+    program = (
+        "import sys; from qq.cli import main; main(['status', '--http', 'http://127.0.0.1:9']); "
+        "assert 'qq.cli.status' in sys.modules; assert 'qq.node' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30, capture_output=True)

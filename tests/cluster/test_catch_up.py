@@ -28,6 +28,7 @@ from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.housekeeping import CheckpointPosition
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
+from cluster.replication import Progress
 
 STATE = b"the state" * 50_000
 ENTRIES = 200
@@ -121,10 +122,7 @@ class Engine:
     is_leader = True
 
     def __init__(self) -> None:
-        self.needs_snapshot = {"taker": 2}
-
-    def ask_again(self, peer: str) -> None:
-        self.needs_snapshot.pop(peer, None)
+        self.progress = {"taker": Progress(heard_s=0.0, lacks_from=2)}
 
 
 class Transfer:
@@ -545,7 +543,7 @@ def test_the_files_are_pinned_until_they_are_not_needed(transfer: Transfer) -> N
     assert transfer.pins.pinned == ["00000000000000000150.checkpoint", *names]
     transfer.world.run()
     assert transfer.pins.pinned
-    transfer.engine.needs_snapshot.clear()
+    transfer.engine.progress["taker"].matched()
     transfer.tick()
     assert not transfer.pins.pinned
 
@@ -570,7 +568,7 @@ def test_who_has_installed_one_and_is_still_behind_is_given_another(transfer: Tr
     directory = transfer.here.directory
     write_checkpoint(transfer.here.disk, directory.log, directory.identity, 240, 1, STATE)
     transfer.pins.newest = CheckpointPosition(240, 1)
-    transfer.engine.needs_snapshot["taker"] = ENTRIES + 1
+    transfer.engine.progress["taker"].lacks_from = ENTRIES + 1
     transfer.begin()
     transfer.world.run()
     assert [installable.checkpoint.index for installable in transfer.installed] == [150, 240]

@@ -247,6 +247,11 @@ class OurNode:
             out.message for out in self.engine.outbox if out.peer == peer and isinstance(out.message, Append)
         ]
 
+    def lacking(self) -> dict[str, int | None]:
+        """Who needs a snapshot, and from where."""
+        known = self.engine.progress.items()
+        return {peer: progress.lacks_from for peer, progress in known if progress.lacks_from is not None}
+
     def lead(self) -> None:
         """Win an election, with the votes of b."""
         self.wait(3.0)
@@ -900,7 +905,7 @@ def test_a_log_that_differs_from_before_the_leaders_begins_is_tried_once() -> No
         node.engine.receive("b", refused(term, next_index, (60, 0)))
         node.turn()
     for _ in range(20):
-        assert node.engine.needs_snapshot == {"b": first}
+        assert node.lacking() == {"b": first}
         node.engine.outbox.clear()
         node.engine.receive("b", refused(term, 61, (60, 0)))
         node.turn()
@@ -908,7 +913,7 @@ def test_a_log_that_differs_from_before_the_leaders_begins_is_tried_once() -> No
     # What it has installed ends where its own log did.
     node.engine.receive("b", refused(term, 61, (60, 1)))
     node.turn()
-    assert not node.engine.needs_snapshot
+    assert not node.lacking()
     assert node.appends_to("b")[0].prev_index == 60
 
 
@@ -919,9 +924,9 @@ def test_who_has_not_taken_a_snapshot_is_asked_again() -> None:
         for next_index in range(61, first - 1, -1):
             node.engine.receive("b", refused(term, next_index, (60, 0)))
             node.turn()
-        assert node.engine.needs_snapshot == {"b": first}
-        node.engine.ask_again("b")
-        assert not node.engine.needs_snapshot
+        assert node.lacking() == {"b": first}
+        node.engine.progress["b"].ask_again()
+        assert not node.lacking()
         node.engine.outbox.clear()
         node.engine.receive("b", refused(term, 61, (60, 0)))
         node.turn()

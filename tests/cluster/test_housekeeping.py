@@ -846,6 +846,7 @@ class Load:
         return self._sizes[key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_disk_stays_within_its_bound_all_the_time(seed: int) -> None:
     """The formula of housekeeping.py, on the files themselves, after every entry."""
@@ -918,6 +919,7 @@ def test_if_the_large_messages_go_and_the_small_ones_stay_the_disk_is_given_back
         assert message_at(node.journal.read(index), batch, number) == b"small"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_after_a_crash_at_any_step_everything_live_can_be_read(power_loss: bool) -> None:
     compacted = 0

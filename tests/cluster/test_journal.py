@@ -1025,7 +1025,7 @@ def test_any_flipped_bit_is_reported_at_the_start_or_when_it_is_read(
 
 @pytest.mark.parametrize("writes_lost", [False, True])
 def test_an_open_segment_that_was_shortened_is_corruption(writes_lost: bool) -> None:
-    """At any byte, also between two records (issue 15: 200 of 400 confirmed messages were lost)."""
+    """At any byte, also between two records: 200 of 400 confirmed messages were lost."""
     node = Node(segment_bytes=10_000)
     for _ in range(3):
         node.add(2)
@@ -1317,6 +1317,7 @@ def is_within(found: dict[int, bytes], before: dict[int, bytes], after: dict[int
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_change_that_ends_at_any_step_leaves_what_was_or_what_shall_be(name: str, power_loss: bool) -> None:
@@ -1386,6 +1387,7 @@ def test_an_opening_that_ends_at_any_step_loses_nothing(name: str) -> None:
             steps += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_that_finds_no_space_is_carried_out_later(name: str) -> None:
     change = CHANGES[name]

@@ -432,9 +432,11 @@ def test_a_peer_that_no_longer_listens_is_reported_dead(run: Run, dying: str, su
 
 
 @pytest.mark.parametrize(("absent", "survivor"), [("n1", "n2"), ("n2", "n1")])
-def test_a_peer_that_is_not_there_from_the_start_is_reported_dead_once(
-    run: Run, absent: str, survivor: str
+def test_a_peer_that_is_not_there_from_the_start_is_reported_dead_once_and_called_awaited(
+    run: Run, caplog: pytest.LogCaptureFixture, absent: str, survivor: str
 ) -> None:
+    caplog.set_level(logging.INFO)
+
     async def story() -> None:
         nodes = make_nodes(2)
         recorder = nodes[survivor].recorder
@@ -443,6 +445,10 @@ def test_a_peer_that_is_not_there_from_the_start_is_reported_dead_once(
             async with started({absent: nodes[absent]}):
                 await until(lambda: len(recorder.heard) == 2)
             assert recorder.heard[:2] == [("lost", absent, True), ("connected", absent)]
+            host, port = address(nodes[absent])
+            await until(lambda: f"peer {absent} is dead: nobody listens at {host}:{port}" in caplog.messages)
+            assert caplog.messages.count(f"waiting for peer {absent}: nobody listens at {host}:{port}") == 1
+            assert not [line for line in caplog.messages if line.startswith("cannot connect")]
 
     run(story())
 

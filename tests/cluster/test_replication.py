@@ -27,9 +27,9 @@ def test_acknowledgements_only_grow(progress: Progress) -> None:
 def test_a_refusal_is_answered_once_and_an_earlier_one_again(progress: Progress) -> None:
     tried = [progress.refuse(refusal(next_index), FIRST_INDEX) for next_index in (90, 90, 95, 80)]
     assert tried == [True, False, False, True]
-    assert progress.is_probing
+    assert progress.probed is not None
     assert progress.matched()
-    assert not progress.is_probing
+    assert progress.probed is None
     assert not progress.matched()
     assert progress.refuse(refusal(90), FIRST_INDEX)
 
@@ -52,22 +52,22 @@ def test_what_the_log_does_not_reach_back_to_is_lacking_until_an_append_matches(
     assert progress.lacks_from == FIRST_INDEX
     # Its log reaches into this one with entries that differ, which is known; another log has been installed.
     assert not progress.refuse(refusal(61), FIRST_INDEX)
-    assert progress.is_lacking
+    assert progress.lacks_from is not None
     assert progress.refuse(refusal(61, last_term=2), FIRST_INDEX)
-    assert not progress.is_lacking
+    assert progress.lacks_from is None
     progress.refuse(refusal(FIRST_INDEX - 10), FIRST_INDEX)
     assert progress.lacks_from == FIRST_INDEX - 10
     progress.matched()
-    assert not progress.is_lacking
+    assert progress.lacks_from is None
 
 
 def test_one_that_is_asked_again_may_say_the_same_again(progress: Progress) -> None:
     progress.refuse(refusal(FIRST_INDEX), FIRST_INDEX)
     progress.ask_again()
-    assert not progress.is_lacking
+    assert progress.lacks_from is None
     assert progress.refuse(refusal(61), FIRST_INDEX)
     progress.ask_again()  # it lacks nothing
-    assert progress.is_probing
+    assert progress.probed is not None
 
 
 def test_a_follower_repeats_an_answer_only_after_a_while() -> None:

@@ -1,10 +1,15 @@
-"""A real node, for what the files of a deployment say of it."""
+"""A real node, for what the files of a deployment say of it, and our own package as it is installed."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
+from deployment import ROOT, WHEEL_OPTIONS
+from dockerfile import copy_context
 
 from qq.testing import ClusterNode, LocalCluster
 
@@ -13,3 +18,26 @@ from qq.testing import ClusterNode, LocalCluster
 def node() -> Generator[ClusterNode]:
     with LocalCluster(nodes=1) as cluster:
         yield cluster.nodes[0]
+
+
+@pytest.fixture(scope="session")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What .dockerignore lets through."""
+    context = tmp_path_factory.mktemp("image") / "context"
+    copy_context(ROOT, ROOT / ".dockerignore", context)
+    return context
+
+
+@pytest.fixture(scope="session")
+def wheel(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our own package, built of that."""
+    wheels = tmp_path_factory.mktemp("wheels")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *WHEEL_OPTIONS, "--wheel-dir", str(wheels), "."],
+        cwd=context,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    (wheel,) = wheels.glob("*.whl")
+    return wheel

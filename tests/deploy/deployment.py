@@ -11,6 +11,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+WHEEL_OPTIONS = ("--no-deps", "--no-build-isolation")
 
 
 def documents(file: Path) -> list[dict[str, Any]]:

@@ -16,17 +16,17 @@ from collections import deque
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qq.machine.access import Access
+from qq.machine.access import AccessControl
 from qq.machine.backlog import Backlog, _Lane
 from qq.machine.catalog import Catalog
-from qq.machine.consumers import Consumer, Turns
+from qq.machine.consumers import Turns
 from qq.machine.core import Core
 from qq.machine.costs import Costs
 from qq.machine.history import Histories
 from qq.machine.leaving import Leaving
 from qq.machine.policies import Policies
 from qq.machine.publishing import Publishing
-from qq.machine.queue import Queue
+from qq.machine.queue import Consumer, Queue
 from qq.machine.runs import Runs
 from qq.machine.shelf import Shelf
 from qq.machine.timers import NEVER_MS, Timers
@@ -73,7 +73,9 @@ MAY_DIFFER: dict[type, dict[str, str]] = {
     Catalog: {"remains": _REMAINS},
     VirtualHost: dict.fromkeys(("_routes", "_steps_of", "_routes_width"), _CACHE) | {"_remains": _REMAINS},
     RoutingTable: {"_lookers": _CACHE, "steps": "Of the last route; whoever asks has just looked for one."},
-    Access: {"revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."},
+    AccessControl: {
+        "revision": "Tells those who remember answers to ask again; it goes up when a dump is loaded."
+    },
     Costs: dict.fromkeys(("looked", "_counted"), _ESTIMATE),
     Queue: dict.fromkeys(("tally", "waiting_since_ms"), _SHOWN),
     Backlog: {"_frozen": "The last frozen form, as long as one that is made anew would be the same."},

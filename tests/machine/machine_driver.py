@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from qq.machine.commands import Command, Table
-    from qq.machine.consumers import Consumer
     from qq.machine.effects import Effect
-    from qq.machine.queue import Queue
+    from qq.machine.queue import Consumer, Queue
     from qq.ranges import Range
 
 Message = tuple[int, int, int]

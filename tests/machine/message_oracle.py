@@ -14,6 +14,7 @@ from machine_driver import delayed_ranges, held_ranges, ready_ranges
 
 from qq.machine import commands as c
 from qq.machine import effects as e
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -157,13 +158,13 @@ class OracleQueue:
         highest = 31 if self.quorum else self.get("x-max-priority", 0)
         if not highest:
             return 4
-        if priority == c.NO_PRIORITY:
+        if priority == NO_PRIORITY:
             return 4 if self.quorum else 0
         return min(priority, highest)
 
     def expiry_ms(self, ttl_ms: int, from_ms: int) -> int:
-        ttl_ms = min(ttl_ms, self.get("x-message-ttl", c.NO_TTL))
-        return 0 if ttl_ms == c.NO_TTL else from_ms + ttl_ms
+        ttl_ms = min(ttl_ms, self.get("x-message-ttl", NO_TTL))
+        return 0 if ttl_ms == NO_TTL else from_ms + ttl_ms
 
     @property
     def refuses(self) -> bool:
@@ -420,8 +421,8 @@ class Oracle:
                 message = Message(self.index, slot + first + step, sizes[step])
                 delay_ms = 0 if plain else command.delay_ms
                 ready_ms = self.now_ms + delay_ms
-                message.expires_ms = queue.expiry_ms(c.NO_TTL if plain else command.ttl_ms, ready_ms)
-                message.level = queue.level(c.NO_PRIORITY if plain else command.priority)
+                message.expires_ms = queue.expiry_ms(NO_TTL if plain else command.ttl_ms, ready_ms)
+                message.level = queue.level(NO_PRIORITY if plain else command.priority)
                 if delay_ms:
                     self._delay(queue, message, ready_ms, returned=False)
                 else:
@@ -531,7 +532,7 @@ class Oracle:
         for target, free in zip(targets, room, strict=True):
             for message in messages[: min(free, count)]:
                 moved = Message(message.index, message.slot, message.size, deaths=deaths, key=key)
-                moved.expires_ms = target.expiry_ms(c.NO_TTL, self.now_ms)
+                moved.expires_ms = target.expiry_ms(NO_TTL, self.now_ms)
                 moved.level = target.level(command.priority)
                 target.arrive(moved)
         self._serve_if_full(targets)

@@ -31,6 +31,7 @@ from qq.machine import commands as c
 from qq.machine import effects as e
 from qq.machine.machine import QueueMachine
 from qq.routing.content import Content
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -360,8 +361,8 @@ def _command(
                 return enqueue, bodies, []
             cc, bcc = keys("cc"), keys("bcc")
             properties = (
-                options.pop("priority", c.NO_PRIORITY),
-                options.pop("expiration", c.NO_TTL),
+                options.pop("priority", NO_PRIORITY),
+                options.pop("expiration", NO_TTL),
                 options.pop("x-delay", 0),
                 str(options.pop("x-publisher-id", "")),
                 options.pop("x-publish-seq", 0),

@@ -320,6 +320,7 @@ def small_parts() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(steps, st.booleans())
 def test_a_backlog_behaves_like_lists_of_messages(steps: list[tuple[Any, ...]], exact_sizes: bool) -> None:

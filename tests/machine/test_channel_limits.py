@@ -29,7 +29,7 @@ from qq.machine.queue import Queue
 if TYPE_CHECKING:
     import pytest
 
-    from qq.machine.consumers import Consumer
+    from qq.machine.queue import Consumer
 
 QUEUES = ["q0", "q1", "q2"]
 SESSIONS = [1, 2]

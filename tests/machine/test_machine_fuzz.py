@@ -404,6 +404,7 @@ def check_counts(queue: Queue) -> None:
     assert {number: count for number, _, count in history_rows(queue)} == befell
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(entries)
 def test_any_commands_leave_two_machines_equal(
@@ -696,11 +697,13 @@ class Chance(Random):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(15))
 def test_nor_does_a_long_life_among_absurd_commands(seed: int) -> None:
     absurd_life(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 115))
 def test_nor_does_what_is_done_in_the_smallest_portions(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(queue_module, "RANGES_AT_ONCE", 0)

@@ -79,6 +79,7 @@ def test_a_backlog_costs_no_object_per_run() -> None:
     assert traced_bytes(publish(1), arguments={}) < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [

@@ -26,13 +26,14 @@ from qq.machine import commands as c
 from qq.machine import effects as e
 from qq.machine import runs
 from qq.machine.machine import QueueMachine
+from qq.stored.properties import NO_PRIORITY, NO_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from machine_driver import Place
 
-    from qq.machine.state import Frozen
+    from qq.machine.state import FrozenMachine
 
 NODES = ("n1", "n2", "n3")
 QUEUES = ("q", "r", "s")
@@ -114,7 +115,7 @@ class Moment:
     """A state that was frozen, and what it was then."""
 
     def __init__(self, machine: QueueMachine) -> None:
-        self.frozen: Frozen = machine.freeze()
+        self.frozen: FrozenMachine = machine.freeze()
         self.dump = machine.dump()
         self.live: list[Place] = live_messages(machine)
 
@@ -320,8 +321,8 @@ class Run:
             session=session,
             first_seq=1 + three % 2,
             more_keys=QUEUES[: one % 3] if one % 5 == 0 else (),
-            priority=(c.NO_PRIORITY, 0, 5, 9, 255)[one % 5],
-            ttl_ms=(c.NO_TTL, c.NO_TTL, 0, 100, 250, 5_000)[two % 6],
+            priority=(NO_PRIORITY, 0, 5, 9, 255)[one % 5],
+            ttl_ms=(NO_TTL, NO_TTL, 0, 100, 250, 5_000)[two % 6],
             delay_ms=(0, 0, 100, 150)[three % 4],
             publisher=publisher,
             publish_seq=sequence,
@@ -355,6 +356,7 @@ def test_every_message_is_where_the_oracle_has_it_after_every_entry(
     run.check_moments()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_so_it_is_in_a_long_life(seed: int) -> None:
     """Hypothesis finds short stories; these are long enough for ranges to be split, returned and split again."""

@@ -83,7 +83,7 @@ def test_what_was_admitted_is_a_repetition_and_what_was_refused_is_none(
         assert twin.freeze() == publishers.freeze()
         twin = Publishers(limit, age_ms)
         rows = [[*row[:3], [list(run) for run in row[3]]] for row in publishers.freeze()[2]]
-        twin.load(limit, age_ms, rows)  # as they come out of a dump
+        twin.load([limit, age_ms, rows])  # as they come out of a dump
 
 
 def test_those_that_are_out_of_date_go_a_few_at_a_time() -> None:

@@ -53,6 +53,7 @@ def in_memory() -> int:
     return sum(isinstance(each, Queue) and each.vhost == "v" for each in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_a_virtual_host_with_very_many_queues_goes_at_once_and_its_memory_bit_by_bit() -> None:
     gc.collect()
     others = in_memory()  # of other tests
@@ -186,6 +187,7 @@ def test_queues_that_go_with_their_last_consumers_go_in_portions(removed: list[s
     assert removed == names
 
 
+@pytest.mark.slow
 def test_queues_that_nobody_has_used_go_in_portions(removed: list[str]) -> None:
     driver = Driver()
     names = list(map(str, range(2 * DUE_QUEUES_MAX)))

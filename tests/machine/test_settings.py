@@ -15,8 +15,8 @@ from qq.machine.settings import (
     ConsumerSettings,
     DeadLetterStrategy,
     Overflow,
+    QueueSettings,
     RetryType,
-    Settings,
     consumer_settings_of,
     settings_of,
 )
@@ -28,7 +28,7 @@ def settings(
     arguments: dict[str, Any] | None = None,
     policy: dict[str, Any] | None = None,
     operator: dict[str, Any] | None = None,
-) -> Settings:
+) -> QueueSettings:
     return settings_of(
         kind,
         {f"x-{key}": value for key, value in (arguments or {}).items()},
@@ -37,7 +37,7 @@ def settings(
     )
 
 
-DEFAULTS = Settings(delivery_limit=20, level_max=31)
+DEFAULTS = QueueSettings(delivery_limit=20, level_max=31)
 
 
 def test_a_quorum_queue_has_a_delivery_limit_unless_something_else_is_said() -> None:
@@ -45,7 +45,7 @@ def test_a_quorum_queue_has_a_delivery_limit_unless_something_else_is_said() -> 
 
 
 def test_a_classic_queue_has_no_delivery_limit_and_no_priorities() -> None:
-    assert settings(CLASSIC) == Settings()
+    assert settings(CLASSIC) == QueueSettings()
     # Such policies do not apply to classic queues, and the arguments are refused.
     assert settings(CLASSIC, {"delivery-limit": 3}).delivery_limit == -1
 
@@ -173,7 +173,7 @@ def test_reject_publish_dlx_is_as_much_of_it_as_there_is() -> None:
     assert settings(CLASSIC, {"overflow": "reject-publish-dlx"}).overflow == "reject-publish"
 
 
-def retry(found: Settings) -> tuple[str, int, int]:
+def retry(found: QueueSettings) -> tuple[str, int, int]:
     return found.retry_type, found.retry_min_ms, found.retry_max_ms
 
 

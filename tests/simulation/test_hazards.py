@@ -35,7 +35,7 @@ from cluster.submission import PendingSubmissions, Reign
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
 from qq.machine.commands import Command, DeclareQueue, Enqueue, Publish
-from qq.machine.consumers import Budget, Consumer
+from qq.machine.consumers import Budget, Holder
 from qq.machine.effects import CloseConnection, Effect
 from qq.machine.machine import QueueMachine
 from qq.machine.publishers import FrozenPublishers, Publishers
@@ -435,7 +435,7 @@ class GoesByItsOwnClock(QueueMachine):
 
 def forget_publishers(publishers: Publishers) -> FrozenPublishers:
     """In place of `Publishers.freeze`: who starts from a checkpoint knows of none."""
-    return *publishers.bounds, []
+    return FrozenPublishers(*publishers.bounds, [])
 
 
 def leave_the_dead(_: DeadLetters) -> None:
@@ -462,13 +462,13 @@ def find_room_for_all(publishing: Publishing, vhost: VirtualHost, content: Seque
     return ways
 
 
-def let_everybody_take(_queue: Queue, _consumer: Consumer) -> bool:
+def let_everybody_take(_queue: Queue, _consumer: Holder) -> bool:
     """In place of `Queue._may_get`: there is no single active consumer."""
     return True
 
 
-def room_of_one(consumer: Consumer) -> int:
-    """In place of `Consumer.room`: what the others of the channel hold does not matter."""
+def room_of_one(consumer: Holder) -> int:
+    """In place of `Holder.room`: what the others of the channel hold does not matter."""
     return consumer.credit
 
 
@@ -537,6 +537,7 @@ HAZARDS = [
         ONE_WAY_CUTS,
         30,
         "believes that",
+        first_seed=20,
     ),
     Hazard(Parts(engine=CampaignsWithoutAsking), PARTITIONS, 5, "campaigns though cut off"),
     Hazard(Parts(engine=LeadsForEver), PARTITIONS, 10, "leads though cut off"),
@@ -572,7 +573,7 @@ HAZARDS = [
         30,
         "has given its log up",
         ("cluster.group.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
-        first_seed=4,
+        first_seed=8,
     ),
     Hazard(Parts(), None, 10, "which is live", ("cluster.log.compaction.compact_entry", drop_a_live_message)),
     Hazard(Parts(group=ForgetsWhatItSkipped), LAGGARDS, 100, "client"),
@@ -613,7 +614,12 @@ HAZARDS = [
     ),
     Hazard(Parts(), QUEUES, 10, "elsewhere and is", ("chaos.sim.run.QueueMachine", GoesByItsOwnClock)),
     Hazard(
-        Parts(), QUEUES, 20, "another state", ("qq.machine.publishers.Publishers.freeze", forget_publishers)
+        Parts(),
+        QUEUES,
+        20,
+        "another state",
+        ("qq.machine.publishers.Publishers.freeze", forget_publishers),
+        first_seed=12,
     ),
     Hazard(Parts(), QUEUES, 10, "has lost", ("qq.machine.publishing.Publishing._check", find_room_for_all)),
     Hazard(Parts(), QUEUES, 10, "both active", ("qq.machine.queue.Queue._may_get", let_everybody_take)),
@@ -622,7 +628,7 @@ HAZARDS = [
         QUEUES,
         10,
         "and may hold",
-        ("qq.machine.consumers.Consumer.room", property(room_of_one)),
+        ("qq.machine.consumers.Holder.room", property(room_of_one)),
     ),
     Hazard(
         Parts(),
@@ -630,7 +636,7 @@ HAZARDS = [
         20,
         "though consumers wait",
         ("qq.machine.queue.Queue.wanted", promise_nothing),
-        first_seed=4,
+        first_seed=8,
     ),
     Hazard(
         Parts(),
@@ -649,7 +655,7 @@ HAZARDS = [
         80,
         "was not told to close",
         ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
-        first_seed=2,
+        first_seed=20,
     ),
     Hazard(
         Parts(),
@@ -667,7 +673,9 @@ HAZARDS = [
         ("cluster.log.segment_files.load_mark", believe_what_the_log_says),
     ),
     Hazard(Parts(), FULL_DISKS, 20, "No space left", ("cluster.log.register.Register._write", write_anew)),
-    Hazard(Parts(), LISTS, 20, "both lead term", ("cluster.identity._check", let_everybody_in), first_seed=8),
+    Hazard(
+        Parts(), LISTS, 20, "both lead term", ("cluster.identity._check", let_everybody_in), first_seed=14
+    ),
     Hazard(Parts(network=LinksWhoeverIsListed), VERSIONS, 20, "another state"),
     Hazard(
         Parts(network=LinksWhoeverIsListed),

@@ -345,7 +345,7 @@ def test_a_peer_that_is_down_and_needs_a_snapshot_pins_nothing_for_ever() -> Non
     peer.end(power_loss=False)
     world.run_until(12.0)
     peer.start()
-    world.run_until(20.0, stop=lambda: peer.name in leader.group.engine.needs_snapshot)
+    world.run_until(20.0, stop=lambda: leader.group.engine.progress[peer.name].lacks_from is not None)
     peer.end(power_loss=False)
     pinned: list[bool] = []
     for time_s in (30.0, 120.0):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pika
 import pytest
 
 from qq.testing import ClusterError, LocalCluster
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(60)]
 
@@ -22,7 +22,7 @@ HOLDER = """
 import sys
 from qq.testing import LocalCluster
 with LocalCluster(nodes=1) as cluster:
-    print(cluster.nodes[0].pid, flush=True)
+    print(cluster.nodes[0].pid, cluster.nodes[0].log.parents[1], flush=True)
     sys.stdin.read()
 """
 
@@ -77,14 +77,15 @@ def test_a_test_that_fails_leaves_no_process_behind() -> None:
     assert not is_alive(pids[0])
 
 
-def test_nodes_die_with_the_process_that_started_them() -> None:
+def test_nodes_and_files_go_with_the_process_that_started_them() -> None:
     command = [sys.executable, "-c", HOLDER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
-        pid = int(holder.stdout.readline())
-        assert is_alive(pid)
+        number, directory = holder.stdout.readline().split()
+        assert is_alive(int(number))
+        assert Path(directory).exists()
         holder.send_signal(signal.SIGKILL)
-    while is_alive(pid):
+    while is_alive(int(number)) or Path(directory).exists():
         time.sleep(0.01)
 
 
@@ -104,6 +105,47 @@ def test_what_cannot_be_done_is_said_precisely(tmp_path: Path) -> None:
             node.status()
 
 
+def test_settings_are_those_of_all_nodes_and_wrong_ones_are_said() -> None:
+    settings = {"limits": {"frame_max": 8192}, "product": {"name": "mine"}}
+    with (
+        LocalCluster(1, settings=settings) as cluster,
+        pika.BlockingConnection(pika.URLParameters(cluster.urls[0])) as connection,
+    ):
+        assert connection._impl.params.frame_max == 8192
+        assert connection._impl.server_properties["product"] == "mine"
+    with (
+        pytest.raises(ClusterError, match=r"n1 is not running; the end of (?s:.*)limits.*nonsense"),
+        LocalCluster(1, settings={"limits": {"nonsense": 1}}),
+    ):
+        pass
+
+
+def test_a_virtual_host_is_empty_and_goes_with_its_block_whatever_runs_then() -> None:
+    with LocalCluster(3) as cluster:
+        for _ in range(2):
+            with cluster.vhost() as vhost:
+                for url in vhost.urls:
+                    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+                        connection.channel().queue_declare("mine", durable=True)
+                assert [queue["vhost"] for queue in cluster.queues()] == [vhost.name]
+                cluster.nodes[0].kill()
+                cluster.nodes[1].pause()
+            assert cluster.queues() == []
+            assert all(node.running for node in cluster.nodes)
+
+
+def test_an_error_carries_the_ends_of_the_nodes_logs() -> None:
+    def failing_test() -> None:
+        with LocalCluster(1):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        failing_test()
+    (note,) = caught.value.__notes__
+    assert note.startswith("The end of the log of n1:\n")
+    assert "serving AMQP" in note
+
+
 def test_a_node_that_cannot_start_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     with LocalCluster(1, tmp_path) as cluster:
         [node] = cluster.nodes
@@ -112,3 +154,40 @@ def test_a_node_that_cannot_start_is_reported_with_the_end_of_its_log(tmp_path: 
         node.start()
         with pytest.raises(ClusterError, match=r"n1 is not running; the end of .*log:(?s:.*)node\.toml"):
             node.wait_ready()
+
+
+APPLICATION = """
+import sys
+import chaos, cluster
+from qq.testing import LocalCluster
+with LocalCluster(nodes=1) as started:
+    assert started.status()["leader"] == "n1"
+assert (chaos.OF, cluster.OF) == ("the application", "the application")
+assert [name for name in sys.modules if name.startswith(("cluster.", "chaos.", "qq.node", "aiohttp"))] == []
+"""
+
+
+def test_an_application_has_modules_of_its_own_that_are_called_as_ours_are(tmp_path: Path) -> None:
+    for name in ("chaos", "cluster"):
+        (tmp_path / f"{name}.py").write_text("OF = 'the application'\n")
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    for command in ([sys.executable, "-c", APPLICATION], [sys.executable, "-P", "-c", APPLICATION]):
+        subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=50)
+
+
+def test_a_node_alone_says_whom_it_waits_for_and_calls_nobody_dead() -> None:
+    with LocalCluster() as cluster:
+        first, *others = cluster.nodes
+        for node in cluster.nodes:
+            node.kill()
+        before = len(first.log.read_text())
+        first.start()
+
+        def said() -> str:
+            return first.log.read_text()[before:]
+
+        while "not serving yet: no leader is known" not in said():
+            time.sleep(0.05)
+        for other in others:
+            assert said().count(f"waiting for peer {other.name}: nobody listens") == 1
+        assert "is dead" not in said()

@@ -1,0 +1,35 @@
+"""A leader gives its office to a peer (Raft thesis 3.10).
+
+Lives here: how long it lasts, and that one peer is asked, once. Not here: who may be asked, and how (engine.py).
+
+Law: it ends by itself, so a leader whom nobody can follow goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+HANDOVER_S = 1.0
+"""A leader that hands over proposes nothing for so long at most; a handover takes two or three syncs."""
+
+
+class Handover:
+    """The one that is on, if any."""
+
+    def __init__(self) -> None:
+        self._ends_s = 0.0
+        self._is_asked = False
+
+    def begin(self, now_s: float) -> None:
+        self._ends_s = now_s + HANDOVER_S
+        self._is_asked = False
+
+    def end(self) -> None:
+        self._ends_s = 0.0
+
+    def is_on(self, now_s: float) -> bool:
+        return now_s < self._ends_s
+
+    def ask(self, ask_one: Callable[[], bool]) -> None:
+        """Ask a peer, unless one was asked; `ask_one` returns False if there is none yet that has everything."""
+        self._is_asked = self._is_asked or ask_one()

@@ -1,0 +1,43 @@
+"""The lives of a node: each start, and each return of a node that was given up, has a number above all earlier ones.
+
+Lives here: how far above. Not here: what is applied of which life (origins.py), where the number is kept (identity.py).
+
+Law: no life has a number that another one may have had, even if a directory or a clock was lost in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cluster.clock import bounded
+
+if TYPE_CHECKING:
+    from cluster.directory import GroupDirectory
+    from cluster.identity import Claim
+    from cluster.ports import Runtime
+
+INCARNATION_LEAP = 2**20
+"""By so much, at most, an incarnation exceeds what is known of a node that has lost count."""
+
+
+class Incarnations:
+    """Those of one node, in its directory."""
+
+    def __init__(
+        self, directory: GroupDirectory, runtime: Runtime, machine_version: int, members: Sequence[str]
+    ) -> None:
+        self._directory = directory
+        self._runtime = runtime
+        self._machine_version = machine_version
+        self._members = members
+
+    def begin(self, known: int | None = None) -> Claim:
+        """Begin another life, above the one that the cluster has known; raises as `GroupDirectory.claim` does."""
+        # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
+        least = 0 if known is None else known + self._leap()
+        wall_ms = max(bounded(self._runtime.wall_ms()), least)
+        return self._directory.claim(wall_ms, self._machine_version, self._members, self._leap())
+
+    def _leap(self) -> int:
+        return self._runtime.random.randint(1, INCARNATION_LEAP)

@@ -1,0 +1,553 @@
+"""The rows of a dump: what is stored of each thing, and how the thing is made of it again.
+
+Lives here: a class for each kind of row. Its fields are what is stored, in this order. `of` fills them from the thing,
+or from what was frozen of it, on any thread; `build` makes the thing, in a machine that is being loaded. Not here:
+which rows there are in a dump (state.py); what a queue's parts are packed into, whose rows stand in the same way
+beside them: `BacklogRow` (backlog.py), `RunsRow` (runs.py), `HistoriesRow` (history.py), and the columns of shelf.py.
+
+Some values are stored as they are, so that their fields are a part of the format, too: `User`, `Permissions` and
+`TopicPermissions` (access.py), `Policy`, `Exchange` (vhost.py), `KnownPublisher` and `FrozenPublishers`, `Dying`
+(queue.py), `History` and `Death`, `Range`, and the results of effects.py.
+
+Law: the bytes of a dump follow from these classes, and replicas must not disagree. Whoever adds a field adds it at the
+end of its class, in `of` and in `build`, and raises `state.VERSION`. Whoever lets a program read what the version
+before has written puts what makes a row of this version of one of that beside the class; `state.read_dump`, which knows
+the version of a dump, calls it before a row gets its names. Until then a dump of another version is refused.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qq.machine.catalog import ConnectionState
+from qq.machine.consumers import Budget
+from qq.machine.core import SessionState
+from qq.machine.effects import (
+    Committed,
+    Connected,
+    ConsumerCancelled,
+    Consuming,
+    Done,
+    Failed,
+    GetEmpty,
+    GetOk,
+    Limited,
+    QueueDeclared,
+    QueueDeleted,
+    QueuePurged,
+    Recovered,
+    Reply,
+)
+from qq.machine.history import History
+from qq.machine.leaving import Leaving
+from qq.machine.policies import Policy
+from qq.machine.queue import Consumer, Dying, Queue
+from qq.machine.requesters import Requester
+from qq.machine.settings import consumer_settings_of, settings_of
+from qq.machine.vhost import Exchange
+from qq.ranges import Range, RangeMap
+from qq.routing.routers import Binding, Destination, DestinationKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from qq.machine.backlog import BacklogRow
+    from qq.machine.commands import Table
+    from qq.machine.core import FrozenSession
+    from qq.machine.effects import Answer, Result
+    from qq.machine.history import HistoriesRow
+    from qq.machine.leaving import FrozenLeaving
+    from qq.machine.policies import Applied, Policies
+    from qq.machine.publishers import FrozenPublishers
+    from qq.machine.queue import FrozenBehind, FrozenConsumer, FrozenQueue
+    from qq.machine.vhost import VhostRef, VirtualHost
+    from qq.ranges import FrozenPieces, Piece
+
+
+class Rows:
+    """Rows that are made and packed one by one, however many they are."""
+
+    __slots__ = ("_row_of", "_things")
+
+    def __init__(self, things: Collection[Any], row_of: Callable[[Any], object] | None = None) -> None:
+        """A thing is its own row unless `row_of` makes one of it."""
+        self._things = things
+        self._row_of = row_of
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._things) if self._row_of is None else map(self._row_of, self._things)
+
+
+# Virtual hosts, and what is in them
+
+
+class AppliedRow(NamedTuple):
+    """What applies to a queue or an exchange: a policy's name, or all of it if another one has that name now."""
+
+    policy: str | Policy | None
+    operator: str | Policy | None
+
+    @classmethod
+    def of(cls, known: Collection[int], applied: Applied) -> AppliedRow:
+        """`known` are the ids of the objects that are the policies of the virtual host now."""
+        if applied == (None, None):
+            return _NOTHING_APPLIES
+        return cls(
+            *(policy.name if policy is not None and id(policy) in known else policy for policy in applied)
+        )
+
+    def build(self, policies: Policies) -> Applied:
+        return _policy(policies, self.policy, operator=False), _policy(policies, self.operator, operator=True)
+
+
+_NOTHING_APPLIES = AppliedRow(None, None)
+
+
+def _policy(policies: Policies, known: str | Sequence[Any] | None, *, operator: bool) -> Policy | None:
+    if known is None:
+        return None
+    return policies.get(known, operator=operator) if isinstance(known, str) else Policy(*known)
+
+
+class ExchangePoliciesRow(NamedTuple):
+    exchange: str
+    applied: AppliedRow
+
+    @classmethod
+    def of(cls, known: Collection[int], applied: tuple[str, Applied]) -> ExchangePoliciesRow:
+        exchange, policies = applied
+        return cls(exchange, AppliedRow.of(known, policies))
+
+
+class BindingRow(NamedTuple):
+    source: str
+    kind: int
+    """A `DestinationKind`."""
+    destination: str
+    routing_key: str
+    arguments: bytes
+
+    @classmethod
+    def of(cls, binding: Binding) -> BindingRow:
+        kind, name = binding.destination
+        return cls(binding.source, kind, name, binding.routing_key, binding.arguments)
+
+    def build(self) -> Binding:
+        destination = Destination(DestinationKind(self.kind), self.destination)
+        return Binding(self.source, destination, self.routing_key, self.arguments)
+
+
+class VhostRow(NamedTuple):
+    """A virtual host and what is in it, but for its queues."""
+
+    name: str
+    description: str
+    tags: list[str]
+    default_queue_type: str
+    limits: Table
+    policies: Iterable[Policy]
+    exchanges: Iterable[Exchange]
+    bindings: Iterable[BindingRow]
+    exchange_policies: Iterable[ExchangePoliciesRow]
+    unreviewed_queues: Iterable[str]
+    unreviewed_exchanges: Iterable[str]
+    publishers: FrozenPublishers
+
+    @classmethod
+    def of(cls, vhost: VirtualHost) -> VhostRow:
+        policies = vhost.policies.rows()
+        return cls(
+            vhost.name,
+            vhost.description,
+            vhost.tags,
+            vhost.default_queue_type,
+            vhost.limits,
+            Rows(policies),
+            Rows(list(vhost.exchanges.values())),
+            Rows(list(vhost.bindings), BindingRow.of),
+            Rows(
+                list(vhost.exchange_policies.items()),
+                partial(ExchangePoliciesRow.of, frozenset(map(id, policies))),
+            ),
+            Rows(vhost.unreviewed_queues.copy()),
+            Rows(vhost.unreviewed_exchanges.copy()),
+            vhost.publishers.freeze(),
+        )
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> VhostRow:
+        row = cls(*written)
+        return row._replace(
+            policies=[Policy(*policy) for policy in row.policies],
+            exchanges=[Exchange(*exchange) for exchange in row.exchanges],
+            bindings=[BindingRow(*binding) for binding in row.bindings],
+            exchange_policies=[
+                ExchangePoliciesRow(exchange, AppliedRow(*applied))
+                for exchange, applied in row.exchange_policies
+            ],
+        )
+
+    def build(self, vhost: VirtualHost) -> None:
+        """Fill a new virtual host, but for the bindings: they are between queues."""
+        vhost.describe(self.description, self.tags, self.default_queue_type)
+        vhost.set_limits(self.limits)
+        for policy in self.policies:
+            vhost.restore_policy(policy)
+        for exchange in self.exchanges:
+            if exchange.name not in vhost.exchanges:
+                vhost.restore_exchange(exchange)
+        for name, applied in self.exchange_policies:
+            vhost.restore_exchange_policies(name, applied.build(vhost.policies))
+        vhost.restore_unreviewed(self.unreviewed_queues, self.unreviewed_exchanges)
+        vhost.publishers.load(self.publishers)
+
+
+# Queues
+
+
+class DyingCounts(NamedTuple):
+    first: int
+    """Number of the first of the dying messages."""
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
+    retry_ms: int
+
+
+class QueueRow(NamedTuple):
+    """A queue, but for its dying messages, what its consumers hold and what it has put off."""
+
+    vhost: str
+    name: str
+    kind: str
+    durable: bool
+    owner: tuple[str, int] | None
+    auto_delete: bool
+    arguments: Table
+    number: int
+    had_consumer: bool
+    used_ms: int
+    policies: AppliedRow
+    backlog: BacklogRow
+    histories: HistoriesRow
+    dying: DyingCounts
+    turns: list[tuple[str, int]]
+    """Node and id of the consumers that have their turns, in order."""
+    active: tuple[str, int] | None
+    """Likewise."""
+
+    @classmethod
+    def of(cls, known: Collection[int], frozen: FrozenQueue) -> QueueRow:
+        """`known` as `AppliedRow.of` wants it."""
+        queue, active = frozen.queue, frozen.active
+        return cls(
+            queue.vhost,
+            queue.name,
+            queue.kind,
+            queue.durable,
+            frozen.owner,
+            queue.auto_delete,
+            queue.arguments,
+            queue.number,
+            frozen.had_consumer,
+            frozen.used_ms,
+            AppliedRow.of(known, frozen.policies),
+            frozen.backlog.dump(),
+            frozen.histories.dump(),
+            DyingCounts(frozen.dying_first, frozen.dying_count, frozen.retry_ms),
+            [(consumer.node, consumer.id) for consumer in frozen.turns],
+            None if active is None else (active.node, active.id),
+        )
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> QueueRow:
+        row = cls(*written)
+        return row._replace(
+            owner=tuple(row.owner) if row.owner else None,
+            policies=AppliedRow(*row.policies),
+            dying=DyingCounts(*row.dying),
+            turns=[(node, number) for node, number in row.turns],
+            active=tuple(row.active) if row.active else None,
+        )
+
+    def build(self, policies: Policies, dying: Iterable[Dying]) -> Queue:
+        """The queue; its consumers come and take their turns later."""
+        applied = self.policies.build(policies)
+        queue = Queue(
+            vhost=self.vhost,
+            name=self.name,
+            kind=self.kind,
+            durable=self.durable,
+            owner=self.owner,
+            auto_delete=self.auto_delete,
+            arguments=self.arguments,
+            number=self.number,
+            settings=settings_of(self.kind, self.arguments, *applied),
+            policies=applied,
+            had_consumer=self.had_consumer,
+            used_ms=self.used_ms,
+            dying_first=self.dying.first,
+            dying_count=self.dying.count,
+            retry_ms=self.dying.retry_ms,
+        )
+        queue.restore_messages(self.backlog, self.histories, dying)
+        return queue
+
+
+def read_dying(written: Sequence[Any]) -> Dying:
+    messages, reason, time_ms = written
+    return Dying(Range(*messages), reason, time_ms)
+
+
+# What consumers hold, and have held
+
+
+class HeldRow(NamedTuple):
+    """Consecutive messages that a consumer holds."""
+
+    first: int
+    """Message id of the first."""
+    messages: Range
+
+    @classmethod
+    def of(cls, piece: Piece[Range]) -> HeldRow:
+        return cls(piece.first, piece.value.part(piece.offset, piece.count))
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> HeldRow:
+        first, messages = written
+        return cls(first, Range(*messages))
+
+
+def held_rows(held: FrozenPieces[Range]) -> Rows:
+    """All that somebody holds."""
+    return Rows(pieces_of(held), HeldRow.of)
+
+
+def pieces_of(held: FrozenPieces[Range]) -> list[Piece[Range]]:
+    pieces, start, end = held
+    return pieces[start:end]
+
+
+def build_held(rows: Iterable[HeldRow]) -> RangeMap[Range]:
+    held: RangeMap[Range] = RangeMap()
+    for row in rows:
+        held.append(row.first, row.messages.count, row.messages)
+    return held
+
+
+class LeavingRow(NamedTuple):
+    """What consumers of a queue have held, with the same said of all."""
+
+    fate: int
+    held: Iterable[Iterable[HeldRow]]
+    """By consumer."""
+
+    @classmethod
+    def of(cls, frozen: FrozenLeaving) -> LeavingRow:
+        return cls(frozen.fate, Rows(frozen.held, held_rows))
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> LeavingRow:
+        fate, held = written
+        return cls(fate, [list(map(HeldRow.read, rows)) for rows in held])
+
+    def build(self) -> Leaving:
+        return Leaving(self.fate, list(map(build_held, self.held)))
+
+
+class BehindRow(NamedTuple):
+    """What a queue has put off."""
+
+    queue: int
+    """Its number."""
+    came_back: int
+    leaving: Iterable[LeavingRow]
+
+    @classmethod
+    def of(cls, frozen: FrozenBehind) -> BehindRow:
+        return cls(frozen.queue, frozen.came_back, Rows(frozen.leaving, LeavingRow.of))
+
+    @classmethod
+    def read(cls, written: Sequence[Any]) -> BehindRow:
+        row = cls(*written)
+        return row._replace(leaving=list(map(LeavingRow.read, row.leaving)))
+
+
+# Connections, sessions, consumers
+
+
+class ConnectionRow(NamedTuple):
+    node: str
+    id: int
+    vhost: VhostRef
+    user: str
+    closing: str
+
+    @classmethod
+    def of(cls, connection: ConnectionState) -> ConnectionRow:
+        return cls(connection.node, connection.id, connection.vhost.ref, connection.user, connection.closing)
+
+    def build(self, vhost: VirtualHost) -> ConnectionState:
+        return ConnectionState(self.node, self.id, vhost, self.user, self.closing)
+
+
+class SessionRow(NamedTuple):
+    key: tuple[str, int]
+    """Node and number."""
+    vhost: VhostRef
+    user: str | None
+    queue: str
+    """The one that was declared last."""
+    limit: int
+    requester: tuple[int, str] | None
+    """Id and name of its consumer of direct replies."""
+    answers: int
+    answer: Sequence[Any] | None
+    """As `answer_row` makes it."""
+
+    @classmethod
+    def of(cls, frozen: FrozenSession) -> SessionRow:
+        return cls(*frozen[:-1], answer_row(frozen.answer))
+
+    def build(self, vhost: VirtualHost) -> SessionState:
+        """The session; its consumers come later."""
+        node, number = self.key
+        return SessionState(
+            vhost,
+            user=self.user,
+            queue=self.queue,
+            requester=Requester(node, number, *self.requester) if self.requester else None,
+            budget=Budget(self.limit),
+            answers=self.answers,
+            answer=build_answer(node, number, self.answer),
+        )
+
+
+class FailedRow(NamedTuple):
+    number: int
+    kind: int
+    """`_FAILED`."""
+    code: int
+    text: str
+    class_id: int
+    method_id: int
+
+
+_FAILED = 0
+_RESULTS: tuple[type[Result], ...] = (
+    QueueDeclared,
+    QueueDeleted,
+    QueuePurged,
+    Done,
+    Consuming,
+    ConsumerCancelled,
+    GetOk,
+    GetEmpty,
+    Recovered,
+    Committed,
+    Limited,
+    Connected,
+)
+"""In a dump they are numbered from 1, `Failed` is 0. New ones go to the end."""
+
+
+def answer_row(answer: Answer | None) -> Sequence[Any] | None:
+    """A `FailedRow`; or the number of a reply, that of its kind of result, and the fields of the result."""
+    if answer is None:
+        return None
+    if isinstance(answer, Failed):
+        return FailedRow(answer.number, _FAILED, answer.code, answer.text, answer.class_id, answer.method_id)
+    return answer.number, _RESULTS.index(type(answer.result)) + 1, *answer.result
+
+
+def build_answer(node: str, session: int, row: Sequence[Any] | None) -> Answer | None:
+    if row is None:
+        return None
+    number, kind, *fields = row
+    if kind == _FAILED:
+        failed = FailedRow(*row)
+        return Failed(node, session, failed.code, failed.text, failed.class_id, failed.method_id, number)
+    result = _RESULTS[kind - 1]._make(fields)
+    if isinstance(result, GetOk):
+        history = History.of(result.history) if result.history else None
+        result = result._replace(range=Range(*result.range), history=history)
+    return Reply(node, session, result, number)
+
+
+class ConsumerRow(NamedTuple):
+    """A consumer, but for what it holds."""
+
+    node: str
+    session: int
+    channel: int
+    id: int
+    queue: int
+    """Its number."""
+    tag: str
+    credit: int
+    prefetch: int
+    no_ack: bool
+    exclusive: bool
+    auto_credit: bool
+    cancel_on_failover: bool
+    can_be_cancelled: bool
+    default_timeout_ms: int
+    arguments: Table
+    has_budget: bool
+    live: bool
+    next_id: int
+    marks: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, frozen: FrozenConsumer) -> ConsumerRow:
+        consumer = frozen.consumer
+        return cls(
+            consumer.node,
+            consumer.session,
+            consumer.channel,
+            consumer.id,
+            consumer.queue.number,
+            consumer.tag,
+            frozen.credit,
+            frozen.prefetch,
+            consumer.no_ack,
+            consumer.exclusive,
+            consumer.auto_credit,
+            consumer.cancel_on_failover,
+            consumer.can_be_cancelled,
+            consumer.default_timeout_ms,
+            consumer.arguments,
+            consumer.budget is not None,
+            frozen.live,
+            frozen.next_id,
+            frozen.marks,
+        )
+
+    def build(self, queue: Queue, budget: Budget, held: Iterable[HeldRow]) -> Consumer:
+        """`budget` is that of its session."""
+        return Consumer(
+            node=self.node,
+            session=self.session,
+            channel=self.channel,
+            id=self.id,
+            queue=queue,
+            tag=self.tag,
+            credit=self.credit,
+            prefetch=self.prefetch,
+            no_ack=self.no_ack,
+            exclusive=self.exclusive,
+            auto_credit=self.auto_credit,
+            cancel_on_failover=self.cancel_on_failover,
+            can_be_cancelled=self.can_be_cancelled,
+            default_timeout_ms=self.default_timeout_ms,
+            arguments=self.arguments,
+            settings=consumer_settings_of(self.arguments),
+            budget=budget if self.has_budget else None,
+            live=self.live,
+            next_id=self.next_id,
+            unacked=build_held(held),
+            marks=[list(mark) for mark in self.marks],
+        )

@@ -1,0 +1,46 @@
+"""What the documents of the repository say: their texts, spans of code and blocks of code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+AT_THE_TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
+"""Not the changelog: it names what once was."""
+DOCUMENTS = [*(ROOT / name for name in AT_THE_TOP), *sorted((ROOT / "docs").rglob("*.md"))]
+
+_FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
+_SPAN = re.compile(r"`([^`\n]+)`")
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+def blocks(document: Path) -> Iterator[tuple[str, str]]:
+    """Each fenced block with its language."""
+    yield from _FENCED.findall(document.read_text())
+
+
+def prose(document: Path) -> str:
+    """The text without blocks of code."""
+    return _FENCED.sub("", document.read_text())
+
+
+def spans(document: Path) -> list[str]:
+    """What stands between backquotes in the text."""
+    return _SPAN.findall(prose(document))
+
+
+def command_lines(document: Path) -> Iterator[str]:
+    """Lines that a reader may type: of blocks that name no language, and spans."""
+    yield from spans(document)
+    fenced = [code for language, code in blocks(document) if not language]
+    for block in [*fenced, *_INDENTED.findall(prose(document))]:
+        yield from (line.strip().removeprefix("$ ") for line in block.splitlines() if line.strip())

@@ -1,0 +1,431 @@
+"""Names in documents are there: modules, files, settings, metrics, commands and options, HTTP paths, targets of make.
+
+And the other way round, where a reference claims to be complete: settings, metrics, HTTP paths, options of `qq`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import errno
+import os
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+from documents import DOCUMENTS, ROOT, blocks, command_lines, name_of, spans
+
+from qq import cli, config
+from qq.http import api
+from qq.machine import arguments, limits, policies
+from qq.metrics import Counters, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+REFERENCE = ROOT / "docs" / "reference"
+PACKAGES = ("chaos", "cluster", "qq")
+documents = pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+
+
+# --- modules and what is in them
+
+DOTTED = re.compile(r"(?<![\w./-])(?:qq|cluster|chaos)(?:\.[A-Za-z_]\w*)+(?![\w/])")
+OF_A_CLUSTER = ("cluster.",)
+"""In the documents for users `cluster` is the variable of their test."""
+
+
+@documents
+def test_dotted_names_are_of_modules_and_what_is_in_them(document: Path) -> None:
+    for name in (name for span in spans(document) for name in DOTTED.findall(span)):
+        if name.startswith(OF_A_CLUSTER) and document.parent != ROOT:
+            assert name.split(".")[1] in attributes("qq/testing.py"), name
+        elif Path(name).suffix != ".py":
+            assert is_there(name), f"{name_of(document)}: {name}"
+
+
+def is_there(name: str) -> bool:
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        place = ROOT.joinpath(*parts[:count])
+        if place.is_dir():
+            file = place / "__init__.py"
+        elif place.with_suffix(".py").is_file():
+            file = place.with_suffix(".py")
+        else:
+            continue
+        rest = parts[count:]
+        return not rest or (file.is_file() and set(rest) <= attributes(str(file.relative_to(ROOT))))
+    return False
+
+
+@cache
+def attributes(file: str) -> set[str]:
+    """What a module defines, and what its classes do."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                found.add(node.id)
+            case ast.Attribute(ctx=ast.Store()):
+                found.add(node.attr)
+            case _:
+                pass
+    return found
+
+
+# --- files
+
+FILE = re.compile(
+    r"(?<![\w/.:~$*<{-])(?:[\w.-]+/)*[\w-]+\.(?:py|md|toml|yml|yaml|json|txt|c|service|sh)(?![\w/*])"
+)
+FOLDERS = ("", "qq", "cluster", "chaos", "chaos/pipeline", "tests", "docs", "deploy")
+"""Where a path in a document may begin; ARCHITECTURE.md leaves out what its chapter is about."""
+WRITTEN = re.compile(
+    r"(?:^|/)(?:var/|node\.toml$|cluster\.json$|definitions\.json$|clean\.json$|d\.json$|meta\.json$)"
+)
+"""What a user or a program writes."""
+
+
+@documents
+def test_files_are_in_the_repository(document: Path) -> None:
+    missing = {
+        path
+        for span in spans(document)
+        for path in FILE.findall(span)
+        if not WRITTEN.search(path) and not is_file(path)
+    }
+    assert missing == set()
+
+
+PLACE = re.compile(r"(?:qq|cluster|chaos|tests|docs|deploy|examples|requirements)(?:/[\w-]+)+/?")
+"""A folder, or a file whose suffix is left out."""
+
+
+@documents
+def test_folders_are_in_the_repository(document: Path) -> None:
+    named = {span.rstrip("/") for span in spans(document) if PLACE.fullmatch(span)}
+    assert {place for place in named if not is_place(ROOT / place)} == set()
+
+
+def is_place(place: Path) -> bool:
+    # A folder that was moved away may have left its byte code.
+    files = (file for file in place.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    return next(files, None) is not None or place.with_suffix(".py").is_file()
+
+
+def is_file(path: str) -> bool:
+    if "/" not in path:
+        return path in file_names()
+    return any((ROOT / folder / path).exists() for folder in FOLDERS)
+
+
+@cache
+def file_names() -> set[str]:
+    tops = ("qq", "cluster", "chaos", "tests", "docs", "deploy", "examples", "requirements")
+    below = {file.name for top in tops for file in (ROOT / top).rglob("*")}
+    return below | {file.name for file in ROOT.iterdir()}
+
+
+# --- settings
+
+
+@cache
+def known_settings() -> dict[str, set[str]]:
+    """The keys of each section, as reading a file asks for them."""
+    document = {"cluster": {"secret": "x" * 16}, "node": {"name": "n1", "data_dir": "."}}
+    node = {"name": "n1", "host": "h", "peer_port": 1, "amqp_port": 2, "http_port": 3}
+    reader = config._Reader(Path("node.toml"), document | {"nodes": [node]}, {})
+    config._read(reader)
+    known = {section: set(keys) for section, keys in reader._known.items()}
+    for section, keys in {"tls": ("cert", "key", "ca"), "peer_tls": ("cert", "key", "ca")}.items():
+        known.setdefault(section, set()).update(keys)
+    known["tls"].add("ciphers")
+    known["cluster"].add("secret_file")
+    known["nodes"] = {*node, "amqps_port"}
+    return known
+
+
+def test_every_setting_is_in_the_reference_and_every_setting_there_is_one() -> None:
+    described: dict[str, set[str]] = {}
+    section = ""
+    for line in (REFERENCE / "settings.md").read_text().splitlines():
+        if heading := re.match(r"## `\[+(\w+)\]+`", line):
+            section = heading[1]
+        elif section and line.startswith("| `"):
+            keys = line.split("|")[1]
+            described.setdefault(section, set()).update(re.findall(r"`(\w+)`", keys))
+    assert described == known_settings()
+
+
+@documents
+def test_settings_are_settings(document: Path) -> None:
+    text = document.read_text()
+    known = known_settings()
+    for section, key in re.findall(r"\[(\w+)\] (\w+)`", text):
+        assert key in known[section], f"{name_of(document)}: [{section}] {key}"
+    variables = {f"QQ_{section}_{key}".upper() for section, keys in known.items() for key in keys}
+    of_compose = set(re.findall(r"\bQQ_\w+", (ROOT / "docker-compose.yml").read_text()))
+    for variable in re.findall(r"\bQQ_[A-Z_]+\b(?!<)", text):
+        if not variable.endswith("_"):
+            assert variable in variables | of_compose, f"{name_of(document)}: {variable}"
+
+
+@documents
+def test_configurations_name_settings_only(document: Path) -> None:
+    indented = re.findall(r"(?:^ {4,}.*\n)+", document.read_text(), re.MULTILINE)
+    for block in [*(code for language, code in blocks(document) if language == "toml"), *indented]:
+        section = ""
+        for line in block.splitlines():
+            if heading := re.match(r" *\[+(\w+)\]+", line):
+                section = heading[1]
+                assert section in known_settings(), f"{name_of(document)}: [{section}]"
+            elif section and (key := re.match(r" *(\w+) = ", line)):
+                assert key[1] in known_settings()[section], f"{name_of(document)}: {line}"
+
+
+# --- queues
+
+
+def keys_of_tables(file: str) -> set[str]:
+    """What is in backquotes in the first columns of the tables."""
+    first = [
+        line.split("|")[1] for line in (REFERENCE / file).read_text().splitlines() if line.startswith("|")
+    ]
+    return set(re.findall(r"`([\w-]+)`", "".join(first)))
+
+
+def test_every_argument_and_key_of_policies_is_in_the_reference_and_every_one_there_is_one() -> None:
+    of_queues = {key.removeprefix("x-") for known in arguments._KNOWN.values() for key in known}
+    known = of_queues | set(policies._KEYS)
+    text = (REFERENCE / "queues.md").read_text()
+    table, _, rest = text.partition("These are accepted and checked, and have no effect:")
+    without_effect = set(re.findall(r"`([\w-]+)`", rest.partition(".\n")[0]))
+    with_effect = set(re.findall(r"`([\w-]+)`", "".join(re.findall(r"^\| (`[^|]*)\|", table, re.MULTILINE))))
+    assert with_effect | without_effect == known
+    of_consumers = set(arguments._CONSUMER_KNOWN) & set(arguments._CONSUMER_ARGUMENTS)
+    assert of_consumers <= keys_of_tables("queues.md")
+
+
+def test_operators_keys_are_in_the_reference() -> None:
+    text = (REFERENCE / "queues.md").read_text().partition("An operator policy may have the keys")[2]
+    named = set(re.findall(r"`([\w-]+)`", text.partition("## ")[0]))
+    assert named == set(policies._OPERATOR_KEYS)
+
+
+def test_every_limit_of_virtual_hosts_and_users_is_in_the_reference() -> None:
+    named = {key for key in keys_of_tables("limits.md") if key.startswith("max-")}
+    assert named == {*limits.VHOST_LIMITS, *limits.USER_LIMITS}
+
+
+# --- metrics
+
+LABELS = {"rabbitmq_node", "rabbitmq_cluster", "rabbitmq_version"}
+
+
+@cache
+def known_metrics() -> set[str]:
+    raft = RaftMetrics(1, True, "voter", 1, 1, 1, 1, 1, 1, 1)
+    disk, memory = DiskMetrics(1, 1, 1, False), MemoryMetrics(1, False)
+    snapshot = MetricsSnapshot("n1", "c", "v", Counters(), raft, disk, memory, 0.0, 1, 1, 1, 1)
+    samples = (sample for family in node_registry(lambda: snapshot).collect() for sample in family.samples)
+    return {sample.name for sample in samples if not sample.name.endswith("_created")}
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    text = (REFERENCE / "metrics.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == known_metrics()
+
+
+@documents
+def test_metrics_are_shown_by_a_node(document: Path) -> None:
+    named = set(re.findall(r"\brabbitmq_\w+", document.read_text()))
+    assert named <= known_metrics() | LABELS
+
+
+def test_every_alert_is_described() -> None:
+    alerts = re.findall(r"alert: (\w+)", (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
+    monitor = ROOT / "docs" / "how-to" / "monitor.md"
+    assert sorted(span for span in spans(monitor) if re.fullmatch(r"Qq\w+", span)) == sorted(alerts)
+
+
+# --- commands
+
+
+@cache
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (action,) = (each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction))
+    return action.choices
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    return {option for action in parser._actions for option in action.option_strings}
+
+
+@documents
+def test_commands_of_qq_have_these_options(document: Path) -> None:
+    for line in command_lines(document):
+        if not (found := re.match(r"(?:\S*/)?qq ([a-z]+)\b(.*)", line)):
+            continue
+        assert found[1] in commands(), f"{name_of(document)}: {line}"
+        for option in re.findall(r"(?<![\w-])--[a-z-]+", found[2].partition("#")[0]):
+            assert option in options_of(commands()[found[1]]), f"{name_of(document)}: {line}"
+
+
+def test_every_command_and_option_of_qq_is_in_the_reference() -> None:
+    text = (REFERENCE / "cli.md").read_text()
+    chapters = dict(re.findall(r"^## `qq (\w+)`$(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL))
+    described = {
+        command: set(re.findall(r"(?<=`)--[a-z-]+", "\n".join(re.findall(r"^\|.*", chapter, re.MULTILINE))))
+        for command, chapter in chapters.items()
+    }
+    hidden = {"-h", "--help"}
+    assert described == {name: options_of(parser) - hidden for name, parser in commands().items()}
+
+
+@documents
+def test_options_of_chaos_are_there(document: Path) -> None:
+    """They are looked for in the text of the programs, which need packages that a quick run has not."""
+    for line in command_lines(document):
+        if not (found := re.search(r"python -m (chaos(?:\.\w+)*)(.*)", line)):
+            continue
+        package = ROOT.joinpath(*found[1].split("."))
+        texts = "".join(file.read_text() for file in package.rglob("*.py"))
+        for option in set(re.findall(r"(?<![\w-])--[a-z-]+", found[2])) - {"--help"}:
+            assert f'"{option}"' in texts, f"{name_of(document)}: {line}"
+        if (command := re.match(r" ([a-z]+)\b", found[2])) and found[1] == "chaos":
+            assert f'"{command[1]}"' in (package / "__main__.py").read_text(), f"{name_of(document)}: {line}"
+
+
+@documents
+def test_targets_of_make_are_there(document: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    variables = set(re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE))
+    for line in command_lines(document):
+        if not (found := re.match(r"make ([a-z]+)\b([^#]*)", line)):
+            continue
+        assert found[1] in targets, f"{name_of(document)}: {line}"
+        given = (word.partition("=")[0] for word in shlex.split(found[2]) if "=" in word)
+        assert set(given) <= variables, f"{name_of(document)}: {line}"
+
+
+# --- HTTP
+
+PARAMETER = re.compile(r"\{\w+(?::[^}]*)?\}")
+
+
+@cache
+def routes() -> list[str]:
+    """What a node answers to: paths with `*` for what is named in them."""
+    paths = [route.path for route in api.routes(_NoBroker()) if isinstance(route, web.RouteDef)]  # pyright: ignore[reportArgumentType]
+    own = re.findall(r'web\.get\("([^"]+)"', (ROOT / "qq" / "http" / "app.py").read_text())
+    return sorted({PARAMETER.sub("*", path).rstrip("/") or "/" for path in [*paths, *own]})
+
+
+class _NoBroker:
+    """Routes are made without asking it for anything."""
+
+
+def paths_of(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for path in re.findall(r"(?<![\w*.-])(?:/api|/healthz|/livez|/metrics)(?:/[\w%.,={}$~-]+)*", text):
+            if path != "/api":
+                yield path
+
+
+def is_route(path: str) -> bool:
+    parts = path.split("/")
+    return any(
+        len(parts) == len(route) and all(one in ("*", other) for one, other in zip(route, parts, strict=True))
+        for route in (route.split("/") for route in routes())
+    )
+
+
+@documents
+def test_http_paths_are_answered(document: Path) -> None:
+    lines = [*spans(document), *command_lines(document)]
+    # Shell variables that stand for the beginning of a path.
+    lines = [re.sub(r"\$A\b", "/api", re.sub(r"https?://[^/ ]+", " ", line)) for line in lines]
+    unknown = {path for path in paths_of(lines) if not is_route(path)}
+    assert unknown == set()
+
+
+def test_every_http_path_is_in_the_reference() -> None:
+    described = {
+        re.sub(r"/(?:V|U|Q|X|C|NAME|KEY|publisher-deduplication)(?=/|$)", "/*", path)
+        for path in paths_of(spans(REFERENCE / "http.md"))
+    }
+    described |= {f"{path}/*" for path in described if path.startswith("/api/bindings/*/e/")}
+    # Of a binding either kind of destination is one path to the server.
+    described = {re.sub(r"(?<=/e/\*/)[qe](?=/)", "*", path) for path in described}
+    assert set(routes()) - described - {"/"} == set()
+
+
+# --- what code says of documents
+
+
+def sources() -> list[Path]:
+    tops = ("qq", "cluster", "chaos", "tests", "deploy", "examples")
+    found = [
+        file
+        for top in tops
+        for file in (ROOT / top).rglob("*")
+        if file.suffix in {".py", ".c", ".toml", ".yml"}
+    ]
+    return [*found, ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "mkdocs.yml"]
+
+
+PAPER = re.compile(r"\(desig[n]\b|\bdesig[n] (?:invariant )?\d")
+"""References to a paper that was never published."""
+
+
+def test_code_refers_to_documents_that_are_in_the_repository() -> None:
+    missing = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in sources()
+        if file.parent.name != "docs"
+        for name in re.findall(r"(?<![\w/.*-])(?:[\w-]+/)*[\w-]+\.md\b", file.read_text())
+        if not is_file(name)
+    }
+    missing |= {f"{file.relative_to(ROOT)}" for file in sources() if PAPER.search(file.read_text())}
+    assert missing == set()
+
+
+# --- what nodes say
+
+
+TEXTS = [ROOT / "docs" / "how-to" / name for name in ("disks.md", "monitor.md", "troubleshoot.md")]
+HERE = re.compile(r": |\.\.\.|\bn\d\b|\b[A-Z]{1,}\d?\b|\d+(?:\.\d+)?|[`'\"\[\]]")
+"""What stands for something else in a text that a node says: names, numbers, the rest of a line."""
+
+
+@cache
+def said() -> str:
+    """All texts of the program, one to a line."""
+    texts = [os.strerror(errno.ENOSPC), "handshake with"]  # the system's; "the {what} with ..."
+    for file in [*(ROOT / "qq").rglob("*.py"), *(ROOT / "cluster").rglob("*.py")]:
+        nodes = ast.walk(ast.parse(file.read_text()))
+        texts += [
+            each.value for each in nodes if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        ]
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("document", TEXTS, ids=name_of)
+def test_what_a_node_says_in_a_document_it_does_say(document: Path) -> None:
+    tables = "\n".join(
+        line.split("|")[1] for line in document.read_text().splitlines() if line.startswith("|")
+    )
+    texts = [text for text in re.findall(r"`([^`]+)`", tables) if " " in text and not text.startswith("GET ")]
+    assert texts
+    for text in texts:
+        for part in (part.strip(" :,.()") for part in HERE.split(text)):
+            is_said = len(part) < 5 or part in said()
+            assert is_said, f"{name_of(document)}: {text}: {part}"

@@ -1,0 +1,28 @@
+"""A cluster for all examples: they are run as a user runs them, as processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from qq.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Generator[LocalCluster]:
+    with LocalCluster(nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: LocalCluster) -> Generator[LocalCluster]:
+    """The shared one, whole again after each test."""
+    yield shared_cluster
+    for node in shared_cluster.nodes:
+        if not node.running:
+            node.start()
+    shared_cluster.wait_caught_up()
