@@ -28,7 +28,8 @@ from qq.amqp.encoding import HEARTBEAT
 from qq.amqp.fields import decode_publish
 from qq.amqp.framing import Fault
 from qq.amqp_server.channel.channel import Channel
-from qq.errors import ConnectionFault, Reply, amqp_error
+from qq.amqp_server.methods import error_of
+from qq.errors import ConnectionFault, Reply
 from qq.sessions.lanes import Lane
 from qq.sessions.login import Login
 
@@ -332,7 +333,7 @@ class ClientConnection(asyncio.Protocol):
     def not_admitted(self, failure: Failed) -> None:
         """The log has refused that."""
         if self._amqp.phase is Phase.VHOST and not self._transport.is_closing():
-            self.fail(amqp_error(failure.code, failure.text, failure.class_id, failure.method_id))
+            self.fail(error_of(failure))
 
     def publish_fields(self, method: bytes) -> tuple[str, str, bool]:
         """Exchange, routing key and mandatory flag of a raw basic.publish; raises on `immediate`."""

@@ -391,7 +391,7 @@ class Outgoing:
         if stored is None:
             return False
         self._broker.counters.messages_unroutable_returned += effect.count
-        names = (effect.code, effect.text, effect.exchange, effect.routing_key)
+        names = (Reply.NO_ROUTE, Reply.NO_ROUTE.name, effect.exchange, effect.routing_key)
         framed = [
             message
             for messages in stored

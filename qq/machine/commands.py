@@ -553,27 +553,5 @@ OPCODES: dict[type[Command], int] = {
     ChangeUserLimits: 52,
 }
 """Retired: 6, 8, 10, 24, 31, 32."""
-
-METHODS: dict[type[Method], tuple[int, int]] = {
-    Enqueue: (60, 40),
-    Publish: (60, 40),
-    Commit: (90, 20),
-    Limit: (60, 10),
-    Checkout: (60, 20),
-    ReplyTo: (60, 20),
-    Cancel: (60, 30),
-    Get: (60, 70),
-    Recover: (60, 110),
-    DeclareQueue: (50, 10),
-    BindQueue: (50, 20),
-    PurgeQueue: (50, 30),
-    DeleteQueue: (50, 40),
-    UnbindQueue: (50, 50),
-    DeclareExchange: (40, 10),
-    DeleteExchange: (40, 20),
-    BindExchange: (40, 30),
-    UnbindExchange: (40, 40),
-    Connect: (10, 40),
-    OpenChannel: (20, 10),
-}
-"""AMQP class and method, for the error that closes the channel."""
+NO_COMMAND = 0
+"""No opcode: what has no command as its cause."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.catalog import Catalog
 from qq.machine.codec import Buffer
-from qq.machine.commands import METHODS
+from qq.machine.commands import NO_COMMAND, OPCODES
 from qq.machine.consumers import Budget
 from qq.machine.effects import (
     ConnectionForced,
@@ -34,7 +34,6 @@ from qq.machine.errors import (
     internal_error,
     not_found,
     precondition_failed,
-    reply_text,
 )
 from qq.machine.leaving import FAILED, RETURNED
 from qq.machine.timers import NEVER_MS, NOW_MS, Timers
@@ -203,12 +202,12 @@ class Core:
 
     def fail(self, command: Method, refused: Refused) -> None:
         """Close the channel of a command that cannot be carried out."""
-        self._fail(self.origin, command.session, refused.code, refused.text, METHODS[type(command)])
+        self._fail(self.origin, command.session, refused.code, refused.text, OPCODES[type(command)])
 
-    def _fail(self, node: str, number: int, code: int, text: str, method: tuple[int, int]) -> None:
+    def _fail(self, node: str, number: int, code: int, text: str, opcode: int) -> None:
         session = self.session(node, number)
         session.answers += 1
-        session.answer = Failed(node, number, code, text, *method, session.answers)
+        session.answer = Failed(node, number, code, text, opcode, session.answers)
         self.effects.append(session.answer)
         for consumer in session.consumers.values():
             self.consumer_timers.set(consumer, None)  # its channel is about to go
@@ -294,8 +293,7 @@ class Core:
             self.effects.append(self.closing(connection))
 
     def closing(self, connection: ConnectionState) -> ConnectionForced:
-        text = reply_text(CONNECTION_FORCED, connection.closing)
-        return ConnectionForced(connection.node, connection.id, CONNECTION_FORCED, text)
+        return ConnectionForced(connection.node, connection.id, CONNECTION_FORCED, connection.closing)
 
     def vhost(self, number: int) -> VirtualHost:
         """Where the session acts. Raises Refused if that is deleted."""
@@ -734,7 +732,7 @@ class Core:
                 f"delivery acknowledgement on channel {consumer.channel} timed out. Timeout value used: "
                 f"{timeout_ms} ms. This timeout value can be configured, see consumers doc guide to learn more"
             )
-            self._fail(node, number, refused.code, refused.text, (0, 0))
+            self._fail(node, number, refused.code, refused.text, NO_COMMAND)
 
 
 def _goes_with_its_consumers(queue: Queue) -> bool:

@@ -116,8 +116,8 @@ class Failed(NamedTuple):
     session: int
     code: int
     text: str
-    class_id: int
-    method_id: int
+    opcode: int
+    """Of the command that is refused; NO_COMMAND if it is another reason."""
     number: int
     """As in `Reply`."""
 
@@ -133,8 +133,6 @@ class Returned(NamedTuple):
     exchange: str
     routing_key: str
     frames_channel: int
-    code: int
-    text: str
     delay_ms: int = 0
     """What they asked for; their stored header says it as if they had been delayed."""
 

@@ -1,4 +1,6 @@
-"""Why a command is refused: AMQP 0-9-1 codes with RabbitMQ's texts, which clients and their tests know.
+"""Why a command is refused: RabbitMQ's texts, which clients and their tests know, and the numbers of its reasons.
+
+Lives here: the reasons that more than one part of the machine has. Not here: how a protocol tells them (qq/errors.py).
 
 Law: a refusal changes nothing; it is raised before the first change.
 """
@@ -8,17 +10,6 @@ from __future__ import annotations
 NO_ROUTE = 312
 CONNECTION_FORCED = 320
 
-_NAMES = {
-    CONNECTION_FORCED: "CONNECTION_FORCED",
-    403: "ACCESS_REFUSED",
-    404: "NOT_FOUND",
-    405: "RESOURCE_LOCKED",
-    406: "PRECONDITION_FAILED",
-    530: "NOT_ALLOWED",
-    540: "NOT_IMPLEMENTED",
-    541: "INTERNAL_ERROR",
-}
-
 
 class Refused(Exception):
     """The command cannot be carried out; `text` is for the client."""
@@ -26,12 +17,7 @@ class Refused(Exception):
     def __init__(self, code: int, explanation: str) -> None:
         super().__init__(explanation)
         self.code = code
-        self.text = reply_text(code, explanation)
-
-
-def reply_text(code: int, explanation: str) -> str:
-    """What a client is told: the name of the code, and why."""
-    return f"{_NAMES[code]} - {explanation}"
+        self.text = explanation
 
 
 def the_queue(name: str, vhost: str) -> str:

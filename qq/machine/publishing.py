@@ -16,7 +16,7 @@ from qq.machine.arguments import EXPIRY_MAX_MS
 from qq.machine.commands import Enqueue, Publish
 from qq.machine.core import message_number
 from qq.machine.effects import Committed, DeadLettered, DirectReply, Failed, Rejected, Returned
-from qq.machine.errors import NO_ROUTE, Refused, precondition_failed
+from qq.machine.errors import Refused, precondition_failed
 from qq.machine.history import SPREAD_MAX, died, is_cycle
 from qq.machine.requesters import is_reply_name
 from qq.machine.work import CONTENT_STEPS, COPIES_MAX, FEW_QUEUES
@@ -419,7 +419,7 @@ class Publishing:
         core = self._core
         place = (core.index, slot, count, command.exchange, command.routing_key, command.frames_channel)
         delay_ms = command.delay_ms if isinstance(command, Publish) else 0
-        core.effects.append(Returned(core.origin, command.session, *place, NO_ROUTE, "NO_ROUTE", delay_ms))
+        core.effects.append(Returned(core.origin, command.session, *place, delay_ms))
 
     def _add(self, queue: Queue, command: Publish, slot: int, sizes: Sequence[int]) -> None:
         """Add messages to one queue, now or after their delay."""

@@ -437,8 +437,7 @@ class FailedRow(NamedTuple):
     """`_FAILED`."""
     code: int
     text: str
-    class_id: int
-    method_id: int
+    opcode: int
 
 
 _FAILED = 0
@@ -464,7 +463,7 @@ def answer_row(answer: Answer | None) -> Sequence[Any] | None:
     if answer is None:
         return None
     if isinstance(answer, Failed):
-        return FailedRow(answer.number, _FAILED, answer.code, answer.text, answer.class_id, answer.method_id)
+        return FailedRow(answer.number, _FAILED, answer.code, answer.text, answer.opcode)
     return answer.number, _RESULTS.index(type(answer.result)) + 1, *answer.result
 
 
@@ -474,7 +473,7 @@ def build_answer(node: str, session: int, row: Sequence[Any] | None) -> Answer |
     number, kind, *fields = row
     if kind == _FAILED:
         failed = FailedRow(*row)
-        return Failed(node, session, failed.code, failed.text, failed.class_id, failed.method_id, number)
+        return Failed(node, session, failed.code, failed.text, failed.opcode, number)
     result = _RESULTS[kind - 1]._make(fields)
     if isinstance(result, GetOk):
         history = History.of(result.history) if result.history else None

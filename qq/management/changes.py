@@ -107,7 +107,7 @@ def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
         try:
             catalog.check_room(change)
         except errors.Refused as refused:
-            raise Refused(refused.code, refused.text.partition(" - ")[2]) from None
+            raise Refused(refused.code, refused.text) from None
 
 
 def _check_place(catalog: Catalog, change: Change) -> None:

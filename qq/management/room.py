@@ -77,7 +77,7 @@ class Room:
         try:
             self._check(vhost, declaration)
         except errors.Refused as refused:
-            raise Refused(refused.code, refused.text.partition(" - ")[2]) from None
+            raise Refused(refused.code, refused.text) from None
         known, arguments = self._vhost(vhost), {}
         match declaration:
             case c.DeclareQueue(name=name) if name not in known.queues:

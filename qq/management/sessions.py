@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from qq.errors import amqp_error
+from qq.errors import Reply
 from qq.http.view import AckMode, Message, Refused, Unavailable
 from qq.machine import commands as c
 from qq.machine.codec import check_command
@@ -184,8 +184,7 @@ class Session:
         await until_applied(self._broker, mine, lambda: None, self._connection.lane)
         failure = self._connection.failure or self._session.failure
         if failure is not None:
-            error = amqp_error(failure.code, failure.text)
-            raise Refused(error.code, error.text.partition(" - ")[2], len(results))
+            raise Refused(Reply(failure.code), failure.text, len(results))
         if len(results) < before + len(commands):
             raise Unavailable("the node was away from its cluster; it may be done, or not")
         return results[before:]

@@ -107,7 +107,7 @@ def test_a_consumer_hears_that_its_queue_is_gone(broker: LoneBroker, lines: Line
 
 def test_what_the_log_refuses_ends_the_session(lines: LineClient) -> None:
     lines.say("CONSUME missing 1")
-    assert lines.next() == "ERROR NOT_FOUND - no queue 'missing' in vhost '/'\n"
+    assert lines.next() == "ERROR no queue 'missing' in vhost '/'\n"
     assert not lines.next()
 
 

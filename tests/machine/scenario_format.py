@@ -33,6 +33,8 @@ from qq.machine.machine import QueueMachine
 from qq.routing.content import Content
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
+_COMMANDS = {opcode: kind.__name__ for kind, opcode in c.OPCODES.items()}
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -262,11 +264,11 @@ class Scenario:
                 return f"deliver c{consumer} {names}"
             case e.Reply(_, _, result):
                 return self._answered(result)
-            case e.Failed(_, _, code, text, class_id, method_id):
-                return f"failed {code} ({class_id},{method_id}) {text}"
-            case e.Returned(_, _, index, slot, count, exchange, key, channel, code, text):
+            case e.Failed(_, _, code, text, opcode):
+                return f"failed {code} {_COMMANDS.get(opcode, 'nothing')} {text}"
+            case e.Returned(_, _, index, slot, count, exchange, key, channel):
                 names = " ".join(self.bodies[index, slot + step] for step in range(count))
-                return f"returned {code} {text} from '{exchange}' '{key}' on channel {channel}: {names}"
+                return f"returned from '{exchange}' '{key}' on channel {channel}: {names}"
             case e.DirectReply(_, _, consumer, index, slot, count):
                 names = " ".join(self.bodies[index, slot + step] for step in range(count))
                 return f"direct-reply c{consumer} {names}"

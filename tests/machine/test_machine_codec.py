@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_driver import batch
 
+from qq.amqp_server.methods import METHODS
 from qq.machine.codec import (
     COMMAND_BYTES_MAX,
     InvalidCommand,
@@ -27,7 +28,6 @@ from qq.machine.codec import (
     unpack,
 )
 from qq.machine.commands import (
-    METHODS,
     OPCODES,
     ChangeVhostLimits,
     Command,

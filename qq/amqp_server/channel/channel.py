@@ -21,6 +21,7 @@ from qq.amqp_server.channel import consuming, declaring, publishing, transacting
 from qq.amqp_server.channel.consuming import Consuming
 from qq.amqp_server.channel.core import Core
 from qq.amqp_server.channel.publishing import PUBLISH, Publishing, Unpublished
+from qq.amqp_server.methods import error_of
 from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply, amqp_error
 from qq.machine.errors import Refused
 from qq.machine.limits import check_table_size
@@ -117,7 +118,7 @@ class Channel:
 
     def failed(self, failure: effects.Failed) -> None:
         self.core.has_failed = True
-        error = amqp_error(failure.code, failure.text, failure.class_id, failure.method_id)
+        error = error_of(failure)
         if isinstance(error, ConnectionFault):
             self.connection.fail(error)
         else:

@@ -1,0 +1,74 @@
+"""Which method of AMQP a command of the log was, for the error that closes its channel or connection.
+
+Lives here: that, and from a refusal of the log to an error of AMQP. Not here: why commands are refused
+(qq/machine/errors.py), what is said of it (qq/errors.py).
+
+Law: every command that a client waits for, or that may fail its channel, has a method.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qq.errors import amqp_error
+from qq.machine.commands import (
+    NO_COMMAND,
+    OPCODES,
+    BindExchange,
+    BindQueue,
+    Cancel,
+    Checkout,
+    Commit,
+    Connect,
+    DeclareExchange,
+    DeclareQueue,
+    DeleteExchange,
+    DeleteQueue,
+    Enqueue,
+    Get,
+    Limit,
+    Method,
+    OpenChannel,
+    Publish,
+    PurgeQueue,
+    Recover,
+    ReplyTo,
+    UnbindExchange,
+    UnbindQueue,
+)
+
+if TYPE_CHECKING:
+    from qq.errors import ChannelError, ConnectionFault
+    from qq.machine.effects import Failed
+
+NO_METHOD = (0, 0)
+METHODS: dict[type[Method], tuple[int, int]] = {
+    Enqueue: (60, 40),
+    Publish: (60, 40),
+    Commit: (90, 20),
+    Limit: (60, 10),
+    Checkout: (60, 20),
+    ReplyTo: (60, 20),
+    Cancel: (60, 30),
+    Get: (60, 70),
+    Recover: (60, 110),
+    DeclareQueue: (50, 10),
+    BindQueue: (50, 20),
+    PurgeQueue: (50, 30),
+    DeleteQueue: (50, 40),
+    UnbindQueue: (50, 50),
+    DeclareExchange: (40, 10),
+    DeleteExchange: (40, 20),
+    BindExchange: (40, 30),
+    UnbindExchange: (40, 40),
+    Connect: (10, 40),
+    OpenChannel: (20, 10),
+}
+"""Class and method."""
+
+_METHOD_OF = {OPCODES[kind]: method for kind, method in METHODS.items()} | {NO_COMMAND: NO_METHOD}
+
+
+def error_of(failure: Failed) -> ChannelError | ConnectionFault:
+    """What a client is told of a command that the log has refused."""
+    return amqp_error(failure.code, failure.text, *_METHOD_OF[failure.opcode])
