@@ -29,7 +29,7 @@ def complaint(check: Any, *arguments: Any) -> str | None:
     try:
         check("queue 'q' in vhost '/'", *arguments)
     except Refused as refusal:
-        return refusal.text.removeprefix("PRECONDITION_FAILED - ")
+        return refusal.text
     return None
 
 

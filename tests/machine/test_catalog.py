@@ -204,7 +204,7 @@ def test_a_state_without_the_default_virtual_host_is_loaded_without_it() -> None
     for machine in (driver.machine, reloaded(driver.machine)):
         [failed] = machine.apply_batch("n1", 99, 0, driver.time_ms, batch([declare("r", session=11)]))
         assert isinstance(failed, e.Failed)
-        assert failed.text == "NOT_ALLOWED - vhost '/' is deleted"
+        assert failed.text == "vhost '/' is deleted"
 
 
 def test_a_queue_of_another_virtual_host_with_the_same_name_is_another_one() -> None:
