@@ -147,6 +147,20 @@ class GroupEvents(Protocol):
         ...
 
 
+class _Nobody:
+    """Who hears from a group that does not take part yet."""
+
+    def applied(self, index: int, effects: Sequence[Any]) -> None: ...
+
+    def leader_changed(self, leader: str | None, term: int) -> None: ...
+
+    def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None: ...
+
+    def needed_from(self) -> int | None: ...
+
+    def alarm_changed(self, reason: str | None) -> None: ...
+
+
 class Group:
     """One member of the group."""
 
@@ -170,6 +184,7 @@ class Group:
         self.snapshots_installed = 0
         self._runtime = runtime
         self._links = links
+        self._events: GroupEvents = _Nobody()
         self._membership = Membership.of_voters([config.name, *config.peers])
         self._reign = Reign(None, 0)
         self._handover = Handover()

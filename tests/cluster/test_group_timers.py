@@ -18,7 +18,7 @@ from chaos.sim.world import EPOCH_MS, SimulatedRuntime, WallClock, World
 from cluster.clock import PATIENCE_S
 from cluster.directory import GroupDirectory
 from cluster.entry import batches_of, entry_time_ms, is_regular
-from cluster.group import Group, GroupConfig
+from cluster.group import Group, GroupConfig, GroupEvents
 from cluster.identity import Owner
 from cluster.log.journal import SegmentedJournal
 from cluster.ports import pack
@@ -529,9 +529,9 @@ def test_a_group_is_whole_before_it_takes_part(trio: Trio) -> None:
     whole: list[set[str]] = []
 
     class Noted(Group):
-        def start(self) -> None:
+        def start(self, events: GroupEvents) -> None:
             whole.append(set(vars(self)))
-            super().start()
+            super().start(events)
 
     member.start(group=Noted)
     for other in trio.members[1:]:

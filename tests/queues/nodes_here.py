@@ -158,7 +158,7 @@ class ClusterHere:
         """Whatever the others say reaches this node late, by less than what would make it think the leader gone."""
         assert node.node is not None
         links: Any = node.node.links
-        deliver = links._deliver
+        deliver = links.deliver
         late: deque[tuple[Any, ...]] = deque()
 
         def deliver_late(*arguments: Any) -> None:
@@ -171,11 +171,11 @@ class ClusterHere:
 
         def deliver_rest() -> None:
             """A link never changes the order, so what still waits comes before what is heard in time again."""
-            del links._deliver
+            del links.deliver
             while late:
                 deliver_first()
 
-        self.call(setattr, links, "_deliver", deliver_late)
+        self.call(setattr, links, "deliver", deliver_late)
         try:
             yield
         finally:

@@ -76,7 +76,7 @@ def test_the_channel_of_a_consumer_that_does_not_acknowledge_is_closed(
     channel.basic_ack(1)
     world.change_leader()
     wait_closed(channel, closed_text())
-    logged = [record for record in caplog.records if record.name == "qq.amqp_server.channel.channel"]
+    logged = [record for record in caplog.records if record.name == "qq.amqp_server.channel.consuming"]
     assert [(record.levelno, record.getMessage()) for record in logged] == [
         (logging.WARNING, logged_text(queue, consumer.tag, 2))
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,7 +14,6 @@ from chaos.sim.cluster import Parts
 from chaos.sim.network import NetworkOptions
 from chaos.sim.recorded import OPTIONS, record
 from chaos.sim.sessions import NodeSessions, Session
-from cluster.group import Group
 from cluster.origins import Admission, Origins
 
 if TYPE_CHECKING:
@@ -54,18 +53,13 @@ def test_a_simulated_run_of_all_workloads_keeps_every_promise(tmp_path: Path) ->
     assert json.loads((tmp_path / "meta.json").read_text())["seconds"] == OPTIONS.duration_s
 
 
-class AppliesRepeats(Group):
-    """A batch takes effect as often as it is in the log."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._state.origins = ForgetfulOrigins()
+admit = Origins.admit
 
 
-class ForgetfulOrigins(Origins):
-    def admit(self, name: str, incarnation: int, sequence: int) -> Admission:
-        admission = super().admit(name, incarnation, sequence)
-        return Admission.APPLY if admission is Admission.DROP else admission
+def admit_repeats(self: Origins, name: str, incarnation: int, sequence: int) -> Admission:
+    """In place of `Origins.admit`: a batch takes effect as often as it is in the log."""
+    admission = admit(self, name, incarnation, sequence)
+    return Admission.APPLY if admission is Admission.DROP else admission
 
 
 def count_whatever_comes(checks: Checks, origin: str, client: int, number: int) -> None:
@@ -91,5 +85,6 @@ def test_what_is_lost_and_what_is_duplicated_is_found_when_hazards_are_put_back(
     """Of what clients are told the checks of the simulation know nothing, and they are told to overlook the other."""
     monkeypatch.setattr(NodeSessions, "publish", confirm_at_once)
     monkeypatch.setattr(Checks, "_count_batch", count_whatever_comes)
-    assert record(1, tmp_path, RESTLESS, Parts(group=AppliesRepeats), workloads=["confirm"]) == []
+    monkeypatch.setattr(Origins, "admit", admit_repeats)
+    assert record(1, tmp_path, RESTLESS, Parts(), workloads=["confirm"]) == []
     assert {"lost", "unmarked_duplicate"} <= broken(check(tmp_path)).keys()
