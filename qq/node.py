@@ -137,9 +137,6 @@ class Node:
                 config.loopback_users,
                 config.limits,
             )
-            product = Product(config.product, config.version, config.cluster_name)
-            self.management = Management(self.broker, self.group, product)
-            await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
             self.group.start(self.broker)
         except CorruptJournal as error:
             raise StartError(
@@ -156,6 +153,9 @@ class Node:
             raise StartError(
                 f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}"
             ) from None
+        product = Product(config.product, config.version, config.cluster_name)
+        self.management = Management(self.broker, self.group, product)
+        await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
 
     async def serve(self) -> None:
         """Serve AMQP until cancelled.

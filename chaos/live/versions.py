@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from chaos.live import toxiproxy
 from chaos.pipeline import java
+from qq import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,12 +28,12 @@ _GO_MODULE = re.compile(rb"mod\tgithub\.com/Shopify/toxiproxy/v2\tv?([\w.+-]+)\t
 
 def of_own_cluster() -> dict[str, str]:
     """The nodes are of the code that runs here."""
-    return _known({"qq": _package("qq"), "commit": commit(), "toxiproxy": _toxiproxy()})
+    return _known({"qq": __version__, "commit": commit(), "toxiproxy": _toxiproxy()})
 
 
 def of_cluster(told: Iterable[str]) -> dict[str, str]:
     """The nodes were there, and `told` is what they say of themselves; ours is the harness."""
-    return _known({"cluster": "; ".join(sorted(set(told))), "harness": commit() or _package("qq")})
+    return _known({"cluster": "; ".join(sorted(set(told))), "harness": commit() or __version__})
 
 
 def of_harness() -> dict[str, str]:

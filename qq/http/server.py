@@ -81,8 +81,9 @@ class HttpServer:
 
     async def replace(self, app: web.Application) -> None:
         """Serve another application from now on; connections of the last one end, in good order."""
-        last, self._runner = self._runner, self._runner_of(app)
-        await self._runner.setup()
+        following = self._runner_of(app)
+        await following.setup()
+        last, self._runner = self._runner, following
         await last.cleanup()
 
     async def listen(self, host: str, port: int) -> None:

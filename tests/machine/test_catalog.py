@@ -185,7 +185,7 @@ def test_a_connection_that_is_to_go_is_told_once_and_again_to_who_missed_it(
     command: c.Command, reason: str
 ) -> None:
     driver = connected()
-    close = e.ConnectionForced("n1", 10, 320, f"CONNECTION_FORCED - {reason}")
+    close = e.ConnectionForced("n1", 10, 320, reason)
     assert driver.apply(command, node="n2") == [close]
     assert driver.apply(command, c.CloseConnection("n1", 10, "again"), node="n2") == []
     assert owed(driver)[-1] == close

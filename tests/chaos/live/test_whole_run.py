@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +12,7 @@ import pytest
 from chaos import history
 from chaos.live import command, toxiproxy, versions
 from chaos.live.run import Options
+from qq import __version__
 
 # A cluster, and Spark if this is the first test that needs it, have to be started.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark"), pytest.mark.timeout(300)]
@@ -36,7 +36,7 @@ def test_a_cluster_that_is_hurt_keeps_its_promises_and_the_report_says_what_was_
     assert meta["nemesis"] == list(FAULTS)
     made_with = meta["versions"]
     assert made_with["toxiproxy"] == toxiproxy.VERSION.removeprefix("v")
-    assert made_with["qq"] == version("qq")
+    assert made_with["qq"] == __version__
     assert made_with.keys() >= {"python", "aio-pika", "pika", "pyspark", "java"}
     assert ("commit" in made_with) is (versions.commit() is not None)
 
