@@ -74,9 +74,10 @@ class _Given:
 
 
 class _Sealing(NamedTuple):
-    """The open segment is being sealed: what comes before `end` can be given once the journal has synced `barrier`."""
+    """The open segment is being sealed: what comes before `end` can be given once the journal has synced so far."""
 
-    barrier: int
+    sync_point: int
+    """A count of the journal's changes."""
     end: int
 
 
@@ -217,7 +218,7 @@ class SnapshotGiver:
             sealing = self._sealing[peer] = _Sealing(self._journal.written, self._journal.last_index + 1)
         checkpoint = self._housekeeping.newest
         if (
-            self._journal.synced < sealing.barrier
+            self._journal.synced < sealing.sync_point
             or checkpoint is None
             or checkpoint.index == self._spoilt_index
         ):

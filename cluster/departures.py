@@ -2,7 +2,7 @@
 
 Lives here: what waits for a sync. Not here: what needs to wait (engine.py), bytes and sockets (envelope.py, links.py).
 
-Law: a message with a barrier leaves when the journal has synced that far, in the order in which they were given; and
+Law: a message with a sync_point leaves when the journal has synced that far, in the order in which they were given; and
 not at all if the epoch that it was meant for is over (H4).
 """
 
@@ -26,11 +26,11 @@ class Departures:
 
     def send(self, departures: Iterable[Departure], synced: int) -> None:
         """Send what may leave: everything at once, except what waits for more than is `synced`."""
-        while self._waiting and self._waiting[0].barrier <= synced:
+        while self._waiting and self._waiting[0].sync_point <= synced:
             _, peer, message = self._waiting.popleft()
             self._transmit(peer, message)
         for departure in departures:
-            if departure.barrier <= synced:
+            if departure.sync_point <= synced:
                 self._transmit(departure.peer, departure.message)
             else:
                 self._waiting.append(departure)

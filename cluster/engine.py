@@ -3,8 +3,8 @@
 pysyncobj 0.3.17 is the consensus algorithm (elections, log matching, commit). Everything around it that a message
 broker cannot live with is closed here; the hazards are numbered as in ARCHITECTURE.md:
 
-H1  acknowledgements leave only when the journal has synced what they vouch for (`Departure.barrier`); the leader's own
-    tail counts only as far as it is synced (`_tell_majority`).
+H1  acknowledgements leave only when the journal has synced what they vouch for (`Departure.sync_point`); the leader's
+    own tail counts only as far as it is synced (`_tell_majority`).
 H2  a repeated or overlapping append never deletes entries that match (`log_matching.without_known_prefix`).
 H3  the commit index never goes beyond what the message vouches for (`log_matching.vouched_for`).
 H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.
@@ -80,9 +80,9 @@ class Timing:
 
 
 class Departure(NamedTuple):
-    """A message that may leave once the journal has synced `barrier` of its changes."""
+    """A message that may leave once the journal has synced `sync_point` of its changes."""
 
-    barrier: int
+    sync_point: int
     peer: str
     message: Message
 
@@ -288,7 +288,7 @@ class Engine(SyncObj):
         self._answers.forget()
         if self.leader is not None and self.leader != self._name:
             refusal = self._appended(self.journal.last_index + 1, success=False, reset=True)
-            self._emit(self.leader, refusal, barrier=self._acknowledgement_barrier())
+            self._emit(self.leader, refusal, sync_point=self._acknowledgement_sync_point())
 
     def propose(self, payload: bytes) -> int:
         """Append an entry to the leader's log and return its index. Only a leader may be asked."""
@@ -453,8 +453,8 @@ class Engine(SyncObj):
         previous = (message["prevLogIdx"], message["prevLogTerm"])
         self._emit(peer, Append(message["term"], message["commit_index"], *previous, entries))
 
-    def _emit(self, peer: str, message: Message, barrier: int = 0) -> None:
-        self.outbox.append(Departure(barrier, peer, message))
+    def _emit(self, peer: str, message: Message, sync_point: int = 0) -> None:
+        self.outbox.append(Departure(sync_point, peer, message))
 
     def _appended(self, next_index: int, *, success: bool, reset: bool) -> Appended:
         return Appended(
@@ -463,7 +463,7 @@ class Engine(SyncObj):
 
     def _acknowledge(self, leader: str, acknowledgement: Appended) -> None:
         if self._answers.is_due(leader, acknowledgement, self._runtime.monotonic()):
-            self._emit(leader, acknowledgement, barrier=self._acknowledgement_barrier())
+            self._emit(leader, acknowledgement, sync_point=self._acknowledgement_sync_point())
             if self.journal.synced < self.journal.written:
                 self._tell_hearing(leader)
 
@@ -475,7 +475,7 @@ class Engine(SyncObj):
         if self._answers.hearing_is_due(self._runtime.monotonic()):
             self._emit(leader, Hearing(self.term))
 
-    def _acknowledgement_barrier(self) -> int:
+    def _acknowledgement_sync_point(self) -> int:
         """H1: an acknowledgement vouches for all that the journal was told so far."""
         return self.journal.written
 

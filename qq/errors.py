@@ -19,7 +19,7 @@ class CommandError(OperatingError):
     """A command of `qq` cannot be carried out."""
 
 
-class Reply(IntEnum):
+class ReplyCode(IntEnum):
     """The AMQP reply codes; a member's name begins the text that goes with it on the wire."""
 
     CONTENT_TOO_LARGE = 311
@@ -44,13 +44,13 @@ class Reply(IntEnum):
 
 CHANNEL_REPLIES = frozenset(
     {
-        Reply.CONTENT_TOO_LARGE,
-        Reply.NO_ROUTE,
-        Reply.NO_CONSUMERS,
-        Reply.ACCESS_REFUSED,
-        Reply.NOT_FOUND,
-        Reply.RESOURCE_LOCKED,
-        Reply.PRECONDITION_FAILED,
+        ReplyCode.CONTENT_TOO_LARGE,
+        ReplyCode.NO_ROUTE,
+        ReplyCode.NO_CONSUMERS,
+        ReplyCode.ACCESS_REFUSED,
+        ReplyCode.NOT_FOUND,
+        ReplyCode.RESOURCE_LOCKED,
+        ReplyCode.PRECONDITION_FAILED,
     }
 )
 """The codes that close a channel. All others close the connection."""
@@ -62,7 +62,7 @@ REPLY_TEXT_BYTES_MAX = 255
 class AmqpError(Exception):
     """What a client is told in channel.close or connection.close, and which of its methods was to blame."""
 
-    def __init__(self, code: Reply, explanation: str, class_id: int = 0, method_id: int = 0) -> None:
+    def __init__(self, code: ReplyCode, explanation: str, class_id: int = 0, method_id: int = 0) -> None:
         self.code = code
         self.text = reply_text(code, explanation)
         self.class_id = class_id
@@ -82,14 +82,14 @@ def amqp_error(
     code: int, explanation: str, class_id: int = 0, method_id: int = 0
 ) -> ChannelError | ConnectionFault:
     """Build the error for a reply code: of the channel, or of the connection if the code is a hard one."""
-    reply = Reply(code)
+    reply = ReplyCode(code)
     kind = ChannelError if reply in CHANNEL_REPLIES else ConnectionFault
     return kind(reply, explanation, class_id, method_id)
 
 
 def reply_text(code: int, explanation: str) -> str:
     """``NOT_FOUND - no queue 'q' in vhost '/'``, cut as RabbitMQ cuts it; a name that is there is kept."""
-    prefix = f"{Reply(code).name} - "
+    prefix = f"{ReplyCode(code).name} - "
     text = explanation if explanation.startswith(prefix) else prefix + explanation
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= REPLY_TEXT_BYTES_MAX:

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 """The interpreter's default of 5 ms is how long the fsync thread would wait for a busy loop to let it report."""
-CATCH_UP_POLL_S = 0.02
+APPLIED_POLL_S = 0.02
 WAITING_NOTICE_S = 2.0
 """A node that does not serve after this time says what it waits for; one whose cluster is there needs less."""
 MEMORY_CHECK_INTERVAL_S = 1.0
@@ -168,7 +168,7 @@ class Node:
             tasks.create_task(self._watch_rates())
             tasks.create_task(self._watch_memory())
             tasks.create_task(self._watch_certificates())
-            await self._catch_up()
+            await self._wait_serving()
             self._amqp_server = self._make_amqp_server()
             self._garbage.begin(self.group.snapshots_installed)
             await self._listen(tasks)
@@ -212,19 +212,19 @@ class Node:
                 log.exception("rates are not counted for a while")
             await asyncio.sleep(RATES_PAUSE_S)
 
-    async def _catch_up(self) -> None:
+    async def _wait_serving(self) -> None:
         notice = asyncio.get_running_loop().call_later(
             WAITING_NOTICE_S, lambda: log.info("not serving yet: %s", self.ready())
         )
         try:
-            await self._catch_up_quietly()
+            await self._wait_applied()
         finally:
             notice.cancel()
 
-    async def _catch_up_quietly(self) -> None:
+    async def _wait_applied(self) -> None:
         # The group is not asynchronous: it has no event to wait for.
         while not self.broker.live or self.group.describe_standing() is not None:  # noqa: ASYNC110
-            await asyncio.sleep(CATCH_UP_POLL_S)
+            await asyncio.sleep(APPLIED_POLL_S)
         while not self.machine.users:
             if self.group.leader == self.config.name:
                 salt = self.runtime.random.randbytes(SALT_BYTES)
@@ -232,7 +232,7 @@ class Node:
                 hashed = hash_password(salt, self.config.default_password.encode())
                 self.broker.submissions.add(PutUser(user, salt, hashed, ["administrator"]))
                 self.broker.submissions.add(SetPermissions(user, DEFAULT_VHOST, ".*", ".*", ".*"))
-            await asyncio.sleep(CATCH_UP_POLL_S)
+            await asyncio.sleep(APPLIED_POLL_S)
 
     async def _listen(self, tasks: asyncio.TaskGroup) -> None:
         config, address = self.config, self.config.address
@@ -287,7 +287,7 @@ class Node:
         with suppress(TimeoutError):
             async with asyncio.timeout(LEADER_HANDOVER_S):
                 while self.group.leader in (self.config.name, None) and not self.group.is_alone:  # noqa: ASYNC110
-                    await asyncio.sleep(CATCH_UP_POLL_S)
+                    await asyncio.sleep(APPLIED_POLL_S)
 
     async def _finish_sync(self) -> None:
         """Wait until this node's disk has what this node has applied, unless that disk has failed."""
@@ -296,7 +296,7 @@ class Node:
                 while self.group.journal.synced_index < self.group.engine.applied_index:
                     if self._failure.done():
                         return
-                    await asyncio.sleep(CATCH_UP_POLL_S)
+                    await asyncio.sleep(APPLIED_POLL_S)
 
     def _fail(self, error: BaseException) -> None:
         if not isinstance(error, CorruptJournal):

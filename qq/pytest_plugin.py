@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from qq.testing import LocalCluster, VirtualHost
+    from qq.testing import LocalCluster, LocalVirtualHost
 
 _LOG_BYTES = pytest.StashKey[dict["Path", int]]()
 """How much the nodes had logged when the test began."""
@@ -59,7 +59,7 @@ def qq_shared_cluster(qq_options: dict[str, Any]) -> Generator[LocalCluster]:
 
 
 @pytest.fixture
-def qq_vhost(qq_shared_cluster: LocalCluster) -> Generator[VirtualHost]:
+def qq_vhost(qq_shared_cluster: LocalCluster) -> Generator[LocalVirtualHost]:
     """A new virtual host of the shared cluster. Nodes that the test has killed or paused are there for the next one."""
     with qq_shared_cluster.vhost() as vhost:
         yield vhost

@@ -75,7 +75,7 @@ class ClusterError(OperatingError):
 
 
 @dataclass(frozen=True, slots=True)
-class VirtualHost:
+class LocalVirtualHost:
     """A virtual host of a cluster, with nothing in it but the exchanges that every one has."""
 
     name: str
@@ -311,13 +311,13 @@ class LocalCluster:
             )
 
     @contextmanager
-    def vhost(self) -> Generator[VirtualHost]:
+    def vhost(self) -> Generator[LocalVirtualHost]:
         """A new virtual host; the end of the block deletes it with all that is in it, and closes its connections."""
         name = f"test-{secrets.token_hex(4)}"
         self._change("PUT", f"/api/vhosts/{name}")
         self.wait_caught_up()  # a client may log in at any node now
         try:
-            yield VirtualHost(name, [node.url + name for node in self.nodes], self)
+            yield LocalVirtualHost(name, [node.url + name for node in self.nodes], self)
         finally:
             self.restore()  # nothing can be deleted without a majority
             self._change("DELETE", f"/api/vhosts/{name}")

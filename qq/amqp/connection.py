@@ -30,7 +30,7 @@ from qq.amqp.framing import (
     Publishes,
 )
 from qq.amqp.framing import Event as FrameEvent
-from qq.errors import AmqpError, ConnectionFault, Reply
+from qq.errors import AmqpError, ConnectionFault, ReplyCode
 from qq.stored.fields import FieldError, StructError, decode_table
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class ServerConnection:
             self.phase = Phase.CLOSED
             return
         text = f"Login was refused using authentication mechanism {self.mechanism}."
-        self.fail(ConnectionFault(Reply.ACCESS_REFUSED, f"{text} For details see the broker logfile."))
+        self.fail(ConnectionFault(ReplyCode.ACCESS_REFUSED, f"{text} For details see the broker logfile."))
 
     def accept_vhost(self) -> list[Event]:
         """Open the connection; returns what the client has sent ahead."""
@@ -353,7 +353,7 @@ class ServerConnection:
                 events.append(self._fault(fault))
         if self.phase in (Phase.LOGIN, Phase.VHOST) and self._reader.held_bytes > AHEAD_BYTES_MAX:
             text = f"more than {AHEAD_BYTES_MAX} octets sent before the connection was open"
-            events = [self._fault(ConnectionFault(Reply.RESOURCE_ERROR, text))]
+            events = [self._fault(ConnectionFault(ReplyCode.RESOURCE_ERROR, text))]
         return events
 
     def _protocol_header(self, data: bytes) -> bytes:
@@ -395,7 +395,7 @@ class ServerConnection:
                 raise self._unexpected_method(method)
             case _:
                 text = f"unexpected frame on channel {event.channel} in connection state {self._state_name()}"
-                raise ConnectionFault(Reply.UNEXPECTED_FRAME, text)
+                raise ConnectionFault(ReplyCode.UNEXPECTED_FRAME, text)
 
     def _start_ok(self, start_ok: commands.Connection.StartOk, events: list[Event]) -> None:
         self.client_properties, self.capabilities = _introduced(start_ok.client_properties)
@@ -414,7 +414,7 @@ class ServerConnection:
             text = f"invalid authentication mechanism '{EXTERNAL}'"
         else:
             return self._certificate_user, None
-        raise ConnectionFault(Reply.COMMAND_INVALID, text, _CLASS_CONNECTION, 11)
+        raise ConnectionFault(ReplyCode.COMMAND_INVALID, text, _CLASS_CONNECTION, 11)
 
     def _tune_ok(self, tune_ok: commands.Connection.TuneOk) -> None:
         _check_tuning("frame_max", FRAME_MAX_MIN, self._settings.frame_max, tune_ok.frame_max)
@@ -459,7 +459,7 @@ class ServerConnection:
         class_id, method_id = method.index >> 16, method.index & 0xFFFF
         if class_id == _CLASS_CONNECTION:
             text = f"{method.name.lower()} on channel {channel}"
-            raise ConnectionFault(Reply.COMMAND_INVALID, text, class_id, method_id)
+            raise ConnectionFault(ReplyCode.COMMAND_INVALID, text, class_id, method_id)
         state = self._channels.get(channel)
         if isinstance(method, commands.Channel.Open):
             self._open_channel(channel, state, events)
@@ -487,11 +487,11 @@ class ServerConnection:
         if state is _Channel.CLOSING:
             return
         if state is not None:
-            raise ConnectionFault(Reply.CHANNEL_ERROR, "second 'channel.open' seen", 20, 10)
+            raise ConnectionFault(ReplyCode.CHANNEL_ERROR, "second 'channel.open' seen", 20, 10)
         count, limit = len(self._channels), self.channel_max
         if limit and count >= limit:
             text = f"number of channels opened ({count}) has reached the negotiated channel_max ({limit})"
-            raise ConnectionFault(Reply.NOT_ALLOWED, text, 20, 10)
+            raise ConnectionFault(ReplyCode.NOT_ALLOWED, text, 20, 10)
         self._channels[channel] = _Channel.OPEN
         self.out.append(encode(channel, commands.Channel.OpenOk()))
         events.append(ChannelOpened(channel))
@@ -510,7 +510,7 @@ class ServerConnection:
 
     def _channel_close_ok(self, channel: int, state: _Channel) -> None:
         if state is _Channel.OPEN:
-            raise ConnectionFault(Reply.COMMAND_INVALID, "unexpected channel.close-ok", 20, 41)
+            raise ConnectionFault(ReplyCode.COMMAND_INVALID, "unexpected channel.close-ok", 20, 41)
         if state is _Channel.CLOSING:
             self._release(channel)
 
@@ -540,7 +540,7 @@ class ServerConnection:
 
     def _unexpected_method(self, method: base.Frame) -> ConnectionFault:
         text = f"unexpected method in connection state {self._state_name()}"
-        return ConnectionFault(Reply.CHANNEL_ERROR, text, method.index >> 16, method.index & 0xFFFF)
+        return ConnectionFault(ReplyCode.CHANNEL_ERROR, text, method.index >> 16, method.index & 0xFFFF)
 
     def _state_name(self) -> str:
         return _STATE_NAMES.get(self.phase, "closing")
@@ -644,7 +644,7 @@ def _user(octets: bytes) -> str:
 
 
 def _bad_login(text: str) -> ConnectionFault:
-    return ConnectionFault(Reply.SYNTAX_ERROR, text, _CLASS_CONNECTION, 11)
+    return ConnectionFault(ReplyCode.SYNTAX_ERROR, text, _CLASS_CONNECTION, 11)
 
 
 _LOGINS = {"PLAIN": _plain, "AMQPLAIN": _amqplain}
@@ -664,10 +664,10 @@ def _check_tuning(name: str, minimum: int, maximum: int, value: int) -> None:
         text = f"negotiated {name} = {value}{unlimited} is higher than the maximum allowed value ({maximum})"
     else:
         return
-    raise ConnectionFault(Reply.NOT_ALLOWED, text, _CLASS_CONNECTION, 30)
+    raise ConnectionFault(ReplyCode.NOT_ALLOWED, text, _CLASS_CONNECTION, 30)
 
 
 def _not_open(channel: int, class_id: int, method_id: int) -> ConnectionFault:
     if channel == 0:
-        return ConnectionFault(Reply.CHANNEL_ERROR, "channel 0 is the connection's", class_id, method_id)
-    return ConnectionFault(Reply.CHANNEL_ERROR, "expected 'channel.open'", class_id, method_id)
+        return ConnectionFault(ReplyCode.CHANNEL_ERROR, "channel 0 is the connection's", class_id, method_id)
+    return ConnectionFault(ReplyCode.CHANNEL_ERROR, "expected 'channel.open'", class_id, method_id)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pamqp import commands
 
 from qq.amqp.access import AccessRequest
-from qq.errors import ChannelError, ConnectionFault, Reply
+from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.stored.fields import FieldError, TableLimitExceeded, decode_table, long_string
 
 if TYPE_CHECKING:
@@ -85,13 +85,13 @@ class PublishArguments(NamedTuple):
 def decode_method(payload: bytes) -> base.Frame:
     """Decode the payload of a method frame; raises ConnectionFault (502, 503), ChannelError (406)."""
     if len(payload) < 4:
-        raise ConnectionFault(Reply.SYNTAX_ERROR, "a method frame has less than four octets")
+        raise ConnectionFault(ReplyCode.SYNTAX_ERROR, "a method frame has less than four octets")
     index = int.from_bytes(payload[:4], "big")
     cls = CLIENT_METHODS.get(index)
     if cls is None:
         # RabbitMQ's answer to a method that a client may not send; it drops the socket for one that does not
         # exist.
-        raise ConnectionFault(Reply.COMMAND_INVALID, "unimplemented method", index >> 16, index & 0xFFFF)
+        raise ConnectionFault(ReplyCode.COMMAND_INVALID, "unimplemented method", index >> 16, index & 0xFFFF)
     # Not cls(): all fields are set below, and pamqp checks or warns in some constructors.
     method = cls.__new__(cls)
     try:
@@ -99,11 +99,11 @@ def decode_method(payload: bytes) -> base.Frame:
     except TableLimitExceeded as error:
         text = f"{cls.name.lower()}: {error}"
         if index >> 16 == _CLASS_CONNECTION:
-            raise ConnectionFault(Reply.SYNTAX_ERROR, text, index >> 16, index & 0xFFFF) from None
-        raise ChannelError(Reply.PRECONDITION_FAILED, text, index >> 16, index & 0xFFFF) from None
+            raise ConnectionFault(ReplyCode.SYNTAX_ERROR, text, index >> 16, index & 0xFFFF) from None
+        raise ChannelError(ReplyCode.PRECONDITION_FAILED, text, index >> 16, index & 0xFFFF) from None
     except (FieldError, IndexError, StructError, UnicodeDecodeError) as error:
         text = f"cannot decode {cls.name.lower()}: {error}"
-        raise ConnectionFault(Reply.SYNTAX_ERROR, text, index >> 16, index & 0xFFFF) from None
+        raise ConnectionFault(ReplyCode.SYNTAX_ERROR, text, index >> 16, index & 0xFFFF) from None
     return method
 
 
@@ -116,7 +116,9 @@ def decode_publish(payload: bytes) -> PublishArguments:
         (bits,) = payload[bits_at:]
         exchange, key = payload[7:key_at].decode(), payload[key_at + 1 : bits_at].decode()
     except (IndexError, ValueError) as error:
-        raise ConnectionFault(Reply.SYNTAX_ERROR, f"cannot decode basic.publish: {error}", 60, 40) from None
+        raise ConnectionFault(
+            ReplyCode.SYNTAX_ERROR, f"cannot decode basic.publish: {error}", 60, 40
+        ) from None
     return PublishArguments(exchange, key, bits & 1 != 0, bits & 2 != 0)
 
 

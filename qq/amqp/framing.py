@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pamqp import commands
 
 from qq.amqp.fields import decode_method, decode_publish
-from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply
+from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode
 from qq.stored.fields import (
     FieldError,
     TableLimitExceeded,
@@ -446,7 +446,7 @@ class FrameReader:
             self._read_method(channel, payload, content, events)
         elif content is None:
             raise ConnectionFault(
-                Reply.UNEXPECTED_FRAME, "expected method frame, got non method frame instead"
+                ReplyCode.UNEXPECTED_FRAME, "expected method frame, got non method frame instead"
             )
         elif kind == FRAME_HEADER:
             self._read_header(channel, payload, content, data[at:stop], events)
@@ -479,26 +479,26 @@ class FrameReader:
         if content.left >= 0:
             raise _unexpected(content)
         if len(payload) < _HEADER_PAYLOAD_MIN:
-            raise ConnectionFault(Reply.SYNTAX_ERROR, "the content header is too short", 60, 40)
+            raise ConnectionFault(ReplyCode.SYNTAX_ERROR, "the content header is too short", 60, 40)
         _, _, _, class_weight, left = _HEADER.unpack_from(frame)
         if class_weight >> 16 != _CLASS_BASIC:
             text = f"expected content header for class 60, got one for class {class_weight >> 16} instead"
-            raise ConnectionFault(Reply.UNEXPECTED_FRAME, text, 60, 40)
+            raise ConnectionFault(ReplyCode.UNEXPECTED_FRAME, text, 60, 40)
         if class_weight & 0xFFFF:
-            raise ConnectionFault(Reply.SYNTAX_ERROR, "the weight of a content header must be 0", 60, 40)
+            raise ConnectionFault(ReplyCode.SYNTAX_ERROR, "the weight of a content header must be 0", 60, 40)
         try:
             check_properties(payload[12:])
         except TableLimitExceeded as error:
             text = f"headers of the message: {error}"
-            self._fault(channel, ChannelError(Reply.PRECONDITION_FAILED, text, 60, 40), events)
+            self._fault(channel, ChannelError(ReplyCode.PRECONDITION_FAILED, text, 60, 40), events)
             return
         except FieldError:
             raise ConnectionFault(
-                Reply.SYNTAX_ERROR, "cannot decode the properties of the message", 60, 40
+                ReplyCode.SYNTAX_ERROR, "cannot decode the properties of the message", 60, 40
             ) from None
         if left > self._message_bytes_max:
             text = f"message size {left} is larger than configured max size {self._message_bytes_max}"
-            self._fault(channel, ChannelError(Reply.PRECONDITION_FAILED, text, 60, 40), events)
+            self._fault(channel, ChannelError(ReplyCode.PRECONDITION_FAILED, text, 60, 40), events)
             return
         content.left = left
         self._gather(channel, content, frame, events)
@@ -514,7 +514,7 @@ class FrameReader:
             raise _unexpected(content)
         if len(payload) > content.left:
             text = f"the body has {len(payload) - content.left} octets more than its content header says"
-            raise ConnectionFault(Reply.FRAME_ERROR, text, 60, 40)
+            raise ConnectionFault(ReplyCode.FRAME_ERROR, text, 60, 40)
         content.left -= len(payload)
         if (
             payload
@@ -528,7 +528,7 @@ class FrameReader:
         if len(content.wire) > wire_max:
             self.drop(channel)
             text = f"a message in frames so small that it takes more than {wire_max} bytes"
-            events.append(ChannelFault(channel, ChannelError(Reply.PRECONDITION_FAILED, text, 60, 40)))
+            events.append(ChannelFault(channel, ChannelError(ReplyCode.PRECONDITION_FAILED, text, 60, 40)))
             return
         if content.left:
             self._count(content, len(frame))
@@ -543,7 +543,7 @@ class FrameReader:
         self.unfinished_bytes += size
         if self.unfinished_bytes > self._unfinished_max:
             text = f"unfinished messages take more than {self._unfinished_max} bytes"
-            raise ConnectionFault(Reply.RESOURCE_ERROR, text, 60, 40)
+            raise ConnectionFault(ReplyCode.RESOURCE_ERROR, text, 60, 40)
 
     def _forget(self, channel: int) -> None:
         content = self._contents.pop(channel, None)
@@ -568,7 +568,7 @@ class FrameReader:
     def _break(self, events: list[Event], text: str) -> None:
         self.stop()
         self._mode = _Mode.BROKEN
-        events.append(Fault(ConnectionFault(Reply.FRAME_ERROR, text)))
+        events.append(Fault(ConnectionFault(ReplyCode.FRAME_ERROR, text)))
 
 
 _KINDS = frozenset((FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_HEARTBEAT))
@@ -593,9 +593,9 @@ def _add_acks(events: list[Event], channel: int, acks: list[tuple[int, bool]]) -
 
 def _heartbeat(channel: int, payload: bytes) -> Heartbeat:
     if payload:
-        raise ConnectionFault(Reply.FRAME_ERROR, f"type 8, {_snippet(payload)}: unknown_frame")
+        raise ConnectionFault(ReplyCode.FRAME_ERROR, f"type 8, {_snippet(payload)}: unknown_frame")
     if channel:
-        raise ConnectionFault(Reply.UNEXPECTED_FRAME, "type 8, all octets = <<>>")
+        raise ConnectionFault(ReplyCode.UNEXPECTED_FRAME, "type 8, all octets = <<>>")
     return Heartbeat()
 
 
@@ -604,7 +604,7 @@ def _unexpected(content: _Content) -> ConnectionFault:
         text = "expected content header for class 60, got non content header frame instead"
     else:
         text = "expected content body, got non content body frame instead"
-    return ConnectionFault(Reply.UNEXPECTED_FRAME, text, 60, 40)
+    return ConnectionFault(ReplyCode.UNEXPECTED_FRAME, text, 60, 40)
 
 
 def _snippet(payload: bytes) -> str:

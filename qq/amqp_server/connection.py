@@ -29,7 +29,7 @@ from qq.amqp.fields import decode_publish
 from qq.amqp.framing import Fault
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.methods import error_of
-from qq.errors import ConnectionFault, Reply
+from qq.errors import ConnectionFault, ReplyCode
 from qq.sessions.lanes import Lane
 from qq.sessions.login import Login
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cluster.ports import Timer
     from cluster.strangers import Place
     from qq.amqp.connection import Event
-    from qq.amqp_server.ports import Numbered, Pumped
+    from qq.amqp_server.ports import NumberedChannel, Pumped
     from qq.amqp_server.server import AmqpServer
     from qq.errors import AmqpError
     from qq.machine.effects import ConnectionForced, Failed
@@ -227,7 +227,7 @@ class ClientConnection(asyncio.Protocol):
         If a client's input could stop the node by it, the client would go on to the next one.
         """
         log.error("connection %d of %s: unexpected", self.id, self.user or "nobody", exc_info=error)
-        self.fail(ConnectionFault(Reply.INTERNAL_ERROR, "an unexpected error in the broker"))
+        self.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "an unexpected error in the broker"))
 
     def eof_received(self) -> bool:
         self._end()
@@ -308,12 +308,12 @@ class ClientConnection(asyncio.Protocol):
         limit = self._broker.limits.connection_max
         if limit and self._server.places.known > limit:
             text = f"connection refused: node connection limit ({limit}) is reached"
-            self.fail(ConnectionFault(Reply.NOT_ALLOWED, text, 10, 40))
+            self.fail(ConnectionFault(ReplyCode.NOT_ALLOWED, text, 10, 40))
             return
         if self._broker.is_full:
             # Clients that come again and again would fill the memory of a node without a majority.
             text = f"connection refused: {self._broker.why_full}"
-            self.fail(ConnectionFault(Reply.RESOURCE_ERROR, text, 10, 40))
+            self.fail(ConnectionFault(ReplyCode.RESOURCE_ERROR, text, 10, 40))
             return
         self.vhost = vhost
         self._broker.connect(self)
@@ -343,7 +343,7 @@ class ClientConnection(asyncio.Protocol):
                 self._publish_fields.clear()
             exchange, routing_key, mandatory, immediate = decode_publish(method)
             if immediate:
-                raise ConnectionFault(Reply.NOT_IMPLEMENTED, "immediate=true", 60, 40)
+                raise ConnectionFault(ReplyCode.NOT_IMPLEMENTED, "immediate=true", 60, 40)
             fields = self._publish_fields[method] = (exchange, routing_key, mandatory)
         return fields
 
@@ -368,7 +368,7 @@ class ClientConnection(asyncio.Protocol):
     def told_to_close(self, effect: ConnectionForced) -> None:
         """Close the connection for an operator; one that is not open yet is not told why."""
         if self._amqp.phase is Phase.OPEN:
-            self.fail(ConnectionFault(Reply(effect.code), effect.text))
+            self.fail(ConnectionFault(ReplyCode(effect.code), effect.text))
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             self._transport.abort()
 
@@ -376,18 +376,18 @@ class ClientConnection(asyncio.Protocol):
         """Tell the client that the node stops."""
         self.fail(
             ConnectionFault(
-                Reply.CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'"
+                ReplyCode.CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'"
             )
         )
         self._flush()
 
-    def fail_channel(self, channel: Numbered, error: AmqpError) -> None:
+    def fail_channel(self, channel: NumberedChannel, error: AmqpError) -> None:
         log.warning("connection %d, channel %d: %s", self.id, channel.number, error)
         self._forget(channel.number)
         self._amqp.fail_channel(channel.number, error)
         self._ask_flush()
 
-    def channel_closed(self, channel: Numbered) -> None:
+    def channel_closed(self, channel: NumberedChannel) -> None:
         """The client closed the channel, and what it was doing has ended."""
         self._forget(channel.number)
         self._amqp.channel_closed(channel.number)
@@ -574,11 +574,11 @@ class ClientConnection(asyncio.Protocol):
             self._amqp.unblock()
         self._ask_flush()
 
-    def holds_back(self, channel: Numbered) -> None:
+    def holds_back(self, channel: NumberedChannel) -> None:
         """The channel keeps what comes, for now."""
         self._holding[channel.number] = None
 
-    def released(self, channel: Numbered) -> None:
+    def released(self, channel: NumberedChannel) -> None:
         """The channel keeps nothing any more."""
         self._holding.pop(channel.number, None)
         if not self._holding:

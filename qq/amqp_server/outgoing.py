@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pamqp.commands import Basic
 
 from qq.amqp.encoding import confirm_frame, deliveries, encode, get_ok, returned
-from qq.errors import ChannelError, ConnectionFault, Reply
+from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.machine.commands import Settle
 from qq.ranges import Range, RangeMap
 from qq.sessions.entries import MessagesGone, ReadAhead
@@ -46,8 +46,8 @@ READ_AHEAD_RANGES = 64
 
 
 @dataclass(slots=True, eq=False)
-class Consumer:
-    """A consumer of a channel: the `Consumer` of its session."""
+class OutgoingConsumer:
+    """A consumer of a channel: the `OutgoingConsumer` of its session."""
 
     id: int
     tag: str
@@ -75,7 +75,7 @@ class Tagged(NamedTuple):
 class _Delivery:
     """Messages checked out to a consumer and not yet written; `next_id` is the message id of the first."""
 
-    consumer: Consumer
+    consumer: OutgoingConsumer
     next_id: int
     ranges: deque[Range]
     histories: dict[int, History]
@@ -133,7 +133,7 @@ class Outgoing:
         else:
             self._connection.write((frame,))
 
-    def deliver(self, consumer: Consumer, effect: Deliver) -> None:
+    def deliver(self, consumer: OutgoingConsumer, effect: Deliver) -> None:
         last = self._waiting[-1] if self._waiting else None
         if type(last) is _Delivery and last.consumer is consumer:
             last.ranges.extend(effect.ranges)
@@ -180,7 +180,7 @@ class Outgoing:
         else:
             return self._unacked.take_all()
         if not pieces or pieces[-1].last != tag:
-            raise ChannelError(Reply.PRECONDITION_FAILED, f"unknown delivery tag {tag}", *method)
+            raise ChannelError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}", *method)
         return pieces
 
     def hold_again(self, pieces: Sequence[Piece[Tagged]]) -> None:
@@ -326,7 +326,9 @@ class Outgoing:
                 return False
         return True
 
-    def _count_written(self, consumer: Consumer, first_id: int, count: int, *, redelivered: bool) -> None:
+    def _count_written(
+        self, consumer: OutgoingConsumer, first_id: int, count: int, *, redelivered: bool
+    ) -> None:
         submissions, counters = self._broker.submissions, self._broker.counters
         if redelivered:
             counters.messages_redelivered += count
@@ -379,7 +381,7 @@ class Outgoing:
     def _write_lost(self) -> bool:
         """The log was replaced by a snapshot while the last copy of a message waited here: the client must know."""
         text = "a message for this client was lost while the node was away from its cluster"
-        self._connection.fail(ConnectionFault(Reply.INTERNAL_ERROR, text))
+        self._connection.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, text))
         return False
 
     def _write_return(self, effect: Returned) -> bool:
@@ -391,7 +393,7 @@ class Outgoing:
         if stored is None:
             return False
         self._broker.counters.messages_unroutable_returned += effect.count
-        names = (Reply.NO_ROUTE, Reply.NO_ROUTE.name, effect.exchange, effect.routing_key)
+        names = (ReplyCode.NO_ROUTE, ReplyCode.NO_ROUTE.name, effect.exchange, effect.routing_key)
         framed = [
             message
             for messages in stored

@@ -26,7 +26,7 @@ class Pumped(Protocol):
         ...
 
 
-class Numbered(Protocol):
+class NumberedChannel(Protocol):
     """A channel, as far as its connection has to tell it from others."""
 
     @property
@@ -68,11 +68,11 @@ class Carrier(Connection, Protocol):
         """The client publishes: it is one of those who wait while there is an alarm."""
         ...
 
-    def holds_back(self, channel: Numbered, /) -> None:
+    def holds_back(self, channel: NumberedChannel, /) -> None:
         """The channel keeps what comes, for now."""
         ...
 
-    def released(self, channel: Numbered, /) -> None:
+    def released(self, channel: NumberedChannel, /) -> None:
         """The channel keeps nothing any more."""
         ...
 
@@ -92,8 +92,8 @@ class Carrier(Connection, Protocol):
         """End with an error of ours."""
         ...
 
-    def fail_channel(self, channel: Numbered, error: AmqpError, /) -> None: ...
+    def fail_channel(self, channel: NumberedChannel, error: AmqpError, /) -> None: ...
 
-    def channel_closed(self, channel: Numbered, /) -> None:
+    def channel_closed(self, channel: NumberedChannel, /) -> None:
         """The client closed the channel, and what it was doing has ended."""
         ...

@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from qq.http.connections import Connections
-from qq.http.definitions import Definitions
-from qq.http.permissions import AllPermissions, TopicPermissions
-from qq.http.policies import Parameters, Policies
-from qq.http.queues import Queues
-from qq.http.topology import Bindings, Exchanges
-from qq.http.users import Users
-from qq.http.vhosts import Vhosts
+from qq.http.connections import ConnectionEndpoints
+from qq.http.definitions import DefinitionEndpoints
+from qq.http.permissions import PermissionEndpoints, TopicPermissionEndpoints
+from qq.http.policies import ParameterEndpoints, PolicyEndpoints
+from qq.http.queues import QueueEndpoints
+from qq.http.topology import BindingEndpoints, ExchangeEndpoints
+from qq.http.users import UserEndpoints
+from qq.http.vhosts import VhostEndpoints
 
 if TYPE_CHECKING:
-    from qq.http.view import Management
+    from qq.http.view import ManagementView
 
 
-def routes(management: Management) -> list[web.RouteDef]:
+def routes(management: ManagementView) -> list[web.RouteDef]:
     """Everything below /api but what the node tells of itself (app.py)."""
     resources = (
-        Queues(management),
-        Exchanges(management),
-        Bindings(management),
-        Policies(management, operator=False),
-        Policies(management, operator=True),
-        Parameters(management),
-        Vhosts(management),
-        Users(management),
-        AllPermissions(management),
-        TopicPermissions(management),
-        Connections(management),
-        Definitions(management),
+        QueueEndpoints(management),
+        ExchangeEndpoints(management),
+        BindingEndpoints(management),
+        PolicyEndpoints(management, operator=False),
+        PolicyEndpoints(management, operator=True),
+        ParameterEndpoints(management),
+        VhostEndpoints(management),
+        UserEndpoints(management),
+        PermissionEndpoints(management),
+        TopicPermissionEndpoints(management),
+        ConnectionEndpoints(management),
+        DefinitionEndpoints(management),
     )
     found = [route for resource in resources for route in resource.routes()]
     # RabbitMQ takes each path with a slash at its end, too, and some clients write one.

@@ -29,7 +29,7 @@ from qq.http.view import Unavailable
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from qq.http.view import Management, NodeView
+    from qq.http.view import ManagementView, NodeView
 
 REQUEST_BYTES_MAX = 64 * 1024
 """The largest body of a request, except for definitions. The next largest document, a policy, is a few lines."""
@@ -61,7 +61,7 @@ def reading_app(view: NodeView, limits: HttpLimits) -> web.Application:
 
 
 def build_app(
-    view: NodeView, management: Management, registry: CollectorRegistry, limits: HttpLimits | None = None
+    view: NodeView, management: ManagementView, registry: CollectorRegistry, limits: HttpLimits | None = None
 ) -> web.Application:
     """Make the application."""
     limits = limits or HttpLimits()

@@ -64,7 +64,7 @@ _UNSET_TYPES = (None, "undefined", "null", "nil")
 """What RabbitMQ's clients write when there is no default queue type."""
 
 
-class Get(NamedTuple):
+class GetBody(NamedTuple):
     """Which messages to get, and how to show them."""
 
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
@@ -377,7 +377,7 @@ def read_binding(source: str, destination: str, kind: str, body: Body) -> BindQu
     raise bad_request(f"destination_type should be queue or exchange, actually was {kind}")
 
 
-def read_get(body: Body) -> Get:
+def read_get(body: Body) -> GetBody:
     """Read which messages to get. RabbitMQ's clients may write numbers as text."""
     for name in ("ackmode", "count", "encoding"):
         if name not in body:
@@ -391,7 +391,7 @@ def read_get(body: Body) -> Get:
     truncate = body.get("truncate")
     if truncate is not None:
         truncate = _whole_number(truncate, "truncate", INTEGERS.stop - 1)
-    return Get(count, AckMode(mode), body["encoding"] == "base64", truncate)
+    return GetBody(count, AckMode(mode), body["encoding"] == "base64", truncate)
 
 
 def _whole_number(value: Any, name: str, highest: int) -> int:

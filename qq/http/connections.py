@@ -18,7 +18,7 @@ from qq.http.requests import done, existing, vhost_if_named
 from qq.machine.commands import CloseConnection
 
 if TYPE_CHECKING:
-    from qq.http.view import ConnectionStatus, Management
+    from qq.http.view import ConnectionStatus, ManagementView
 
 REASON_HEADER = "X-Reason"
 REASON = "Closed via management plugin"
@@ -27,10 +27,10 @@ REASON_BYTES_MAX = 200
 """The longest reason: it has to fit in the text that a client is told, behind what comes first."""
 
 
-class Connections:
+class ConnectionEndpoints:
     """The handlers for connections."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: ManagementView) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -61,7 +61,7 @@ class Connections:
 
     async def close_all(self, request: web.Request) -> web.Response:
         _check_closer(request, request.match_info["user"])
-        await self._management.catch_up()
+        await self._management.wait_applied()
         connections = await self._matching(request)
         await self._management.change(*(_closing(request, connection) for connection in connections))
         return done()

@@ -29,16 +29,16 @@ from qq.http.requests import done, read_raw, vhost_if_named, write_object
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from qq.http.view import Management
+    from qq.http.view import ManagementView
 
 DEFINITIONS_BYTES_MAX = 16 * 1024 * 1024
 """The largest document: some ten thousand queues."""
 
 
-class Definitions:
+class DefinitionEndpoints:
     """The handlers for definitions."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: ManagementView) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
         """Held by an import: in memory, the largest document takes some 500 MB."""
@@ -75,7 +75,7 @@ class Definitions:
         async with self._one_at_a_time:
             body = await read_large_object(await read_raw(request, DEFINITIONS_BYTES_MAX))
             # What is there already stays as it is, also what was made through another node.
-            await self._management.catch_up()
+            await self._management.wait_applied()
             await Import(self._management, login_of(request).user, vhost).run(body)
         return done()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from qq.machine.limits import in_force
 
 if TYPE_CHECKING:
-    from qq.http.login import Login
+    from qq.http.login import Operator
     from qq.http.view import (
         BindingStatus,
         ConnectionStatus,
@@ -119,7 +119,7 @@ def user_document(user: User, limits: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def whoami_document(login: Login) -> dict[str, Any]:
+def whoami_document(login: Operator) -> dict[str, Any]:
     return {"name": login.user, "tags": sorted(login.tags), "is_internal_user": True}
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
-from qq.errors import Reply
-from qq.http.view import LoginThrottled, Refused, Unavailable
+from qq.errors import ReplyCode
+from qq.http.view import ChangeRefused, LoginThrottled, Unavailable
 from qq.machine.codec import InvalidCommand
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except Refusal as refusal:
         return _error(refusal.status, refusal.reason, refusal.headers)
-    except Refused as refused:
+    except ChangeRefused as refused:
         return _error(*_refusal_of(refused), {})
     except LoginThrottled as held_back:
         refusal = throttled(str(held_back), held_back.retry_after_s)
@@ -86,12 +86,12 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in qq; the node's log has it", {})
 
 
-def _refusal_of(refused: Refused) -> tuple[HTTPStatus, str]:
+def _refusal_of(refused: ChangeRefused) -> tuple[HTTPStatus, str]:
     """The HTTP status that RabbitMQ gives where a client would have been refused with an error of AMQP."""
     match refused.code:
-        case Reply.NOT_FOUND:
+        case ReplyCode.NOT_FOUND:
             return HTTPStatus.NOT_FOUND, refused.explanation
-        case Reply.ACCESS_REFUSED | Reply.NOT_ALLOWED:
+        case ReplyCode.ACCESS_REFUSED | ReplyCode.NOT_ALLOWED:
             return HTTPStatus.UNAUTHORIZED, refused.explanation
         case _:
             return HTTPStatus.BAD_REQUEST, refused.explanation

@@ -36,7 +36,7 @@ SAFE_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 """Methods that change nothing."""
 
 
-class Login(NamedTuple):
+class Operator(NamedTuple):
     """Who has logged in."""
 
     user: str
@@ -46,7 +46,7 @@ class Login(NamedTuple):
         return not self.tags.isdisjoint(tags)
 
 
-_LOGIN = web.RequestKey("login", Login)
+_LOGIN = web.RequestKey("login", Operator)
 
 
 def login_required(view: NodeView) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -62,7 +62,7 @@ def login_required(view: NodeView) -> Callable[..., Awaitable[web.StreamResponse
             tags = await view.authenticate(user, password, request.remote or "")
             if tags is None:
                 raise unauthorized("login was refused")
-            request[_LOGIN] = Login(user, frozenset(tags))
+            request[_LOGIN] = Operator(user, frozenset(tags))
             require(request, READERS)
             _check_origin(request)
         return await handler(request)
@@ -74,7 +74,7 @@ def has_login(request: web.Request) -> bool:
     return _LOGIN in request
 
 
-def login_of(request: web.Request) -> Login:
+def login_of(request: web.Request) -> Operator:
     return request[_LOGIN]
 
 

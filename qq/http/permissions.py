@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.http.bodies import Body
-    from qq.http.view import Management
+    from qq.http.view import ManagementView
     from qq.machine import access
     from qq.machine.commands import Change
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class _Rows(ABC):
     """What permissions and topic permissions have in common."""
 
-    def __init__(self, management: Management, name: str) -> None:
+    def __init__(self, management: ManagementView, name: str) -> None:
         self._management = management
         self._name = name
 
@@ -102,10 +102,10 @@ class _Rows(ABC):
         return self._management.has_vhost(vhost) and user in self._management.users()
 
 
-class AllPermissions(_Rows):
+class PermissionEndpoints(_Rows):
     """Permissions for queues and exchanges."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: ManagementView) -> None:
         super().__init__(management, "permissions")
 
     def _all(self) -> Sequence[access.Permissions]:
@@ -122,10 +122,10 @@ class AllPermissions(_Rows):
         return ClearPermissions(*_named(request))
 
 
-class TopicPermissions(_Rows):
+class TopicPermissionEndpoints(_Rows):
     """Permissions for routing keys. A user may have several in a virtual host, one for each exchange."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: ManagementView) -> None:
         super().__init__(management, "topic-permissions")
 
     def routes(self) -> list[web.RouteDef]:

@@ -29,16 +29,16 @@ from qq.http.requests import (
 from qq.machine.commands import DeletePolicy, LimitPublishers
 
 if TYPE_CHECKING:
-    from qq.http.view import Management
+    from qq.http.view import ManagementView
     from qq.machine.policies import Policy
 
 POLICYMAKERS = ADMINISTRATORS | {POLICYMAKER}
 
 
-class Policies:
+class PolicyEndpoints:
     """The handlers for policies; with `operator`, for operator policies."""
 
-    def __init__(self, management: Management, *, operator: bool) -> None:
+    def __init__(self, management: ManagementView, *, operator: bool) -> None:
         self._management = management
         self._operator = operator
 
@@ -85,13 +85,13 @@ class Policies:
         require(request, ADMINISTRATORS if self._operator else POLICYMAKERS)
 
 
-class Parameters:
+class ParameterEndpoints:
     """The handlers for global parameters. There is one: the bounds of deduplication.
 
     Only administrators set it, as it is every tenant's; RabbitMQ lets policymakers set what it has of this kind.
     """
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: ManagementView) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
         """Held by a change that keeps the values which are not given."""
@@ -115,7 +115,7 @@ class Parameters:
         _check_name(request)
         body = await read_body(request)
         async with self._one_at_a_time:
-            await self._management.catch_up()
+            await self._management.wait_applied()
             bounds = read_deduplication(body, self._management.deduplication())
             await self._management.change(LimitPublishers(*bounds))
         return done()

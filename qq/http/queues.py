@@ -41,7 +41,7 @@ from qq.http.requests import (
 from qq.machine.commands import DeleteQueue, Get, PurgeQueue
 
 if TYPE_CHECKING:
-    from qq.http.view import Management
+    from qq.http.view import ManagementView
 
 BROWSE_COUNT = 50
 BROWSE_COUNT_MAX = 1000
@@ -52,10 +52,10 @@ OFFSET_MAX = 10**18
 _QUEUE = "/api/queues/{vhost}/{name}"
 
 
-class Queues:
+class QueueEndpoints:
     """The handlers for queues."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: ManagementView) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:

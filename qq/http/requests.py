@@ -24,7 +24,7 @@ from qq.http.login import ADMINISTRATORS, login_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from qq.http.view import Declaration, Management
+    from qq.http.view import Declaration, ManagementView
     from qq.machine.commands import Get
 
 T = TypeVar("T")
@@ -42,16 +42,16 @@ _JSON = {hdrs.CONTENT_TYPE: "application/json; charset=utf-8"}
 # --- what is there
 
 
-async def find(management: Management, look: Callable[[], T]) -> T:
+async def find(management: ManagementView, look: Callable[[], T]) -> T:
     """Return what `look` finds. If that is nothing, look again when this node has caught up. Raises Unavailable."""
     found = look()
     if not found:
-        await management.catch_up()
+        await management.wait_applied()
         found = look()
     return found
 
 
-async def existing(management: Management, look: Callable[[], T | None], reason: str = NOT_FOUND) -> T:
+async def existing(management: ManagementView, look: Callable[[], T | None], reason: str = NOT_FOUND) -> T:
     """Return what `find` finds. Raises Refusal if that is nothing."""
     found = await find(management, look)
     if not found:
@@ -63,7 +63,7 @@ async def existing(management: Management, look: Callable[[], T | None], reason:
 
 
 def sees(
-    request: web.Request, management: Management, all_seeing: Collection[str] = ADMINISTRATORS
+    request: web.Request, management: ManagementView, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> Callable[[str], bool]:
     """Tell of a virtual host whether the one who asks sees what is in it: who has such a tag does, or permissions."""
     login = login_of(request)
@@ -74,7 +74,7 @@ def sees(
 
 
 async def named_vhost(
-    request: web.Request, management: Management, all_seeing: Collection[str] = ADMINISTRATORS
+    request: web.Request, management: ManagementView, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> str:
     """The virtual host that the path names. Raises Refusal."""
     vhost = request.match_info["vhost"]
@@ -87,7 +87,7 @@ async def named_vhost(
 
 
 async def vhost_if_named(
-    request: web.Request, management: Management, all_seeing: Collection[str] = ADMINISTRATORS
+    request: web.Request, management: ManagementView, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> str | None:
     """The virtual host that the path names; None if it names none. Raises Refusal."""
     return await named_vhost(request, management, all_seeing) if "vhost" in request.match_info else None
@@ -182,13 +182,15 @@ def _slice(documents: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 async def check_permitted(
-    request: web.Request, management: Management, vhost: str, command: Declaration | Get
+    request: web.Request, management: ManagementView, vhost: str, command: Declaration | Get
 ) -> None:
     """Raise Refused unless a client of the same user might do this."""
     await management.check_permitted(login_of(request).user, command, vhost)
 
 
-async def declare(request: web.Request, management: Management, vhost: str, declaration: Declaration) -> None:
+async def declare(
+    request: web.Request, management: ManagementView, vhost: str, declaration: Declaration
+) -> None:
     """Carry out a declaration, if a client of the same user might do it. Raises Refused."""
     await check_permitted(request, management, vhost, declaration)
     await management.declare(vhost, login_of(request).user, [declaration])

@@ -33,7 +33,7 @@ from qq.machine.commands import DeleteExchange, UnbindExchange, UnbindQueue
 from qq.routing.exchanges import DEFAULT_EXCHANGE, DEFAULT_EXCHANGE_SHOWN
 
 if TYPE_CHECKING:
-    from qq.http.view import BindingStatus, ExchangeStatus, Management
+    from qq.http.view import BindingStatus, ExchangeStatus, ManagementView
 
 KINDS = {"q": "queue", "e": "exchange"}
 """What the letters of a path mean: the kind of a binding's destination."""
@@ -42,10 +42,10 @@ _EXCHANGE = "/api/exchanges/{vhost}/{name}"
 _BINDINGS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
 
 
-class Exchanges:
+class ExchangeEndpoints:
     """The handlers for exchanges."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: ManagementView) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:
@@ -89,10 +89,10 @@ class Exchanges:
         return next(self._management.exchanges(vhost, name), None)
 
 
-class Bindings:
+class BindingEndpoints:
     """The handlers for bindings."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: ManagementView) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:

@@ -22,15 +22,15 @@ from qq.machine.commands import ChangeUserLimits, DeleteUser, SetUserLimits
 from qq.machine.limits import USER_LIMITS
 
 if TYPE_CHECKING:
-    from qq.http.view import Management
+    from qq.http.view import ManagementView
     from qq.machine.access import User
     from qq.machine.commands import Change
 
 
-class Users:
+class UserEndpoints:
     """The handlers for users."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: ManagementView) -> None:
         self._management = management
 
     def routes(self) -> list[web.RouteDef]:

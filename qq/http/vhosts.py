@@ -22,17 +22,17 @@ from qq.machine.commands import ChangeVhostLimits, DeleteVhost, PutVhost, SetPer
 from qq.machine.limits import VHOST_LIMITS
 
 if TYPE_CHECKING:
-    from qq.http.view import Management, VhostStatus
+    from qq.http.view import ManagementView, VhostStatus
     from qq.machine.commands import Change
 
 ALL = ".*"
 """The pattern of a permission for everything."""
 
 
-class Vhosts:
+class VhostEndpoints:
     """The handlers for virtual hosts."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: ManagementView) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
         """Held by a change that keeps the values which are not given."""
@@ -62,7 +62,7 @@ class Vhosts:
         require(request, ADMINISTRATORS)
         name, body = request.match_info["vhost"], await read_body(request, optional=True)
         async with self._one_at_a_time:
-            await self._management.catch_up()
+            await self._management.wait_applied()
             current = self._find(name)
             command = read_vhost(name, body, "" if current is None else current.default_queue_type)
             await self._management.change(*creation(self._management, command, login_of(request).user))
@@ -108,7 +108,7 @@ class Vhosts:
         return next((each for each in self._management.vhosts() if each.name == name), None)
 
 
-def creation(management: Management, command: PutVhost, user: str) -> list[Change]:
+def creation(management: ManagementView, command: PutVhost, user: str) -> list[Change]:
     """The change that creates a virtual host or describes it anew. Raises Refusal."""
     if not command.name:
         raise bad_request("a virtual host has to have a name")

@@ -32,7 +32,7 @@ class LoginThrottled(Exception):
         super().__init__("too many logins fail")
 
 
-class Refused(Exception):
+class ChangeRefused(Exception):
     """A client would have been answered with an error of AMQP."""
 
     def __init__(self, code: int, explanation: str, done: int = 0) -> None:
@@ -257,7 +257,7 @@ class NodeView(Protocol):
         ...
 
 
-class Room(Protocol):
+class RoomView(Protocol):
     """What there is room for beside what is there, and beside all that was claimed before."""
 
     def loosened(self, vhost: str) -> Table:
@@ -273,7 +273,7 @@ class Room(Protocol):
         ...
 
 
-class Management(Protocol):
+class ManagementView(Protocol):
     """The broker behind the HTTP interface. What changes something returns when this node has applied it.
 
     It raises Unavailable if that does not happen in time.
@@ -354,7 +354,7 @@ class Management(Protocol):
 
     def deduplication(self) -> Deduplication: ...
 
-    async def catch_up(self) -> None:
+    async def wait_applied(self) -> None:
         """Return when this node has applied all that the cluster has committed by now. Raises Unavailable."""
         ...
 
@@ -368,7 +368,7 @@ class Management(Protocol):
         """Raise Refused unless a client of that user might do this."""
         ...
 
-    def room(self, told: Mapping[str, Table]) -> Room:
+    def room(self, told: Mapping[str, Table]) -> RoomView:
         """Count many things together before any of them is made; `told` are limits that virtual hosts will have."""
         ...
 

@@ -448,7 +448,7 @@ class Core:
 
     def _turn(self, queue: Queue, most: int) -> int:
         """In ranges, what it has cost."""
-        served, moved = queue.turn(self.time_ms, most, self.lost)
+        served, moved = queue.serve(self.time_ms, most, self.lost)
         ranges = TURN_RANGES + moved
         for consumer, delivery in served:
             ranges += len(delivery.ranges)
@@ -553,7 +553,7 @@ class Core:
                 gone.append(ConsumerGone(consumer.node, consumer.session, consumer.id))
         return gone
 
-    def _catch_up(self) -> None:
+    def _do_put_off(self) -> None:
         """Do some of what was put off, queue by queue."""
         left = RANGES_MAX
         while self.behind and left > 0:
@@ -621,7 +621,7 @@ class Core:
         if self.lost:
             self._end_some_lost()
         if self.behind:
-            self._catch_up()
+            self._do_put_off()
         if self.abandoned:
             self._remove_some_abandoned()
         if self.remains:

@@ -331,7 +331,7 @@ class Queue:
 
     # Messages go
 
-    def turn(self, now_ms: int, most: int, lost: Container[str] = ()) -> tuple[list[Served], int]:
+    def serve(self, now_ms: int, most: int, lost: Container[str] = ()) -> tuple[list[Served], int]:
         """Let time and limits do what they do, and give consumers what is theirs, in about `most` ranges at most.
 
         Those of nodes that are `lost` are given nothing.
@@ -345,14 +345,14 @@ class Queue:
         due_ms = backlog.due_ms()
         served: list[Served] = []
         if due_ms is None or due_ms > now_ms:
-            served = self._serve(now_ms, most, lost)
+            served = self._give(now_ms, most, lost)
         else:
             moved += backlog.release(now_ms, due_max)
             # What expires at this very moment may still be delivered: a time-to-live of 0 means that.
             moved += self._expire(now_ms - 1, now_ms, due_max)
             if not 0 < backlog.expires_ms() < now_ms:
                 # Others may be due after a delay that are not released yet: they come behind these.
-                served = self._serve(now_ms, most, lost)
+                served = self._give(now_ms, most, lost)
                 moved += self._expire(now_ms, now_ms, due_max)
         if self._drops:
             moved += self._trim(now_ms)
@@ -400,7 +400,7 @@ class Queue:
         """Whether consumers may be given something."""
         return bool(self.turns) and self.available > 0
 
-    def _serve(self, now_ms: int, most: int, lost: Container[str]) -> list[Served]:
+    def _give(self, now_ms: int, most: int, lost: Container[str]) -> list[Served]:
         """Give ready messages to those who may have them, by turns; one effect for each that gets any."""
         backlog, turns = self.backlog, self.turns
         served: dict[Consumer, list[Range]] = {}

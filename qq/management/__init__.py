@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.management.catalog import Catalog
+from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
-from qq.management.queues import Queues
+from qq.management.queues import QueueReports
 
 if TYPE_CHECKING:
     from cluster.group import Group
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 
-class Management(Queues, Catalog, Changes):
+class Management(QueueReports, CatalogReports, Changes):
     """Implements `qq.http.view.Management`."""
 
     def __init__(self, broker: Broker, group: Group, product: Product) -> None:
-        Queues.__init__(self, broker, group)
-        Catalog.__init__(self, broker, product)
+        QueueReports.__init__(self, broker, group)
+        CatalogReports.__init__(self, broker, product)
         Changes.__init__(self, broker)

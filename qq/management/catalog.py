@@ -41,7 +41,7 @@ HASH_BYTES = 16
 """Of a binding's arguments: enough for its name."""
 
 
-class Catalog:
+class CatalogReports:
     """The part of `qq.http.view.Management` that is of everything but queues."""
 
     def __init__(self, broker: Broker, product: Product) -> None:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from qq.errors import Reply
-from qq.http.view import Refused, Unavailable
+from qq.errors import ReplyCode
+from qq.http.view import ChangeRefused, Unavailable
 from qq.machine import commands as c
 from qq.machine import errors
 from qq.machine.access import Permissions, TopicPermissions, user_of
 from qq.machine.policies import policy_of
 from qq.management.permitted import check
 from qq.management.room import Room
-from qq.management.sessions import Session, until_applied
+from qq.management.sessions import RequestSession, until_applied
 from qq.sessions.access import Access, AccessRefused
 from qq.sessions.login import SALT_BYTES, hash_password
 
@@ -46,7 +46,7 @@ class Changes:
         salt = secrets.token_bytes(SALT_BYTES)
         return salt, hash_password(salt, password.encode())
 
-    async def catch_up(self) -> None:
+    async def wait_applied(self) -> None:
         await until_applied(self._broker, [], lambda: None)
 
     async def check_permitted(self, user: str, command: Declaration | c.Get, vhost: str) -> None:
@@ -55,12 +55,12 @@ class Changes:
         try:
             check(access, command)
         except AccessRefused:
-            await self.catch_up()
+            await self.wait_applied()
             access.certain = True
             try:
                 check(access, command)
             except AccessRefused as refused:
-                raise Refused(Reply.ACCESS_REFUSED, str(refused)) from None
+                raise ChangeRefused(ReplyCode.ACCESS_REFUSED, str(refused)) from None
 
     def is_made(self, change: Change) -> bool:
         return is_made(self._broker.machine.catalog, change)
@@ -90,14 +90,14 @@ class Changes:
         return Room(self._broker.machine.catalog, told)
 
     async def declare(self, vhost: str, user: str, declarations: Sequence[Declaration]) -> None:
-        async with Session(self._broker, vhost, user) as session:
+        async with RequestSession(self._broker, vhost, user) as session:
             for start in range(0, len(declarations), DECLARATIONS_PER_BATCH):
                 await session.ask(declarations[start : start + DECLARATIONS_PER_BATCH])
 
     async def get(
         self, vhost: str, queue: str, user: str, count: int, ack_mode: AckMode
     ) -> Sequence[Message]:
-        async with Session(self._broker, vhost, user) as session:
+        async with RequestSession(self._broker, vhost, user) as session:
             return await session.get(queue, count, ack_mode)
 
 
@@ -107,7 +107,7 @@ def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
         try:
             catalog.check_room(change)
         except errors.Refused as refused:
-            raise Refused(refused.code, refused.text) from None
+            raise ChangeRefused(refused.code, refused.text) from None
 
 
 def _check_place(catalog: Catalog, change: Change) -> None:
@@ -115,7 +115,7 @@ def _check_place(catalog: Catalog, change: Change) -> None:
     for field, there in (("vhost", catalog.vhosts), ("user", catalog.access.users)):
         name = getattr(change, field, None)
         if name is not None and name not in there:
-            raise Refused(Reply.NOT_FOUND, f"no {field} '{name}': it was deleted meanwhile")
+            raise ChangeRefused(ReplyCode.NOT_FOUND, f"no {field} '{name}': it was deleted meanwhile")
 
 
 def is_made(catalog: Catalog, change: Change) -> bool:

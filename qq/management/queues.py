@@ -30,7 +30,7 @@ QUEUES_PER_SAMPLE = 200
 DOWN = "down"
 
 
-class Queues:
+class QueueReports:
     """The part of `qq.http.view.Management` that is of queues."""
 
     def __init__(self, broker: Broker, group: Group) -> None:

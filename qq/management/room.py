@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.errors import Reply
-from qq.http.view import Refused
+from qq.errors import ReplyCode
+from qq.http.view import ChangeRefused
 from qq.machine import arguments as args
 from qq.machine import commands as c
 from qq.machine import errors
@@ -77,7 +77,7 @@ class Room:
         try:
             self._check(vhost, declaration)
         except errors.Refused as refused:
-            raise Refused(refused.code, refused.text) from None
+            raise ChangeRefused(refused.code, refused.text) from None
         known, arguments = self._vhost(vhost), {}
         match declaration:
             case c.DeclareQueue(name=name) if name not in known.queues:
@@ -160,7 +160,9 @@ class Room:
             return
         claimed = self._claimed[name, where] = self._claimed.get((name, where), 0) + amount
         if limit is not None and there + claimed > limit:
-            raise Refused(Reply.PRECONDITION_FAILED, f"limit {name} ({limit}) of {where} would be exceeded")
+            raise ChangeRefused(
+                ReplyCode.PRECONDITION_FAILED, f"limit {name} ({limit}) of {where} would be exceeded"
+            )
 
 
 def _check_queue(thing: str, command: c.DeclareQueue) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from qq.errors import Reply
-from qq.http.view import AckMode, Message, Refused, Unavailable
+from qq.errors import ReplyCode
+from qq.http.view import AckMode, ChangeRefused, Message, Unavailable
 from qq.machine import commands as c
 from qq.machine.codec import check_command
 from qq.machine.effects import GetOk
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qq.ranges import Range
     from qq.sessions.broker import Broker
     from qq.sessions.entries import Messages
-    from qq.sessions.ports import Consumer
+    from qq.sessions.ports import SessionConsumer
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ async def until_applied(
         raise Unavailable(f"{broker.why_full}; nothing was changed")
     for command in commands:
         broker.submissions.add(command, lane)
-    broker.submissions.barrier(told, lane)
+    broker.submissions.read_barrier(told, lane)
     while not applied.done():
         before = broker.submissions.batches_applied
         await asyncio.wait([applied], timeout=CHANGE_TIMEOUT_S)
@@ -123,7 +123,7 @@ class _Connection:
 class _OperatorSession:
     """A session that neither publishes nor consumes: it has answers."""
 
-    consumers: Sequence[Consumer] = ()
+    consumers: Sequence[SessionConsumer] = ()
     waits_for_answer = False
     """Of a cancellation, which is the only answer that a snapshot may skip."""
 
@@ -158,7 +158,7 @@ class _OperatorSession:
     refuse = unroutable = deliver = direct_reply = timed_out = consumer_gone = _is_not_told
 
 
-class Session:
+class RequestSession:
     """A session of a user in a virtual host, in a connection of its own."""
 
     def __init__(self, broker: Broker, vhost: str, user: str) -> None:
@@ -184,7 +184,7 @@ class Session:
         await until_applied(self._broker, mine, lambda: None, self._connection.lane)
         failure = self._connection.failure or self._session.failure
         if failure is not None:
-            raise Refused(Reply(failure.code), failure.text, len(results))
+            raise ChangeRefused(ReplyCode(failure.code), failure.text, len(results))
         if len(results) < before + len(commands):
             raise Unavailable("the node was away from its cluster; it may be done, or not")
         return results[before:]

@@ -133,7 +133,7 @@ class DeadLetters:
             return
         for command in step:
             self._submissions.add(command, self._lane)
-        self._submissions.barrier(self._go_on, self._lane)
+        self._submissions.read_barrier(self._go_on, self._lane)
 
     def _go_on(self) -> None:
         self._awaited -= 1

@@ -242,7 +242,7 @@ class Logins:
         unsure, self._unsure = self._unsure, {}
         self._is_asking = bool(unsure)
         if unsure:
-            self._submissions.barrier(partial(self._heard, unsure), self._lane)
+            self._submissions.read_barrier(partial(self._heard, unsure), self._lane)
 
     def _heard(self, unsure: Collection[Attempt]) -> None:
         self._runtime.call_later(BARRIER_INTERVAL_S, self._ask)

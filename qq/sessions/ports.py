@@ -132,7 +132,7 @@ class Connection(Payer, Protocol):
         ...
 
 
-class Consumer(Protocol):
+class SessionConsumer(Protocol):
     """A consumer of a session."""
 
     @property
@@ -217,11 +217,11 @@ class Session(Protocol):
     # What is consumed
 
     @property
-    def consumers(self) -> Sequence[Consumer]:
+    def consumers(self) -> Sequence[SessionConsumer]:
         """Those that messages may still come for."""
         ...
 
-    def consumer(self, consumer_id: int, /) -> Consumer | None: ...
+    def consumer(self, consumer_id: int, /) -> SessionConsumer | None: ...
 
     def deliver(self, effect: Deliver, /) -> None: ...
 

@@ -118,7 +118,7 @@ class Submissions:
         lane.settlements.clear()
         self._ask(lane, asked, asked.size)
 
-    def barrier(self, callback: Callable[[], None], lane: Lane | None = None) -> None:
+    def read_barrier(self, callback: Callable[[], None], lane: Lane | None = None) -> None:
         """Have `callback` called when all that the lane asked for so far is applied, or is given up.
 
         This node has applied then all that the cluster has committed by now: a batch goes through the log for it,

@@ -37,7 +37,7 @@ _TIMESTAMP = Struct(">cQ")
 _LENGTH = Struct(">cI")
 
 
-class Content(NamedTuple):
+class DecodedMessage(NamedTuple):
     """A message as tools want it."""
 
     properties: commands.Basic.Properties
@@ -157,11 +157,11 @@ def _sized(kind: bytes, octets: bytes) -> bytes:
     return _LENGTH.pack(kind, len(octets)) + octets
 
 
-def content(message: bytes) -> Content:
+def content(message: bytes) -> DecodedMessage:
     """Take a stored message apart."""
     header_stop = layout.frame_stop(message, 0)
     properties = message[layout.FLAGS_AT : header_stop - 1]
-    return Content(decode_properties(properties), _body(message, header_stop))
+    return DecodedMessage(decode_properties(properties), _body(message, header_stop))
 
 
 def _body(message: bytes, at: int) -> bytes:

@@ -36,9 +36,9 @@ from qq.amqp.connection import (
     VhostRequested,
 )
 from qq.amqp.framing import Acks, ChannelFault, Fault, Method, Publishes
-from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply, amqp_error
+from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
 
-NOT_FOUND = ChannelError(Reply.NOT_FOUND, "no queue 'q' in vhost '/'", 50, 10)
+NOT_FOUND = ChannelError(ReplyCode.NOT_FOUND, "no queue 'q' in vhost '/'", 50, 10)
 
 
 def names(frames: list[Any]) -> list[str]:
@@ -266,7 +266,7 @@ class TestHandshake:
 
     def test_a_vhost_can_be_refused(self) -> None:
         server = server_at(Phase.VHOST)
-        server.refuse_vhost(ConnectionFault(Reply.NOT_ALLOWED, "vhost x not found", 10, 40))
+        server.refuse_vhost(ConnectionFault(ReplyCode.NOT_ALLOWED, "vhost x not found", 10, 40))
         assert b"NOT_ALLOWED - vhost x not found" in server.data_to_send()
         assert server.phase is Phase.CLOSING
 
@@ -312,7 +312,7 @@ class TestHandshake:
         server = server_at(phase)
         assert server.receive(bytes(AHEAD_BYTES_MAX)) == []
         (fault,) = server.receive(b"x")
-        assert fault.error.code == Reply.RESOURCE_ERROR
+        assert fault.error.code == ReplyCode.RESOURCE_ERROR
         server.fail(fault.error)
         assert server.phase is Phase.CLOSING
 
@@ -548,9 +548,9 @@ class TestClosing:
 
     def test_after_a_fault_everything_but_close_ok_is_ignored(self) -> None:
         client = connected()
-        client.server.fail(ConnectionFault(Reply.CONNECTION_FORCED, "node is shutting down"))
+        client.server.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, "node is shutting down"))
         assert close_of(client.received()) == (320, "CONNECTION_FORCED - node is shutting down", 0, 0)
-        client.server.fail(ConnectionFault(Reply.INTERNAL_ERROR, "again"))
+        client.server.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "again"))
         client.server.fail_channel(1, NOT_FOUND)
         client.server.send(1, Queue.BindOk())
         client.server.block("low on memory")
@@ -561,7 +561,7 @@ class TestClosing:
 
     def test_both_sides_may_close_the_connection_at_once(self) -> None:
         client = connected()
-        client.server.fail(ConnectionFault(Reply.CONNECTION_FORCED, "node is shutting down"))
+        client.server.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, "node is shutting down"))
         client.received()
         assert names(client.send(method(0, Connection.Close(200, "bye", 0, 0)))) == ["Connection.CloseOk"]
         client.send(method(0, Connection.CloseOk()))
@@ -576,7 +576,7 @@ class TestClosing:
 
     def test_a_long_text_is_cut_to_what_a_short_string_holds(self) -> None:
         client = connected()
-        client.server.fail(ConnectionFault(Reply.INTERNAL_ERROR, "ü" * 300))
+        client.server.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "ü" * 300))
         text = close_of(client.received())[1]
         assert text.endswith("...")
         assert len(text.encode()) <= 255

@@ -41,7 +41,7 @@ from qq.amqp.connection import (
     VhostRequested,
 )
 from qq.amqp.framing import FRAME_MAX_UNTUNED, UNFINISHED_BYTES_MIN, ChannelFault, Fault
-from qq.errors import ChannelError, ConnectionFault, Reply
+from qq.errors import ChannelError, ConnectionFault, ReplyCode
 
 LIMITS = Settings(channel_max=4, frame_max=16_384, message_bytes_max=1000)
 HELD_MAX = UNFINISHED_BYTES_MIN + AHEAD_BYTES_MAX + LIMITS.frame_max
@@ -154,8 +154,8 @@ class Shell:
         return frames
 
 
-FORCED = ConnectionFault(Reply.CONNECTION_FORCED, "enough")
-FAILED = ChannelError(Reply.PRECONDITION_FAILED, "not so", 60, 40)
+FORCED = ConnectionFault(ReplyCode.CONNECTION_FORCED, "enough")
+FAILED = ChannelError(ReplyCode.PRECONDITION_FAILED, "not so", 60, 40)
 OPENED = PROTOCOL_HEADER + start_ok() + tune_ok(4, 16_384, 0) + open_vhost()
 STARTS = {
     Phase.HEADER: b"",
@@ -347,7 +347,7 @@ def test_messages_that_are_never_finished_are_bounded() -> None:
     for number in range(1, 2000):
         shell.receive(begun.replace(b"\0\1\0\0", number.to_bytes(2, "big") + b"\0\0"))
     assert isinstance(shell.events[-1], Fault)
-    assert shell.events[-1].error.code == Reply.RESOURCE_ERROR
+    assert shell.events[-1].error.code == ReplyCode.RESOURCE_ERROR
     assert shell.server.held_bytes == 0
     checked(shell)
 

@@ -5,7 +5,7 @@ import pytest
 from pamqp import commands, encode
 
 from qq.amqp.fields import CLIENT_METHODS, decode_method, decode_publish
-from qq.errors import ChannelError, ConnectionFault, Reply
+from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.stored import fields
 from qq.stored.fields import (
     VALID_PROPERTIES_MAX,
@@ -71,7 +71,7 @@ def test_a_method_that_is_cut_or_too_long_is_a_syntax_error(cls: type) -> None:
     for wrong in [whole[:size] for size in range(4, len(whole))] + [whole + b"\0"]:
         with pytest.raises(ConnectionFault) as caught:
             decode_method(wrong)
-        assert caught.value.code == Reply.SYNTAX_ERROR
+        assert caught.value.code == ReplyCode.SYNTAX_ERROR
         assert (caught.value.class_id, caught.value.method_id) == (cls.index >> 16, cls.index & 0xFFFF)
 
 
@@ -187,7 +187,7 @@ def test_client_properties_beyond_a_limit_of_tables_cost_the_connection() -> Non
         ConnectionFault, match=r"connection\.startok: a field table is nested deeper"
     ) as caught:
         decode_method(struct.pack(">I", commands.Connection.StartOk.index) + nested(TABLE_DEPTH_MAX + 1))
-    assert caught.value.code == Reply.SYNTAX_ERROR
+    assert caught.value.code == ReplyCode.SYNTAX_ERROR
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from qq.amqp.framing import (
     _Content,
     stored_bytes_max,
 )
-from qq.errors import Reply
+from qq.errors import ReplyCode
 from qq.tables import TABLE_DEPTH_MAX
 
 
@@ -119,7 +119,7 @@ def test_a_message_that_is_too_large_costs_its_channel_and_no_memory() -> None:
     reader = FrameReader(message_bytes_max=1000)
     events = reader.feed(publish(1, b"small") + method(1, Basic.Publish()) + header_frame(1, 1001))
     assert isinstance(events[1], ChannelFault)
-    assert events[1].error.code == Reply.PRECONDITION_FAILED
+    assert events[1].error.code == ReplyCode.PRECONDITION_FAILED
     text = "PRECONDITION_FAILED - message size 1001 is larger than configured max size 1000"
     assert events[1].error.text == text
     assert reader.feed(b"".join(body_frames(1, bytes(1001), 300)) + publish(1) + publish(2)) == [
@@ -160,7 +160,7 @@ def test_a_method_whose_arguments_the_log_cannot_hold_costs_its_channel() -> Non
     declare = b"\x00\x32\x00\x0a\0\0\1q\0" + nested(TABLE_DEPTH_MAX + 1)
     (event,) = reader.feed(raw(1, 1, declare) + publish(1))
     assert isinstance(event, ChannelFault)
-    assert event.error.code == Reply.PRECONDITION_FAILED
+    assert event.error.code == ReplyCode.PRECONDITION_FAILED
     assert [type(event) for event in reader.feed(raw(1, 2, declare[:-1]) + publish(2))] == [Fault]
 
 
@@ -173,7 +173,7 @@ def test_unfinished_messages_of_all_channels_together_have_a_limit() -> None:
         for channel in range(1, 10)
     ]
     events = [event for one in begin for event in reader.feed(one)]
-    assert [event.error.code for event in events] == [Reply.RESOURCE_ERROR]
+    assert [event.error.code for event in events] == [ReplyCode.RESOURCE_ERROR]
     assert reader.unfinished_bytes == 0
 
 
@@ -185,7 +185,7 @@ def test_a_message_in_so_many_frames_that_they_outweigh_it_is_refused() -> None:
     (fault,) = (event for one in [begin, *body_frames(1, bytes(800_000), 4)] for event in reader.feed(one))
     assert isinstance(fault, ChannelFault)
     text = f"PRECONDITION_FAILED - a message in frames so small that it takes more than {wire_max} bytes"
-    assert (fault.error.code, fault.error.text) == (Reply.PRECONDITION_FAILED, text)
+    assert (fault.error.code, fault.error.text) == (ReplyCode.PRECONDITION_FAILED, text)
     assert reader.held_bytes == 0
     (published,) = (
         event

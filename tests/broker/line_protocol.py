@@ -101,7 +101,7 @@ class LineConnection(asyncio.Protocol):
             if self._access.certain:
                 self._fail(str(refused))
             else:
-                self._broker.submissions.barrier(lambda: self._certainly(verb, words), self.lane)
+                self._broker.submissions.read_barrier(lambda: self._certainly(verb, words), self.lane)
 
     def _certainly(self, verb: str, words: list[str]) -> None:
         self._access.certain = True

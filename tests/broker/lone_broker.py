@@ -222,7 +222,7 @@ class LoneBroker:
         def submit() -> None:
             for command in commands:
                 self.broker.submissions.add(command)
-            self.broker.submissions.barrier(applied.set)
+            self.broker.submissions.read_barrier(applied.set)
 
         self.call(submit)
         assert applied.wait(10)

@@ -14,7 +14,7 @@ from raw_client import HEADER, RawClient, frame_bytes, marshal, publish
 from qq.amqp.connection import Settings
 from qq.amqp_server import connection as connection_module
 from qq.amqp_server.channel.channel import _HANDLERS
-from qq.errors import Reply
+from qq.errors import ReplyCode
 from qq.machine.effects import ConnectionForced
 from qq.sessions.ports import Connection
 from qq.testing import LocalCluster
@@ -196,7 +196,7 @@ def test_headers_larger_than_a_frame_of_the_consumer_are_sent_whole(
 # Operators
 
 
-def close(connection: Connection, text: str, code: Reply = Reply.CONNECTION_FORCED) -> None:
+def close(connection: Connection, text: str, code: ReplyCode = ReplyCode.CONNECTION_FORCED) -> None:
     """What an operator does, as the log tells it."""
     connection.told_to_close(ConnectionForced("n1", connection.id, code, text))
 
@@ -211,7 +211,7 @@ def test_an_operator_closes_a_connection(broker: LoneBroker, client: RawClient) 
 
 def test_an_operator_gives_another_code(broker: LoneBroker, client: RawClient) -> None:
     [connection] = broker.broker.connections.values()
-    broker.call(close, connection, "enough", Reply.NOT_ALLOWED)
+    broker.call(close, connection, "enough", ReplyCode.NOT_ALLOWED)
     client.expect_close(530, "NOT_ALLOWED - enough")
 
 

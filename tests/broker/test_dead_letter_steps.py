@@ -50,7 +50,7 @@ class World:
     def add(self, command: DeadLetter, _lane: Lane) -> None:
         self._step.append(command)
 
-    def barrier(self, callback: Callable[[], None], _lane: Lane) -> None:
+    def read_barrier(self, callback: Callable[[], None], _lane: Lane) -> None:
         self._applied.append(callback)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:

@@ -381,7 +381,7 @@ def test_whatever_is_asked_for_comes_once_in_order_and_is_counted_no_more(seed: 
                 world.submissions.add(Credit(1, 1), lane)
                 client.run = None
             case 6:
-                world.submissions.barrier(lambda: called.append(1), lane)
+                world.submissions.read_barrier(lambda: called.append(1), lane)
                 barriers += 1
             case 7:
                 run = OpenEnqueue(cast("Publisher", client), 0, "", "q", False, None)

@@ -54,11 +54,11 @@ class Clock:
         self.timers.append(timer)
         return SimpleNamespace(cancel=lambda: timer in self.timers and self.timers.remove(timer))
 
-    def barrier(self, callback: Callable[[], None], _lane: object) -> None:
+    def read_barrier(self, callback: Callable[[], None], _lane: object) -> None:
         self.barriers.append(callback)
         self.asked += 1
 
-    def catch_up(self) -> None:
+    def wait_applied(self) -> None:
         """The log answers."""
         while self.barriers:
             self.barriers.pop(0)()
@@ -70,7 +70,7 @@ class Clock:
             self.timers.remove(timer)
             self.now_s = timer[0]
             timer[2]()
-            self.catch_up()
+            self.wait_applied()
         self.now_s = end_s
 
 
@@ -98,14 +98,14 @@ class World:
     def fail(self, times: int = 1, user: str = "anna", host: str = HERE) -> None:
         for _ in range(times):
             self.attempt(user, host=host)
-            self.clock.catch_up()
+            self.clock.wait_applied()
             self.clock.go_on(DELAY_MAX_S)
         self.answers.clear()
 
     def flood(self, count: int, user: str = "anna", host: str = HERE) -> list[Any]:
         """Wrong guesses, all at once."""
         attempts = [self.attempt(user, f"wrong {number}", host) for number in range(count)]
-        self.clock.catch_up()
+        self.clock.wait_applied()
         return attempts
 
     @property
@@ -133,7 +133,7 @@ def test_the_right_password_is_answered_at_once(world: World) -> None:
 )
 def test_others_are_refused(world: World, user: str, password: str | None) -> None:
     assert world.attempt(user, password) is not None
-    world.clock.catch_up()
+    world.clock.wait_applied()
     world.clock.go_on(FIRST_DELAY_S)
     assert world.answers == [(user, False, FIRST_DELAY_S)]
     assert (world.counters.logins_succeeded, world.counters.logins_failed) == (0, 1)
@@ -177,7 +177,7 @@ def test_a_user_whom_this_node_does_not_know_yet_is_looked_for_in_the_log(world:
     world.attempt("new", "secret")
     assert world.answers == []
     world.add("new", "secret")
-    world.clock.catch_up()
+    world.clock.wait_applied()
     assert world.answers == [("new", True, 0)]
     assert world.counters.logins_failed == 0
 
@@ -185,7 +185,7 @@ def test_a_user_whom_this_node_does_not_know_yet_is_looked_for_in_the_log(world:
 def test_a_new_password_is_looked_for_in_the_log(world: World) -> None:
     world.attempt("anna", "new")
     world.add("anna", "new")
-    world.clock.catch_up()
+    world.clock.wait_applied()
     assert world.answers == [("anna", True, 0)]
 
 
@@ -203,7 +203,7 @@ def test_each_failure_makes_the_next_answer_take_longer(world: World) -> None:
     for _ in range(9):
         began_s = world.clock.now_s
         world.attempt()
-        world.clock.catch_up()
+        world.clock.wait_applied()
         world.clock.go_on(DELAY_MAX_S)
         delays.append(round(world.answers[-1][2] - began_s, 3))
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5]
@@ -221,7 +221,7 @@ def test_a_failure_makes_nobody_wait_but_the_same_user_at_the_same_address(world
         world.answers.clear()
         began_s = world.clock.now_s
         world.attempt(user, host=host)
-        world.clock.catch_up()
+        world.clock.wait_applied()
         world.clock.go_on(FIRST_DELAY_S)
         assert world.answers == [(user, False, round(began_s + FIRST_DELAY_S, 3))]
 
@@ -231,7 +231,7 @@ def test_a_failure_is_forgotten(world: World) -> None:
     world.clock.go_on(FORGOTTEN_AFTER_S + 1)
     began_s = world.clock.now_s
     world.attempt()
-    world.clock.catch_up()
+    world.clock.wait_applied()
     world.clock.go_on(DELAY_MAX_S)
     assert world.answers == [("anna", False, round(began_s + FIRST_DELAY_S, 3))]
 
@@ -245,7 +245,7 @@ def test_right_logins_behind_an_address_that_fails_are_answered_at_once(world: W
 
     for _ in range(100):
         fail_again()
-    world.clock.catch_up()
+    world.clock.wait_applied()
     for _ in range(3600 // 7):
         world.clock.go_on(7)
         world.attempt(password="right")
@@ -291,7 +291,7 @@ def test_guesses_are_looked_at_a_few_a_second_however_they_come(world: World) ->
         for number in range(2000):
             user, host = who(number)
             attempt = world.attempt(user, f"guess {number}", host)
-            world.clock.catch_up()
+            world.clock.wait_applied()
             if number % 2:
                 attempt.cancel()
             world.clock.go_on(0.001)
@@ -313,7 +313,7 @@ def test_the_log_is_asked_once_for_many_failures(world: World) -> None:
     seconds = 2
     for number in range(2000):
         world.attempt(f"user{number}", host=f"198.51.{number // 250}.{number % 250}")
-        world.clock.catch_up()
+        world.clock.wait_applied()
         world.clock.go_on(seconds / 2000)
     assert world.counters.logins_failed > 1900
     assert world.clock.asked <= seconds / BARRIER_INTERVAL_S + 1
@@ -323,7 +323,7 @@ def test_a_login_that_fails_while_the_log_is_asked_is_asked_about_anew(world: Wo
     world.attempt()
     world.attempt("new", "secret")
     assert len(world.clock.barriers) == 1
-    world.clock.catch_up()
+    world.clock.wait_applied()
     assert world.clock.barriers == []
     world.add("new", "secret")
     world.clock.go_on(BARRIER_INTERVAL_S)
@@ -349,7 +349,7 @@ def test_what_is_remembered_is_bounded(world: World, monkeypatch: pytest.MonkeyP
 def test_a_right_empty_password_is_none(world: World) -> None:
     world.add("anna", "")
     world.attempt("anna", "")
-    world.clock.catch_up()
+    world.clock.wait_applied()
     world.clock.go_on(FIRST_DELAY_S)
     assert [admitted for _, admitted, _ in world.answers] == [False]
 

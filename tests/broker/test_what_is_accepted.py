@@ -22,7 +22,7 @@ from raw_client import RawClient, frame_bytes, publish
 from cluster.entry import SubmittedBatch, batches_of, make_batch, make_entry
 from cluster.envelope import Append, Forward, LogEntry, decode, encode
 from cluster.submission import Proposals
-from qq.errors import Reply
+from qq.errors import ReplyCode
 from qq.machine.codec import decode_batch, decode_kept
 from qq.machine.commands import PutUser, PutVhost, SetPermissions
 from qq.machine.machine import QueueMachine
@@ -33,14 +33,14 @@ from qq.tables import TABLE_BYTES_MAX, TABLE_DEPTH_MAX
 Basic, Chan, Conn, Queue = commands.Basic, commands.Channel, commands.Connection, commands.Queue
 
 REFUSALS = {
-    Reply.ACCESS_REFUSED,
-    Reply.NOT_FOUND,
-    Reply.PRECONDITION_FAILED,
-    Reply.FRAME_ERROR,  # a few long names are more than a frame
-    Reply.SYNTAX_ERROR,
-    Reply.COMMAND_INVALID,
-    Reply.NOT_ALLOWED,
-    Reply.NOT_IMPLEMENTED,
+    ReplyCode.ACCESS_REFUSED,
+    ReplyCode.NOT_FOUND,
+    ReplyCode.PRECONDITION_FAILED,
+    ReplyCode.FRAME_ERROR,  # a few long names are more than a frame
+    ReplyCode.SYNTAX_ERROR,
+    ReplyCode.COMMAND_INVALID,
+    ReplyCode.NOT_ALLOWED,
+    ReplyCode.NOT_IMPLEMENTED,
 }
 """What a client may hear: 541 would say that the broker has let in what it cannot do."""
 
@@ -250,18 +250,18 @@ def honest(broker: LoneBroker) -> Generator[None]:
         assert client.expect_message()[2] == b"precious"
 
 
-def tell(broker: LoneBroker, data: bytes) -> list[Reply]:
+def tell(broker: LoneBroker, data: bytes) -> list[ReplyCode]:
     """Send bytes as a client with one channel; the codes of the closes that come back."""
     with RawClient(broker.amqp_port) as client:
         client.open_channel(1)
         client.open_channel(2)
         client.write(data)
         client.send(2, Queue.Declare(queue="q", passive=True))
-        codes: list[Reply] = []
+        codes: list[ReplyCode] = []
         while True:
             channel, frame = client.receive()
             if isinstance(frame, Chan.Close | Conn.Close):
-                codes.append(Reply(frame.reply_code))
+                codes.append(ReplyCode(frame.reply_code))
             if isinstance(frame, Conn.Close) or (channel == 2 and isinstance(frame, Queue.DeclareOk)):
                 return codes
 

@@ -163,10 +163,10 @@ class MachineManagement(Management):
         self.machine.apply_batch("n2", index, 0, 0, memoryview(entry)[batch.start : batch.end])
         self.machine.end_entry(0)
 
-    async def catch_up(self) -> None:
+    async def wait_applied(self) -> None:
         if not self.has_majority:
             raise Unavailable("no majority")
-        await super().catch_up()
+        await super().wait_applied()
 
     async def change(self, *changes: Change) -> None:
         if not self.has_majority:

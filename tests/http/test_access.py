@@ -12,7 +12,7 @@ from fakes import MachineManagement
 from http_node import GUEST, Node
 
 from cluster.entry import batches_of
-from qq.http.login import Login
+from qq.http.login import Operator
 from qq.machine import catalog
 from qq.machine.codec import decode_commands
 from qq.machine.commands import PutVhost, SetUserLimits, SetVhostLimits
@@ -234,7 +234,7 @@ def test_one_is_told_who_one_is(node: Machine) -> None:
         "tags": ["monitoring", "x"],
         "is_internal_user": True,
     }
-    assert Login("ann", frozenset({"a"})).has_one_of(["b", "a"])
+    assert Operator("ann", frozenset({"a"})).has_one_of(["b", "a"])
 
 
 # --- permissions

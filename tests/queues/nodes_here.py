@@ -148,7 +148,7 @@ class ClusterHere:
         def submit() -> None:
             for command in commands:
                 submissions.add(command)
-            submissions.barrier(applied.set)
+            submissions.read_barrier(applied.set)
 
         self.call(submit)
         assert applied.wait(PATIENCE_S)

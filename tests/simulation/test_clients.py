@@ -12,7 +12,7 @@ import pytest
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import Options
 from chaos.sim.run import Simulation
-from qq.amqp_server.channel.publishing import Publishing
+from qq.amqp_server.channel.publishing import PublishingMethods
 from qq.machine.effects import Deliver, Known, Reply
 from qq.sessions import dispatch
 from qq.sessions.broker import Broker
@@ -71,11 +71,13 @@ def confirms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def confirms_what_it_has_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot may have skipped that messages were refused."""
-    monkeypatch.setattr(Publishing, "refuse_unconfirmed", Publishing.confirm)
+    monkeypatch.setattr(PublishingMethods, "refuse_unconfirmed", PublishingMethods.confirm)
 
 
 def refusals_are_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Publishing, "refuse", lambda self, _, last: Publishing.confirm(self, last))
+    monkeypatch.setattr(
+        PublishingMethods, "refuse", lambda self, _, last: PublishingMethods.confirm(self, last)
+    )
 
 
 def tells_deliveries_again(monkeypatch: pytest.MonkeyPatch) -> None:

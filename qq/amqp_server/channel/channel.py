@@ -18,11 +18,11 @@ from qq.amqp.access import AccessRequest, AccessRequestOk
 from qq.amqp.connection import ChannelCloseRequested
 from qq.amqp.framing import Acks, ChannelFault, Method, Publishes
 from qq.amqp_server.channel import consuming, declaring, publishing, transacting
-from qq.amqp_server.channel.consuming import Consuming
-from qq.amqp_server.channel.core import Core
-from qq.amqp_server.channel.publishing import PUBLISH, Publishing, Unpublished
+from qq.amqp_server.channel.consuming import ConsumingMethods
+from qq.amqp_server.channel.core import ChannelCore
+from qq.amqp_server.channel.publishing import PUBLISH, PublishingMethods, Unpublished
 from qq.amqp_server.methods import error_of
-from qq.errors import AmqpError, ChannelError, ConnectionFault, Reply, amqp_error
+from qq.errors import AmqpError, ChannelError, ConnectionFault, ReplyCode, amqp_error
 from qq.machine.errors import Refused
 from qq.machine.limits import check_table_size
 from qq.sessions.access import AccessRefused
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from qq.amqp_server.channel.core import Event
-    from qq.amqp_server.outgoing import Consumer, Outgoing
+    from qq.amqp_server.outgoing import Outgoing, OutgoingConsumer
     from qq.amqp_server.ports import Carrier
     from qq.machine import commands, effects
     from qq.sessions.broker import Broker
@@ -45,14 +45,14 @@ class Channel:
     __slots__ = ("connection", "consuming", "core", "number", "outgoing", "publishing", "session")
 
     def __init__(self, broker: Broker, connection: Carrier, number: int) -> None:
-        core = Core(broker, connection, number, self._carry_out, self.fail)
+        core = ChannelCore(broker, connection, number, self._carry_out, self.fail)
         self.connection = connection
         self.number = number
         self.session = core.session
         self.outgoing: Outgoing = core.outgoing
         self.core = core
-        self.publishing = Publishing(core)
-        self.consuming = Consuming(core)
+        self.publishing = PublishingMethods(core)
+        self.consuming = ConsumingMethods(core)
 
     # Events from the client
 
@@ -90,20 +90,20 @@ class Channel:
     def _refused(self, event: Event, refused: AccessRefused, method: tuple[int, int]) -> None:
         """Somebody may just have been permitted it through another node."""
         if self.core.access.certain:
-            self.fail(ChannelError(Reply.ACCESS_REFUSED, str(refused), *method))
+            self.fail(ChannelError(ReplyCode.ACCESS_REFUSED, str(refused), *method))
         else:
-            self.core.catch_up(event)
+            self.core.recheck(event)
 
     def _method(self, event: Method) -> None:
         core, frame = self.core, event.frame
         if core.has_published and frame.name in _ANSWERED_HERE:
             core.has_published = False
-            core.catch_up(event)
+            core.recheck(event)
             return
         handler = _HANDLERS.get(frame.name)
         if handler is None:
             raise ConnectionFault(
-                Reply.NOT_IMPLEMENTED, f"method {frame.name} is not implemented", *_method_of(event)
+                ReplyCode.NOT_IMPLEMENTED, f"method {frame.name} is not implemented", *_method_of(event)
             )
         self.publishing.end_run()
         arguments: commands.Table | None = getattr(frame, "arguments", None)
@@ -139,10 +139,10 @@ class Channel:
         self.outgoing.unroutable(effect)
 
     @property
-    def consumers(self) -> Sequence[Consumer]:
+    def consumers(self) -> Sequence[OutgoingConsumer]:
         return self.consuming.consumers
 
-    def consumer(self, consumer_id: int) -> Consumer | None:
+    def consumer(self, consumer_id: int) -> OutgoingConsumer | None:
         return self.consuming.consumer(consumer_id)
 
     def deliver(self, effect: effects.Deliver) -> None:
@@ -198,25 +198,25 @@ def _check_arguments(event: Method, arguments: commands.Table) -> None:
         raise amqp_error(refused.code, refused.text, *_method_of(event)) from None
 
 
-def _flow(core: Core, frame: amqp.Channel.Flow) -> None:
+def _flow(core: ChannelCore, frame: amqp.Channel.Flow) -> None:
     if not frame.active:
-        raise ConnectionFault(Reply.NOT_IMPLEMENTED, "active=false", 20, 20)
+        raise ConnectionFault(ReplyCode.NOT_IMPLEMENTED, "active=false", 20, 20)
     core.send(amqp.Channel.FlowOk(active=True))
 
 
-def _request_access(core: Core, _frame: AccessRequest) -> None:
+def _request_access(core: ChannelCore, _frame: AccessRequest) -> None:
     core.send(AccessRequestOk())
 
 
-def _of_core(handler: Callable[[Core, Any], None]) -> Callable[[Channel, Any], None]:
+def _of_core(handler: Callable[[ChannelCore, Any], None]) -> Callable[[Channel, Any], None]:
     return lambda channel, frame: handler(channel.core, frame)
 
 
-def _of_publishing(handler: Callable[[Publishing, Any], None]) -> Callable[[Channel, Any], None]:
+def _of_publishing(handler: Callable[[PublishingMethods, Any], None]) -> Callable[[Channel, Any], None]:
     return lambda channel, frame: handler(channel.publishing, frame)
 
 
-def _of_consuming(handler: Callable[[Consuming, Any], None]) -> Callable[[Channel, Any], None]:
+def _of_consuming(handler: Callable[[ConsumingMethods, Any], None]) -> Callable[[Channel, Any], None]:
     return lambda channel, frame: handler(channel.consuming, frame)
 
 

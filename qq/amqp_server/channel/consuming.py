@@ -15,8 +15,8 @@ import pamqp.commands as amqp
 
 from qq.amqp_server.channel import transacting
 from qq.amqp_server.channel.transaction import Transaction
-from qq.amqp_server.outgoing import Consumer
-from qq.errors import ChannelError, ConnectionFault, Reply
+from qq.amqp_server.outgoing import OutgoingConsumer
+from qq.errors import ChannelError, ConnectionFault, ReplyCode
 from qq.machine import commands, effects
 from qq.machine.commands import LIVE_UNLIMITED
 from qq.machine.errors import the_queue
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pamqp.base import Frame
 
     from qq.amqp.framing import Acks
-    from qq.amqp_server.channel.core import Core
+    from qq.amqp_server.channel.core import ChannelCore
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +38,18 @@ PACED_WINDOW = 2000
 """Messages on their way to a consumer that has no prefetch limit; more are asked for as the socket takes them."""
 
 
-class Consuming:
+class ConsumingMethods:
     """The consumers of a channel."""
 
     __slots__ = ("_by_id", "_by_tag", "_core", "_prefetch", "_requester")
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ChannelCore) -> None:
         self._core = core
-        self._by_tag: dict[str, Consumer] = {}
+        self._by_tag: dict[str, OutgoingConsumer] = {}
         """Those that neither side has cancelled."""
-        self._by_id: dict[int, Consumer] = {}
+        self._by_id: dict[int, OutgoingConsumer] = {}
         """Those that messages may still come for."""
-        self._requester: Consumer | None = None
+        self._requester: OutgoingConsumer | None = None
         """The consumer of direct replies."""
         self._prefetch = core.broker.limits.default_consumer_prefetch
 
@@ -93,7 +93,7 @@ class Consuming:
 
     def _recover(self, requeue: bool, method: tuple[int, int], ok: Frame | None) -> None:
         if not requeue:
-            raise ConnectionFault(Reply.NOT_IMPLEMENTED, "requeue=false", *method)
+            raise ConnectionFault(ReplyCode.NOT_IMPLEMENTED, "requeue=false", *method)
         core = self._core
         if core.transaction is not None and core.transaction.settles:
             self._recover_held(method, ok)
@@ -118,7 +118,9 @@ class Consuming:
     def qos(self, frame: amqp.Basic.Qos) -> None:
         core = self._core
         if frame.prefetch_size:
-            raise ConnectionFault(Reply.NOT_IMPLEMENTED, f"prefetch_size!=0 ({frame.prefetch_size})", 60, 10)
+            raise ConnectionFault(
+                ReplyCode.NOT_IMPLEMENTED, f"prefetch_size!=0 ({frame.prefetch_size})", 60, 10
+            )
         if frame.global_:
             core.ask(commands.Limit(core.session, frame.prefetch_count), lambda _: amqp.Basic.QosOk())
             return
@@ -140,11 +142,11 @@ class Consuming:
         broker, connection = core.broker, core.connection
         tag = frame.consumer_tag or broker.server_name("amq.ctag-")
         if tag in self._by_tag:
-            raise ConnectionFault(Reply.NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'", *CONSUME)
+            raise ConnectionFault(ReplyCode.NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'", *CONSUME)
         limits = broker.limits
         if limits.consumer_max_per_channel and len(self._by_tag) >= limits.consumer_max_per_channel:
             text = f"reached maximum ({limits.consumer_max_per_channel}) of consumers per channel"
-            raise ConnectionFault(Reply.NOT_ALLOWED, text, *CONSUME)
+            raise ConnectionFault(ReplyCode.NOT_ALLOWED, text, *CONSUME)
         if frame.queue == REPLY_TO:
             self._consume_replies(frame, tag)
             return
@@ -154,7 +156,7 @@ class Consuming:
         live_prefetch = wants_live_prefetch and not frame.no_ack
         prefetch = self._prefetch or (LIVE_UNLIMITED if live_prefetch else 0)
         paced = frame.no_ack or not prefetch
-        consumer = Consumer(
+        consumer = OutgoingConsumer(
             broker.new_id(),
             tag,
             no_ack=frame.no_ack,
@@ -185,10 +187,10 @@ class Consuming:
         """Consume from the pseudo-queue of direct reply-to, for which no permission is needed."""
         core = self._core
         if not frame.no_ack:
-            raise ChannelError(Reply.PRECONDITION_FAILED, "reply consumer cannot acknowledge", *CONSUME)
+            raise ChannelError(ReplyCode.PRECONDITION_FAILED, "reply consumer cannot acknowledge", *CONSUME)
         if self._requester is not None:
-            raise ChannelError(Reply.PRECONDITION_FAILED, "reply consumer already set", *CONSUME)
-        consumer = Consumer(
+            raise ChannelError(ReplyCode.PRECONDITION_FAILED, "reply consumer already set", *CONSUME)
+        consumer = OutgoingConsumer(
             core.broker.new_id(),
             tag,
             no_ack=True,
@@ -214,7 +216,7 @@ class Consuming:
             return
         self._cancel(consumer, amqp.Basic.CancelOk(tag), nowait=frame.nowait)
 
-    def _cancel(self, consumer: Consumer, frame: Frame, *, nowait: bool) -> None:
+    def _cancel(self, consumer: OutgoingConsumer, frame: Frame, *, nowait: bool) -> None:
         """Have a consumer cancelled; `frame` follows its last message."""
         core = self._core
 
@@ -249,11 +251,11 @@ class Consuming:
     # From the log
 
     @property
-    def consumers(self) -> Sequence[Consumer]:
+    def consumers(self) -> Sequence[OutgoingConsumer]:
         """Those that messages may still come for."""
         return list(self._by_id.values())
 
-    def consumer(self, consumer_id: int) -> Consumer | None:
+    def consumer(self, consumer_id: int) -> OutgoingConsumer | None:
         return self._by_id.get(consumer_id)
 
     def deliver(self, effect: effects.Deliver) -> None:
@@ -296,7 +298,7 @@ class Consuming:
             self._cancel(consumer, _cancel_notification(consumer), nowait=nowait)
 
 
-def _started(consumer: Consumer) -> Callable[[effects.Consuming], Frame]:
+def _started(consumer: OutgoingConsumer) -> Callable[[effects.Consuming], Frame]:
     def answer(_result: effects.Consuming) -> Frame:
         consumer.started = True
         return amqp.Basic.ConsumeOk(consumer.tag)
@@ -304,18 +306,18 @@ def _started(consumer: Consumer) -> Callable[[effects.Consuming], Frame]:
     return answer
 
 
-def _cancel_notification(consumer: Consumer) -> Frame:
+def _cancel_notification(consumer: OutgoingConsumer) -> Frame:
     return amqp.Basic.Cancel(consumer.tag, nowait=True)
 
 
-HANDLERS: dict[str, Callable[[Consuming, Any], None]] = {
-    "Basic.Qos": Consuming.qos,
-    "Basic.Consume": Consuming.consume,
-    "Basic.Cancel": Consuming.cancel,
-    "Basic.Get": Consuming.get,
-    "Basic.Ack": Consuming.ack,
-    "Basic.Nack": Consuming.nack,
-    "Basic.Reject": Consuming.reject,
-    "Basic.Recover": Consuming.recover,
-    "Basic.RecoverAsync": Consuming.recover_async,
+HANDLERS: dict[str, Callable[[ConsumingMethods, Any], None]] = {
+    "Basic.Qos": ConsumingMethods.qos,
+    "Basic.Consume": ConsumingMethods.consume,
+    "Basic.Cancel": ConsumingMethods.cancel,
+    "Basic.Get": ConsumingMethods.get,
+    "Basic.Ack": ConsumingMethods.ack,
+    "Basic.Nack": ConsumingMethods.nack,
+    "Basic.Reject": ConsumingMethods.reject,
+    "Basic.Recover": ConsumingMethods.recover,
+    "Basic.RecoverAsync": ConsumingMethods.recover_async,
 }

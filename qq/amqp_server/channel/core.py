@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 Event = Publishes | Acks | Method | ChannelFault | ChannelCloseRequested
 
 
-class Core:
+class ChannelCore:
     """The session of a channel, and what its parts have in common."""
 
     __slots__ = (
         "_answers",
+        "_awaits_log",
         "_carry_out",
-        "_catching_up",
         "_fail",
         "_held",
         "access",
@@ -92,7 +92,7 @@ class Core:
         """What to do with the log's answers, which come in the order of the commands."""
         self._held: deque[Event] = deque()
         """What came behind a method that waits for its answer; the connection limits how much."""
-        self._catching_up = False
+        self._awaits_log = False
         """The first of those waits until this node has applied what the cluster has committed."""
 
     # One after the other
@@ -103,23 +103,23 @@ class Core:
 
     def receive(self, event: Event) -> None:
         """Carry out an event, or hold it back while an earlier method waits for its answer."""
-        if self._answers or self._catching_up:
+        if self._answers or self._awaits_log:
             if not self._held:
                 self.connection.holds_back(self)
             self._held.append(event)
             return
         self._carry_out(event)
 
-    def catch_up(self, event: Event) -> None:
+    def recheck(self, event: Event) -> None:
         """Carry out an event, and all that is held behind it, when this node has applied what is committed by now."""
         if not self._held:
             self.connection.holds_back(self)
         self._held.appendleft(event)
-        self._catching_up = True
-        self.broker.submissions.barrier(self._caught_up, self.connection.lane)
+        self._awaits_log = True
+        self.broker.submissions.read_barrier(self._rechecked, self.connection.lane)
 
-    def _caught_up(self) -> None:
-        self._catching_up = False
+    def _rechecked(self) -> None:
+        self._awaits_log = False
         if not self.closed:
             self.access.certain = True
             self._carry_out(self._held.popleft())
@@ -130,13 +130,13 @@ class Core:
         """Answer a method whose commands the log does not answer, and carry out nothing else before."""
 
         def applied() -> None:
-            self._catching_up = False
+            self._awaits_log = False
             if not self.closed:
                 self.send(frame)
                 self._release_held()
 
-        self._catching_up = True
-        self.broker.submissions.barrier(applied, self.connection.lane)
+        self._awaits_log = True
+        self.broker.submissions.read_barrier(applied, self.connection.lane)
 
     def replied(self, result: Any) -> None:
         """The log's answer to the oldest method that waits for one."""
@@ -145,7 +145,7 @@ class Core:
         self._release_held()
 
     def _release_held(self) -> None:
-        while self._held and not (self._answers or self._catching_up):
+        while self._held and not (self._answers or self._awaits_log):
             self._carry_out(self._held.popleft())
         if not self._held:
             self.connection.released(self)

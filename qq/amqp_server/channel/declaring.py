@@ -20,11 +20,11 @@ from qq.machine.requesters import REPLY_PREFIX, REPLY_TO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from qq.amqp_server.channel.core import Core
+    from qq.amqp_server.channel.core import ChannelCore
     from qq.machine import effects
 
 
-def declare_exchange(core: Core, frame: amqp.Exchange.Declare) -> None:
+def declare_exchange(core: ChannelCore, frame: amqp.Exchange.Declare) -> None:
     arguments = frame.arguments or {}
     core.access.declare_exchange(frame.exchange, arguments, passive=frame.passive)
     command = commands.DeclareExchange(
@@ -40,13 +40,13 @@ def declare_exchange(core: Core, frame: amqp.Exchange.Declare) -> None:
     core.ask(command, lambda _: amqp.Exchange.DeclareOk(), nowait=frame.nowait)
 
 
-def delete_exchange(core: Core, frame: amqp.Exchange.Delete) -> None:
+def delete_exchange(core: ChannelCore, frame: amqp.Exchange.Delete) -> None:
     core.access.delete_exchange(frame.exchange)
     command = commands.DeleteExchange(core.session, frame.exchange, frame.if_unused)
     core.ask(command, lambda _: amqp.Exchange.DeleteOk(), nowait=frame.nowait)
 
 
-def bind_exchange(core: Core, frame: amqp.Exchange.Bind) -> None:
+def bind_exchange(core: ChannelCore, frame: amqp.Exchange.Bind) -> None:
     core.access.bind("exchange", frame.destination, frame.source, frame.routing_key)
     command = commands.BindExchange(
         core.session, frame.destination, frame.source, frame.routing_key, frame.arguments or {}
@@ -54,7 +54,7 @@ def bind_exchange(core: Core, frame: amqp.Exchange.Bind) -> None:
     core.ask(command, lambda _: amqp.Exchange.BindOk(), nowait=frame.nowait)
 
 
-def unbind_exchange(core: Core, frame: amqp.Exchange.Unbind) -> None:
+def unbind_exchange(core: ChannelCore, frame: amqp.Exchange.Unbind) -> None:
     core.access.bind("exchange", frame.destination, frame.source, frame.routing_key)
     command = commands.UnbindExchange(
         core.session, frame.destination, frame.source, frame.routing_key, frame.arguments or {}
@@ -62,7 +62,7 @@ def unbind_exchange(core: Core, frame: amqp.Exchange.Unbind) -> None:
     core.ask(command, lambda _: amqp.Exchange.UnbindOk(), nowait=frame.nowait)
 
 
-def declare_queue(core: Core, frame: amqp.Queue.Declare) -> None:
+def declare_queue(core: ChannelCore, frame: amqp.Queue.Declare) -> None:
     arguments = frame.arguments or {}
     name = stripped(frame.queue)
     server_named = not name and not frame.passive
@@ -90,14 +90,14 @@ def declare_queue(core: Core, frame: amqp.Queue.Declare) -> None:
     core.ask(command, answer, nowait=frame.nowait)
 
 
-def _check_binding(core: Core, frame: amqp.Queue.Bind | amqp.Queue.Unbind) -> None:
+def _check_binding(core: ChannelCore, frame: amqp.Queue.Bind | amqp.Queue.Unbind) -> None:
     queue = stripped(frame.queue) or core.last_queue
     if queue and not queue.startswith(REPLY_PREFIX):  # else the log refuses
         routing_key = frame.routing_key or ("" if frame.queue else queue)
         core.access.bind("queue", queue, frame.exchange, routing_key)
 
 
-def bind_queue(core: Core, frame: amqp.Queue.Bind) -> None:
+def bind_queue(core: ChannelCore, frame: amqp.Queue.Bind) -> None:
     _check_binding(core, frame)
     command = commands.BindQueue(
         core.session,
@@ -110,7 +110,7 @@ def bind_queue(core: Core, frame: amqp.Queue.Bind) -> None:
     core.ask(command, lambda _: amqp.Queue.BindOk(), nowait=frame.nowait)
 
 
-def unbind_queue(core: Core, frame: amqp.Queue.Unbind) -> None:
+def unbind_queue(core: ChannelCore, frame: amqp.Queue.Unbind) -> None:
     _check_binding(core, frame)
     command = commands.UnbindQueue(
         core.session,
@@ -123,13 +123,13 @@ def unbind_queue(core: Core, frame: amqp.Queue.Unbind) -> None:
     core.ask(command, lambda _: amqp.Queue.UnbindOk())
 
 
-def purge_queue(core: Core, frame: amqp.Queue.Purge) -> None:
+def purge_queue(core: ChannelCore, frame: amqp.Queue.Purge) -> None:
     core.check_queue("read", frame.queue)
     command = commands.PurgeQueue(core.session, core.connection.id, frame.queue)
     core.ask(command, lambda result: amqp.Queue.PurgeOk(result.messages), nowait=frame.nowait)
 
 
-def delete_queue(core: Core, frame: amqp.Queue.Delete) -> None:
+def delete_queue(core: ChannelCore, frame: amqp.Queue.Delete) -> None:
     core.check_queue("configure", stripped(frame.queue))
     command = commands.DeleteQueue(
         core.session, core.connection.id, frame.queue, frame.if_unused, frame.if_empty
@@ -137,7 +137,7 @@ def delete_queue(core: Core, frame: amqp.Queue.Delete) -> None:
     core.ask(command, lambda result: amqp.Queue.DeleteOk(result.messages), nowait=frame.nowait)
 
 
-HANDLERS: dict[str, Callable[[Core, Any], None]] = {
+HANDLERS: dict[str, Callable[[ChannelCore, Any], None]] = {
     "Exchange.Declare": declare_exchange,
     "Exchange.Delete": delete_exchange,
     "Exchange.Bind": bind_exchange,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pamqp.commands as amqp
 
-from qq.errors import ChannelError, Reply
+from qq.errors import ChannelError, ReplyCode
 from qq.routing.exchanges import DELAYED
 from qq.sessions.access import AccessRefused
 from qq.sessions.parts import OpenEnqueue
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from qq.amqp.framing import Publishes
-    from qq.amqp_server.channel.core import Core
+    from qq.amqp_server.channel.core import ChannelCore
     from qq.amqp_server.ports import Carrier
     from qq.stored.properties import Attributes
 
@@ -41,12 +41,12 @@ class Unpublished(Exception):  # named for what it is
         self.refused = refused
 
 
-class Publishing:
+class PublishingMethods:
     """The publisher of a channel. It is the `Publisher` of what it asks the log for."""
 
     __slots__ = ("_confirmed", "_core", "_run", "_run_method", "_user", "published")
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ChannelCore) -> None:
         self.published = 0
         """Publish sequence number of the last message, in confirm mode."""
         self._core = core
@@ -95,7 +95,7 @@ class Publishing:
                 self._publish_alike(method, attributes, messages)
                 done += len(messages)
         except UnacceptableProperties as error:
-            raise ChannelError(Reply.PRECONDITION_FAILED, str(error), *PUBLISH) from None
+            raise ChannelError(ReplyCode.PRECONDITION_FAILED, str(error), *PUBLISH) from None
         except AccessRefused as refused:
             raise Unpublished(event._replace(messages=event.messages[done:]), refused) from None
 
@@ -141,7 +141,7 @@ class Publishing:
         core = self._core
         if core.transaction is not None:
             raise ChannelError(
-                Reply.PRECONDITION_FAILED, "cannot switch from tx to confirm mode", *CONFIRM_SELECT
+                ReplyCode.PRECONDITION_FAILED, "cannot switch from tx to confirm mode", *CONFIRM_SELECT
             )
         core.confirming = True
         if not frame.nowait:
@@ -171,4 +171,6 @@ class Publishing:
         self.refuse(self._confirmed + 1, published)
 
 
-HANDLERS: dict[str, Callable[[Publishing, Any], None]] = {"Confirm.Select": Publishing.confirm_select}
+HANDLERS: dict[str, Callable[[PublishingMethods, Any], None]] = {
+    "Confirm.Select": PublishingMethods.confirm_select
+}

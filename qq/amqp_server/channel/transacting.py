@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pamqp.commands as amqp
 
 from qq.amqp_server.channel.transaction import Transaction
-from qq.errors import ChannelError, Reply
+from qq.errors import ChannelError, ReplyCode
 from qq.machine.costs import TRANSACTION_STEPS_MAX
 
 if TYPE_CHECKING:
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
     from pamqp.base import Frame
 
-    from qq.amqp_server.channel.core import Core
+    from qq.amqp_server.channel.core import ChannelCore
     from qq.machine.commands import Settlement
     from qq.sessions.parts import OpenEnqueue
 
 TX_SELECT, TX_COMMIT, TX_ROLLBACK = (90, 10), (90, 20), (90, 30)
 
 
-def select(core: Core, _frame: amqp.Tx.Select) -> None:
+def select(core: ChannelCore, _frame: amqp.Tx.Select) -> None:
     if core.confirming:
-        raise ChannelError(Reply.PRECONDITION_FAILED, "cannot switch from confirm to tx mode", *TX_SELECT)
+        raise ChannelError(ReplyCode.PRECONDITION_FAILED, "cannot switch from confirm to tx mode", *TX_SELECT)
     if core.transaction is None:
         core.transaction = Transaction(core.broker.limits.transaction_bytes)
     core.send(amqp.Tx.SelectOk())
 
 
-def commit(core: Core, _frame: amqp.Tx.Commit) -> None:
+def commit(core: ChannelCore, _frame: amqp.Tx.Commit) -> None:
     carry_out(core, _transaction(core, TX_COMMIT).take(), amqp.Tx.CommitOk())
 
 
-def carry_out(core: Core, content: Sequence[OpenEnqueue | Settlement], ok: Frame | None) -> None:
+def carry_out(core: ChannelCore, content: Sequence[OpenEnqueue | Settlement], ok: Frame | None) -> None:
     """Have all of it carried out in one step, or nothing, and then answered with `ok`."""
 
     def answered(_result: Any) -> None:
@@ -52,25 +52,25 @@ def carry_out(core: Core, content: Sequence[OpenEnqueue | Settlement], ok: Frame
             f"the transaction would take {steps} steps of every node or more "
             f"(limit transaction_steps {TRANSACTION_STEPS_MAX})"
         )
-        core.fail(ChannelError(Reply.PRECONDITION_FAILED, text, *TX_COMMIT))
+        core.fail(ChannelError(ReplyCode.PRECONDITION_FAILED, text, *TX_COMMIT))
 
     core.expect(answered)
     core.broker.submissions.commit(core.session, content, core.connection.lane, refuse)
 
 
-def roll_back(core: Core, _frame: amqp.Tx.Rollback) -> None:
+def roll_back(core: ChannelCore, _frame: amqp.Tx.Rollback) -> None:
     pieces = _transaction(core, TX_ROLLBACK).roll_back()
     core.outgoing.hold_again(pieces)
     core.send(amqp.Tx.RollbackOk())
 
 
-def _transaction(core: Core, method: tuple[int, int]) -> Transaction:
+def _transaction(core: ChannelCore, method: tuple[int, int]) -> Transaction:
     if core.transaction is None:
-        raise ChannelError(Reply.PRECONDITION_FAILED, "channel is not transactional", *method)
+        raise ChannelError(ReplyCode.PRECONDITION_FAILED, "channel is not transactional", *method)
     return core.transaction
 
 
-HANDLERS: dict[str, Callable[[Core, Any], None]] = {
+HANDLERS: dict[str, Callable[[ChannelCore, Any], None]] = {
     "Tx.Select": select,
     "Tx.Commit": commit,
     "Tx.Rollback": roll_back,

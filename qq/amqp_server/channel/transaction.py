@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qq.errors import ChannelError, Reply
+from qq.errors import ChannelError, ReplyCode
 from qq.machine.limits import TRANSACTION_COMMANDS_MAX, TRANSACTION_MESSAGES_MAX
 from qq.sessions.parts import COMMAND_BYTES, OpenEnqueue, bytes_of_messages
 
@@ -101,4 +101,4 @@ class Transaction:
         ):
             if count > limit:
                 text = f"a transaction of more than {limit} {unit} (limit transaction_{unit})"
-                raise ChannelError(Reply.PRECONDITION_FAILED, text, *method)
+                raise ChannelError(ReplyCode.PRECONDITION_FAILED, text, *method)
