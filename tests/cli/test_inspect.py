@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
@@ -263,7 +264,7 @@ def test_a_directory_that_is_taken_into_use_meanwhile_is_not_called_damaged(
         (data_dir / "groups" / "0" / "log" / FIRST_SEGMENT).unlink()
         raise FileNotFoundError(2, "No such file or directory", FIRST_SEGMENT)
 
-    monkeypatch.setattr(sys.modules["qq.cli.inspect"], "find_all", starts)
+    monkeypatch.setattr(import_module("qq.cli.inspect"), "find_all", starts)
     status, _, [error] = printed(capsys, data_dir)
     for disk in disks:
         disk.close()
