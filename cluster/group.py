@@ -698,7 +698,7 @@ class Group:
             self._runtime.call_later(STATUS_INTERVAL_S, self._tell_status)
 
     def _clean_up(self) -> None:
-        """Remove the directory of a snapshot once it is installed durably, and damaged logs once this node is a voter."""
+        """Remove a snapshot's directory once it is installed durably, and damaged logs once this node is a voter."""
         if self._installed_at and self.journal.synced >= self._installed_at:
             self._installed_at = 0
             self._taker.remove_installed()
