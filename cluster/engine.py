@@ -126,7 +126,7 @@ class Engine(SyncObj):
         self.journal = journal
         self.outbox: list[Departure] = []
         self.may_vote = True
-        """Whether this member may vote and campaign: not if it may have forgotten what it acknowledged (recovery.py)."""
+        """Whether this member may vote and campaign: not if it may have lost what it acknowledged (recovery.py)."""
         self.may_lead = True
         """Whether this member may campaign: not while its disk is full or damaged, since it could commit nothing."""
         self.behind = False
