@@ -58,7 +58,7 @@ class LinkLimits(NamedTuple):
     stranger_bytes_max: int = 4096
     """How much is read at once from an unauthenticated connection; must hold a handshake message."""
     strangers_max: int = 64
-    """How many unauthenticated connections there may be; one more pushes out the oldest of the most frequent address."""
+    """Unauthenticated connections at a time; one more pushes out the oldest of the address that has most of them."""
 
 
 class FrameTooLargeError(Exception):

@@ -16,12 +16,12 @@ from cluster.log.segment import Record
 
 
 class EntrySource(Protocol):
-    """Where the entries of a view are."""
+    """What a view takes its entries and their payloads from: the journal."""
 
     def entry(self, index: int) -> Entry: ...
 
     def read(self, index: int) -> bytes:
-        """Return the payload, from the disk if need be."""
+        """Return the payload of an entry, from the disk if need be."""
         ...
 
 
