@@ -62,7 +62,7 @@ def begin(task: asyncio.Task[None], sock: socket.socket, place: Place) -> None:
     place.push_out = task.cancel
 
     def ended(task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # perhaps before it had begun
+        if task.cancelled():  # perhaps before it had begun, so that nothing else closes the socket
             place.leave()
             sock.close()
 

@@ -331,7 +331,7 @@ class SnapshotTaker:
         if not self.is_of_use(offer.index, offer.term):
             return
         if self._journal.synced_index == 0:
-            return  # what was installed last is not durable yet, and a start would need its directory
+            return  # the last snapshot is not yet durable as the log: a start would still need its directory
         self._give_up()
         log.info("takes a snapshot of index %d from %s: %d bytes", offer.index, peer, offer.size)
         self._taking = taking = _Taking(peer, offer, _parts(offer), now_s)
@@ -469,7 +469,7 @@ class SnapshotTaker:
             return None
         directory = self._directory
         checkpoint = read_checkpoint(self._disk, self._path(0), directory.identity)
-        # It comes before its segments: a start in between must know that the log has lost nothing.
+        # The checkpoint is moved before its segments: a start in between must know that the log has lost nothing.
         directory.note_moving(checkpoint.index)
         for number, name in enumerate([checkpoint_name(checkpoint.index), *taking.names]):
             self._disk.rename(self._path(number), f"{directory.log}/{name}")

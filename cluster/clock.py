@@ -102,7 +102,7 @@ class ClusterClock:
         return (due_ms - self.time_ms(now_s)) / (1000 * self._pace)
 
     def steady_ms(self, now_s: float) -> int:
-        """This node's wall clock without jumps that are not believed yet, in milliseconds since 1970."""
+        """The wall clock of this node without jumps that are not believed yet, in milliseconds since 1970."""
         return bounded(int(now_s * 1000 + self._own.offset_ms))
 
     def _time_ms(self, now_s: float) -> float:

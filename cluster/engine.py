@@ -74,9 +74,9 @@ class Timing:
     election_max_s: float = 2.0
     heartbeat_s: float = 0.1
     campaign_jitter_s: float = 0.03
-    """Spread of the first campaign after the leader's connection broke: short, the pre-vote settles ties."""
+    """After the leader's connection broke, a member campaigns at a random moment within this time."""
     campaign_retry_s: float = 0.15
-    """At least this long between two campaigns of one node."""
+    """A member waits at least this long between two campaigns."""
 
 
 class Departure(NamedTuple):
@@ -166,7 +166,7 @@ class Engine(SyncObj):
         self._SyncObj__readonlyNodes = {node for node in self._nodes.values() if node not in voters}
         self._SyncObj__serializer = NoDumps()
         self._poller = NoPoller()
-        # A pre-vote does no harm where there is a leader; where there is none, nobody need wait for a silent one.
+        # The first deadline is short: a pre-vote does no harm if there is a leader, and without one nobody need wait.
         self._SyncObj__raftElectionDeadline = runtime.monotonic() + self._retry_s()
         self._SyncObj__raftLastApplied = applied_index
         self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, applied_index)
@@ -381,7 +381,7 @@ class Engine(SyncObj):
             progress.begin_turn()
         try:
             SyncObj._SyncObj__sendAppendEntries(self)  # pyright: ignore[reportAttributeAccessIssue]
-        finally:  # also if what another peer lacks is damaged on the disk
+        finally:  # also if an entry that a peer lacks is found damaged on the disk
             for peer, progress in self.progress.items():
                 if progress.is_paused:
                     self._SyncObj__connectedNodes.add(self._nodes[peer])
@@ -395,7 +395,7 @@ class Engine(SyncObj):
             if "prevLogIdx" not in message:
                 self._ask_for_end(node)
             elif self.progress[node.id].lacks_from is not None:
-                self._emit_append(node.id, message, [])  # keeps it from campaigning
+                self._emit_append(node.id, message, [])  # it keeps the node from campaigning
             else:
                 self._send_append(node, message)
         elif kind == "next_node_idx":

@@ -139,11 +139,11 @@ class GroupEvents(Protocol):
         ...
 
     def needed_from(self) -> int | None:
-        """The first entry that the shell will still read although the state may not refer to it any more."""
+        """The first entry that the shell will still read although the state may not refer to it; None if none is."""
         ...
 
     def alarm_changed(self, reason: str | None) -> None:
-        """From now on publishers must wait, for this reason, or (None) need not wait any more."""
+        """From now on publishers must wait for this reason or, if it is None, need not wait any more."""
         ...
 
 
@@ -363,8 +363,9 @@ class Group:
         return self._submissions.pending_bytes
 
     def transfer_leadership(self) -> bool:
-        """Hand leadership to a peer, before a planned stop; `leader` tells when it has changed. False if none is there.
+        """Hand leadership to a peer, before a planned stop; `leader` tells when it has changed.
 
+        Returns False if this node does not lead, or no peer is connected.
         Nothing is proposed meanwhile: a peer that lacks the latest entry could not be elected.
         """
         if not self.engine.is_leader or self.is_alone:
@@ -507,7 +508,7 @@ class Group:
                 self.engine.receive(peer, message)
                 self._start_sync()
             case _:
-                pass  # whatever it promised now, it may have promised something else before
+                pass  # a blank node must promise nothing: it may have promised something else before
 
     # The turn
 
@@ -528,8 +529,8 @@ class Group:
             self.disk_failed(damage)
 
     def _take_turn(self) -> None:
-        # What the last turn left must not come on top of what this one makes: only a link that has been written to
-        # says that it is congested.
+        # What the last turn has left is sent before this one makes more: only a link that has been written to tells
+        # that it is congested.
         if self.engine.outbox:
             self._send()
         # A lone member counts itself as the majority, so it must not tick while its tail is not on disk.
@@ -549,7 +550,8 @@ class Group:
         self.housekeeping.turn(*self._applied(), self._applying_s)
         self._start_sync()
         if self.engine.outbox:
-            self._runtime.call_soon(self._send)  # mere notices: clients hear first what was just applied
+            # These are mere notices of the commit index: clients hear first what was just applied.
+            self._runtime.call_soon(self._send)
         if self.engine.behind:
             self._turns.ask()
 
@@ -560,7 +562,7 @@ class Group:
         if self.config.name in (self._reign.leader, reign.leader):
             self._proposals.clear()
             self._handover.end()
-        if reign.leader or self._reign.leader:  # not that there was none in an earlier term, either
+        if reign.leader or self._reign.leader:  # that there is still none is not logged with each term
             log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         self._reign = reign
         self._turns.ask()  # submissions go to the new leader

@@ -115,13 +115,13 @@ def claim_directory(disk: Disk, directory: str, identity: Identity, wall_ms: int
         _check(disk, directory, identity)
     register, last = _last_start(disk, directory, identity.owner)
     session = disk.session()
-    # With one store, because the next start finds the new session and would know nothing of a loss.
+    # All is stored at once: a start that finds the new session must find the loss, too, since it cannot see it itself.
     writes_lost = last is None or last.writes_lost or last.session != session
     incarnation = max(last.incarnation + 1, wall_ms) if last is not None else wall_ms + leap
     start = Start(incarnation, writes_lost, session)
     register.store(_packed(start))
     if is_new:
-        # Last, so that a directory with an identity has all that its next claim overwrites.
+        # The identity is stored last: a directory that has one has all the files that its next claim overwrites.
         _store(disk, directory, identity)
     elif None in load_copies(disk, directory):
         with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
@@ -147,7 +147,7 @@ def forget_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
 
 def _note(disk: Disk, directory: str, owner: Owner, *, writes_lost: bool) -> None:
     register, last = _last_start(disk, directory, owner)
-    if last is not None:  # else the next claim takes all for lost
+    if last is not None:  # else the next claim reports lost writes in any case
         register.store(_packed(last._replace(writes_lost=writes_lost)))
 
 

@@ -423,7 +423,7 @@ class _Inspection:
         """Whether this is the newest whole checkpoint and the log ends before it, so that the log has lost entries."""
         if last_index is None:
             return False
-        # A snapshot's checkpoint comes before its segments.
+        # A snapshot's checkpoint is moved into the log's directory before its segments.
         moving = moving_checkpoint(self._disk, path_in(self._directory, INCOMING))
         return index == newest > last_index and index != moving
 

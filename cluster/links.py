@@ -336,7 +336,7 @@ class PeerLinks:
 
         def ended(task: asyncio.Task[None]) -> None:
             place.leave()
-            if task.cancelled():  # perhaps before it had begun
+            if task.cancelled():  # perhaps before it had begun, so that nothing else closes the socket
                 sock.close()
 
         task.add_done_callback(ended)

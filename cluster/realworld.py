@@ -59,7 +59,7 @@ class RealFile:
         end = self._size + sum(map(len, buffers))
         self._size += os.pwritev(self._descriptor, buffers, self._size)
         if self._size < end:
-            # Rare (a signal, a full disk, 2 GiB at once), so the rest may be copied.
+            # A short write is rare (a signal, a full disk, 2 GiB at once), so the rest may be copied.
             rest = memoryview(b"".join(buffers))
             while self._size < end:
                 self._size += os.pwrite(self._descriptor, rest[self._size - end :], self._size)

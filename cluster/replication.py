@@ -34,7 +34,7 @@ class Progress:
     probed: int | None = None
     """The earliest entry at which an append was refused; None if the peer is not being probed."""
     lacks_from: int | None = None
-    """The entry that the peer needs next, which is not in the log any more; None if the peer lacks none such."""
+    """The entry that the peer needs next, if it is not in the log any more; else None."""
     useless_end: tuple[int, int] = (0, 0)
     """Index and term of the end of the peer's log when it was last found to need entries from before this log."""
     sent_bytes: int = 0

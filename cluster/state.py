@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _THREE = b"\x93"
 _BYTES = b"\xc6"
-"""Msgpack's headers of an array of three, and of bytes whose length follows in four."""
+"""Msgpack's header of bytes whose length follows in four bytes; `_THREE` is that of an array of three elements."""
 
 
 class GroupState:
@@ -36,7 +36,7 @@ class GroupState:
 
     def freeze(self) -> FrozenState:
         """Make a copy of the state as it is now; cheap, since packing it is left to `FrozenState.dump`."""
-        # A collection in the middle would walk through all that has just been made, several times.
+        # A garbage collection in the middle would walk through all that has just been made, several times.
         was_collecting = gc.isenabled()
         gc.disable()
         try:

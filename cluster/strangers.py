@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _IPV6_NETWORK_BITS = 64
-"""IPv6 addresses that share so many bits count as one source: a customer can choose freely among at least those."""
+"""IPv6 addresses that share this many bits count as one source: one customer has at least all of those."""
 
 
 class Places:
-    """Counts and bounds the connections of one kind, as peers or clients."""
+    """Counts and bounds the connections of one kind, such as those of clients."""
 
     def __init__(self, strangers_max: int, total_max: int | None = None) -> None:
         """Allow `strangers_max` strangers, and `total_max` connections in all, those that are known included.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Reign(NamedTuple):
-    """A leader and its term; None while none is known."""
+    """A leader and its term; `leader` is None while none is known."""
 
     leader: str | None
     term: int

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TurnTimer:
-    """The turns of one group."""
+    """Gives one group its turns."""
 
     def __init__(self, runtime: Runtime, take: Callable[[], None], beat_s: float) -> None:
         """`take` is called for each turn. The owner asks for one every `beat_s` seconds in any case."""

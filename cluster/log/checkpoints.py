@@ -33,7 +33,7 @@ FORMAT_VERSION = 1
 
 _MAGIC = b"RCKP"
 _START = Struct("<4sI32sQQQ")  # magic, version, sha256 of the identity, index, term, length of the body
-_CHECKSUMS = Struct("<II")  # of the header before it, of the body
+_CHECKSUMS = Struct("<II")  # crc32 of the header before it, crc32 of the body
 CHECKPOINT_HEADER_BYTES = _START.size + _CHECKSUMS.size
 
 _SUFFIX = ".checkpoint"

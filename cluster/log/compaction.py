@@ -40,7 +40,7 @@ REMEASURE_PERCENT = 90
 STALE_S = 600.0
 """If any live references are gone, a measurement is made anew after this time: those may have been the large ones."""
 
-_INDEX_BYTES = 8  # of a record, in the footer of a sparse segment
+_INDEX_BYTES = 8  # what each record takes in the footer of a sparse segment
 
 
 class SegmentLimits(NamedTuple):

@@ -489,7 +489,7 @@ class SegmentedJournal(Journal):
         self._unsealed.clear()
         self._open = None
         self._terms = runs
-        self._operations.clear()  # of a log that is given up; if the disk is full, this makes space
+        self._operations.clear()  # they are of a log that is given up; on a full disk this makes space
         self._change(Adopt([row_of(segment) for segment in segments], runs.all()))
         self._begin_with_whole_log()
         # Until the next sync the disk has the old log, and a sync in flight is of that one.
@@ -568,7 +568,7 @@ class SegmentedJournal(Journal):
         self._operations = deque()
         self._batch = None
         self._handed = self.written
-        # Deletions lower it while the sync is in flight: it does not vouch for what takes their place.
+        # Deletions lower this while the sync is in flight, because it does not vouch for what takes their place.
         self._flight_index = self.last_index
         self._flight_sealed = list(self._unsealed)
         self._flight_bytes = self.appended_bytes
@@ -590,7 +590,7 @@ class SegmentedJournal(Journal):
         self._synced_bytes = self._flight_bytes
         for segment in self._flight_sealed:
             index = self._unsealed.pop(segment, None)
-            if index is not None:  # it was not cut meanwhile
+            if index is not None:  # the segment was not cut meanwhile
                 segment.sealed = True
                 self._indexes.put(segment, index)
         self._evict()

@@ -205,7 +205,7 @@ def _iterate(opened: Opened, index: RecordIndex) -> Iterator[tuple[int, int, byt
 
 
 def _extents(index: RecordIndex) -> Iterator[Extent]:
-    """All records, as extents that are worth one read."""
+    """All records, joined to extents of at most `READ_BYTES_MAX` or one record."""
     terms = TermRuns(index.runs)
     numbers = index.indexes if index.indexes is not None else range(len(index.offsets))
     whole: Extent | None = None

@@ -63,7 +63,7 @@ class Loaded(NamedTuple):
     manifest: Manifest
     next_serial: int
     open: Scan | None
-    """The open segment, if it holds anything."""
+    """What was found in the open segment; None if there is none, or it holds nothing."""
 
 
 def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) -> Loaded:
@@ -203,7 +203,7 @@ class IndexCache:
         self._directory = directory
         self._identity = identity
         self._lock = threading.Lock()
-        # By object and not by name: a segment that is cut and sealed again is another one under the same name.
+        # The keys are objects and not names: a segment that is cut and sealed again is another one of the same name.
         self._loaded: OrderedDict[Segment, RecordIndex] = OrderedDict()
 
     def get(self, segment: Segment) -> RecordIndex:

@@ -207,7 +207,7 @@ class SegmentWriter:
         self._sync(self._mark.write(Mark(manifest.open_name or "", size)))
 
     def _raise_mark(self) -> None:
-        with suppress(OSError):  # one that lags is true, too
+        with suppress(OSError):  # a mark that lags behind is true as well
             self._mark.write(Mark(self._manifest.open_name or "", self._durable))
 
     def _close_open(self) -> None:
@@ -220,7 +220,7 @@ class SegmentWriter:
         if self._file is None:
             name = self._manifest.open_name or ""
             opened = open_file(self._disk, path_in(self._directory, name), self._identity)
-            # It was made durable when the log was opened, or when it was sealed.
+            # The segment was made durable when the log was opened, or when it was sealed.
             self._take(opened.file, opened.header.seed)
         file = self._file
         if file is None:
