@@ -3,7 +3,7 @@
 Lives here: the address to listen on, the wait for a connection. Not here: how many there may be (strangers.py), and
 what becomes of one (the callers).
 
-Law: no error of accepting ends it; without files it goes on when there are some again.
+Law: no error ends the accepting; if the process has no files left, it goes on when there are some again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cluster.strangers import Place
 
 PAUSE_S = 0.2
-"""After an accept that failed: the process, or the system, has no files left."""
+"""How long to wait after a failed accept: the process or the system may have no files left."""
 
 
 async def listen_on(host: str, port: int, backlog: int) -> list[socket.socket]:
@@ -46,7 +46,7 @@ async def listen_on(host: str, port: int, backlog: int) -> list[socket.socket]:
 async def accept_all(
     listener: socket.socket, take: Callable[[socket.socket, Any], None], complaints: Complaints, what: str
 ) -> NoReturn:
-    """Have `take` called with each connection (`what`, for the log) and its address, until cancelled."""
+    """Call `take` with the socket and address of each connection until cancelled; `what` names them in the log."""
     while True:
         try:
             sock, address = await accept(listener)
@@ -58,11 +58,11 @@ async def accept_all(
 
 
 def begin(task: asyncio.Task[None], sock: socket.socket, place: Place) -> None:
-    """Let the stranger at `place` be pushed out while `task` makes something of its socket."""
+    """Have `task`, which works on a stranger's socket, cancelled if the stranger is pushed out of `place`."""
     place.push_out = task.cancel
 
     def ended(task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # perhaps before it had begun
+        if task.cancelled():  # perhaps before it had begun, so that nothing else closes the socket
             place.leave()
             sock.close()
 
@@ -77,7 +77,7 @@ async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
     """
     while True:
         await readable(listener)
-        with suppress(BlockingIOError):  # it has left again
+        with suppress(BlockingIOError):  # the stranger has left again
             sock, address = listener.accept()
             sock.setblocking(False)
             return sock, address

@@ -1,7 +1,7 @@
 """Why publishers must wait: this node, or so many nodes that no majority can store, is low on disk or memory.
 
-Lives here: that. Not here: how much space there is (log/space.py), how much memory (the shell tells it), what
-publishers are told (the shell).
+Lives here: what is short, at this node and at a majority. Not here: how much space there is (log/space.py), how much
+memory (the shell tells it), what publishers are told (the shell).
 
 Law: what can be stored by a majority, this node among it, is never held up.
 """
@@ -21,11 +21,11 @@ RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
 
 
 class Alarms:
-    """What is short, here and at the others."""
+    """What publishers must wait for: what is short at this node, or at so many that no majority is left."""
 
     def __init__(self, membership: Membership, peers: Peers, space: Space) -> None:
         self.active = Alarm(0)
-        """Why publishers must wait, as of the last look."""
+        """What is short, as of the last `look`; empty if publishers need not wait."""
         self.low_on_memory = False
         self._membership = membership
         self._peers = peers
@@ -33,7 +33,7 @@ class Alarms:
 
     @property
     def free_bytes(self) -> int:
-        """Space that is left on this node's disk."""
+        """How many bytes are left on this node's disk."""
         return self._space.free_bytes
 
     def own(self, now_s: float) -> Alarm:

@@ -32,14 +32,14 @@ class Expelled(NamedTuple):
 
 
 class Applying:
-    """Applies entries to a state, on the node that has made these submissions."""
+    """Applies entries to a state, and takes what is applied out of this node's submissions."""
 
     def __init__(self, state: GroupState, submissions: PendingSubmissions) -> None:
         self._state = state
         self._submissions = submissions
 
     def entry(self, index: int, payload: bytes) -> tuple[list[Any], int | None]:
-        """Apply an entry. What follows from it, and the place of `Expelled` in that, if this node is."""
+        """Apply an entry. Returns its effects, and the position of `Expelled` among them, None without one."""
         state, view = self._state, memoryview(payload)
         state.time_ms = max(state.time_ms, entry_time_ms(payload))
         effects: list[Any] = []
@@ -70,7 +70,7 @@ class Applying:
             effects.append(Confirmed(batch.sequence))
 
     def _expulsion(self, batch: BatchView, effects: list[Any]) -> bool:
-        """Whether it is this node that is expelled."""
+        """Expel the origin that the batch names. Returns whether that is this node, in its present incarnation."""
         state = self._state
         if not state.origins.expel(batch.origin, batch.incarnation):
             return False

@@ -47,9 +47,9 @@ CHUNK_BYTES = 256 * 1024
 WINDOW = 4
 """Chunks asked for and not yet stored: enough to keep link and disk busy, a megabyte of memory at most."""
 PATIENCE_S = 5.0
-"""A transfer that has not moved for so long may be given up for a newer one; before, it is asked again."""
+"""A transfer that has made no progress for this long is given up when another snapshot is offered."""
 GIVEN_S = 60.0
-"""The files of a snapshot are kept for so long after the last request."""
+"""The files of a snapshot are kept for this long after the last request; a transfer that is stuck ends then, too."""
 REPEAT_S = 1.0
 FED_RETAINED_MAX = 8
 """A follower that is being sent old entries keeps them from being deleted, up to this many times `retained_bytes`.
@@ -58,7 +58,7 @@ One that is sent a snapshot keeps what follows on that, up to the snapshot's own
 the time that it has it, unless the log grows faster than a snapshot is sent.
 """
 _DAMAGE = (errno.EIO, errno.ENOENT)
-"""What the disk says of a file that it should hold and does not."""
+"""Errors by which a file is known to be damaged or missing on the disk; others may pass."""
 
 Send = Callable[[str, Message], None]
 
@@ -69,16 +69,17 @@ class _Given:
 
     offer: Offer
     names: list[str]
-    """Of files 0, 1, ... in the log's directory."""
+    """The names of files 0, 1, ... of the snapshot in the log's directory."""
     used_s: float
 
 
 class _Sealing(NamedTuple):
-    """The open segment is being sealed: what comes before `end` can be given once the journal has synced so far."""
+    """The sealing of the open segment, after which it can be part of a snapshot."""
 
     sync_point: int
-    """A count of the journal's changes."""
+    """The journal's count of changes with which the segment is sealed on the disk."""
     end: int
+    """Index after the last entry that the snapshot may hold."""
 
 
 class SnapshotGiver:
@@ -107,7 +108,7 @@ class SnapshotGiver:
         self._sealing: dict[str, _Sealing] = {}
         self._given: dict[str, _Given] = {}
         self._spoilt_index = 0
-        """Of the last checkpoint that was found damaged."""
+        """Index of the last checkpoint that was found damaged."""
 
     def turn(self, engine: Engine) -> None:
         """Make an offer to each peer that the engine finds too far behind."""
@@ -120,12 +121,12 @@ class SnapshotGiver:
                 continue
             given = self._given.get(peer)
             if given is not None and next_index > given.offer.index:
-                self._take_back(peer)  # it has this one; meanwhile the log begins even later
+                self._take_back(peer)  # the peer has installed it, but by now the log begins even later
             if peer not in self._given:
                 self._prepare(peer)
 
     def tick(self, engine: Engine) -> None:
-        """Once in a while: repeat offers that were not heard, and take back those that nobody uses."""
+        """Repeat offers that were not heard, and take back those that nobody uses; to be called once a second."""
         now_s = self._runtime.monotonic()
         for peer, given in list(self._given.items()):
             idle_s = now_s - given.used_s
@@ -136,7 +137,7 @@ class SnapshotGiver:
                 self._send(peer, given.offer)
 
     def needed_from(self, engine: Engine, peers: Iterable[str], retained_bytes: int) -> int | None:
-        """The first entry that must stay for these followers, which are sent old ones or soon will be."""
+        """Index of the first entry that must stay in the log for these followers; None if none must."""
         needed: int | None = None
         for peer in peers:
             bytes_max = FED_RETAINED_MAX * retained_bytes
@@ -147,13 +148,13 @@ class SnapshotGiver:
                 index = given.offer.segments[-1].end
                 bytes_max = max(bytes_max, given.offer.size)
             if index < self._journal.first_index:
-                continue  # unknown, or it needs a snapshot anyway
+                continue  # what the peer has is unknown, or it needs a snapshot anyway
             if self._journal.bytes_from(index) <= bytes_max:
                 needed = index if needed is None else min(needed, index)
         return needed
 
     def fetch(self, peer: str, request: Fetch) -> None:
-        """Answer with the chunk, once it is read."""
+        """Send a peer the chunk that it asks for, once it is read."""
         given = self._given_to(peer, request.snapshot, request.file)
         if given is None:
             self._send(peer, Withdrawn(request.snapshot))
@@ -169,7 +170,7 @@ class SnapshotGiver:
         if self._given_to(peer, request.snapshot, request.file) is None:
             self._send(peer, Withdrawn(request.snapshot))
         elif isinstance(error, OSError) and error.errno not in _DAMAGE:
-            # Too many open files, say. It is asked for again.
+            # There may be too many open files, for example. The peer will ask for the chunk again.
             log.warning("cannot give a part of a snapshot to %s: %s", peer, error)
         elif data is None:
             self._failed(CorruptJournal(path, request.offset, f"cannot be read: {error}"))
@@ -177,7 +178,7 @@ class SnapshotGiver:
             self._send(peer, SnapshotChunk(request.snapshot, request.file, request.offset, crc32(data), data))
 
     def spoilt(self, peer: str, message: Spoilt) -> None:
-        """Verify the file: it may be damaged here."""
+        """Verify a file that a peer has found damaged, and take its snapshot back: it may be damaged here, too."""
         given = self._given_to(peer, message.snapshot, message.file)
         if given is None:
             return
@@ -190,7 +191,7 @@ class SnapshotGiver:
         self._take_back(peer)
 
     def _given_to(self, peer: str, snapshot: int, file: int) -> _Given | None:
-        """What the peer is given, if it is this snapshot and the file is in it, still as it was offered."""
+        """What the peer may fetch, if that is this snapshot and the file is still as it was offered; else None."""
         given = self._given.get(peer)
         if given is None or given.offer.snapshot != snapshot or file >= len(given.names):
             return None
@@ -200,7 +201,7 @@ class SnapshotGiver:
         return given
 
     def _is_sealed(self, name: str) -> bool:
-        """Whether the segment is as it was offered: a conflicting tail may have cut it since."""
+        """Whether the segment is still sealed, as it was when it was offered: it may have been cut since."""
         return any(segment.name == name and segment.sealed for segment in self._journal.segments())
 
     def _checked(self, given: _Given, file: int, _result: object, error: Exception | None) -> None:
@@ -270,12 +271,12 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Taking:
-    """A snapshot under way."""
+    """A snapshot that is being fetched."""
 
     peer: str
     offer: Offer
     parts: Iterator[_Part]
-    """Not yet asked for."""
+    """The chunks that have not been asked for yet."""
     moved_s: float
     asked: deque[_Part] = field(default_factory=deque)
     storing: int = 0
@@ -283,9 +284,9 @@ class _Taking:
     file: File | None = None
     """The file that is being written; only the background thread uses it."""
     names: Sequence[str] = ()
-    """Of its segments in the log's directory, once everything is there and may be moved."""
+    """The names of its segments in the log's directory, once all chunks are there and the files may be moved."""
     lost: bool = False
-    """Given up: what still arrives from the disk is of no interest."""
+    """Whether it was given up; jobs that still run for it on the background thread do nothing."""
 
 
 class SnapshotTaker:
@@ -317,7 +318,7 @@ class SnapshotTaker:
         return journal.last_index < index or (index >= journal.first_index and journal.term_at(index) != term)
 
     def offered(self, peer: str, offer: Offer) -> None:
-        """Begin to take it, or go on where the link broke, unless one from elsewhere is on its way."""
+        """Begin to fetch the snapshot, or go on with it if it is under way already, unless another one is."""
         now_s = self._runtime.monotonic()
         taking = self._taking
         if taking is not None:
@@ -330,7 +331,7 @@ class SnapshotTaker:
         if not self.is_of_use(offer.index, offer.term):
             return
         if self._journal.synced_index == 0:
-            return  # what was installed last is not durable yet, and a start would need its directory
+            return  # the last snapshot is not yet durable as the log: a start would still need its directory
         self._give_up()
         log.info("takes a snapshot of index %d from %s: %d bytes", offer.index, peer, offer.size)
         self._taking = taking = _Taking(peer, offer, _parts(offer), now_s)
@@ -338,24 +339,24 @@ class SnapshotTaker:
         self._disk.submit_background(self._make_room, partial(self._begun, taking))
 
     def connected(self, peer: str) -> None:
-        """A new link: what was under way on the old one is asked for again."""
+        """Ask a peer with a new link again for the chunks that were under way on the old one."""
         if self._taking is not None and self._taking.peer == peer:
             self._ask_again(self._taking)
 
     def part_received(self, peer: str) -> None:
-        """The link from `peer` is at work: what was asked for comes behind what is arriving."""
+        """Count a part of a message from `peer` as progress: the chunks that were asked for come after it."""
         if self._taking is not None and self._taking.peer == peer:
             self._taking.moved_s = self._runtime.monotonic()
 
     def remove_installed(self) -> None:
-        """The snapshot is the log now, durably; its directory may be the next one's already."""
+        """Remove the directory of a snapshot that was installed durably, unless the next one is being fetched."""
         if self._taking is None:
             self._disk.submit_background(
                 partial(self._disk.remove_directory, self._directory.incoming), _ignore
             )
 
     def tick(self) -> None:
-        """Once in a while: do not hold on to what is not needed any more, or will not come."""
+        """Give up a transfer that is stuck or not needed any more; to be called once a second."""
         taking = self._taking
         if taking is not None:
             is_stuck = taking.moved_s + GIVEN_S < self._runtime.monotonic()
@@ -425,7 +426,7 @@ class SnapshotTaker:
     # Storing: on the background thread
 
     def _clean_up(self, taking: _Taking, *, stray: bool) -> None:
-        """Remove what was fetched, and what of it was moved; `stray` tells whether the checkpoint must go, too."""
+        """Remove the fetched files, also those that were moved; `stray`: the checkpoint that was moved, too."""
         if taking.file is not None:
             taking.file.close()
         if taking.names:
@@ -468,7 +469,7 @@ class SnapshotTaker:
             return None
         directory = self._directory
         checkpoint = read_checkpoint(self._disk, self._path(0), directory.identity)
-        # It comes before its segments: a start in between must know that the log has lost nothing.
+        # The checkpoint is moved before its segments: a start in between must know that the log has lost nothing.
         directory.note_moving(checkpoint.index)
         for number, name in enumerate([checkpoint_name(checkpoint.index), *taking.names]):
             self._disk.rename(self._path(number), f"{directory.log}/{name}")
@@ -495,7 +496,7 @@ class SnapshotTaker:
             self._ask(taking)
 
     def _is_on(self, taking: _Taking, error: Exception | None, file: int = 0) -> bool:
-        """Whether the transfer goes on after a job on `file` has ended, in an error or not."""
+        """Whether the transfer goes on after a job on `file` has ended; with an error it is given up."""
         if self._taking is not taking:
             return False
         if error is None:
@@ -540,4 +541,4 @@ def _read(disk: Disk, path: str, offset: int, length: int) -> bytes:
 
 
 def _ignore(_result: None, _error: Exception | None) -> None:
-    """Take no notice: what was not removed is a leftover, and is removed at the next start."""
+    """Ignore an error: what was not removed is a leftover, and is removed at the next start."""

@@ -29,33 +29,33 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 STEP_MS = 2_000.0
-"""A wall clock that changes by no more is believed at once: a correction by a time server, or a leap second."""
+"""A jump of a wall clock by no more than this is believed at once: a time server's correction, or a leap second."""
 OFF_MS = 5_000
-"""A wall clock that differs by more from the cluster's time is off, and the log says so, ..."""
+"""A wall clock that differs by more than this from the cluster's time is off, and the log says so once."""
 OFF_NO_MORE_MS = OFF_MS / 2
-"""... until it differs by less than this."""
+"""A wall clock that was off is right again when it differs by less than this."""
 SLOWER = 0.99
-"""The pace of time that is ahead: a delay takes a hundredth longer, and an hour is made up for in four days."""
+"""The pace at which time goes on while it is ahead of the clocks: an hour is made up for in four days."""
 WALL_MAX_MS = 2**43
-"""The year 2248. No clock is later, nor before 1970: what is derived from times has room in 64 bits."""
+"""A time in the year 2248. Later readings count as this, so that what is derived from times has room in 64 bits."""
 
 
 def bounded(wall_ms: int) -> int:
-    """The reading of a wall clock, however wrong that is, as a time that the formats have room for."""
+    """Limit the reading of a wall clock to what the formats have room for: from 1970 to `WALL_MAX_MS`."""
     return min(max(wall_ms, 0), WALL_MAX_MS)
 
 
 class SteadyClock:
-    """A wall clock as far as it keeps in step with the monotonic one."""
+    """A wall clock without its jumps, until it has kept its new time for `patience_s` seconds."""
 
     def __init__(self, wall_ms: int, now_s: float, patience_s: float) -> None:
         self.offset_ms = wall_ms - now_s * 1000
-        """From the monotonic clock."""
+        """By how much the wall clock is ahead of the monotonic one, as far as it is believed, in milliseconds."""
         self._patience_s = patience_s
         self._doubtful_ms: float | None = None
-        """The offset after a jump, ..."""
+        """The offset since a jump that is not believed yet; None if there is none."""
         self._since_s = 0.0
-        """... and when it was seen first."""
+        """When the offset `_doubtful_ms` was first seen, on the monotonic clock."""
 
     def look(self, wall_ms: int, now_s: float) -> None:
         offset_ms = wall_ms - now_s * 1000
@@ -79,16 +79,16 @@ class ClusterClock:
         now_s: float,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`members`: how many there are; `time_ms`: that of the last entry, 0 if there is none."""
+        """`members` is the number of members, `time_ms` the time of the last entry, or 0 if there is none."""
         self._name = name
         self._members = members
         self._own = SteadyClock(wall_ms, now_s, patience_s)
         self._peers: dict[str, float] = {}
-        """Of each connected peer, by how much its steady clock is ahead of this node's monotonic one, in ms."""
+        """By how much each connected peer's steady clock is ahead of this node's monotonic clock, in milliseconds."""
         self._base_ms, self._base_s, self._pace = float(time_ms), now_s, 1.0
         self._knows_entry = time_ms > 0
         self._is_agreed = False
-        """Whether in this life the clocks of a majority have ever not been behind."""
+        """Whether since this start the clocks of a majority have ever agreed with the cluster's time, or been ahead."""
         self._is_off = False
         self.look(wall_ms, now_s)
 
@@ -98,11 +98,11 @@ class ClusterClock:
         return int(self._time_ms(now_s))
 
     def wait_s(self, due_ms: int, now_s: float) -> float:
-        """How long it takes until it is `due_ms`, on the monotonic clock, if nothing puts time forward."""
+        """How many seconds it takes until the cluster's time is `due_ms`, if nothing puts it forward."""
         return (due_ms - self.time_ms(now_s)) / (1000 * self._pace)
 
     def steady_ms(self, now_s: float) -> int:
-        """What this node's wall clock says, as far as it counts."""
+        """The wall clock of this node without jumps that are not believed yet, in milliseconds since 1970."""
         return bounded(int(now_s * 1000 + self._own.offset_ms))
 
     def _time_ms(self, now_s: float) -> float:
@@ -111,29 +111,29 @@ class ClusterClock:
     # How it is known
 
     def follow(self, time_ms: int, now_s: float) -> None:
-        """An entry says that it is so late already."""
+        """Put time forward to that of an entry, if it is later."""
         if time_ms > self._time_ms(now_s):
             self._base_ms, self._base_s = float(time_ms), now_s
             self._knows_entry = True
 
     def look(self, wall_ms: int, now_s: float) -> None:
-        """Look at this node's wall clock: once a second."""
+        """Take in a reading of this node's wall clock; to be called once a second."""
         self._own.look(wall_ms, now_s)
         self._agree(now_s)
         if quorum.is_majority(1 + len(self._peers), self._members):
             self._watch(wall_ms - self._time_ms(now_s))
 
     def hear(self, peer: str, steady_ms: int, now_s: float) -> None:
-        """A peer tells its steady clock. What was long on its way makes it seem early, which does no harm."""
+        """Take in a peer's steady clock. A message that was long on its way makes it seem early, which does no harm."""
         self._peers[peer] = steady_ms - now_s * 1000
         self._agree(now_s)
 
     def forget(self, peer: str) -> None:
-        """The link is gone: whether its clock is still right nobody knows."""
+        """Forget the clock of a peer whose link is gone, since nobody knows whether it is still right."""
         self._peers.pop(peer, None)
 
     def _agree(self, now_s: float) -> None:
-        """Go by the clocks of a majority, if so many are known."""
+        """Put time forward to the clocks of a majority, or slow it down if it is ahead, if enough clocks are known."""
         offsets = [self._own.offset_ms, *self._peers.values()]
         self._base_ms, self._base_s, self._pace = self._time_ms(now_s), now_s, 1.0
         if not quorum.is_majority(len(offsets), self._members):

@@ -1,4 +1,4 @@
-"""What is logged of things that a stranger can make happen as often as it likes.
+"""Log lines about what a stranger can make happen as often as it likes.
 
 Lives here: how many such lines there are. Not here: what they say (the callers).
 
@@ -18,10 +18,10 @@ _INTERVAL_S = 1.0
 
 
 class Complaints:
-    """Lines of one logger."""
+    """Writes such lines to one logger, and leaves out those that are too many."""
 
     def __init__(self, log: logging.Logger, lines: int = 1) -> None:
-        """Of each kind there are at most so many `lines` in a second. Kinds are few: nobody forgets one."""
+        """At most `lines` lines of each kind are logged in a second. Kinds are never forgotten, so they must be few."""
         self._log = log
         self._lines = lines
         self._kinds: dict[Hashable, _Kind] = {}

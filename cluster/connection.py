@@ -1,7 +1,7 @@
 """One connection to a peer: first the handshake, then frames.
 
 Lives here: framing, what piles up for a peer that does not read, congestion. Not here: who dials and who accepts, which
-connection is the current one (links.py), who somebody is (handshake.py), what a frame means (envelope.py).
+connection is the current one (links.py), how a peer proves who it is (handshake.py), what a frame means (envelope.py).
 
 A frame is ``<IH``, the length of the body and the group id, then the body. Whatever a group makes is carried: one frame
 of any size that the log can hold passes a queue that is not congested, and its parts are heard of as they come.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Frame = tuple[int, bytes]
-"""Group id and body."""
+"""The group id and the body of a frame."""
 
 _HEADER = Struct("<IH")
 
@@ -37,26 +37,26 @@ _RECEIVE_BYTES = 2 << 20
 # A partial frame below this is moved to the front of the buffer, so that the next read is a large one.
 _MOVED_BYTES_MAX = 64 << 10
 
-# What is larger goes to the transport in pieces of this size, as far as that takes them: TLS encrypts at once what it
-# is given, and for 100 MiB a leader would be silent for too long.
+# A larger frame is given to the transport in pieces of this size, as fast as it takes them: TLS encrypts at once what
+# it is given, and for 100 MiB a leader would be silent for too long.
 _PIECE_BYTES = 1 << 20
 
 
 class LinkLimits(NamedTuple):
     frame_bytes_max: int = FRAME_BYTES_MAX
-    """Of one body. The same for all nodes, since what one of them may send the others must take."""
+    """How large the body of a frame may be: the same on all nodes, since each must take what the others may send."""
     queued_bytes_max: int = 96 << 20
     """A peer that lets more than this pile up, besides the largest frame of it, is disconnected."""
     high_water_bytes: int = 8 << 20
-    """With more than this queued a link is congested ..."""
+    """With more than this queued a link becomes congested."""
     low_water_bytes: int = 2 << 20
-    """... until less than this is left."""
+    """With less than this queued a link is not congested any more."""
     retry_first_s: float = 0.1
     retry_max_s: float = 1.0
     handshake_timeout_s: float = 5.0
-    """From the connection attempt to the last proof, TLS included."""
+    """How long it may take from the connection attempt to the last proof, TLS included."""
     stranger_bytes_max: int = 4096
-    """Read at once from an unauthenticated connection; must hold a handshake message."""
+    """How much is read at once from an unauthenticated connection; must hold a handshake message."""
     strangers_max: int = 64
     """Unauthenticated connections at a time; one more pushes out the oldest of the address that has most of them."""
 
@@ -71,13 +71,13 @@ class LinkBacklog:
     def __init__(self, limits: LinkLimits) -> None:
         self._bytes_max = limits.queued_bytes_max
         self._largest = 0
-        """Frame of those that have been queued since the link was last free."""
+        """Length of the largest frame that was queued since the link was last not congested."""
 
     def admits(self, length: int, queued_bytes: int) -> bool:
-        """Whether a frame may be queued behind so many bytes, 0 if the link is not congested.
+        """Whether a frame of this length may be queued behind `queued_bytes`, which is 0 on a link without congestion.
 
-        One of any size may be then: groups hold back on a congested link, so only a peer that has not read for a
-        very long time finds more behind it than the limit.
+        Its own length does not matter: groups hold back on a congested link, so more than the limit piles up only for
+        a peer that has not read for a very long time.
         """
         if not queued_bytes:
             self._largest = 0
@@ -87,10 +87,10 @@ class LinkBacklog:
 
 
 class Epochs(Protocol):
-    """Who hears of a connection."""
+    """What hears of the events of a connection: the links of the node."""
 
     def begin(self, connection: PeerConnection) -> None:
-        """It has authenticated the peer."""
+        """The connection has authenticated the peer."""
         ...
 
     def deliver(self, connection: PeerConnection, frames: list[Frame]) -> None: ...
@@ -100,15 +100,15 @@ class Epochs(Protocol):
         ...
 
     def drained(self, connection: PeerConnection) -> None:
-        """It is not congested any more."""
+        """The connection is not congested any more."""
         ...
 
     def broken(self, connection: PeerConnection, error: FrameTooLargeError) -> None:
-        """The peer sends what no node of this version does."""
+        """The peer has sent a frame above the limit, as no node of this version does."""
         ...
 
     def end(self, connection: PeerConnection, error: Exception | None) -> None:
-        """It is gone, whether it was authenticated or not."""
+        """The connection is closed, whether it was authenticated or not."""
         ...
 
 
@@ -117,21 +117,21 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def __init__(self, epochs: Epochs, handshake: Handshake, limits: LinkLimits) -> None:
         self.congested = False
-        """More is queued than the high water; not until there is less than the low water is it false again."""
+        """Whether more than the high water was queued, and has not fallen below the low water since."""
         self.gone = asyncio.Event()
         self._epochs = epochs
         self._handshake = handshake
         self._limits = limits
         self._backlog = LinkBacklog(limits)
         self._pieces: deque[memoryview] = deque()
-        """Of large frames and what follows them: what the transport has not been given yet."""
+        """The pieces of large frames, and what follows them, that the transport has not been given yet."""
         self._pieces_bytes = 0
         self._writing_paused = False
         self._transport: asyncio.Transport | None = None
         self._verdict: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self.heard_s = self._loop.time()
-        """When the other side last sent anything."""
+        """When the other side last sent anything, by the clock of the event loop."""
         self._stranger_bytes = memoryview(bytearray(limits.stranger_bytes_max))
         self._frames: FrameBuffer | None = None
         self._closing = False
@@ -151,7 +151,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             raise error
 
     def write(self, group_id: int, body: Sequence[Buffer], length: int) -> None:
-        """Send a frame of a body of this length."""
+        """Send a frame, or queue it. `body` has `length` bytes; a peer that lets too much pile up is disconnected."""
         transport = self._transport
         if transport is None or self._closing:
             return
@@ -173,7 +173,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.congested = self.congested or bool(self._pieces)
 
     def _pump(self, transport: asyncio.Transport) -> None:
-        """Give the transport what it takes."""
+        """Give the transport the pieces that wait, as long as it takes more."""
         while self._pieces and not self._writing_paused:
             piece = self._pieces.popleft()
             self._pieces_bytes -= len(piece)
@@ -192,7 +192,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def abandon(self) -> None:
-        """Close at once what has not become a link, unless it is closing with a last word."""
+        """Close at once if the peer was not authenticated, unless a rejection is still being sent."""
         if not self._handshake.authenticated and not self._closing:
             self.abort()
 
@@ -307,7 +307,7 @@ class FrameBuffer:
         return self._view[self._end :]
 
     def advance(self, count: int) -> list[Frame]:
-        """Return the frames that are complete with `count` more bytes in `space`."""
+        """Return the frames that are complete with `count` more bytes in `space`; raises FrameTooLargeError."""
         frames: list[Frame] = []
         start = self._start
         end = self._end + count
@@ -328,7 +328,7 @@ class FrameBuffer:
         return frames
 
     def _make_room(self, needed: int) -> None:
-        """See to it that a frame of `needed` bytes fits, of which a part is there.
+        """Make room for a frame of `needed` bytes in all, of which a part is there.
 
         Each byte of a frame is moved at most twice: as a short beginning, and into a place that holds it all.
         """

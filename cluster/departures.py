@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Departures:
-    """What has not left yet."""
+    """The messages that wait for a sync, in the order in which they were given."""
 
     def __init__(self, transmit: Callable[[str, Message], None]) -> None:
         self._transmit = transmit
         self._waiting: deque[Departure] = deque()
 
     def send(self, departures: Iterable[Departure], synced: int) -> None:
-        """Send what may leave: everything at once, except what waits for more than is `synced`."""
+        """Send what waited and may leave now, then these, except those that wait for more changes than are `synced`."""
         while self._waiting and self._waiting[0].sync_point <= synced:
             _, peer, message = self._waiting.popleft()
             self._transmit(peer, message)
@@ -36,5 +36,5 @@ class Departures:
                 self._waiting.append(departure)
 
     def drop(self, peer: str) -> None:
-        """The epoch of this peer is over."""
+        """Drop what waits to be sent to this peer, because its epoch is over."""
         self._waiting = deque(waiting for waiting in self._waiting if waiting.peer != peer)

@@ -42,11 +42,11 @@ DAMAGE = "damage"
 ASIDE_PREFIX = "damaged-"
 
 OpenJournal = Callable[[bool], SegmentedJournal]
-"""Opens the journal; told whether writes that were not synced may be lost."""
+"""A function that opens the journal; its argument tells whether writes that were not synced may be lost."""
 
 
 class GroupDirectory:
-    """One group's files."""
+    """The directory with the files of one group on this node."""
 
     def __init__(self, disk: Disk, path: str, owner: Owner) -> None:
         self.path = path
@@ -70,7 +70,7 @@ class GroupDirectory:
     ) -> tuple[SegmentedJournal, Checkpoint | None]:
         """Open the log, and load the newest checkpoint into `state`.
 
-        Raises the errors of the journal; CorruptJournal only unless `repairable`, that is, there are peers.
+        Raises the errors of the journal. With `repairable`, since there are peers, a damaged log is set aside instead.
         """
         hard = self.hard_state.load()
         open_log = partial(self._open, state, partial(open_journal, claim.writes_lost))
@@ -112,7 +112,10 @@ class GroupDirectory:
         return journal, self._load_checkpoint(journal, state)
 
     def _load_checkpoint(self, journal: SegmentedJournal, state: GroupState) -> Checkpoint | None:
-        """Take over the newest checkpoint that is whole; without one the log must go back to its beginning."""
+        """Load the newest whole checkpoint into `state`; None if there is none.
+
+        Raises CorruptJournal if the log does not reach back to it or, without one, to entry 1.
+        """
         checkpoint = load_newest(self._disk, self.log, self.identity, journal.last_index)
         if checkpoint is None and journal.first_index <= 1:
             return None
@@ -128,7 +131,7 @@ class GroupDirectory:
         return checkpoint
 
     def restore(self, state: GroupState, checkpoint: Checkpoint) -> None:
-        """Take over a state. Raises UnknownFormat."""
+        """Load a checkpoint into `state`. Raises UnknownFormat if another version of this program wrote it."""
         try:
             state.load(checkpoint.body)
         except ValueError as error:
@@ -145,7 +148,8 @@ class GroupDirectory:
         names = self._disk.list_directory(self.path)
         if "log" in names:
             if any(name.startswith(ASIDE_PREFIX) for name in names):
-                self._disk.remove_directory(self.log)  # an earlier repair was not finished: this is less
+                # An earlier repair was not finished: the log that was set aside then has more than this one.
+                self._disk.remove_directory(self.log)
             else:
                 self._disk.rename(self.log, f"{self.path}/{ASIDE_PREFIX}{claim.incarnation}")
             self._disk.sync_directory(self.path)
@@ -172,7 +176,7 @@ class GroupDirectory:
         remove_checkpoints(self._disk, self.log, [index])
 
     def remove_set_aside(self) -> None:
-        """Off the loop: this node has everything again."""
+        """Remove the damaged logs that were set aside, because this node has everything again; off the loop."""
         for name in self._disk.list_directory(self.path):
             if name.startswith(ASIDE_PREFIX):
                 remove = partial(self._disk.remove_directory, f"{self.path}/{name}")
@@ -188,4 +192,4 @@ def moving_checkpoint(disk: Disk, incoming: str) -> int | None:
 
 
 def _ignore(_result: None, _error: Exception | None) -> None:
-    """Take no notice: what was not removed is removed later."""
+    """Ignore an error: what was not removed is removed later."""

@@ -31,7 +31,7 @@ class Role(IntEnum):
 
 
 class LogEnd(NamedTuple):
-    """Of two logs the one with the greater end is the more complete (Raft paper, 5.4.1)."""
+    """Where a log ends; of two logs the one with the greater end is the more complete (Raft paper, 5.4.1)."""
 
     term: int
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
@@ -41,16 +41,16 @@ class Elections:
     """What one member knows of leaders and of its own pre-votes."""
 
     def __init__(self, name: str, membership: Membership, patience_s: float) -> None:
-        """Whoever was heard within `patience_s` still leads."""
+        """A leader that was heard within the last `patience_s` seconds counts as alive."""
         self.is_won = False
-        """A majority would vote for this member, and no leader has been heard of since: it may campaign."""
+        """Whether this member may campaign: it has won a round, and has heard no leader since."""
         self._name = name
         self._membership = membership
         self._patience_s = patience_s
         self._heard_s = NEVER_S
-        """When a leader was heard last."""
+        """When a leader was last heard, on the monotonic clock."""
         self._round = 0
-        """Answers to an earlier one do not count any more."""
+        """The number of the current round; answers to earlier ones do not count."""
         self._is_asking = False
         self._granted_by: set[str] = set()
         self._votes: set[str] = set()
@@ -58,22 +58,22 @@ class Elections:
     # Leaders
 
     def hear_leader(self, now_s: float) -> None:
-        """A leader speaks: what was won, was won against a silent one."""
+        """Note that a leader was heard; a round that was won while it was silent is void."""
         self._heard_s = now_s
         self.is_won = False
 
     def leader_is_lost(self) -> None:
-        """The link to it is broken, which says more than any silence."""
+        """Note that the link to the leader is broken: it counts as dead at once."""
         self._heard_s = NEVER_S
 
     def has_heard_leader(self, now_s: float) -> bool:
-        """Whether one was heard so lately that nobody else need lead."""
+        """Whether a leader was heard so lately that it counts as alive."""
         return now_s - self._heard_s < self._patience_s
 
     # Rounds
 
     def ask(self) -> int | None:
-        """Begin a round: what to ask the other voters for; None if this member is a majority by itself."""
+        """Begin a round. Returns its number, or None if this member is a majority by itself and need not ask."""
         self._round += 1
         self._granted_by = {self._name}
         if self._membership.is_majority(self._granted_by):
@@ -87,7 +87,7 @@ class Elections:
         self._is_asking = False
 
     def count(self, peer: str, number: int) -> bool:
-        """A peer would vote for this member, it says in answer to this round. True if that wins the round."""
+        """Count a peer that would vote for this member, in answer to round `number`. True if that wins the round."""
         if number != self._round:
             return False
         self._granted_by.add(peer)
@@ -100,11 +100,11 @@ class Elections:
     # Campaigns
 
     def campaign(self) -> None:
-        """Begin one, with the vote of this member itself."""
+        """Begin a campaign, in which this member has its own vote."""
         self._votes = {self._name}
 
     def elects(self, peer: str) -> bool:
-        """A peer votes for this member in the campaign that is on. True if a majority has now."""
+        """Count a peer's vote in the current campaign. True if a majority has voted for this member."""
         self._votes.add(peer)
         return self._membership.is_majority(self._votes)
 

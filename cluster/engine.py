@@ -63,7 +63,7 @@ APPLY_BUDGET_S = 0.005
 """A turn applies entries for at most this long, so that a replay after a start does not silence the node."""
 
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
-"""A follower whose disk takes nothing in holds this much in memory, and lets further entries go by."""
+"""A follower holds about this many unsynced bytes of entries in memory, and drops what comes until they are synced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class Timing:
     election_max_s: float = 2.0
     heartbeat_s: float = 0.1
     campaign_jitter_s: float = 0.03
-    """Spread of the first campaign after the leader's connection broke: short, the pre-vote settles ties."""
+    """After the leader's connection broke, a member campaigns at a random moment within this time."""
     campaign_retry_s: float = 0.15
-    """At least this long between two campaigns of one node."""
+    """A member waits at least this long between two campaigns."""
 
 
 class Departure(NamedTuple):
@@ -126,11 +126,11 @@ class Engine(SyncObj):
         self.journal = journal
         self.outbox: list[Departure] = []
         self.may_vote = True
-        """A node that may have forgotten what it acknowledged helps nobody into office, itself included."""
+        """Whether this member may vote and campaign: not if it may have lost what it acknowledged (recovery.py)."""
         self.may_lead = True
-        """A node whose disk is full could commit nothing."""
+        """Whether this member may campaign: not while its disk is full or damaged, since it could commit nothing."""
         self.behind = False
-        """Committed entries are waiting: call `turn` again soon."""
+        """Whether the last turn has left entries to be applied or sent: call `turn` again soon."""
         self._timing = timing
         self._runtime = runtime
         self._membership = membership
@@ -141,7 +141,7 @@ class Engine(SyncObj):
         """What this leader knows of each peer."""
         self._stored_is_told = True
         self._heard_told_s = 0.0
-        """When a majority was heard last, as pysyncobj was told."""
+        """When a majority was last heard, as pysyncobj was told, on the monotonic clock."""
         self._answers = Answers(timing.heartbeat_s / 2)
         self._elections = Elections(name, membership, timing.election_min_s)
         self._append_due = False
@@ -162,11 +162,11 @@ class Engine(SyncObj):
         )
         voters = [self._nodes[peer] for peer in self._voters]
         super().__init__(StableNode(name), voters, conf, transportClass=Outbox)  # pyright: ignore[reportArgumentType]
-        # These are sent what there is, and counted nowhere.
+        # Learners are sent appends and counted nowhere.
         self._SyncObj__readonlyNodes = {node for node in self._nodes.values() if node not in voters}
         self._SyncObj__serializer = NoDumps()
         self._poller = NoPoller()
-        # A pre-vote does no harm where there is a leader; where there is none, nobody need wait for a silent one.
+        # The first deadline is short: a pre-vote does no harm if there is a leader, and without one nobody need wait.
         self._SyncObj__raftElectionDeadline = runtime.monotonic() + self._retry_s()
         self._SyncObj__raftLastApplied = applied_index
         self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, applied_index)
@@ -196,7 +196,7 @@ class Engine(SyncObj):
 
     @property
     def voted_for(self) -> str | None:
-        """Whom it voted for in `term`."""
+        """The member that this one voted for in `term`; None if it has not voted."""
         return self._SyncObj__votedForNodeId
 
     @property
@@ -214,15 +214,15 @@ class Engine(SyncObj):
 
     @property
     def matched_index(self) -> int:
-        """Up to here the log of this follower is that of the current term's leader, 0 if that is not known."""
+        """The last entry up to which this log is known to be that of the current term's leader; 0 if none is."""
         return self._answers.matched_index(self.term)
 
     # What happens to the engine
 
     def peer_connected(self, peer: str) -> None:
-        """A new epoch.
+        """Begin a new epoch with `peer`.
 
-        What was in flight on the old one is lost, so sending starts again after the last known match.
+        What was in flight in the old one is lost, so sending starts again after the last known match.
         """
         self._enter()
         self._answers.forget()
@@ -235,7 +235,7 @@ class Engine(SyncObj):
             self._append_due = True
 
     def part_received(self, peer: str) -> None:
-        """A part of a message has arrived. A large one takes a while, and whoever sends it is there."""
+        """Count a part of a message as a sign of life of its sender: a large message takes a while."""
         self._enter()
         if self.is_leader:
             self._hear_follower(peer)
@@ -244,7 +244,7 @@ class Engine(SyncObj):
             self._tell_hearing(peer)
 
     def peer_lost(self, peer: str) -> None:
-        """The epoch is over. If it was the leader's, campaign at once: a broken connection beats any timeout."""
+        """End the epoch with `peer`. If it was the leader, campaign at once instead of waiting for a timeout."""
         self._enter()
         self._SyncObj__connectedNodes.discard(self._nodes[peer])
         if self.leader == peer:
@@ -272,7 +272,7 @@ class Engine(SyncObj):
         self._append_due = True
 
     def synced(self) -> None:
-        """The journal has synced more: the leader's own tail, and what waited for it, count now (hazard H1)."""
+        """Note that the journal has synced more: a leader's own entries count up to there (hazard H1)."""
         self._stored_is_told = False
 
     def remember(self, term: int, vote: str | None) -> None:
@@ -281,7 +281,7 @@ class Engine(SyncObj):
         self._SyncObj__votedForNodeId = vote
 
     def installed(self, index: int) -> None:
-        """The log has been replaced by a peer's, and the state by that at `index`, which was committed there."""
+        """Go on with a snapshot: the log was replaced by a peer's, the state by that at `index`, which is committed."""
         self._SyncObj__raftLastApplied = index
         self._SyncObj__raftCommitIndex = index
         self._answers.match(0, 0)
@@ -301,7 +301,7 @@ class Engine(SyncObj):
         return index
 
     def transfer_leadership(self, without: Collection[str] = ()) -> bool:
-        """Ask a peer that has everything to take over (Raft thesis 3.10), none of `without`. True if one was asked."""
+        """Ask a voter outside `without` that has the whole log to lead (Raft thesis 3.10). True if one was asked."""
         self._enter()
         last = self.journal.last_index
         for peer in self._voters:
@@ -373,17 +373,15 @@ class Engine(SyncObj):
     def _send_appends(self) -> None:
         """Send each peer what it lacks, at most about a slice of it in one turn (`SegmentedJournal.slice_end`).
 
-        So reading old entries does not stall the loop: that takes a millisecond or two if they are large, and a
-        client's message waits for several turns; and as much if they are small, since each counts as its share of a
-        full slice.
-        Nor does more come on top of a link that has become congested.
+        That bounds the time for which reading old entries stalls the loop to a millisecond or two, whether they are
+        large or small: the number of entries counts as well as their size. Nor is more sent on a congested link.
         """
         self._append_due = False
         for progress in self.progress.values():
             progress.begin_turn()
         try:
             SyncObj._SyncObj__sendAppendEntries(self)  # pyright: ignore[reportAttributeAccessIssue]
-        finally:  # also if what another peer lacks is damaged on the disk
+        finally:  # also if an entry that a peer lacks is found damaged on the disk
             for peer, progress in self.progress.items():
                 if progress.is_paused:
                     self._SyncObj__connectedNodes.add(self._nodes[peer])
@@ -397,7 +395,7 @@ class Engine(SyncObj):
             if "prevLogIdx" not in message:
                 self._ask_for_end(node)
             elif self.progress[node.id].lacks_from is not None:
-                self._emit_append(node.id, message, [])  # keeps it from campaigning
+                self._emit_append(node.id, message, [])  # it keeps the node from campaigning
             else:
                 self._send_append(node, message)
         elif kind == "next_node_idx":
@@ -432,10 +430,10 @@ class Engine(SyncObj):
         count: int | None = None,
         maxSizeBytes: int | None = None,  # noqa: N803
     ) -> Sequence[Entry]:
-        """H7: of all that follows, what one append carries, if that is asked for.
+        """Return the entries from `fromIDx` on; given `maxSizeBytes`, only as many as one append carries (H7).
 
-        Only who sends gives a bound. Who looks whether anything follows an entry is not told less than there is: for
-        pysyncobj a slice of one entry means that no conflicting tail needs to be deleted.
+        pysyncobj gives that bound only when it sends. When it looks whether anything follows an entry it must not be
+        told less than there is: it takes a slice of one entry to mean that no conflicting tail needs to be deleted.
         """
         if maxSizeBytes is None:
             return SyncObj._SyncObj__getEntries(self, fromIDx, count)  # pyright: ignore[reportAttributeAccessIssue]
@@ -443,9 +441,9 @@ class Engine(SyncObj):
         return journal.entries(fromIDx, journal.slice_end(fromIDx, journal.last_index + 1))
 
     def _ask_for_end(self, node: Node) -> None:
-        """The log begins after what `node` was to get next, so appends cannot reach back to it.
+        """Go on at the end of the log for a node whose next entry is not in the log any more.
 
-        One at the end will be refused, and the refusal says where its log ends.
+        The node will refuse that append, and its refusal tells where its own log ends.
         """
         self._SyncObj__raftNextIndex[node] = self.journal.last_index + 1
 
@@ -476,7 +474,7 @@ class Engine(SyncObj):
             self._emit(leader, Hearing(self.term))
 
     def _acknowledgement_sync_point(self) -> int:
-        """H1: an acknowledgement vouches for all that the journal was told so far."""
+        """The count of changes that must be synced before an acknowledgement leaves: all there are so far (H1)."""
         return self.journal.written
 
     # Appends at a follower
@@ -487,12 +485,15 @@ class Engine(SyncObj):
             return
         self._elections.hear_leader(self._runtime.monotonic())
         if self.journal.unsynced_bytes > UNSYNCED_BYTES_MAX:
-            # What follows will not fit behind this log, so it is refused, and sent again once the disk takes it.
+            # Appends after these entries will not match this log; they are refused until the leader sends these again.
             message = message._replace(entries=[])
         self._match(node, message)
 
     def _match(self, node: Node, message: Append) -> None:
-        """H2, H3, H12: let pysyncobj take in what is new of it; before anything is changed, see whether it may."""
+        """Let pysyncobj take in what is new of an append (H2, H3).
+
+        Raises ForeignLog, before anything is changed, if the append contradicts what is committed here (H12).
+        """
         what = contradiction(self.journal, self.commit_index, message)
         if what is not None:
             raise self._foreign_log(node.id, message.term, what)
@@ -518,12 +519,12 @@ class Engine(SyncObj):
         self._SyncObj__onMessageReceived(node, message)
 
     def check_end_of(self, leader: str, term: int, last_index: int) -> None:
-        """H12: the same for a leader whose log ends before what is committed here. Raises ForeignLog."""
+        """Raise ForeignLog if the log of this leader ends before what is committed here (H12)."""
         if term >= self.term and last_index < self.commit_index:
             raise self._foreign_log(leader, term, f"ends with entry {last_index}")
 
     def check_snapshot(self, giver: str, index: int, term: int) -> None:
-        """H12: the same for an entry that a snapshot stands for, whether it is offered or has come."""
+        """Raise ForeignLog if the entry that a snapshot stands for is not the one that is committed here (H12)."""
         what = other_entry(self.journal, self.commit_index, index, term)
         if what is not None:
             raise self._foreign_log(giver, self.term, what)
@@ -539,7 +540,10 @@ class Engine(SyncObj):
     # Acknowledgements at the leader
 
     def _receive_appended(self, node: Node, message: Appended) -> None:
-        """In place of pysyncobj's handling, which rewinds the next index on each success and so sends twice."""
+        """Take in a follower's answer to an append.
+
+        This replaces pysyncobj's handling, which rewinds the next index on each success and so sends entries twice.
+        """
         if not self._is_current_acknowledgement(message):
             return
         progress = self.progress[node.id]
@@ -556,16 +560,16 @@ class Engine(SyncObj):
         self._hear_follower(node.id)
 
     def _is_current_acknowledgement(self, message: Appended) -> bool:
-        """H4: an acknowledgement of an earlier reign says nothing about this one's log."""
+        """Whether an acknowledgement is of this leader's reign (H4). A higher term in it is adopted."""
         if message.term > self.term:
             self._adopt_term(message.term)
         return self.is_leader and message.term == self.term
 
     def _tell_majority(self) -> None:
-        """Let pysyncobj commit what a majority has stored, and see whether a majority follows, each when it matters.
+        """Tell pysyncobj what a majority has stored, which it commits then, and when a majority was last heard.
 
-        H1: this leader is always one of those, and its disk is behind its log.
-        H9: one that hears no majority for a while steps down.
+        H1: no entry counts as stored before it is synced on this leader's own disk.
+        H9: a leader that hears no majority for a while steps down (Raft thesis 6.2).
         """
         if not self._stored_is_told and self.commit_index < self.journal.last_index:
             self._stored_is_told = True
@@ -598,11 +602,11 @@ class Engine(SyncObj):
         SyncObj._SyncObj__onBecomeLeader(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
-        """pysyncobj asks for this several times a tick; `turn` does it once."""
+        """Note that appends are due: pysyncobj asks for them several times a tick, and `turn` sends them once."""
         self._append_due = True
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802
-        """Commands come through `propose`."""
+        """Do nothing: commands come through `propose` and not through pysyncobj's queue."""
 
     # Applying
 
@@ -624,7 +628,7 @@ class Engine(SyncObj):
     # Elections
 
     def _hold_pre_vote(self) -> None:
-        """H9: when the election deadline has passed, ask first whether anybody would vote for us."""
+        """Begin a pre-vote when the election deadline has passed, so that nobody campaigns without one (H9)."""
         now_s = self._runtime.monotonic()
         if self._SyncObj__raftElectionDeadline >= now_s:
             return
@@ -651,9 +655,9 @@ class Engine(SyncObj):
         return self._timing.campaign_retry_s * (1 + self._runtime.random.random())
 
     def _expect_result_soon(self) -> None:
-        """pysyncobj waits a whole election timeout for votes.
+        """Shorten pysyncobj's wait for votes, which is a whole election timeout.
 
-        With a granted pre-vote they come at once or not at all.
+        After a pre-vote was won, votes come at once or not at all.
         """
         self._SyncObj__raftElectionDeadline = self._runtime.monotonic() + self._retry_s()
 
@@ -686,7 +690,7 @@ class Engine(SyncObj):
             self._SyncObj__raftElectionDeadline = -1.0
 
     def _receive_vote(self, peer: str, message: Vote) -> None:
-        """In place of pysyncobj's handling, which counts whoever votes, as often as they do."""
+        """Count a vote. pysyncobj's handling, which this replaces, counts whoever votes, as often as they do."""
         if self._is_candidate and message.term == self.term and self._elections.elects(peer):
             self._SyncObj__onBecomeLeader()
 

@@ -26,7 +26,7 @@ REGULAR = 0
 COMPACTED = 0xC0
 VERSION = 1
 BATCHES_MAX = 255
-"""Batches in an entry: the ordinal of a batch fits in one byte of a message reference."""
+"""How many batches an entry may have: the ordinal of a batch fits in one byte of a message reference."""
 ENTRY_BYTES_MAX = 256 * 1024 * 1024
 """No entry is larger, on any node, whatever its configuration lets in. Links, their queues, the journal and its files
 carry one of this size, so no limit on the way of an entry depends on what a node was told."""
@@ -42,7 +42,7 @@ _COMPACTED = struct.Struct("<BBH")
 _PART = struct.Struct("<BI")
 
 BATCH_BYTES_MAX = ENTRY_BYTES_MAX - 64 * 1024
-"""Of the payload of one batch. An entry with one batch has this and little more: two heads and a name."""
+"""How large a batch may be, its head included: an entry with this batch alone is little larger."""
 
 
 class SubmittedBatch(NamedTuple):
@@ -51,7 +51,7 @@ class SubmittedBatch(NamedTuple):
     sequence: int
     size: int
     weight: int
-    """How much of what an entry may cost it is expected to take; who submits it says so."""
+    """What the batch is expected to cost every node, in milliseconds, as the node that submits it says."""
     buffers: Sequence[Buffer]
 
 

@@ -23,7 +23,7 @@ from cluster.entry import ENTRY_BYTES_MAX
 from cluster.ports import Buffer, pack
 
 FRAME_BYTES_MAX = ENTRY_BYTES_MAX + 64 * 1024
-"""The largest: an append or a forward with one entry, or with many that are together much smaller, and its head."""
+"""How large a frame may be: as an append of the largest entry, or a forward of the largest batch, with its head."""
 
 
 class LogEntry(NamedTuple):
@@ -45,9 +45,10 @@ class Append(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """Answer to `Append` of `term`. success: the log matches up to `next_index` - 1. reset: send from `next_index`.
+    """Answer to an `Append` of `term`.
 
-    The last entry tells, by log matching, which log it is that answers (Raft paper, 5.3).
+    `success`: the log matches up to `next_index` - 1; `reset`: send again from `next_index` on. Index and term of the
+    last entry tell, by log matching, which log it is that answers (Raft paper, 5.3).
     """
 
     term: int
@@ -59,9 +60,9 @@ class Appended(NamedTuple):
 
 
 class Hearing(NamedTuple):
-    """A follower's sign of life to the leader of `term`: an `Appended` that vouches for something has to wait.
+    """A follower's sign of life to the leader of `term`.
 
-    For the rest of a large message, or for the disk.
+    It is sent while an `Appended` has to wait for the rest of a large message, or for the disk.
     """
 
     term: int
@@ -74,13 +75,13 @@ class VoteRequest(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """Granted; a refusal is silence."""
+    """A vote for the candidate that has asked for it in `term`; whoever refuses sends nothing."""
 
     term: int
 
 
 class PreVoteRequest(NamedTuple):
-    """Raft thesis 9.6: would you vote for me in `term`? Changes nothing at the receiver."""
+    """Asks whether the receiver would vote for the sender in `term` (Raft thesis 9.6); it changes no term or vote."""
 
     term: int
     last_index: int
@@ -106,7 +107,7 @@ class HigherTerm(NamedTuple):
 
 
 class TimeoutNow(NamedTuple):
-    """Raft thesis 3.10: leadership transfer."""
+    """Asks a voter to campaign at once, to take the leadership over (Raft thesis 3.10)."""
 
     term: int
 
@@ -134,21 +135,21 @@ class Status(NamedTuple):
     commit_index: int
     applied_index: int
     standing: int
-    """A `Standing`."""
+    """Its `Standing`, as a number."""
     first_index: int
-    """Where its log begins."""
+    """Index of the first entry of its log."""
     checkpoint_index: int
     disk_bytes: int
-    """Of its log."""
+    """How large the files of its log are, in bytes."""
     disk_free_bytes: int
     alarm: int
-    """What it is low on: an `Alarm`."""
+    """What it is low on: an `Alarm`, as a number."""
     time_ms: int
-    """The cluster's time, as it knows it."""
+    """The cluster's time as it knows it, in milliseconds."""
     wall_ms: int
-    """What its wall clock says, ..."""
+    """Its wall clock, in milliseconds since 1970."""
     steady_ms: int
-    """... and what that says as far as it counts (clock.py)."""
+    """Its wall clock without jumps that are not believed yet (clock.py)."""
 
 
 class SnapshotFile(NamedTuple):
@@ -168,19 +169,19 @@ class Offer(NamedTuple):
 
     snapshot: int
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
-    """Of the checkpoint, and its term."""
+    """Index of the checkpoint; `term` is the term of that entry."""
     term: int
     checkpoint_size: int
     segments: Sequence[SnapshotFile]
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """How many bytes all files have together."""
         return self.checkpoint_size + sum(file.size for file in self.segments)
 
 
 class Fetch(NamedTuple):
-    """Give me `length` bytes of a file of a snapshot."""
+    """Asks for `length` bytes of a file of a snapshot, from `offset` on."""
 
     snapshot: int
     file: int
@@ -199,13 +200,13 @@ class SnapshotChunk(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """The snapshot cannot be had any more."""
+    """Tells a peer that it cannot fetch this snapshot any more."""
 
     snapshot: int
 
 
 class Spoilt(NamedTuple):
-    """A file of the snapshot has arrived as it was sent, and is damaged."""
+    """Tells a peer that a file of its snapshot is damaged, although all of it has arrived as it was sent."""
 
     snapshot: int
     file: int
@@ -261,7 +262,7 @@ _ENTRY_FORMAT = "QI"
 
 
 def encode(message: Message) -> list[Buffer]:
-    """The frame as buffers to be written one behind the other."""
+    """Encode a message as a frame: buffers that are to be written one behind the other."""
     if isinstance(message, Append):
         entries = message.entries
         table = [number for entry in entries for number in (entry[2], len(entry[0]))]
@@ -280,7 +281,7 @@ def encode(message: Message) -> list[Buffer]:
 
 
 def decode(frame: bytes) -> Message:
-    """The message in a frame. Raises `MalformedFrame`."""
+    """Decode the message in a frame. Raises `MalformedFrame`."""
     kind = frame[0] if frame else 0
     try:
         if kind == _KIND_APPEND:

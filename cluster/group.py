@@ -66,16 +66,16 @@ from cluster.turns import TurnTimer
 log = logging.getLogger(__name__)
 
 SNAPSHOT_ID_BITS = 20
-"""A life of a node gives fewer than 2**20 snapshots, so their numbers never come again."""
+"""Snapshots are numbered from the incarnation shifted by this many bits: one life gives fewer, so none is repeated."""
 
 IN_FLIGHT_MAX = 2
-"""Entries proposed and not yet committed. Two keep disk and network busy; more would only make the entries smaller."""
+"""At most this many entries are proposed and not yet committed. More would only make the entries smaller."""
 STATUS_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """Who the members are, and the group's patience."""
+    """The names of this member and its peers, and the group's times and sizes."""
 
     name: str
     peers: Sequence[str]
@@ -87,16 +87,16 @@ class GroupConfig:
     silent_origin_grace_s: float = 60.0
     """A node that merely does not answer may be paused or cut off: it keeps what its clients hold for this long."""
     clock_patience_s: float = PATIENCE_S
-    """Where a wall clock jumps to counts when it has stayed there for so long."""
+    """A wall clock that has jumped is believed once it has kept its new time for this long."""
     segment_bytes: int = 64 * 1024 * 1024
     segment_entries: int = 65_536
     cache_bytes: int = 32 * 1024 * 1024
     checkpoint_entries: int = 16_384
-    """A checkpoint is taken after so many entries, ..."""
+    """A checkpoint is taken after this many entries."""
     checkpoint_bytes: int = 64 * 1024 * 1024
-    """... or so many bytes of entries, but at least as many as the last checkpoint has, ..."""
+    """A checkpoint is also taken after this many bytes of entries, or as many as the last one has if that is more."""
     checkpoint_interval_s: float = 60.0
-    """... or after this time, if anything was applied."""
+    """A checkpoint is also taken after this time, if anything was applied since the last one."""
     retained_bytes: int = 128 * 1024 * 1024
     """Entries up to this size stay in the log for followers that were away; one that needs more gets a snapshot."""
     disk_free_limit_bytes: int = 50 * 1024 * 1024
@@ -104,11 +104,11 @@ class GroupConfig:
     entry_bytes_max: int = 1024 * 1024
     """An entry gathers batches up to about this size; a larger batch travels alone."""
     entry_weight_max: int = 15
-    """Likewise, up to this weight, which is in milliseconds of applying: others wait until an entry is applied."""
+    """An entry gathers batches up to this weight, in estimated milliseconds of applying; the rest wait for the next."""
     forward_bytes_max: int = 1024 * 1024
-    """So does one message with submissions to the leader."""
+    """A message to the leader gathers batches up to about this size; a larger batch travels alone."""
     append_bytes_max: int = 1024 * 1024
-    """So does one append with entries to a follower."""
+    """An append to a follower gathers entries up to about this size; a larger entry travels alone."""
 
     @property
     def housekeeping(self) -> HousekeepingSettings:
@@ -139,16 +139,16 @@ class GroupEvents(Protocol):
         ...
 
     def needed_from(self) -> int | None:
-        """The first entry that the shell will still read although the state may not refer to it any more."""
+        """The first entry that the shell will still read although the state may not refer to it; None if none is."""
         ...
 
     def alarm_changed(self, reason: str | None) -> None:
-        """From now on publishers must wait, for this reason, or (None) need not wait any more."""
+        """From now on publishers must wait for this reason or, if it is None, need not wait any more."""
         ...
 
 
 class _Nobody:
-    """Who hears from a group that does not take part yet."""
+    """The events of a group that has not been started: all are ignored."""
 
     def applied(self, index: int, effects: Sequence[Any]) -> None: ...
 
@@ -180,7 +180,7 @@ class Group:
         self.config = config
         self.machine = machine
         self.damage: CorruptJournal | None = None
-        """What was found damaged, while the others cannot yet go on without this node."""
+        """The damage found in the log while it was in use; the node stops once the others can go on without it."""
         self.snapshots_installed = 0
         self._runtime = runtime
         self._links = links
@@ -191,9 +191,9 @@ class Group:
         self._tried_full_disk_s = 0.0
         self._cleaned = False
         self._installed_at = 0
-        """The journal's count of changes with a snapshot that was installed; 0 if none waits for its sync."""
+        """When the journal has synced this many changes, the last installed snapshot is durable; 0 if none waits."""
         self._applying_s = 0.0
-        """Time that applying entries has taken in all, without what this node makes of the effects."""
+        """Seconds that applying entries has taken in all, without what this node does with the effects."""
 
         self._state = GroupState(machine)
         self._submissions = PendingSubmissions(config.name)
@@ -271,7 +271,10 @@ class Group:
         self._tell_status()
 
     def _make_durable(self) -> None:
-        """See to it that the disk has what a start begins with."""
+        """Sync what opening the journal has added to it, such as a new log's first entry. Raises OSError.
+
+        Unless the disk is merely full, the next start is told then that writes may be lost.
+        """
         try:
             self.journal.sync_now()
         except OSError:
@@ -280,10 +283,10 @@ class Group:
             raise
 
     def disk_failed(self, error: Exception) -> None:
-        """What the disk holds cannot be trusted: stop, and let the next start know why.
+        """Stop because the disk cannot be trusted, and let the next start know why.
 
-        Damage of what was once stored is no reason to stop at once: the others must be able to go on without this node,
-        since it comes back as a learner.
+        With damage of what was once stored, a node with peers stops only when the others can go on without it: it
+        comes back as a learner.
         """
         if isinstance(error, CorruptJournal) and self.config.peers:
             if self.damage is None:
@@ -312,7 +315,7 @@ class Group:
         self._runtime.fail(error)
 
     def _stop_for_foreign_log(self, error: ForeignLog) -> None:
-        """Stop. The next start will know what was applied, and refuse the same leader for the same reason."""
+        """Write a checkpoint and stop: the next start knows what was applied, and refuses the same leader again."""
         self.housekeeping.checkpoint_now(*self._applied())
         self._stop_for(error)
 
@@ -327,9 +330,9 @@ class Group:
     def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:
         """Have a batch applied exactly once on every node, after all earlier ones of this node. Returns its sequence.
 
-        `weight` says what it is expected to cost every node (`GroupConfig.entry_weight_max`).
-        It is repeated to every new leader until a `Confirmed` effect reports it, or `Expelled` gives it up. Raises
-        ValueError for more than `BATCH_BYTES_MAX`, which no entry could hold.
+        `weight` is what the batch is expected to cost every node, in milliseconds (`GroupConfig.entry_weight_max`).
+        The batch is sent to every new leader until a `Confirmed` effect reports it, or `Expelled` gives it up. Raises
+        ValueError if it has more than `BATCH_BYTES_MAX`, which no entry could hold.
         """
         sequence = self._submissions.add(payload, weight)
         self._turns.ask()
@@ -339,20 +342,20 @@ class Group:
 
     @property
     def last_index(self) -> int:
-        """Of the newest entry of this node's log."""
+        """Index of the newest entry in this node's log."""
         return self.journal.last_index
 
     def payload(self, index: int) -> bytes | None:
-        """As `SegmentedJournal.payload`: an entry, if it is in memory."""
+        """The payload of an entry if it is in memory, else None."""
         return self.journal.payload(index)
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
-        """As `SegmentedJournal.read_job`. Raises EntryGone."""
+        """Make a job that reads these entries from the disk: see `SegmentedJournal.read_job`. Raises EntryGone."""
         return self.journal.read_job(indexes, bytes_max)
 
     @property
     def pending_batches(self) -> int:
-        """Submitted and not yet seen applied."""
+        """How many batches this node has submitted and not yet seen applied."""
         return len(self._submissions)
 
     @property
@@ -360,8 +363,9 @@ class Group:
         return self._submissions.pending_bytes
 
     def transfer_leadership(self) -> bool:
-        """Hand leadership to a peer, before a planned stop; `leader` tells when it has changed. False if none is there.
+        """Hand leadership to a peer, before a planned stop; `leader` tells when it has changed.
 
+        Returns False if this node does not lead, or no peer is connected.
         Nothing is proposed meanwhile: a peer that lacks the latest entry could not be elected.
         """
         if not self.engine.is_leader or self.is_alone:
@@ -382,7 +386,7 @@ class Group:
         return not any(map(self._links.connected, self.config.peers))
 
     def statuses(self) -> list[MemberStatus]:
-        """Every member, this node first-hand and the others as they last said."""
+        """The status of every member: this node's as it is now, the others' as they last told it."""
         return [self._status_of(name) for name in self._membership.members]
 
     def _status_of(self, name: str) -> MemberStatus:
@@ -504,12 +508,12 @@ class Group:
                 self.engine.receive(peer, message)
                 self._start_sync()
             case _:
-                pass  # whatever it promised now, it may have promised something else before
+                pass  # a blank node must promise nothing: it may have promised something else before
 
     # The turn
 
     def _beat(self) -> None:
-        """Heartbeats and election deadlines fall due between events, too."""
+        """Ask for a turn at regular intervals: heartbeats and elections fall due without any event, too."""
         if self._turns.is_on:
             self._turns.ask()
             self._watch_space()
@@ -525,8 +529,8 @@ class Group:
             self.disk_failed(damage)
 
     def _take_turn(self) -> None:
-        # What the last turn left must not come on top of what this one makes: only a link that has been written to
-        # says that it is congested.
+        # What the last turn has left is sent before this one makes more: only a link that has been written to tells
+        # that it is congested.
         if self.engine.outbox:
             self._send()
         # A lone member counts itself as the majority, so it must not tick while its tail is not on disk.
@@ -546,7 +550,8 @@ class Group:
         self.housekeeping.turn(*self._applied(), self._applying_s)
         self._start_sync()
         if self.engine.outbox:
-            self._runtime.call_soon(self._send)  # mere notices: clients hear first what was just applied
+            # These are mere notices of the commit index: clients hear first what was just applied.
+            self._runtime.call_soon(self._send)
         if self.engine.behind:
             self._turns.ask()
 
@@ -557,7 +562,7 @@ class Group:
         if self.config.name in (self._reign.leader, reign.leader):
             self._proposals.clear()
             self._handover.end()
-        if reign.leader or self._reign.leader:  # not that there was none in an earlier term, either
+        if reign.leader or self._reign.leader:  # that there is still none is not logged with each term
             log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         self._reign = reign
         self._turns.ask()  # submissions go to the new leader
@@ -580,7 +585,7 @@ class Group:
         return index, self.journal.term_at(index)
 
     def _needed_from(self) -> int | None:
-        """The first entry that must stay: for the shell, or for followers."""
+        """Index of the first entry that must stay in the log for the shell or for followers; None if none must."""
         needed = self._events.needed_from()
         if not self.engine.is_leader:
             return needed
@@ -592,17 +597,17 @@ class Group:
 
     @property
     def alarms(self) -> Alarm:
-        """Why publishers must wait."""
+        """What is short, so that publishers must wait; empty if they need not."""
         return self._alarms.active
 
     @property
     def alarm(self) -> str | None:
-        """The same in RabbitMQ's words; None if they need not wait."""
+        """Why publishers must wait, in RabbitMQ's words; None if they need not."""
         return self._alarms.reason
 
     @property
     def low_on_memory(self) -> bool:
-        """Set by the shell, which knows how much the process may take; publishers then wait as with a full disk."""
+        """Whether publishers must wait because memory is short; set by the shell, which knows how much may be used."""
         return self._alarms.low_on_memory
 
     @low_on_memory.setter
@@ -619,7 +624,7 @@ class Group:
             self._try_full_disk()
 
     def _try_full_disk(self) -> None:
-        """Write again now and then; meanwhile let somebody lead whose disk is not full."""
+        """Try again now and then to write, and ask a member whose disk is not full to lead."""
         now_s = self._runtime.monotonic()
         if now_s - self._tried_full_disk_s < CHECK_INTERVAL_S:
             return
@@ -638,7 +643,7 @@ class Group:
         try:
             self._check_log_of(installable)
         except ForeignLog as error:
-            self._directory.remove_checkpoint(checkpoint.index)  # a start would believe it
+            self._directory.remove_checkpoint(checkpoint.index)  # or the next start would load it
             self._stop_for_foreign_log(error)
             return
         self._directory.restore(self._state, checkpoint)
@@ -653,7 +658,7 @@ class Group:
         self._turns.ask()
 
     def _check_log_of(self, installable: Installable) -> None:
-        """Raise ForeignLog if it is not of the log that is committed here."""
+        """Raise ForeignLog if the snapshot contradicts what is committed here (hazard H12)."""
         checkpoint, segments, runs = installable
         giver, commit_index = self.leader or "unknown", self.engine.commit_index
         self.engine.check_snapshot(giver, checkpoint.index, checkpoint.term)
@@ -695,7 +700,7 @@ class Group:
             self._runtime.call_later(STATUS_INTERVAL_S, self._tell_status)
 
     def _clean_up(self) -> None:
-        """Remove what only a crash or a loss that is now impossible would have needed."""
+        """Remove a snapshot's directory once it is installed durably, and damaged logs once this node is a voter."""
         if self._installed_at and self.journal.synced >= self._installed_at:
             self._installed_at = 0
             self._taker.remove_installed()
@@ -706,7 +711,7 @@ class Group:
     # Submissions on their way
 
     def _forward(self) -> None:
-        """Give the leader what it has not got from this node yet; a new leader, or a new link to it, gets all again."""
+        """Send the leader the pending batches that it has not been sent; after a new leader or link, all of them."""
         reign, submissions = self._reign, self._submissions
         if reign.leader is None or not submissions.has_unsent(reign):
             return
@@ -720,7 +725,7 @@ class Group:
                 self._turns.ask()
 
     def _receive_forward(self, peer: str, message: Forward) -> None:
-        """Take in batches of a reign that is still on; a node repeats what an ended reign dropped."""
+        """Take in batches that a peer forwarded, unless they are for another term: then the peer sends them again."""
         if not self.engine.is_leader or message.term != self.engine.term:
             return
         try:
@@ -740,9 +745,9 @@ class Group:
         self._tick_if_due()
 
     def _tick_if_due(self) -> None:
-        """Propose a tick entry if the machine has something to do by now, and have a turn when it will have.
+        """Propose a tick entry if the machine has something to do by now, or ask for a turn at the time when it will.
 
-        Not while anything is under way: that brings the time as well, and there is a turn when it is applied.
+        Nothing is done while an entry is under way: it brings the time as well, and is followed by another turn.
         """
         if self.engine.applied_index < self.journal.last_index:
             return
@@ -793,14 +798,17 @@ class Group:
         self._events.applied(index, effects)
 
     def _check_incarnation(self) -> None:
-        """A node that lost its directory counts by the clock: if that was set back, an earlier life is ahead."""
+        """Begin a new incarnation if the log knows a higher one of this node.
+
+        That happens when its directory was lost and its clock set back, since incarnations then begin with the clock.
+        """
         origin = self._state.origins.get(self.config.name)
         if origin is not None and origin.incarnation > self._submissions.incarnation:
             self._begin_incarnation()
             self._events.applied(self.engine.applied_index, [Expelled()])
 
     def _begin_incarnation(self) -> None:
-        """The others gave this node up while it was away: all that its clients held has gone back to the queues."""
+        """Go on under a higher incarnation, because the last one was given up; batches that are pending are dropped."""
         known = self._state.origins.get(self.config.name)
         claim = self._incarnations.begin(known.incarnation if known else None)
         self._submissions.begin(claim.incarnation)

@@ -1,8 +1,8 @@
 """A leader gives its office to a peer (Raft thesis 3.10).
 
-Lives here: how long it lasts, and that one peer is asked, once. Not here: who may be asked, and how (engine.py).
+Lives here: how long a handover lasts, and that one peer is asked, once. Not here: who may be asked and how (engine.py).
 
-Law: it ends by itself, so a leader whom nobody can follow goes on.
+Law: a handover ends by itself, so a leader goes on if nobody can take over.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 HANDOVER_S = 1.0
-"""A leader that hands over proposes nothing for so long at most; a handover takes two or three syncs."""
+"""A leader that hands over proposes nothing for this long at most; a handover takes two or three syncs."""
 
 
 class Handover:
-    """The one that is on, if any."""
+    """The handover that is under way at this leader, if any."""
 
     def __init__(self) -> None:
         self._ends_s = 0.0

@@ -76,7 +76,7 @@ _LAYOUTS = {
 
 
 class HandshakeError(Exception):
-    """The other side is not the peer it should be. `reply` is what to send before closing; may be empty."""
+    """The other side is not the peer it should be. `reply` is what to send before closing, and may be empty."""
 
     reason: ClassVar[int] = 0
 
@@ -102,7 +102,7 @@ class VersionMismatchError(HandshakeError):
 
 
 class GarbageError(HandshakeError):
-    """Not our protocol at all; not answered."""
+    """What arrives is not this protocol at all; it is not answered."""
 
 
 class RejectedError(HandshakeError):
@@ -114,23 +114,23 @@ class RejectedError(HandshakeError):
 
 
 class DisagreementError(HandshakeError):
-    """It is the member of this cluster that it says, and must not be counted as one as things are."""
+    """The other side has proved which member it is, and still must not be counted as one."""
 
 
 class OtherMembersError(DisagreementError):
-    """By its own list of members it belongs to another majority."""
+    """The peer has another list of members, so it would count another majority."""
 
     reason: ClassVar[int] = 5
 
 
 class OtherStateVersionError(DisagreementError):
-    """It would make something else of the log."""
+    """The peer has another version of the state, so it would make something else of the log."""
 
     reason: ClassVar[int] = 6
 
 
 class SecondProcessError(DisagreementError):
-    """Another process of that name is connected."""
+    """Another process with the peer's name is connected already."""
 
     reason: ClassVar[int] = 7
 
@@ -156,11 +156,11 @@ class Terms(NamedTuple):
     members_count: int
     state_version: int
     process: bytes
-    """Another one for each process: two of them must not be counted under one name."""
+    """Random bytes that name the process: two processes must not be counted under one name."""
 
     @classmethod
     def of(cls, members: Iterable[str], state_version: int, process: bytes) -> Self:
-        """`members` are the names of all nodes of the cluster; their order does not matter."""
+        """Make the terms of a node; `members` are the names of all nodes of the cluster, in any order."""
         names = sorted(members)
         digest = sha256(b"".join(map(_name_field, names))).digest()
         return cls(digest, len(names), state_version, process)
@@ -195,7 +195,7 @@ class Credentials(NamedTuple):
 
 
 class Handshake:
-    """What both roles share: collecting one message at a time, and recognising what is none."""
+    """What both roles share: collecting one message at a time, and recognising what is not a message."""
 
     def __init__(self, identity: Credentials, nonce: bytes, awaited: _MessageKind) -> None:
         if not identity.secret:
@@ -206,9 +206,9 @@ class Handshake:
         self.peer = ""
         """The name of the other side; to be believed once `authenticated`."""
         self.rest = b""
-        """What followed the last message: the first frames."""
+        """Bytes that have arrived after the last message: they begin the first frames."""
         self.process = b""
-        """Which process of this name the other side is."""
+        """The name of the other side's process (`Terms.process`); empty until it has proved who it is."""
         self._secret = identity.secret
         self._terms = identity.terms
         self._cluster = _name_field(identity.cluster)
@@ -223,7 +223,7 @@ class Handshake:
         return b""
 
     def receive(self, data: Buffer) -> bytes:
-        """Take what arrived; return what to send now. After a `HandshakeError` nothing more may be fed."""
+        """Take in what has arrived; return what to send now. Must not be called again after a `HandshakeError`."""
         if self.authenticated:
             raise RuntimeError("the handshake is over")
         self._inbox += data
@@ -234,7 +234,7 @@ class Handshake:
         raise NotImplementedError
 
     def _next_message(self) -> bytes | None:
-        """Return the awaited message once it is complete; raise at the first byte that cannot be its."""
+        """Return the awaited message once it is complete, None before; raises at the first byte that does not fit."""
         inbox = self._inbox
         if not MAGIC.startswith(inbox[: len(MAGIC)]):
             raise GarbageError("this is not a qq peer")
@@ -269,7 +269,7 @@ class Handshake:
             )
 
     def _prove_self(self, kind: _MessageKind, role: bytes) -> bytes:
-        """The terms of this node, and that they are its."""
+        """Make the message with the terms of this node and the proof that they are its own."""
         terms = _TERMS.pack(*self._terms)
         message = _PROOF.pack(MAGIC, VERSION, kind, terms, self._hmac(role, terms))
         self._transcript += message
@@ -279,7 +279,7 @@ class Handshake:
         return hmac.digest(self._secret, role + self._transcript + terms, "sha256")
 
     def _check_proof(self, message: bytes, role: bytes) -> Terms:
-        """Return the terms of the other side, which are its own if this does not raise."""
+        """Return the terms of the other side. Raises WrongSecretError if the proof does not fit them."""
         _, _, _, terms, proof = _PROOF.unpack(message)
         if not hmac.compare_digest(proof, self._hmac(role, terms)):
             raise WrongSecretError(f"node {self.peer!r} does not know the secret of this cluster")

@@ -33,7 +33,7 @@ START_FILES = ("start-0", "start-1")
 FORMAT_VERSION = 4
 
 _OTHER_FORMATS = (2, 3)
-"""Those before this one: of other versions of the machine, too."""
+"""Earlier formats, which were written by other versions of the machine."""
 _MAGIC = b"RIDY"
 _START_FORMAT = 1
 _START_MAGIC = b"RSTA"
@@ -74,54 +74,54 @@ class Owner(NamedTuple):
     group_id: int
 
     def key(self) -> bytes:
-        """What every file of the group starts with."""
+        """The owner as bytes; a digest or checksum of them ties a file of the group to its owner."""
         return f"{self.cluster}/{self.node}/{self.group_id}".encode()
 
 
 class Identity(NamedTuple):
-    """What the file says."""
+    """What the file `identity` says."""
 
     owner: Owner
     machine_version: int
     members: tuple[str, ...]
-    """The names of all nodes of the cluster, ascending. Their addresses may change."""
+    """The names of all nodes of the cluster, ascending. Their addresses are not in it, and may change."""
 
 
 class Start(NamedTuple):
-    """What the register says."""
+    """What the register `start-0`, `start-1` says of the last start."""
 
     incarnation: int
     writes_lost: bool
-    """What was written and not synced before `incarnation` began may be lost, or since, because a sync has failed."""
+    """Whether writes that were not synced may be lost: the machine was started anew, or a sync has failed since."""
     session: str
-    """Of the disk at the last claim."""
+    """The disk's session (`Disk.session`) at the last claim."""
 
 
 class Claim(NamedTuple):
     incarnation: int
     writes_lost: bool
-    """What was written and not synced before may be lost: the machine was started anew, or a sync failed."""
+    """Whether writes that were not synced may be lost: the machine was started anew, or a sync has failed."""
 
 
 def claim_directory(disk: Disk, directory: str, identity: Identity, wall_ms: int, leap: int) -> Claim:
     """Claim the directory for `identity` and count a new incarnation, durably.
 
-    Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or OSError. The incarnation is not less than the
-    time, so that a node which lost its directory still comes back as a later one, `leap` later than the time: by a
-    clock that begins anew with the machine, or stands at the largest time that there is, lives begin at one time.
+    Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or OSError. The incarnation is at least
+    `wall_ms`, so that a node that lost its directory still comes back with a higher one. If there is no count to go on
+    from, it is `leap` above that: clocks that start anew with the machine may give the same time again.
     """
     is_new = FILE not in disk.list_directory(directory)
     if not is_new:
         _check(disk, directory, identity)
     register, last = _last_start(disk, directory, identity.owner)
     session = disk.session()
-    # With one store, because the next start finds the new session and would know nothing of a loss.
+    # All is stored at once: a start that finds the new session must find the loss, too, since it cannot see it itself.
     writes_lost = last is None or last.writes_lost or last.session != session
     incarnation = max(last.incarnation + 1, wall_ms) if last is not None else wall_ms + leap
     start = Start(incarnation, writes_lost, session)
     register.store(_packed(start))
     if is_new:
-        # Last, so that a directory with an identity has all that its next claim overwrites.
+        # The identity is stored last: a directory that has one has all the files that its next claim overwrites.
         _store(disk, directory, identity)
     elif None in load_copies(disk, directory):
         with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
@@ -135,24 +135,24 @@ def _store(disk: Disk, directory: str, identity: Identity) -> None:
 
 
 def note_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
-    """Let the next claim report lost writes, because a sync has failed. As well as can be done on such a disk."""
+    """Let the next claim report that writes may be lost, because a sync has failed; best effort on such a disk."""
     with suppress(OSError):
         _note(disk, directory, owner, writes_lost=True)
 
 
 def forget_writes_lost(disk: Disk, directory: str, owner: Owner) -> None:
-    """The log was opened, and made durable as it was found: no earlier loss matters any more. Raises OSError."""
+    """Note that no earlier loss matters any more: the log was opened and made durable as it was. Raises OSError."""
     _note(disk, directory, owner, writes_lost=False)
 
 
 def _note(disk: Disk, directory: str, owner: Owner, *, writes_lost: bool) -> None:
     register, last = _last_start(disk, directory, owner)
-    if last is not None:  # else the next claim takes all for lost
+    if last is not None:  # else the next claim reports lost writes in any case
         register.store(_packed(last._replace(writes_lost=writes_lost)))
 
 
 def load_start(disk: Disk, directory: str, owner: Owner) -> tuple[Start | None, list[str]]:
-    """What the last claim has noted, None if that is lost, and which of `START_FILES` do not say it.
+    """Read what the last claim has noted, None if that is lost, and the names of those `START_FILES` that differ.
 
     Nothing is written. Raises UnknownFormat, ForeignJournal, or OSError.
     """
@@ -184,7 +184,7 @@ def _unpacked(body: bytes) -> Start:
 
 
 def load_copies(disk: Disk, directory: str) -> list[Identity | None]:
-    """Each of the two copies in the file, None for a damaged one. Raises UnknownFormat or FileNotFoundError."""
+    """Read each of the two copies in the file, None for a damaged one. Raises UnknownFormat or FileNotFoundError."""
     bodies = read_copies(disk, path_in(directory, FILE), _MAGIC, FORMAT_VERSION, _ANYBODY)
     return [None if body is None else _unpack(body) for body in bodies]
 
@@ -195,7 +195,7 @@ def _unpack(body: bytes) -> Identity:
 
 
 def _check(disk: Disk, directory: str, wanted: Identity) -> None:
-    """Raise the error that tells why the directory is not this node's."""
+    """Check that the directory is this node's. Raises ForeignDirectory, OtherVersion, OtherMembers or UnknownFormat."""
     path = path_in(directory, FILE)
     try:
         found = _unpack(read_twice(disk, path, _MAGIC, FORMAT_VERSION, _ANYBODY))

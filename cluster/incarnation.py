@@ -1,6 +1,7 @@
 """The lives of a node: each start, and each return of a node that was given up, has a number above all earlier ones.
 
-Lives here: how far above. Not here: what is applied of which life (origins.py), where the number is kept (identity.py).
+Lives here: how that number is chosen. Not here: which batches of a life are applied (origins.py), where the number is
+kept (identity.py).
 
 Law: no life has a number that another one may have had, even if a directory or a clock was lost in between.
 """
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from cluster.ports import Runtime
 
 INCARNATION_LEAP = 2**20
-"""By so much, at most, an incarnation exceeds what is known of a node that has lost count."""
+"""A node that may have lost count leaves out up to this many numbers, drawn at random."""
 
 
 class Incarnations:
-    """Those of one node, in its directory."""
+    """Begins the lives of one node, which are counted in its directory."""
 
     def __init__(
         self, directory: GroupDirectory, runtime: Runtime, machine_version: int, members: Sequence[str]
@@ -33,7 +34,7 @@ class Incarnations:
         self._members = members
 
     def begin(self, known: int | None = None) -> Claim:
-        """Begin another life, above the one that the cluster has known; raises as `GroupDirectory.claim` does."""
+        """Begin a life with a number above `known`, the last one in the log; raises as `GroupDirectory.claim` does."""
         # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
         least = 0 if known is None else known + self._leap()
         wall_ms = max(bounded(self._runtime.wall_ms()), least)

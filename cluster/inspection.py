@@ -60,7 +60,7 @@ class Cure(IntEnum):
     """The node puts it right by itself: it is there a second time, or can be made anew."""
 
     HEARING = 2
-    """The node waits until every other member has told its term, and then catches up."""
+    """The node waits until every other member has told its term, and then catches up (recovery.py)."""
 
     REPAIR = 3
     """The log is set aside, and the others give the node theirs."""
@@ -75,20 +75,20 @@ class Problem(NamedTuple):
 
 
 class Whose(NamedTuple):
-    """The file `identity`."""
+    """What was found in the files that tell whose the directory is."""
 
     identity: Identity | None
     start: Start | None
-    """What the last start has noted; None if that is lost, so that the next one takes writes for lost."""
+    """What the last start has noted; None if that is lost: then the next start assumes that writes were lost."""
     problem: Problem | None
 
 
 class HardStateFound(NamedTuple):
-    """The files of term, vote and standing."""
+    """What was found in the two files of term, vote and standing."""
 
     state: HardState | None
     copies: tuple[str, ...]
-    """Of each of the two: "ok", "older", "damaged" or "missing"."""
+    """The condition of each of the two files: "ok", "older", "damaged", "missing" or "unreadable"."""
 
     problem: Problem | None
 
@@ -102,19 +102,20 @@ class LogFound(NamedTuple):
     """The log as its manifest and its open segment describe it."""
 
     first_index: int
-    """Of the entries without a gap; the segments below hold single ones."""
+    """Index of the first of the entries without a gap; the segments below it hold single entries."""
 
     last_index: int | None
-    """0 in an empty log, None if the open segment is damaged."""
+    """Index of the last entry; 0 in an empty log, None if the open segment is damaged."""
 
     file_bytes: int
-    """Of all segments."""
+    """How many bytes all segment files have together."""
 
     files: int
+    """How many segment files there are."""
 
 
 class MarkFound(NamedTuple):
-    """The mark of how much of the open segment was synced."""
+    """What was found in the mark, which says how much of the open segment was synced."""
 
     mark: Mark | None
     problem: Problem | None
@@ -132,10 +133,10 @@ class SegmentFound(NamedTuple):
     entries: int | None
     file_bytes: int
     terms: tuple[int, int] | None
-    """Of the first and the last entry."""
+    """The terms of the first and of the last entry; None if there are none or they are unknown."""
 
     torn_bytes: int
-    """At the end of the open segment: of a write that a crash interrupted. They are cut at the next start."""
+    """Bytes at the end of the open segment of a write that a crash interrupted; they are cut at the next start."""
 
     problem: Problem | None
 
@@ -158,7 +159,7 @@ class Leftover(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """A problem that no other finding is of."""
+    """A problem that does not belong to any other finding."""
 
     path: str
     problem: Problem
@@ -189,8 +190,8 @@ def inspect(
 ) -> Iterator[Finding]:
     """Look at everything in a group's directory; each finding comes as soon as it is known.
 
-    `machine_version` is that of the program which is to start there. It ends after `Whose` if that is unknown, because
-    then no other file can be checked. Raises OSError.
+    `machine_version` is that of the program which is to start there. If it is unknown whose the directory is, `Whose`
+    is the only finding, because no other file can be checked then. Raises OSError.
     """
     inspection = _Inspection(disk, directory, describe_state, machine_version)
     yield inspection.whose
@@ -201,7 +202,7 @@ def inspect(
 def entries(
     disk: Disk, directory: str, first: int = 0, last: int = INDEX_MAX
 ) -> Iterator[EntryFound | Trouble]:
-    """The entries of the directory from `first` to `last`, as far as they can be read. Raises OSError."""
+    """The entries of the directory from index `first` to `last`, as far as they can be read. Raises OSError."""
     inspection = _Inspection(disk, directory, lambda _: "", None)
     whose = inspection.whose
     if whose.identity is None:
@@ -218,7 +219,7 @@ class _Inspection:
     def __init__(
         self, disk: Disk, directory: str, describe_state: DescribeState, machine_version: int | None
     ) -> None:
-        """Of any machine version, if none is given."""
+        """Without a `machine_version`, that of the directory is not checked."""
         self._disk = disk
         self._machine_version = machine_version
         self._directory = directory
@@ -419,10 +420,10 @@ class _Inspection:
             yield Trouble(_LOG, Problem(what, Cure.REPAIR))
 
     def _is_too_new(self, index: int, newest: int, last_index: int | None) -> bool:
-        """Whether the log has lost what the newest whole checkpoint stands for."""
+        """Whether this is the newest whole checkpoint and the log ends before it, so that the log has lost entries."""
         if last_index is None:
             return False
-        # A snapshot's checkpoint comes before its segments.
+        # A snapshot's checkpoint is moved into the log's directory before its segments.
         moving = moving_checkpoint(self._disk, path_in(self._directory, INCOMING))
         return index == newest > last_index and index != moving
 
@@ -515,7 +516,7 @@ class _Inspection:
             yield Trouble(path_in(_LOG, name), _problem(error))
 
     def _open_entries(self, manifest: Manifest, name: str) -> Iterator[EntryFound]:
-        """Also those before a damaged one."""
+        """The entries of the open segment, up to a damaged one; raises JournalError after them if there is one."""
         path = path_in(self._log, name)
         opened = open_file(self._disk, path, self._identity)
         try:
@@ -532,7 +533,7 @@ class _Inspection:
 
 
 def _log_range(manifest: Manifest, scan: Scan | None) -> tuple[int, int]:
-    """First and last index of the entries without a gap."""
+    """The first and the last index of the entries without a gap."""
     grown = scan is not None and bool(scan.records.offsets)
     end = scan.records.end if grown and scan else manifest.sealed[-1].end if manifest.sealed else 1
     return log_start(manifest.sealed, manifest.open_first if grown else end), end - 1

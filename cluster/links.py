@@ -1,7 +1,8 @@
 """Peer links on asyncio: one authenticated FIFO TCP connection per pair of nodes.
 
 Lives here: dialling, accepting, epochs, and finding out that a lost peer is dead. Not here: one connection
-(connection.py), who somebody is (handshake.py), what a frame means (envelope.py), heartbeats (the group sends them).
+(connection.py), how a peer proves who it is (handshake.py), what a frame means (envelope.py), heartbeats (the group
+sends them).
 
 Of two nodes the one with the smaller name dials. Each authenticated connection is a new epoch: `_links` holds
 the connection of the current one, and whatever another connection object still has to say is not heard.
@@ -87,9 +88,9 @@ class PeerLinks:
         tls: PeerTls | None = None,
         limits: LinkLimits | None = None,
     ) -> None:
-        """`peers` are the other nodes and where they listen, `bind` is where this one does.
+        """`peers` are the addresses at which the other nodes listen, by name; `bind` is where this one does.
 
-        They, and this node, are the members: a peer with another list, or another `state_version`, is refused.
+        These names and `node` are the members: a peer with another list, or another `state_version`, is refused.
         """
         if node in peers:
             raise ValueError(f"node {node!r} is listed as its own peer")
@@ -105,19 +106,19 @@ class PeerLinks:
             )
         self._groups: dict[int, LinkEvents] = {}
         self._links: dict[str, PeerConnection] = {}
-        """The connections of the current epochs."""
+        """The connection of the current epoch with each peer, by name."""
         self._strangers = Places(self._limits.strangers_max)
-        """Accepted, not yet authenticated."""
+        """The connections that were accepted and have not authenticated a peer."""
         self._missing: set[str] = set()
-        """Lost, or awaited since the start, and neither there nor known to be dead."""
+        """Peers that were lost, or have not come since the start, and are not known to be dead."""
         self._awaited = set(peers)
-        """Those who have not connected since the start: they may be starting, too."""
+        """Peers that have not connected since the start: they may be starting, too."""
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = Complaints(log)
         self._refusals: dict[str, str] = {}
-        """What was last said of members that are refused: not again with each of their attempts."""
+        """Why members are refused, as was logged last, by name: it is not logged again with each attempt."""
 
     async def start(self) -> None:
         """Listen, then dial. Raises OSError when the address cannot be bound."""
@@ -135,7 +136,7 @@ class PeerLinks:
         """Close everything, after sending what is queued if that goes quickly. No more events."""
         self._groups.clear()
         connections = self._take_links()
-        # First alone: what it has accepted must be begun, or nobody closes those sockets.
+        # The accepting task first: tasks for sockets that it has accepted must have begun, or nobody closes those.
         if self._accepting is not None:
             await _cancel({self._accepting})
         while self._tasks:
@@ -170,8 +171,8 @@ class PeerLinks:
     def send(self, peer: str, group_id: int, buffers: Sequence[Buffer]) -> None:
         """Queue one frame on the peer's current epoch; dropped if there is none.
 
-        The buffers are not copied: they must not change afterwards. A frame above the limit cannot be; if there is one
-        all the same, the epoch ends with it, because those behind it must not arrive without it.
+        The buffers are not copied, so they must not change afterwards. There should be no frame above the limit; one
+        ends the epoch, because the frames after it must not arrive without it.
         """
         connection = self._links.get(peer)
         if connection is None:
@@ -253,9 +254,9 @@ class PeerLinks:
             events.peer_lost(peer, dead=dead)
 
     def _refused(self, peer: str) -> None:
-        """Take note that nobody listens at the peer's address: news if it was there, or was expected, before.
+        """Report the peer as dead, because nobody listens at its address, unless that was reported already.
 
-        For this node that is nothing wrong, and it may last for days.
+        That is no fault of this node and may last for days, so it is logged once and not as a warning.
         """
         if peer in self._missing:
             self._missing.discard(peer)
@@ -264,7 +265,7 @@ class PeerLinks:
             self._report_lost(peer, dead=True)
 
     async def _probe_absent(self, peer: str) -> None:
-        """Find out about a peer that died before this node started: what its clients held must come back, too."""
+        """Find out whether a peer died before this node started: what its clients held must come back, too."""
         await asyncio.sleep(_ABSENT_AFTER_S)
         self._missing.add(peer)
         await self._probe(peer)
@@ -329,13 +330,13 @@ class PeerLinks:
 
     def _take(self, sock: socket.socket, address: Any) -> None:
         place = self._strangers.take(address[0])
-        assert place is not None  # nobody who is known keeps one of these
+        assert place is not None  # only strangers have places here, so one can be pushed out
         task = self._spawn(self._admit(sock, address[0]))
         place.push_out = partial(self._push_out, task)
 
         def ended(task: asyncio.Task[None]) -> None:
             place.leave()
-            if task.cancelled():  # perhaps before it had begun
+            if task.cancelled():  # perhaps before it had begun, so that nothing else closes the socket
                 sock.close()
 
         task.add_done_callback(ended)
@@ -360,7 +361,7 @@ class PeerLinks:
                 )
                 await connection.wait_authenticated()
         except ConnectionError:
-            # Left by itself: a peer's probe, or a health check.
+            # The other side left by itself, as a peer's probe or a health check does.
             log.debug("%s left during the handshake", host)
         except DisagreementError as error:
             self._refuse(connection.peer, host, str(error))
@@ -370,7 +371,7 @@ class PeerLinks:
             connection.abandon()
 
     def _is_second(self, peer: str, process: bytes) -> bool:
-        """Whether another process of this name is connected and works: what two promise is not what one does."""
+        """Whether another process of this name is connected and not silent: two must not vote under one name."""
         link = self._links.get(peer)
         if link is None or link.process == process:
             return False

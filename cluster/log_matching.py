@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TermsOfLog(Protocol):
-    """What is to be known of a log here."""
+    """What the functions here ask of a log."""
 
     first_index: int
     last_index: int
@@ -31,7 +31,7 @@ class ForeignLog(Exception):
 
 
 def contradiction(log: TermsOfLog, commit_index: int, append: Append) -> str | None:
-    """H12: how the append differs from what is committed here; None if it does not.
+    """How the append differs from what is committed here, in words; None if it does not (H12).
 
     pysyncobj would delete what differs, also if it has been applied.
     """
@@ -47,20 +47,20 @@ def contradiction(log: TermsOfLog, commit_index: int, append: Append) -> str | N
 
 
 def other_entry(log: TermsOfLog, commit_index: int, index: int, term: int) -> str | None:
-    """H12: how the entry differs from the one that is committed here; None if it does not, or none is."""
+    """How the entry `index` of `term` differs from the one that is committed here; None if it does not (H12)."""
     if not log.first_index <= index <= commit_index or log.term_at(index) == term:
         return None
     return f"has an entry {index} of term {term}, which is of term {log.term_at(index)} here"
 
 
 def vouched_for(append: Append) -> Append:
-    """H2, H3: let it commit no further than the last entry that this very message shows to match."""
+    """Lower the append's commit index to the last entry that the append itself shows to match (H2, H3)."""
     vouched_index = append.prev_index + len(append.entries)
     return append if append.commit_index <= vouched_index else append._replace(commit_index=vouched_index)
 
 
 def without_known_prefix(log: TermsOfLog, append: Append) -> Append:
-    """H2: skip what the log already holds (same index and term), as in figure 2 of the Raft paper.
+    """Take out of the append what the log already holds (same index and term), as in figure 2 of the Raft paper (H2).
 
     pysyncobj deletes everything behind the previous entry, so that must be the last one that matches. If nothing is
     left over, nothing conflicts, and the journal keeps its tail.

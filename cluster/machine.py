@@ -44,7 +44,7 @@ class Machine(Protocol):
 
     @property
     def version(self) -> int:
-        """Of the state, and of what entries do to it. A log is for one version: another refuses its directory."""
+        """The version of the state and of what entries do to it; a node refuses the directory of another version."""
         ...
 
     def apply_batch(
@@ -58,33 +58,33 @@ class Machine(Protocol):
         ...
 
     def end_entry(self, time_ms: int) -> Sequence[Any]:
-        """Called once after the batches of an entry, if it has any: what time brings is done here.
+        """Do what is due by now; called once for each entry, after its batches. Returns the effects.
 
         `time_ms` is that of `apply_batch`. One call may leave a part of what is due to the next.
         """
         ...
 
     def due_ms(self) -> int | None:
-        """From which moment on an entry would do something although nobody submits anything; None for never.
+        """The cluster's time from which on an entry without any batch would do something; None for never.
 
-        Asked for in every turn of a leader, which appends an entry without batches then. A moment that is past is as
-        good as now, but each such entry must get something done: there will be one after the other until there is
-        nothing due.
+        A leader asks for it in every turn, and appends such an entry then. A time that is past is as good as now, but
+        each such entry must get something done: there will be one after the other until nothing is due.
         """
         ...
 
     def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
-        """Everything that `origin` held is given up.
+        """Give up everything that `origin` held. Returns the effects.
 
-        It restarted, or (`expelled`) the cluster stopped waiting for it. `time_ms` is that of the entry which tells it.
+        The node restarted or, with `expelled`, the cluster stopped waiting for it. `time_ms` is the time of the entry
+        that tells it.
         """
         ...
 
     def outstanding(self, origin: str) -> Sequence[Any]:
         """What the sessions of `origin` are owed according to the state, as effects.
 
-        For a node that was given the state of others and so never computed the effects of the entries before it. It may
-        have had some of them earlier.
+        This is for a node that was given the state of another one, and so never computed the effects of the entries
+        before it. It may have had some of them earlier.
         """
         ...
 

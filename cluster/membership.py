@@ -3,7 +3,7 @@
 Lives here: who they are and who of them counts. Not here: how many are enough (quorum.py), what a voter that has lost
 its memory may do (recovery.py), what each of them is known to hold (replication.py).
 
-Law: a membership never changes; another one takes its place. Who is no voter counts nowhere.
+Law: a membership never changes; another one takes its place. Only voters count.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Membership:
 
     @cached_property
     def members(self) -> tuple[str, ...]:
-        """All of them, sorted."""
+        """The names of all voters and learners, sorted."""
         return tuple(sorted(self.voters | self.learners))
 
     def others(self, name: str) -> tuple[str, ...]:
-        """All but this one, sorted."""
+        """The names of all members but this one, sorted."""
         return tuple(member for member in self.members if member != name)
 
     def is_majority(self, names: Collection[str]) -> bool:
@@ -45,9 +45,9 @@ class Membership:
         return quorum.is_majority(len(self.voters.intersection(names)), len(self.voters))
 
     def reached(self, values: Mapping[str, Number]) -> Number:
-        """The most that a majority of the voters has come to; each of them has a value."""
+        """The highest value that a majority of the voters has reached; `values` has one for each voter."""
         return quorum.reached([values[voter] for voter in self.voters], len(self.voters))
 
     def has_majority_without(self, names: Collection[str]) -> bool:
-        """Whether the voters that are left are a majority."""
+        """Whether the voters that are not among these are a majority."""
         return quorum.is_majority(len(self.voters.difference(names)), len(self.voters))

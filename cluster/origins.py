@@ -2,7 +2,7 @@
 
 A node numbers its batches 1, 2, 3 ... under an *incarnation* (a number that grows with every start) and sends those
 that it has not seen applied again to each new leader. So a batch may be in the log twice, never out of order; the
-second is dropped here, on every replica alike.
+second is dropped here, on every replica alike (as in Raft thesis 6.3).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Admission(Enum):
 
 
 class Origins:
-    """The last applied sequence of each node's incarnation."""
+    """The incarnation of each node, and which batch of it was applied last."""
 
     def __init__(self) -> None:
         self._origins: dict[str, Origin] = {}
@@ -46,7 +46,7 @@ class Origins:
         return Admission.APPLY if known is None else Admission.APPLY_AFTER_RESTART
 
     def expel(self, name: str, incarnation: int) -> bool:
-        """Take nothing more from this incarnation; False if it is not the current one."""
+        """Drop all further batches of this incarnation; False if it is not the current one or expelled already."""
         known = self._origins.get(name)
         if known is None or known.incarnation != incarnation or known.expelled:
             return False

@@ -42,18 +42,18 @@ class MemberStatus(NamedTuple):
 
 @dataclass(slots=True)
 class KnownPeer:
-    """One of them."""
+    """What this node knows of one other member."""
 
     heard_s: float
-    """When anything of it arrived last, or this node started."""
+    """When anything of the peer last arrived; at first, when this node started."""
     dead_since_s: float | None = None
-    """Since when its host says that no such process listens; None if it does not."""
+    """Since when the peer's host says that no such process listens; None if it does not say so."""
     status: Status | None = None
-    """What it said of itself last, in this life of this node."""
+    """What the peer last said of itself; None if it has said nothing since this node started."""
 
 
 class Peers:
-    """All of them."""
+    """What this node knows of all other members."""
 
     def __init__(self, names: Iterable[str], now_s: float) -> None:
         self._peers = {name: KnownPeer(now_s) for name in names}
@@ -74,7 +74,7 @@ class Peers:
         self._peers[peer].status = status
 
     def died(self, peer: str, now_s: float) -> None:
-        """Its process is gone; harmless if that was known."""
+        """Note that the peer's process is gone; harmless if that was known."""
         known = self._peers[peer]
         if known.dead_since_s is None:
             known.dead_since_s = now_s
@@ -85,12 +85,12 @@ class Peers:
         return now_s - self._peers[peer].heard_s
 
     def dead_s(self, peer: str, now_s: float) -> float:
-        """How long it has been known to be dead; 0 if it is not."""
+        """For how many seconds the peer has been known to be dead; 0 if it is not."""
         since_s = self._peers[peer].dead_since_s
         return 0.0 if since_s is None else now_s - since_s
 
     def alarmed(self, alarm: Alarm) -> list[str]:
-        """Those that are low on this."""
+        """The names of the peers that say that they are low on this."""
         return [name for name, status in self._statuses() if status.alarm & alarm]
 
     def voters(self) -> list[str]:
@@ -104,7 +104,7 @@ class Peers:
 
 
 def member_status(name: str, status: Status | None, *, is_up: bool, leads: bool) -> MemberStatus:
-    """What there is to tell of a member that says this of itself."""
+    """Put together what is known of a member whose last status this is; None if it has sent none."""
     if not is_up:
         state = "down"
     elif leads:

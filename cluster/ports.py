@@ -127,11 +127,11 @@ class Disk(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Space that may still be written."""
+        """How many more bytes may be written."""
         ...
 
     def session(self) -> str:
-        """A name of the time since unsynced writes may last have been lost: of the machine's boot."""
+        """A name of the machine's boot: when it changes, writes that were not synced may have been lost."""
         ...
 
     def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
@@ -195,10 +195,10 @@ class Links(Protocol):
     def connected(self, peer: str) -> bool: ...
 
     def congested(self, peer: str) -> bool:
-        """More is queued than the link's limit: hold back until `peer_drained`."""
+        """Whether more is queued for the peer than the link's limit; if so, hold back until `peer_drained`."""
         ...
 
 
 def pack(value: Any) -> bytes:
-    """Msgpack. The package's own type says that it may return None, which it never does."""
+    """Encode a value with msgpack, whose own type says that it may return None, which it never does."""
     return cast("bytes", msgpack.packb(value))

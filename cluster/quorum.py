@@ -1,4 +1,4 @@
-"""How many are a majority, and what a majority has come to.
+"""How many are a majority, and which values a majority has reached.
 
 Lives here: all arithmetic of majorities. Not here: who counts (membership.py).
 
@@ -15,7 +15,7 @@ Number = TypeVar("Number", int, float)
 
 
 def majority(voters: int) -> int:
-    """So many of `voters` are one."""
+    """How many of this number of voters are a majority."""
     return voters // 2 + 1
 
 
@@ -24,10 +24,10 @@ def is_majority(count: int, voters: int) -> bool:
 
 
 def reached(values: Iterable[Number], voters: int) -> Number:
-    """The most that a majority's values have come to; to be asked when so many are known."""
+    """The highest number that a majority has reached; `values` holds those of at least a majority of the voters."""
     return sorted(values)[-majority(voters)]
 
 
 def not_passed(values: Iterable[Number], voters: int) -> Number:
-    """The least that a majority's values are not beyond; to be asked when so many are known."""
+    """The lowest number that a majority has not passed; `values` holds those of at least a majority of the voters."""
     return sorted(values)[majority(voters) - 1]

@@ -29,7 +29,7 @@ _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_NAME = "lock"
 _LOCK_BYTES = 32
-"""Overwritten as a whole, so that a start needs no space for it."""
+"""The length of the lock file, which is always overwritten as a whole, so that a start needs no space for it."""
 _TEMPORARY = ".tmp"
 
 
@@ -59,7 +59,7 @@ class RealFile:
         end = self._size + sum(map(len, buffers))
         self._size += os.pwritev(self._descriptor, buffers, self._size)
         if self._size < end:
-            # Rare (a signal, a full disk, 2 GiB at once), so the rest may be copied.
+            # A short write is rare (a signal, a full disk, 2 GiB at once), so the rest may be copied.
             rest = memoryview(b"".join(buffers))
             while self._size < end:
                 self._size += os.pwrite(self._descriptor, rest[self._size - end :], self._size)
@@ -180,7 +180,7 @@ class RealDisk:
 
 
 class ReadOnlyDisk:
-    """The directory `root`, to be looked at: what a `Disk` has for reading, and nothing that writes or locks."""
+    """The directory `root` for reading: what a `Disk` has for that, and nothing that writes or locks."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -235,7 +235,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _lock_directory(root: Path) -> int:
-    """Open a descriptor that holds the lock until it is closed or the process ends, in whatever way."""
+    """Lock the directory; returns a descriptor that holds the lock until it is closed or the process ends."""
     descriptor = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _lock(root, descriptor, fcntl.LOCK_EX)

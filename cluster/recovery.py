@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROUNDS = 2
-"""What was heard of a member may be from before it rose; not any more when each could have spoken so often since."""
+"""A lost majority is reported only when it was seen with this many statuses for each peer: one may be out of date."""
 
 
 class Recovery:
-    """The standing of this node, and its way up."""
+    """The standing of this node, and how it becomes a voter again."""
 
     def __init__(self, name: str, membership: Membership, hard_state: HardStateFile) -> None:
         self._name = name
@@ -48,11 +48,11 @@ class Recovery:
         self._peers = membership.others(name)
         self._hard_state = hard_state
         self._heard: dict[str, Status] = {}
-        """What each member has said of itself last, since this start."""
+        """The last status of each other member that was heard since this start, by name."""
         self._goal = (0, 0)
-        """Term and last index that a leader of this term has told."""
+        """Term and last index that a leader told last; a learner that holds its log up to there is a voter again."""
         self._hopeless_for = 0
-        """So many times in a row something was heard of others and no majority seemed left."""
+        """How many statuses were heard in a row with which no majority seemed left that has its log."""
 
     @property
     def standing(self) -> Standing:
@@ -60,7 +60,7 @@ class Recovery:
         return Standing.BLANK if state is None else state.standing
 
     def heard(self, peer: str, status: Status, *, leads: bool) -> None:
-        """A member has said something of itself; `leads` if as a leader."""
+        """Take in what a member said of itself; `leads` tells whether it is a leader."""
         self._heard[peer] = status
         if leads:
             self._goal = (status.term, status.last_index)
@@ -70,7 +70,7 @@ class Recovery:
             log.error("%s", hopeless)
 
     def turn(self, engine: Engine, journal: SegmentedJournal) -> bool:
-        """Rise if it is time; True if so."""
+        """Raise the standing of this node if the rules allow it now. True if it has changed."""
         standing = self.standing
         if standing is Standing.BLANK and not self._missing():
             self._remember(engine)
@@ -105,7 +105,7 @@ class Recovery:
         engine.remember(state.term, state.voted_for)
 
     def _is_new_cluster(self, engine: Engine) -> bool:
-        """Whether nobody has anything, so that nothing was ever committed. A learner has lost something."""
+        """Whether no member is a learner or holds more than a log's first entry, so that nothing was ever committed."""
         return engine.journal.last_index <= 1 and all(
             status.standing != Standing.LEARNER and status.last_index <= 1 for status in self._heard.values()
         )
@@ -120,7 +120,7 @@ class Recovery:
             log.info("node %s is a %s of term %d now", self._name, state.standing.name.lower(), state.term)
 
     def _hopeless(self) -> str | None:
-        """What to say when no majority is left that remembers; None as long as it is not known to be so."""
+        """A text that no majority is left that has its log; None as long as that is not known to be so."""
         standings = {peer: Standing(status.standing) for peer, status in self._heard.items()}
         standings[self._name] = self.standing
         lost = sorted(name for name, standing in standings.items() if standing is not Standing.VOTER)

@@ -7,8 +7,9 @@ probing       an append was refused: one at a time, until one matches
 lacking       the log of this leader begins behind what the peer needs: it is sent a snapshot (catch_up.py), and only
               empty appends meanwhile, which keep it from campaigning
 
-Lives here: that, and when a follower answers. Not here: bytes on their way (engine.py), what is counted of it
-(membership.py, and pysyncobj), what a refusal says of the log (log_matching.py).
+Lives here: which way a peer is sent entries and what it has acknowledged, and when a follower answers. Not here: bytes
+on their way (engine.py), what is counted of it (membership.py, and pysyncobj), what a refusal says of the log
+(log_matching.py).
 
 Law: pure; indexes and times are handed in. What a peer has acknowledged in a reign is never forgotten in that reign.
 """
@@ -27,36 +28,37 @@ class Progress:
     """What a leader knows of one peer, in this reign."""
 
     heard_s: float
-    """When it was heard last, or the reign began."""
+    """When the peer was last heard, on the monotonic clock; at first, when the reign began."""
     acknowledged: int = 0
     """The last entry that the peer has told this leader to hold; 0 if none."""
     probed: int | None = None
-    """The earliest entry at which an append was refused; None if it is not probing."""
+    """The earliest entry at which an append was refused; None if the peer is not being probed."""
     lacks_from: int | None = None
-    """The entry that the peer needs next, which is not in the log any more; None if it is not lacking."""
+    """The entry that the peer needs next, if it is not in the log any more; else None."""
     useless_end: tuple[int, int] = (0, 0)
-    """Index and term of the last entry of the log that was found to reach back too little: it has been tried."""
+    """Index and term of the end of the peer's log when it was last found to need entries from before this log."""
     sent_bytes: int = 0
-    """In this turn, ..."""
+    """Bytes that the peer was sent in this turn; each entry counts for a share of a full slice on top of its size."""
     is_paused: bool = False
-    """... in which it gets no more."""
+    """Whether the peer gets no more appends in this turn."""
 
     def matched(self) -> bool:
-        """An append has matched. True if that is what was probed for."""
+        """Note that an append has matched. True if the peer was being probed, which ends with that."""
         was_probing = self.probed is not None
         self.probed = self.lacks_from = None
         return was_probing
 
     def acknowledge(self, index: int) -> bool:
-        """The peer holds everything up to `index`. True if that is more than was known."""
+        """Note that the peer holds everything up to `index`. True if that is more than was known."""
         if index <= self.acknowledged:
             return False
         self.acknowledged = index
         return True
 
     def refuse(self, refusal: Appended, first_index: int) -> bool:
-        """An append was refused; the log of this leader begins with `first_index`. True if another one is to be tried.
+        """Note that an append was refused. True if another one is to be tried.
 
+        `first_index` is where the log of this leader begins.
         Whatever was on its way behind the append that was refused is refused as well. If each refusal had everything
         sent again, refusals and appends would multiply without end.
         """
@@ -66,8 +68,8 @@ class Progress:
             self.useless_end = log_end
         elif self.lacks_from is not None:
             if self.useless_end == log_end:
-                return False  # it reaches into this log, with entries that differ: that has been found out already
-            self.ask_again()  # it has installed one
+                return False  # this log of the peer has been tried: where it overlaps with the leader's, it differs
+            self.ask_again()  # the peer has another log: it has installed a snapshot
         if self.probed is not None and next_index >= self.probed:
             return False
         self.probed = next_index
@@ -83,7 +85,7 @@ class Progress:
         self.is_paused = False
 
     def send(self, sent_bytes: int, bytes_max: int) -> None:
-        """It is sent an append: no more of them in this turn while probing, nor beyond `bytes_max`."""
+        """Count an append that is sent: no more follow in this turn while probing, or beyond `bytes_max`."""
         self.sent_bytes += sent_bytes
         self.is_paused = self.probed is not None or self.sent_bytes > bytes_max
 
@@ -92,7 +94,7 @@ class Answers:
     """When a follower tells its leader what it holds, or at least that it follows."""
 
     def __init__(self, quiet_s: float) -> None:
-        """After so long an answer is worth repeating."""
+        """An acknowledgement that says nothing new is repeated after `quiet_s` seconds."""
         self._quiet_s = quiet_s
         self._last: tuple[str, Appended] | None = None
         self._told_s = 0.0
@@ -112,21 +114,21 @@ class Answers:
         return True
 
     def hearing_is_due(self, now_s: float) -> bool:
-        """Whether to tell that a leader is followed, which then counts as told."""
+        """Whether to send the leader a `Hearing` now, which then counts as sent."""
         if now_s - self._told_hearing_s <= self._quiet_s:
             return False
         self._told_hearing_s = now_s
         return True
 
     def forget(self) -> None:
-        """What was told may not have arrived, or is not so any more."""
+        """Forget the last answer, which may not have arrived or not hold any more: the next one is due at once."""
         self._last = None
 
     def match(self, term: int, index: int) -> None:
-        """Up to `index` this log is that of the leader of `term`."""
+        """Note that up to `index` this log is that of the leader of `term`."""
         self._matched = (term, index)
 
     def matched_index(self, term: int) -> int:
-        """Up to here this log is that of the leader of `term`, 0 if that is not known."""
+        """The last entry up to which this log is known to be that of the leader of `term`; 0 if none is."""
         matched_term, index = self._matched
         return index if matched_term == term else 0

@@ -43,14 +43,14 @@ class Ambient(threading.local):
 
 
 class _NoPickle:
-    """Hazard H11: whatever pysyncobj would pickle or unpickle is a broken invariant here."""
+    """Stands in for the module pickle, which pysyncobj must not use: any use raises RuntimeError (hazard H11)."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"pysyncobj tried to use pickle.{name}")
 
 
 class NoDumps:
-    """In place of pysyncobj's Serializer: never idle, so that it never dumps or truncates on its own."""
+    """Stands in for pysyncobj's Serializer: it is always busy, so pysyncobj never dumps or truncates on its own."""
 
     def checkSerializing(self) -> tuple[int, None]:  # noqa: N802
         return SERIALIZER_STATE.SERIALIZING, None
@@ -62,14 +62,14 @@ class NoDumps:
         return False
 
     def cancelTransmisstion(self, _node: Node) -> None:  # noqa: N802
-        """pysyncobj's spelling."""
+        """Do nothing. The spelling is pysyncobj's."""
 
 
 class NoPoller:
-    """pysyncobj polls its own sockets at the end of each tick; it has none."""
+    """Stands in for what pysyncobj polls its own sockets with at the end of each tick; it has none."""
 
     def poll(self, _timeout: float) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
 
 class StableNode(Node):
@@ -84,7 +84,7 @@ class StableNode(Node):
 
 
 class Sender(Protocol):
-    """Who takes what pysyncobj wants to send."""
+    """Takes each message that pysyncobj wants to send; implemented by the engine."""
 
     def stock_sends(self, node: Node, message: dict[str, Any]) -> None: ...
 
@@ -109,7 +109,7 @@ ambient = Ambient()
 
 
 def _given_journal(journal: SegmentedJournal) -> SegmentedJournal:
-    """pysyncobj's factory knows paths only; ours is given to it as the "path"."""
+    """Stands in for pysyncobj's factory of journals: it gets the journal itself as the "path"."""
     return journal
 
 
@@ -128,7 +128,7 @@ def instrument() -> None:
 
 
 def _is_no_false_alarm(record: LogRecord) -> bool:
-    """Whether it is not what pysyncobj says of deletions: those that it warns of do not happen (H2, H12)."""
+    """Whether a log line is not pysyncobj's warning of a deletion, which does not happen here (H2, H12)."""
     return not record.msg.startswith("truncating already-applied")
 
 

@@ -1,8 +1,9 @@
 """Sockets between peers: how they are opened, and how the kernel shall treat them.
 
-Lives here: that. Not here: what goes through them (connection.py), how clients' are accepted (accepting.py).
+Lives here: listening, connecting, the options of these sockets. Not here: what goes through them (connection.py), how
+connections are accepted (accepting.py).
 
-Law: only an address at which nobody listens refuses.
+Law: a connection counts as refused only if nobody listens at any address of the host.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 Address = tuple[str, int]
 
 _SOCKET_BUFFER_BYTES = 4 << 20
-# With unanswered data a connection is given up after this. Otherwise, when a partition heals, TCP might wait
-# for minutes before it tries again.
+# The kernel gives a connection up if data stays unanswered for this long. Otherwise, when a partition heals, TCP might
+# wait for minutes before it tries again.
 _UNANSWERED_MS_MAX = 5_000
 _BACKLOG = 1024
 
@@ -87,9 +88,9 @@ def _tune(sock: socket.socket) -> None:
 
 @cache
 def _granted_buffers() -> list[int]:
-    """Return the buffer options worth setting.
+    """Return the options of those buffers for which the kernel grants the size that is wanted here.
 
-    A fixed size switches off the kernel's own growth to several MiB, which is better where less is granted.
+    Setting a size switches off the kernel's own growth to several MiB, which is better where less is granted.
     """
     with socket.socket() as sock:
         granted: list[int] = []

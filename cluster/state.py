@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 _THREE = b"\x93"
 _BYTES = b"\xc6"
-"""Msgpack's headers of an array of three, and of bytes whose length follows in four."""
+"""Msgpack's header of bytes whose length follows in four bytes; `_THREE` is that of an array of three elements."""
 
 
 class GroupState:
-    """Time, origins and machine."""
+    """The replicated state of one group: the cluster's time, the origins of batches and the machine."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.origins = Origins()
         self.time_ms = 0
-        """The leader's clock at the last applied entry; never goes backwards."""
+        """The cluster's time at the last applied entry, in milliseconds; never goes backwards."""
 
     def freeze(self) -> FrozenState:
-        """A copy as it is now; cheap."""
-        # A collection in the middle would walk through all that has just been made, several times.
+        """Make a copy of the state as it is now; cheap, since packing it is left to `FrozenState.dump`."""
+        # A garbage collection in the middle would walk through all that has just been made, several times.
         was_collecting = gc.isenabled()
         gc.disable()
         try:
@@ -46,7 +46,7 @@ class GroupState:
                 gc.enable()
 
     def load(self, data: bytes) -> None:
-        """Replace everything by what `FrozenState.dump` gave. Raises ValueError for anything else."""
+        """Replace the state by one that `FrozenState.dump` has packed. Raises ValueError if `data` is none."""
         try:
             time_ms, rows, machine = msgpack.unpackb(data)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -57,7 +57,7 @@ class GroupState:
 
 
 class FrozenState:
-    """The state at one index. Its methods may be called on any thread."""
+    """A copy of the state at one index. Its methods may be called on any thread."""
 
     def __init__(self, time_ms: int, origins: list[tuple[str, int, int, bool]], machine: FrozenCopy) -> None:
         self._time_ms = time_ms
@@ -66,7 +66,7 @@ class FrozenState:
 
     def dump(self) -> bytes:
         machine = self._machine.dump()
-        # As `pack([time, origins, machine])`, which would hold up the loop for several copies of a large state.
+        # The same bytes as `pack([time, origins, machine])`, which would hold up the loop to copy a large state.
         parts = [_THREE, pack(self._time_ms), pack(self._origins), _BYTES, len(machine).to_bytes(4), machine]
         return b"".join(parts)
 

@@ -1,6 +1,7 @@
 """Who is connected and has not said who it is: how many there may be, and who of them has to go.
 
-Lives here: that. Not here: how somebody says who it is, and what happens to a socket (the callers).
+Lives here: the counts of strangers and of those who are known, and the choice of who goes. Not here: how somebody says
+who it is, and what happens to a socket (the callers).
 
 Law: strangers are bounded, however many come; one that comes when there is no room pushes out the one that has been
 there for longest of the address that has most. So one address never takes the room of the others, and whoever says
@@ -16,23 +17,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _IPV6_NETWORK_BITS = 64
-"""What one customer has of IPv6, at least: single addresses are free to choose."""
+"""IPv6 addresses that share this many bits count as one source: one customer has at least all of those."""
 
 
 class Places:
-    """The connections of one kind that there may be."""
+    """Counts and bounds the connections of one kind, such as those of clients."""
 
     def __init__(self, strangers_max: int, total_max: int | None = None) -> None:
-        """At most `strangers_max` strangers, and `total_max` together with those who are known (None: any number)."""
+        """Allow `strangers_max` strangers, and `total_max` connections in all, those that are known included.
+
+        Without a `total_max`, any number may be known.
+        """
         self.strangers_max = strangers_max
         self.total_max = total_max
         self.strangers = 0
         self.known = 0
         self._by_source: dict[str, dict[Place, None]] = {}
-        """Strangers, oldest first."""
+        """The places of strangers, oldest first, by the source they come from (`source_of`)."""
 
     def take(self, host: str) -> Place | None:
-        """A place for a stranger from `host`; None if all are taken by who is known."""
+        """Give a stranger from `host` a place, pushing others out if need be; None if all places are of known ones."""
         while self._is_full():
             if not self.strangers:
                 return None
@@ -48,7 +52,7 @@ class Places:
         )
 
     def push_one_out(self) -> None:
-        """Of the strangers."""
+        """Push out the oldest stranger of the source that has most of them."""
         most = max(self._by_source.values(), key=len)
         place = next(iter(most))
         push_out = place.push_out
@@ -56,12 +60,12 @@ class Places:
         push_out()
 
     def stranger_came(self, place: Place) -> None:
-        """It is a stranger's from now on."""
+        """Count the place as a stranger's."""
         self.strangers += 1
         self._by_source.setdefault(place.source, {})[place] = None
 
     def stranger_left(self, place: Place) -> None:
-        """It is no stranger's any more."""
+        """Count the place as a stranger's no more."""
         self.strangers -= 1
         of_source = self._by_source[place.source]
         del of_source[place]
@@ -70,13 +74,13 @@ class Places:
 
 
 class Place:
-    """What one connection takes."""
+    """The place of one connection among `Places`."""
 
     __slots__ = ("_is_known", "_is_taken", "_places", "push_out", "source")
 
     def __init__(self, places: Places, source: str) -> None:
         self.push_out: Callable[[], object] = _do_nothing
-        """Called when another stranger takes the place."""
+        """Called when the stranger has to make room for another one."""
         self.source = source
         self._places = places
         self._is_taken = True
@@ -84,25 +88,25 @@ class Place:
 
     @property
     def is_taken(self) -> bool:
-        """Whether it has not been left, nor given to another."""
+        """Whether the connection still has this place: it has not left, and was not pushed out."""
         return self._is_taken
 
     def comes_from(self, host: str) -> None:
-        """The stranger is, as a proxy says, from elsewhere."""
+        """Count the stranger as one from `host`, because a proxy says that it is from there."""
         if self._is_taken and not self._is_known:
             self._places.stranger_left(self)
             self.source = source_of(host)
             self._places.stranger_came(self)
 
     def make_known(self) -> None:
-        """It has said who it is."""
+        """Count the connection as known, because it has said who it is."""
         if self._is_taken and not self._is_known:
             self._is_known = True
             self._places.stranger_left(self)
             self._places.known += 1
 
     def make_stranger(self) -> None:
-        """It has to say again who it is; it is the youngest of the strangers."""
+        """Count the connection as the youngest stranger, because it has to say again who it is."""
         if self._is_taken and self._is_known:
             self._is_known = False
             self._places.known -= 1
@@ -111,11 +115,11 @@ class Place:
                 self._places.push_one_out()
 
     def leave(self) -> None:
-        """It is gone; harmless if that was known."""
+        """Give the place back, because the connection is gone; harmless if that was done before."""
         if not self._is_taken:
             return
         self._is_taken = False
-        self.push_out = _do_nothing  # whose place it was refers to it
+        self.push_out = _do_nothing  # no reference cycle stays: the owner of the place refers to it as well
         if self._is_known:
             self._places.known -= 1
         else:
@@ -127,7 +131,7 @@ def _do_nothing() -> None:
 
 
 def source_of(host: str) -> str:
-    """What counts as one address: with IPv6 a network."""
+    """What counts as one source of strangers: an IPv4 address, or a network of IPv6 addresses."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:  # a socket that has no address

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Reign(NamedTuple):
-    """A leader and its term; None while none is known."""
+    """A leader and its term; `leader` is None while none is known."""
 
     leader: str | None
     term: int
@@ -57,7 +57,7 @@ class PendingSubmissions:
         return len(self._pending)
 
     def begin(self, incarnation: int) -> None:
-        """Give up what is pending, and number anew."""
+        """Begin an incarnation: drop what is pending, and number batches from 1 again."""
         self.incarnation = incarnation
         self._pending.clear()
         self.pending_bytes = 0
@@ -77,12 +77,12 @@ class PendingSubmissions:
         return batch.sequence
 
     def applied(self, sequence: int) -> None:
-        """All up to `sequence` are applied."""
+        """Remove the batches up to `sequence`, because they are applied."""
         while self._pending and self._pending[0].sequence <= sequence:
             self.pending_bytes -= self._pending.popleft().size
 
     def link_is_new(self, peer: str) -> None:
-        """What was sent to `peer` may not have arrived."""
+        """Count what was sent to `peer` as not sent, because it may not have arrived."""
         if self._sent_to.leader == peer:
             self._sent_to = _NOBODY
 
@@ -99,9 +99,9 @@ class PendingSubmissions:
         return self._sent_sequence < self._pending[-1].sequence
 
     def take_unsent(self, bytes_max: int | None = None) -> list[SubmittedBatch]:
-        """The next batches for the leader of `has_unsent`, which counts as having them then.
+        """Return the next batches for the leader that `has_unsent` was asked about, and count them as sent.
 
-        About `bytes_max`, if given, and at least one.
+        They are about `bytes_max` together, if that is given, and at least one.
         """
         batches: list[SubmittedBatch] = []
         size = 0
@@ -116,7 +116,7 @@ class PendingSubmissions:
 
 
 class Proposals:
-    """What a leader will propose, for as long as it leads."""
+    """The batches that a leader has taken in and not yet proposed."""
 
     def __init__(self) -> None:
         self._batches: deque[SubmittedBatch] = deque()
@@ -127,13 +127,13 @@ class Proposals:
         return bool(self._batches)
 
     def clear(self) -> None:
-        """Another reign: what was not proposed is repeated by those who submitted it."""
+        """Drop everything, because a reign begins or ends: whoever submitted it sends it to the next leader."""
         self._batches.clear()
         self._accepted.clear()
         self._expelled.clear()
 
     def extend(self, batches: Sequence[SubmittedBatch]) -> None:
-        """Take in the leader's own."""
+        """Take in batches that the leader itself has submitted."""
         self._batches.extend(batches)
 
     def take_in(self, peer: str, data: bytes) -> None:
@@ -146,7 +146,7 @@ class Proposals:
                 self._batches.append(batch_at(data, view))
 
     def expel(self, origin: str, incarnation: int) -> bool:
-        """Propose that nobody waits for this incarnation any more; False if that is proposed already."""
+        """Propose to expel this incarnation of a node; False if that is proposed already."""
         if (origin, incarnation) in self._expelled:
             return False
         self._expelled.add((origin, incarnation))
@@ -154,7 +154,7 @@ class Proposals:
         return True
 
     def next_entry(self, bytes_max: int, weight_max: int = WEIGHT_MAX) -> list[SubmittedBatch]:
-        """Remove the batches of the next entry: at least one, or about `bytes_max`, with that weight at most."""
+        """Remove and return the batches of the next entry: at least one, more only up to both limits."""
         batches = [self._batches.popleft()]
         size, weight = batches[0].size, batches[0].weight
         while self._batches and len(batches) < BATCHES_MAX:

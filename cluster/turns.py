@@ -1,8 +1,9 @@
 """When a group has its next turn: at once, or when something is due.
 
-Lives here: that only one is asked for at a time, and one timer. Not here: what a turn does (group.py).
+Lives here: asking for a turn, at once or by a timer, so that at most one is asked for. Not here: what a turn does
+(group.py).
 
-Law: who has asked gets a turn, no earlier than the loop comes round; several who ask before it get one together.
+Law: whoever asks gets a turn, in the next pass of the event loop; several who ask before it share one.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class TurnTimer:
-    """The turns of one group."""
+    """Gives one group its turns."""
 
     def __init__(self, runtime: Runtime, take: Callable[[], None], beat_s: float) -> None:
-        """`take` is called for each; there is one every `beat_s` in any case."""
+        """`take` is called for each turn. The owner asks for one every `beat_s` seconds in any case."""
         self._runtime = runtime
         self._take = take
         self.beat_s = beat_s
@@ -27,7 +28,7 @@ class TurnTimer:
         self._is_asked = False
         self._timer: Timer | None = None
         self._timer_s = 0.0
-        """When it goes off."""
+        """When `_timer` goes off, on the monotonic clock."""
 
     def ask(self) -> None:
         if self.is_on and not self._is_asked:
@@ -35,7 +36,7 @@ class TurnTimer:
             self._runtime.call_soon(self._begin)
 
     def ask_in(self, delay_s: float) -> None:
-        """Have a turn then, if there would be none before: each beat brings one, and so does an earlier timer."""
+        """Have a turn in `delay_s` seconds, unless the next beat or a timer that is set brings one before that."""
         goes_off_s = self._runtime.monotonic() + delay_s
         if delay_s > self.beat_s or (self._timer is not None and self._timer_s <= goes_off_s):
             return

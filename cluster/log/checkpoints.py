@@ -33,7 +33,7 @@ FORMAT_VERSION = 1
 
 _MAGIC = b"RCKP"
 _START = Struct("<4sI32sQQQ")  # magic, version, sha256 of the identity, index, term, length of the body
-_CHECKSUMS = Struct("<II")  # of the header before it, of the body
+_CHECKSUMS = Struct("<II")  # crc32 of the header before it, crc32 of the body
 CHECKPOINT_HEADER_BYTES = _START.size + _CHECKSUMS.size
 
 _SUFFIX = ".checkpoint"
@@ -43,7 +43,7 @@ _INDEX_DIGITS = 20
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state after the entry `index`, whose term is `term`, was applied."""
+    """The state, packed in `body`, after the entry `index`, whose term is `term`, was applied."""
 
     index: int
     term: int
@@ -55,7 +55,7 @@ def checkpoint_name(index: int) -> str:
 
 
 def write_checkpoint(disk: Disk, directory: str, identity: bytes, index: int, term: int, body: bytes) -> int:
-    """Store a checkpoint, durable when this returns; the size of its file in bytes.
+    """Store a checkpoint, durably when this returns. Returns the size of its file in bytes.
 
     Raises OSError, and then nothing has changed. On any thread, unless another one writes a checkpoint of this index.
     """
@@ -129,9 +129,9 @@ def read_checkpoint(disk: Disk, path: str, identity: bytes) -> Checkpoint:
 
 
 def adopt_checkpoint(data: bytes, identity: bytes) -> bytes:
-    """A checkpoint of another node of the cluster, or the beginning of one, rewritten to belong to `identity`.
+    """Rewrite a checkpoint of another node of the cluster, or its beginning, so that it belongs to `identity`.
 
-    It must hold the whole header, and of the body nothing is checked. Raises CorruptJournal or UnknownFormat.
+    `data` must hold the whole header; the body is not checked. Raises CorruptJournal or UnknownFormat.
     """
     path = "received checkpoint"
     start = _verified_start(data, path)
@@ -146,7 +146,7 @@ def _pack_start(identity: bytes, index: int, term: int, length: int, body_crc: i
 
 
 def _verified_start(header: bytes, path: str) -> bytes:
-    """The part of the header before the checksums; of its fields only magic and version are checked."""
+    """Check a header and return the part of it before the checksums; of its fields magic and version are checked."""
     start = header[: _START.size]
     if len(header) < CHECKPOINT_HEADER_BYTES or not start.startswith(_MAGIC):
         raise CorruptJournal(path, 0, "not a checkpoint")

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
 
 Live = Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]
-"""Index to batch ordinal to (first message, count), ascending: see `FrozenCopy.live`."""
+"""Live messages: index of the entry to ordinal of the batch to (first message, count), as by `FrozenCopy.live`."""
 
 Compact = Callable[[memoryview, Sequence[tuple[int, int]]], bytes]
-"""See `Machine.compact`."""
+"""A function that reduces a batch to some of its messages: see `Machine.compact`."""
 
 TINY_SHARE = 16
-"""A sparse segment is tiny if it is not larger than this part of a full one."""
+"""A sparse segment is tiny if it is at most as large as a full one divided by this."""
 TINY_MAX = 8
-"""So many tiny segments in a row are left alone."""
+"""How many tiny segments in a row are left alone; more are merged."""
 SPARSE_RANGE_MAX = 2**32 - 1
-"""Indexes that one sparse segment can span."""
+"""How many indexes one sparse segment can span."""
 REMEASURE_PERCENT = 90
-"""A measurement holds until the live references are no more than this part of what they were."""
+"""A measurement holds until at most this percentage of the references that were live then still are."""
 STALE_S = 600.0
-"""If any are gone, one is made anew after this time at the latest: those may have been to the large messages."""
+"""If any live references are gone, a measurement is made anew after this time: those may have been the large ones."""
 
-_INDEX_BYTES = 8  # of a record, in the footer of a sparse segment
+_INDEX_BYTES = 8  # what each record takes in the footer of a sparse segment
 
 
 class SegmentLimits(NamedTuple):
@@ -56,8 +56,9 @@ class Measured(NamedTuple):
     references: int
     entries: int
     size: int
-    """Bytes of file; the whole file if more than half of it would be left."""
+    """How many bytes the file would have; the size of the old file if that is more than half of it."""
     at_s: float
+    """When it was measured, on the monotonic clock."""
 
 
 class Candidate(NamedTuple):
@@ -65,7 +66,7 @@ class Candidate(NamedTuple):
 
     segment: Segment
     references: int
-    """To messages in it, now."""
+    """How many references to messages in it are live now."""
 
     measured: Measured | None
 
@@ -93,7 +94,7 @@ class Rewritten(NamedTuple):
 
 
 class CompactionSource(NamedTuple):
-    """Where the records are, and what makes them smaller: the same for all jobs."""
+    """The directory with the records, and the function that makes them smaller: the same for all jobs."""
 
     disk: Disk
     directory: str
@@ -105,7 +106,7 @@ class CompactionSource(NamedTuple):
 
 
 def choose(runs: Sequence[Sequence[Candidate]], limits: SegmentLimits) -> Sequence[Candidate]:
-    """The adjacent candidates that shall become one segment, the oldest such; empty if nothing is worth it.
+    """Choose the oldest group of adjacent candidates that is worth rewriting as one segment; empty if there is none.
 
     `runs` are adjacent candidates, ascending. What is rewritten is at most half of what it replaces, so all rewriting
     together writes no more than was once logged; merging tiny segments, rare and small, comes on top.
@@ -119,7 +120,7 @@ def choose(runs: Sequence[Sequence[Candidate]], limits: SegmentLimits) -> Sequen
 
 
 def _group(run: Sequence[Candidate], start: int, limits: SegmentLimits) -> Sequence[Candidate]:
-    """The longest group from `start` that is worth rewriting."""
+    """The longest group from the candidate at `start` that is worth rewriting; empty if there is none."""
     first = run[start].segment.first
     best = start
     live_bytes = file_bytes = entries = 0
@@ -151,7 +152,7 @@ def _group(run: Sequence[Candidate], start: int, limits: SegmentLimits) -> Seque
 def measure(
     source: CompactionSource, segment: Segment, live: Live, references: int, now_s: float
 ) -> Measured:
-    """What is live in the segment; the file is read until that is more than half of it.
+    """Measure what is live in a segment; reading stops as soon as that is more than half of the file.
 
     Raises CorruptJournal or OSError.
     """
@@ -213,10 +214,10 @@ def _live_records(source: CompactionSource, segment: Segment, live: Live) -> Ite
 def compact_entry(
     payload: bytes, messages: Mapping[int, Sequence[tuple[int, int]]], compact: Compact
 ) -> bytes | None:
-    """The entry reduced to these messages of its batches; None if it has none of these batches.
+    """Reduce an entry to these messages of its batches; None if it has none of these batches.
 
-    What was dropped earlier may be asked for: the state may be that of an older checkpoint, from which the node started
-    because the newest one was damaged.
+    Messages may be asked for that were dropped earlier: the state may be that of an older checkpoint, from which the
+    node started because the newest one was damaged.
     """
     view = memoryview(payload)
     if is_compacted(payload):

@@ -35,9 +35,10 @@ class Standing(IntEnum):
     """It knows nothing of its past: it may have voted, it may have acknowledged."""
 
     LEARNER = 1
-    """Its log may lack what it has acknowledged."""
+    """It knows its term, but its log may lack what it has acknowledged."""
 
     VOTER = 2
+    """It has all that it ever acknowledged."""
 
 
 class HardState(NamedTuple):
@@ -50,16 +51,16 @@ class StoredState(NamedTuple):
     """What one of the two files holds."""
 
     sequence: int
-    """The higher one was written later."""
+    """A number that grows with each store: of two files that differ, the higher one was written later."""
 
     state: HardState
 
 
 class HardStateFile:
-    """The two files in `directory`."""
+    """The two files of term, vote and standing in `directory`."""
 
     state: HardState | None = None
-    """What is stored; None if nothing is, or nothing that can be believed."""
+    """What is stored; None if nothing is stored, or nothing that can be believed."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
         self._register = Register(disk, directory, NAMES, _MAGIC, FORMAT_VERSION, identity, "term and vote")
@@ -83,7 +84,7 @@ class HardStateFile:
         return [None if copy is None else StoredState(copy.sequence, _unpack(copy.body)) for copy in copies]
 
     def store(self, state: HardState) -> None:
-        """Durable when it returns; raises OSError, and then it is not known which of the two states is stored."""
+        """Store the state, durably when this returns; if it raises OSError, the old or the new one may be stored."""
         self._register.store(_pack(state))
         self.state = state
 

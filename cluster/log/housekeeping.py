@@ -74,13 +74,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""A checkpoint that found no space is tried again after so long."""
+"""A checkpoint that found no space is tried again after this long."""
 PACE_S = 1.0
-"""A segment is verified or measured so often; measured more often while the log grows faster."""
+"""A segment is verified or measured at most once in this time; measured more often while the log grows fast."""
 REPLAY_S = 0.5
-"""A checkpoint is also due after so much time of applying entries: a start has to do that again."""
+"""A checkpoint is also due after this much time of applying entries, since a start has to apply them again."""
 REST_FACTOR = 4
-"""Without growth there is a rest after each job, so many times as long as the job took."""
+"""After each job there is a rest, this many times as long as the job took; not while the log grows fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ class HousekeepingSettings:
 
     checkpoint_entries: int = 16384
     checkpoint_bytes: int = 64 * 2**20
-    """Of log; a checkpoint that is larger itself is taken after as many bytes as it has."""
+    """A checkpoint is due after this many bytes of log, or as many as the last one has if that is more."""
     checkpoint_interval_s: float = 60.0
     retained_bytes: int = 128 * 2**20
-    """Of log, for followers that are behind."""
+    """How many bytes of log are kept for followers that are behind."""
     segment_bytes: int = 64 * 2**20
     segment_entries: int = 65536
 
@@ -134,9 +134,9 @@ class Housekeeping:
         """
         self.newest: CheckpointPosition | None = None
         self.second_index = 0
-        """Of the checkpoint before the newest; 0 if there is none."""
+        """Index of the checkpoint before the newest; 0 if there is none."""
         self.pinned: dict[str, int] = {}
-        """Files that must stay as they are, and for how many readers."""
+        """The names of files that must stay as they are, and how many readers each of them has."""
         self._disk = disk
         self._directory = directory
         self._identity = identity
@@ -156,7 +156,7 @@ class Housekeeping:
         self._reset(0)
 
     def _reset(self, checkpoint_bytes: int) -> None:
-        """Begin anew with the log as it is."""
+        """Forget what was measured and begin anew with the log as it is; `checkpoint_bytes`: of the last checkpoint."""
         now_s = self._now()
         self._checkpoint_bytes = checkpoint_bytes
         self._taken: _Taken | None = None
@@ -188,7 +188,7 @@ class Housekeeping:
         self._generation += 1
         self.newest = CheckpointPosition(index, checkpoint.term) if checkpoint else None
         self.second_index = max((known for known in found if known < index), default=0)
-        # A newer one is damaged: it was not the one that was loaded.
+        # A checkpoint that is newer than the one that was loaded is damaged.
         unwanted = [known for known in found if known != self.second_index]
         remove_checkpoints(self._disk, self._directory, self._without_pinned(unwanted))
         self._reset(len(checkpoint.body) if checkpoint else 0)
@@ -197,16 +197,16 @@ class Housekeeping:
         return [index for index in indexes if checkpoint_name(index) not in self.pinned]
 
     def stop(self) -> None:
-        """Begin nothing more; what a job under way brings is dropped."""
+        """Begin nothing more; the result of a job that is under way is dropped."""
         self._stopped = True
 
     @property
     def newest_index(self) -> int:
-        """Of the newest checkpoint; 0 if there is none."""
+        """Index of the newest checkpoint; 0 if there is none."""
         return self.newest.index if self.newest else 0
 
     def renew(self) -> None:
-        """The newest checkpoint is damaged: take another one as soon as there is anything new."""
+        """Take another checkpoint as soon as there is anything new, because the newest one is damaged."""
         self._is_damaged = True
 
     def pin(self, names: Iterable[str]) -> None:
@@ -223,7 +223,8 @@ class Housekeeping:
     def turn(self, applied_index: int, applied_term: int, applying_s: float = 0.0) -> None:
         """Do what is due; to be called often.
 
-        The last entry that the state holds, and how much time applying entries has taken in all.
+        Index and term are of the last entry that the state holds; `applying_s` is the time that applying has taken in
+        all, in seconds.
         """
         if self._stopped:
             return
@@ -251,7 +252,7 @@ class Housekeeping:
         )
 
     def _replay_is_long(self, now_s: float) -> bool:
-        """Small entries cost a start more than their number or size tells: it applies as long as this node has."""
+        """Whether a start would have to apply entries for too long: small ones cost more than their size tells."""
         rest_s = REST_FACTOR * self._writing_s
         return self._applying_s - self._taken_applying_s >= REPLAY_S and now_s - self._taken_s >= rest_s
 
@@ -320,7 +321,7 @@ class Housekeeping:
     def _run(
         self, job: Callable[[], T], done: Callable[[T], None], dropped: Callable[[T], None] | None = None
     ) -> None:
-        """Run a job in the background, then `done` with its result, or `dropped` if it is of no use any more."""
+        """Run a job in the background, then `done` with its result, or `dropped` if the log was replaced meanwhile."""
         self._busy = True
         generation = self._generation
         started_s = self._now()
@@ -356,7 +357,7 @@ class Housekeeping:
             self._failed(error)
 
     def _pace_allows(self, size: int | None) -> bool:
-        """Whether it is time to read a segment of this size; None if the log's growth is no reason to."""
+        """Whether it is time to read a segment: the pace allows it, or the log has grown by half of `size`."""
         grown = self._journal.appended_bytes - self._paced_bytes
         if size is not None and grown * 2 >= size:
             return True
@@ -369,7 +370,7 @@ class Housekeeping:
     # Rounds
 
     def _continue_round(self) -> None:
-        """Count, then rewrite as long as there is something worth it, then measure and see again."""
+        """Do the next step of a round: count live references, else rewrite what is worth it, else measure a segment."""
         frozen = self._frozen
         assert frozen is not None
         self._waiting_bytes = 0
@@ -382,7 +383,7 @@ class Housekeeping:
             self._rewrite(frozen, group)
             return
         all_unknown = [candidate for run in runs for candidate in run if not candidate.is_known]
-        # The largest first: small ones that lose a message now and then must not keep it from its turn.
+        # The largest first: small segments that lose a message now and then must not keep it from its turn.
         unknown = max(all_unknown, key=_file_bytes, default=None)
         growth: int | None = unknown.segment.file_bytes if unknown else None
         if unknown is None:
@@ -459,7 +460,7 @@ class Housekeeping:
         return free[::-1]
 
     def _runs(self, names: Iterable[str]) -> list[list[Segment]]:
-        """The free ones of the segments with these names, as runs of adjacent ones, ascending."""
+        """Those segments of these names that may be removed or rewritten, as runs of adjacent ones, ascending."""
         wanted = set(names)
         free = {segment.name for segment in self._free_segments() if segment.name in wanted}
         runs: list[list[Segment]] = [[]]
@@ -525,4 +526,4 @@ def _rewrite(
 
 
 def _ignore(_result: object) -> None:
-    """Nothing is to be taken over."""
+    """Ignore the result: nothing of it is to be taken over."""

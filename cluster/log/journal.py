@@ -64,7 +64,7 @@ SEGMENT_ENTRIES = 65536
 CACHE_BYTES = 32 * 2**20
 SLICE_BYTES = 2**20
 SLICE_ENTRIES = 512
-"""To read so many from the disk takes two or three milliseconds, however small they are."""
+"""How many entries a slice may have: reading so many from the disk takes some milliseconds, however small they are."""
 CACHED_ENTRY_OVERHEAD_BYTES = 200  # tuple, integers, bytes header and dictionary slot of a cached entry
 
 
@@ -75,17 +75,17 @@ class JournalMisuseError(Exception):
 class SegmentedJournal(Journal):
     """The log of one group.
 
-    Opening raises CorruptJournal, ForeignJournal, UnknownFormat or OSError. `writes_lost` tells that writes may have
-    been lost since the last process: without that a damaged tail is no torn one. `on_failure` is called when the disk
-    fails: nothing is reported as synced after that. When a sync has found no space, `full` is set: call `start_sync`
-    again, at any time; what waits for it stays in order.
+    Opening raises CorruptJournal, ForeignJournal, UnknownFormat or OSError. `writes_lost` tells that writes which were
+    not synced may be lost: only then can a damaged tail be a torn one. `on_failure` is called when the disk fails:
+    nothing is reported as synced after that. When a sync has found no space, `full` is set: call `start_sync` again, at
+    any time; what waits for it stays in order.
     """
 
     keep_tail: bool = False
-    """While set, `deleteEntriesFrom` does nothing: the append under way has no conflict (hazard H2)."""
+    """While set, `deleteEntriesFrom` does nothing, because the append under way has no conflict (hazard H2)."""
 
     full: bool = False
-    """The last sync found no space."""
+    """Whether the last sync has found no space."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class SegmentedJournal(Journal):
         self.first_index = 1
         self.last_index = 0
         self.last_term = -1
-        """Term of the last entry, -1 without one."""
+        """The term of the last entry, -1 without one."""
         self.appended_bytes = 0
         """Bytes of records added since this object was made."""
         self._disk = disk
@@ -126,9 +126,9 @@ class SegmentedJournal(Journal):
         self._segment_entries = segment_entries
         self._sealed: list[Segment] = []
         self._unsealed: dict[Segment, RecordIndex] = {}
-        """Those of `_sealed` whose footer is not known to be on the disk yet."""
+        """The segments of `_sealed` whose footer is not known to be on the disk yet, with their record indexes."""
         self._open: RecordIndex | None = None
-        """The segment that grows; it always holds an entry."""
+        """The record index of the segment that grows, which always holds an entry; None if there is no such segment."""
         self._open_end_max = 0
         self._terms = TermRuns()
         self._first: Entry | None = None
@@ -160,7 +160,7 @@ class SegmentedJournal(Journal):
             self._begin_with_whole_log()
 
     def _begin_with_whole_log(self) -> None:
-        """All entries are on the disk and none is in memory."""
+        """Set the bounds of a log whose entries are all on the disk, and none in memory."""
         self.first_index = self._log_start()
         self.last_index = self._open.end - 1 if self._open else self._sealed[-1].end - 1
         self.synced_index = self._flight_index = self.last_index
@@ -177,7 +177,7 @@ class SegmentedJournal(Journal):
     # Which files there are
 
     def segments(self) -> list[Segment]:
-        """All segment files, ascending, those below the log included."""
+        """All segment files, ascending, also those below the log."""
         index = self._open
         if index is None:
             return list(self._sealed)
@@ -188,12 +188,12 @@ class SegmentedJournal(Journal):
 
     @property
     def disk_bytes(self) -> int:
-        """Of all segment files."""
+        """How many bytes all segment files have together."""
         return sum(segment.file_bytes for segment in self.segments())
 
     @property
     def unsynced_bytes(self) -> int:
-        """Of records added and not yet known to be on stable storage."""
+        """How many bytes of records were added and are not yet known to be on stable storage."""
         return self.appended_bytes - self._synced_bytes
 
     def bytes_from(self, index: int) -> int:
@@ -244,9 +244,9 @@ class SegmentedJournal(Journal):
         return EntrySlice(self, self.first_index + start, self.first_index + max(start, stop))
 
     def slice_end(self, index: int, end: int) -> int:
-        """Index after the last entry, below `end`, that fits into `slice_bytes`, starting with `index`.
+        """Where a slice that begins with `index` ends: the index after its last entry, `end` at most.
 
-        Not more than `SLICE_ENTRIES`, and at least one: a larger entry is a slice of its own.
+        It has at most `slice_bytes` and `SLICE_ENTRIES`, but at least one entry: a larger one is a slice of its own.
         """
         end = min(end, index + SLICE_ENTRIES)
         stop, budget = self._index_of(index).fitting(index, self.slice_bytes)
@@ -255,7 +255,7 @@ class SegmentedJournal(Journal):
         return min(max(stop, index + 1), end)
 
     def entry(self, index: int) -> Entry:
-        """Return the entry; its payload is loaded when it is asked for."""
+        """Return the entry at this index; its payload is loaded when it is asked for."""
         return self._cache.get(index) or LazyEntry(self, index, self.term_at(index))
 
     def entries(self, start: int, stop: int) -> list[Record]:
@@ -269,21 +269,21 @@ class SegmentedJournal(Journal):
         return records
 
     def payload(self, index: int) -> bytes | None:
-        """Return the payload if it is in memory."""
+        """Return the payload of an entry if it is in memory, else None."""
         entry = self._cache.get(index)
         return entry[0] if entry else None
 
     def read(self, index: int) -> bytes:
-        """Return the payload, from the disk if need be; raises EntryGone or CorruptJournal."""
+        """Return the payload of an entry, from the disk if need be; raises EntryGone or CorruptJournal."""
         entry = self._cache.get(index)
         return entry[0] if entry else self.read_job((index,))()[0]
 
     def read_job(self, indexes: Sequence[int], bytes_max: int | None = None) -> Callable[[], list[bytes]]:
         """Make a job that reads the payloads in the given order, on any thread, while writing goes on.
 
-        It may leave out those behind the one with which it has `bytes_max`; the first are read in any case.
-        The indexes may be below the log. Raises EntryGone if one cannot be held. The job raises CorruptJournal,
-        EntryGone for one that is not held, or EntryMoved if files went away since this call: then another job tells.
+        Once it has `bytes_max`, it may leave out the rest; the first entry is read in any case. The indexes may be
+        below the log. Raises EntryGone for an index that no segment covers. The job raises CorruptJournal, EntryGone
+        for an entry that is not held, or EntryMoved if files went away since this call: then a new job may find it.
         """
         parts: list[Part] = []
         for index in indexes:
@@ -299,7 +299,7 @@ class SegmentedJournal(Journal):
         return partial(self._read_parts, parts, bytes_max, self._deletions)
 
     def _add_span(self, parts: list[Part], index: int) -> None:
-        """Add an entry of a sealed segment; one that follows at once is looked up with the one before it."""
+        """Add an entry of a sealed segment; if it follows the one before it at once, both are looked up together."""
         span = parts[-1] if parts else None
         if (
             isinstance(span, Span)
@@ -316,26 +316,26 @@ class SegmentedJournal(Journal):
         try:
             return Reader(self._disk, self._directory, self._identity, self._indexes).read(parts, bytes_max)
         except CorruptJournal as error:
-            # What was deleted since may have been overwritten or removed under the reader.
+            # Files with entries that were deleted since may have been overwritten or removed while they were read.
             if self._deletions != deletions:
                 raise EntryMoved("an entry was deleted while it was read") from error
             raise
 
     def term_at(self, index: int) -> int:
-        """The term of an entry of the log; raises EntryGone."""
+        """The term of the entry at this index; raises EntryGone if the log does not hold it."""
         if not self.first_index <= index <= self.last_index:
             raise EntryGone(f"no entry {index}: the log holds {self.first_index} to {self.last_index}")
         return self._terms.at(index)
 
     def _index_of(self, index: int) -> RecordIndex:
-        """Where the records of a segment of the log are."""
+        """The record index of the segment that holds this entry; raises EntryGone, or as reading a footer does."""
         if self._open is not None and index >= self._open.first:
             return self._open
         segment = self._segment_of(index)
         return self._unsealed.get(segment) or self._indexes.get(segment)
 
     def _segment_of(self, index: int) -> Segment:
-        """The sealed segment whose range an index is in; raises EntryGone."""
+        """The sealed segment in whose range an index is; raises EntryGone if there is none."""
         position = bisect_right(self._sealed, index, key=_first_index) - 1
         if position < 0 or index >= self._sealed[position].end:
             raise EntryGone(f"no entry {index}: the log holds {self.first_index} to {self.last_index}")
@@ -371,13 +371,13 @@ class SegmentedJournal(Journal):
         self.written += 1
 
     def _begin(self, index: int) -> None:
-        """Check the index: only the first entry of an empty log may have any."""
+        """Begin an empty log with this index. Raises JournalMisuseError if it is below 1, or the log not empty."""
         if self._last is not None or index < 1:
             raise JournalMisuseError(f"entry {index} cannot follow entry {self.last_index}")
         self.first_index = self._cache_first = index
 
     def _begin_batch(self, index: int) -> tuple[list[Record], RecordIndex]:
-        """Gather further entries into one write, in a new segment if there is none or it is full."""
+        """Queue a new write for this entry and those after it, in a new segment if there is none or it is full."""
         open_ = self._open
         if open_ is not None and (open_.size >= self._segment_bytes or index >= self._open_end_max):
             self._seal(open_)
@@ -435,7 +435,7 @@ class SegmentedJournal(Journal):
         self._note_last()
 
     def _cut_sealed(self, index: int) -> None:
-        """Delete from `index` on, which is not behind the first entry of the open segment."""
+        """Delete the entries from `index` on, which is at or before the first entry of the open segment."""
         kept = bisect_right(self._sealed, index - 1, key=_first_index)
         reopened: RecordIndex | None = None
         if self._sealed[kept - 1].end > index:
@@ -453,7 +453,7 @@ class SegmentedJournal(Journal):
         """Put a sparse segment that is durable, or nothing, in the place of consecutive sealed ones.
 
         Memory changes at once, the disk at the next sync. `first_index` moves up to the first dense segment behind
-        which there is no hole; that nobody needs what is lost below is the caller's business.
+        which there is no hole; the caller must know that nobody needs the entries that are lost below it.
         """
         names = [segment.name for segment in old]
         known = [segment.name for segment in self._sealed]
@@ -489,10 +489,10 @@ class SegmentedJournal(Journal):
         self._unsealed.clear()
         self._open = None
         self._terms = runs
-        self._operations.clear()  # of a log that is given up; if the disk is full, this makes space
+        self._operations.clear()  # they are of a log that is given up; on a full disk this makes space
         self._change(Adopt([row_of(segment) for segment in segments], runs.all()))
         self._begin_with_whole_log()
-        # Until then the disk has the old log, and a sync in flight is of that one.
+        # Until the next sync the disk has the old log, and a sync in flight is of that one.
         self.synced_index = self._flight_index = 0
 
     def _change(self, operation: Operation) -> None:
@@ -507,7 +507,7 @@ class SegmentedJournal(Journal):
         self.last_term = self._last[2]
 
     def _evict(self) -> None:
-        """Bound the cache.
+        """Remove the oldest entries from the cache until it is within its limit.
 
         What is not synced yet stays, because it can be read nowhere else, and so does the last entry, however large:
         it is about to be applied, and in memory anyway.
@@ -524,11 +524,11 @@ class SegmentedJournal(Journal):
 
     @property
     def dirty(self) -> bool:
-        """Something has changed that no sync has taken up yet."""
+        """Whether something has changed that no sync has taken up yet."""
         return self.written > self._handed
 
     def start_sync(self, done: Callable[[], None]) -> None:
-        """Make everything so far durable off the loop, then call `done`; not called if the disk fails or is full."""
+        """Make everything so far durable off the loop, then call `done`, but not if the disk fails or is full."""
         operations, target = self._take_operations()
         self.sync_in_flight = True
 
@@ -548,7 +548,7 @@ class SegmentedJournal(Journal):
     def sync_now(self) -> None:
         """Make everything so far durable before returning; for start-up.
 
-        Raises OSError, which `on_failure` is not told of; if it is DiskFull, a later sync may do it.
+        Raises OSError, and does not call `on_failure` then; after DiskFull a later sync may succeed.
         """
         operations, target = self._take_operations()
         try:
@@ -568,14 +568,14 @@ class SegmentedJournal(Journal):
         self._operations = deque()
         self._batch = None
         self._handed = self.written
-        # Deletions lower it while the sync is in flight: it does not vouch for what takes their place.
+        # Deletions lower this while the sync is in flight, because it does not vouch for what takes their place.
         self._flight_index = self.last_index
         self._flight_sealed = list(self._unsealed)
         self._flight_bytes = self.appended_bytes
         return operations, self.written
 
     def _put_back(self, operations: deque[Operation]) -> None:
-        """There was no space for these and for what followed."""
+        """Queue the operations again that found no space, before those that followed."""
         if not any(isinstance(operation, Adopt) for operation in self._operations):
             self._operations.extendleft(reversed(operations))
         self._handed = self.synced
@@ -590,7 +590,7 @@ class SegmentedJournal(Journal):
         self._synced_bytes = self._flight_bytes
         for segment in self._flight_sealed:
             index = self._unsealed.pop(segment, None)
-            if index is not None:  # it was not cut meanwhile
+            if index is not None:  # the segment was not cut meanwhile
                 segment.sealed = True
                 self._indexes.put(segment, index)
         self._evict()
@@ -601,13 +601,13 @@ class SegmentedJournal(Journal):
 
     def _end(self) -> None:
         self._failed = True
-        # For good: what a failed sync should have written cannot be told from what is on the disk.
+        # It stays set for good: nobody knows how much a failed sync has written.
         self.sync_in_flight = True
 
     # Term, vote, commit index
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        """Durable when it returns; raises OSError."""
+        """Store term and vote, durably when this returns; raises OSError."""
         known = self._hard_state.state
         standing = Standing.BLANK if known is None else known.standing
         try:
@@ -625,7 +625,7 @@ class SegmentedJournal(Journal):
         return None if known is None else known.voted_for
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """In memory only: after a restart the leader tells it again."""
+        """Keep the commit index, in memory only: after a restart the leader tells it again."""
         self._commit_index = raftCommitIndex
 
     def getRaftCommitIndex(self) -> int:
@@ -640,4 +640,4 @@ def _first_index(segment: Segment) -> int:
 
 
 def _ignore(_result: None, _error: Exception | None) -> None:
-    """Take no notice: closing a file that needs no sync cannot fail in a way that matters."""
+    """Ignore an error: closing a file that needs no sync cannot fail in a way that matters."""

@@ -38,7 +38,7 @@ _NAME = re.compile(r"\d{20}-(\d{8,})\.(?:segment|sparse)", re.ASCII)
 
 
 class Row(NamedTuple):
-    """A sealed segment."""
+    """A sealed segment, as the manifest lists it."""
 
     name: str
     first: int
@@ -49,13 +49,13 @@ class Row(NamedTuple):
 
 class Manifest(NamedTuple):
     next_serial: int = 1
-    """Higher than that of any file that was ever part of the log."""
+    """The serial number of the next file, higher than that of any file that was ever part of the log."""
 
     sealed: tuple[Row, ...] = ()
-    """Ascending; their ranges do not overlap."""
+    """The sealed segments, ascending; their ranges do not overlap."""
 
     open_name: str | None = None
-    """The segment that is written to."""
+    """The name of the segment that is written to; None if there is none."""
 
     open_first: int = 0
     runs: tuple[Run, ...] = ()
@@ -66,7 +66,7 @@ class Manifest(NamedTuple):
         return names if self.open_name is None else [*names, self.open_name]
 
     def begun(self, name: str, first: int) -> Manifest:
-        """A new open segment; one that was open until now held nothing."""
+        """The manifest with a new open segment, which replaces one that holds nothing if there is one."""
         return self._replace(open_name=name, open_first=first).counting(name)
 
     def with_open_sealed(self, end: int, file_bytes: int, runs: Sequence[Run]) -> Manifest:
@@ -81,7 +81,7 @@ class Manifest(NamedTuple):
         )
 
     def cut(self, end: int) -> Manifest:
-        """Without the segments from `end` on; the one that `end` lies within is open, again or still."""
+        """The manifest without the segments from `end` on; the one that `end` lies within is open, again or still."""
         whole = tuple(row for row in self.sealed if row.end <= end)
         name, first = (self.open_name, self.open_first) if self.open_first < end else (None, 0)
         for row in self.sealed:
@@ -91,7 +91,7 @@ class Manifest(NamedTuple):
         return self._replace(sealed=whole, open_name=name, open_first=first, runs=runs)
 
     def replaced(self, old: Sequence[str], new: Row | None) -> Manifest:
-        """With `new`, or nothing, in place of the consecutive segments `old`."""
+        """The manifest with `new`, or nothing, in place of the consecutive segments `old`."""
         position = self.names().index(old[0])
         rows = (() if new is None else (new,)) + self.sealed[position + len(old) :]
         changed = self._replace(sealed=self.sealed[:position] + rows)
@@ -102,14 +102,14 @@ class Manifest(NamedTuple):
         return changed if new is None else changed.counting(new.name)
 
     def adopted(self, rows: Sequence[Row], runs: Sequence[Run]) -> Manifest:
-        """Of a log that consists of these sealed segments only."""
+        """The manifest of a log that consists of these sealed segments only."""
         changed = Manifest(self.next_serial, tuple(rows), runs=tuple(runs))
         for row in rows:
             changed = changed.counting(row.name)
         return changed
 
     def counting(self, name: str) -> Manifest:
-        """With serial numbers that go on behind that of this name."""
+        """The manifest with a next serial number above that in this file name."""
         return self._replace(next_serial=max(self.next_serial, serial_of(name) + 1))
 
 
@@ -118,7 +118,7 @@ def row_of(segment: Segment) -> Row:
 
 
 def log_start(sealed: Sequence[Row | Segment], start: int) -> int:
-    """The first index of the first dense segment behind which there is no hole; what comes last begins at `start`."""
+    """Where the entries without a gap begin: at `start`, or where dense segments that reach up to it begin."""
     for segment in reversed(sealed):
         if segment.sparse or segment.end != start:
             break
@@ -142,12 +142,12 @@ def serial_of(name: str) -> int:
 
 
 def load_manifest(disk: Disk, path: str, identity: bytes) -> Manifest:
-    """Raises CorruptJournal, UnknownFormat, ForeignJournal or FileNotFoundError."""
+    """Read a manifest. Raises CorruptJournal, UnknownFormat, ForeignJournal or FileNotFoundError."""
     return whole_of(load_copies(disk, path, identity), path)
 
 
 def load_copies(disk: Disk, path: str, identity: bytes) -> list[Manifest | None]:
-    """Each of the two copies, None for a damaged one. Raises UnknownFormat, ForeignJournal or FileNotFoundError."""
+    """Read both copies, None for a damaged one. Raises UnknownFormat, ForeignJournal or FileNotFoundError."""
     bodies = read_copies(disk, path, _MAGIC, FORMAT_VERSION, identity)
     return [None if body is None else _unpack(body) for body in bodies]
 
@@ -159,5 +159,5 @@ def _unpack(body: bytes) -> Manifest:
 
 
 def store_manifest(disk: Disk, path: str, identity: bytes, manifest: Manifest) -> None:
-    """Durable when it returns, with the names of all files in the directory; raises OSError."""
+    """Store a manifest, durably when this returns, with the names of all files in the directory; raises OSError."""
     disk.replace_file(path, pack_twice(_MAGIC, FORMAT_VERSION, identity, pack(manifest)))

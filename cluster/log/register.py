@@ -37,21 +37,21 @@ _START = Struct("<4sI32sQ")
 _CRC_BYTES = 4
 BODY_BYTES_MAX = FILE_BYTES - _START.size - _CRC_BYTES
 _RESERVED = bytes(FILE_BYTES)
-"""The last file before the first store."""
+"""What the last file holds before the first store."""
 
 
 class StoredBody(NamedTuple):
-    """What one of the two files holds."""
+    """What one of the two files of a register holds."""
 
     sequence: int
-    """The higher one was written later."""
+    """A number that grows with each store: of two files that differ, the higher one was written later."""
 
     body: bytes
-    """With the zeros behind it."""
+    """The body, with the zeros that fill the file up."""
 
 
 class Register:
-    """The two files `names` in `directory`, which hold `what`."""
+    """The two files `names` in `directory`; `what` names their content in messages."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Register:
         self._what = what
         self._sequence = 0
         self._has_files = False
-        """It is known that nothing that is to be written needs space."""
+        """Whether both files are known to be there, so that a store needs no space."""
 
     def load(self) -> bytes | None:
         """Read the files; what is in only one of them is stored in the other one, too.
@@ -107,7 +107,7 @@ class Register:
         return [self._unpack(self._read(path), path) for path in self._paths]
 
     def store(self, body: bytes) -> None:
-        """Durable when it returns; raises OSError, and then it is not known which of the two bodies is stored."""
+        """Store the body, durably when this returns; if it raises OSError, the old or the new body may be stored."""
         data = self._pack(StoredBody(self._sequence + 1, body))
         self._reserve()
         for path in self._paths:
@@ -115,7 +115,10 @@ class Register:
         self._sequence += 1
 
     def _reserve(self) -> None:
-        """What is in the first file only, the next load stores in the other one: it must be there by then."""
+        """Create the last file if it is missing.
+
+        After a crash the next load copies into it what is in the first file only, and that must need no space.
+        """
         if not self._has_files:
             last = self._paths[-1]
             if self._read(last) is None:

@@ -57,7 +57,7 @@ _OFFSET_BYTES = 4
 
 
 class Opened(NamedTuple):
-    """A sealed segment that is being read."""
+    """A segment file that is open for reading, with its header."""
 
     file: File
     path: str
@@ -68,7 +68,7 @@ class Opened(NamedTuple):
 
 
 def pack_footer(index: RecordIndex, seed: int) -> bytes:
-    """The footer of a segment with these records and terms."""
+    """Pack the footer of a segment with these records and terms."""
     sparse = index.indexes is not None
     start = b"".join(
         [
@@ -86,7 +86,7 @@ def footer_bytes(records: int, runs: int, *, sparse: bool) -> int:
 
 
 def read_footer(opened: Opened, name: str) -> RecordIndex | None:
-    """Where the records are, as the footer at the end of the file says; None if there is none, or it is damaged."""
+    """Read the record index in the footer at the end of the file; None if there is no footer, or it is damaged."""
     file, path, header = opened
     trailer_start = file.size - _TRAILER.size
     if trailer_start < FILE_HEADER_BYTES:
@@ -145,7 +145,7 @@ def load_index(disk: Disk, directory: str, identity: bytes, segment: Segment) ->
 
 
 def _scan(opened: Opened, name: str) -> RecordIndex:
-    """The index of a file whose footer is damaged; nothing but the footer may be."""
+    """Make the record index of a file whose footer is damaged. Raises CorruptJournal if anything else is damaged."""
     file, path, header = opened
     index, runs = scan_records(read_at(file, path, 0, file.size), path, name, header)
     index.runs = runs
@@ -205,7 +205,7 @@ def _iterate(opened: Opened, index: RecordIndex) -> Iterator[tuple[int, int, byt
 
 
 def _extents(index: RecordIndex) -> Iterator[Extent]:
-    """All records, as extents that are worth one read."""
+    """All records, joined to extents of at most `READ_BYTES_MAX` or one record."""
     terms = TermRuns(index.runs)
     numbers = index.indexes if index.indexes is not None else range(len(index.offsets))
     whole: Extent | None = None
@@ -232,7 +232,7 @@ def write_sparse(
 ) -> int:
     """Write the entries, of ascending index from `first` to before `end`, to a new sealed segment.
 
-    Durable when it returns its size in bytes. Raises OSError; then the file is gone, if that is possible.
+    Returns its size in bytes when it is durable. Raises OSError, after removing the file if that is possible.
     """
     file = disk.open(path, create=True)
     try:

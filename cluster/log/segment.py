@@ -48,7 +48,7 @@ RECORD_HEADER_BYTES = _RECORD_HEADER.size
 _CRC_BYTES = 4
 
 Record = tuple[bytes, int, int]
-"""Payload, index, term: what pysyncobj calls an entry."""
+"""An entry as pysyncobj knows it: payload, index, term."""
 
 Run = tuple[int, int]
 """Index and term of the first of consecutive records of one term."""
@@ -88,11 +88,11 @@ class ForeignJournal(JournalError):
 
 
 class EntryGone(LookupError):
-    """The entry is not held: never was, or is not any more."""
+    """An entry that is asked for is not held, or not any more."""
 
 
 class EntryMoved(EntryGone):
-    """The entry is not where it was when it was asked for: it is elsewhere, or gone."""
+    """An entry is not where it was when it was asked for: it is elsewhere now, or gone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,16 +102,16 @@ class Segment:
     name: str
     first: int
     end: int
-    """Index after the last record; of a sparse segment, after the range that it stands for."""
+    """Index after the last record, or after the range that a sparse segment stands for."""
 
     file_bytes: int
-    """Length of the file once everything added so far is written."""
+    """Length of the file in bytes once everything added so far is written."""
 
     sparse: bool
-    """It lacks entries of its range: those that nobody needs any more."""
+    """Whether the segment holds only some entries of its range, those that are still needed."""
 
     sealed: bool
-    """It is durable as a whole, with its footer, and does not change."""
+    """Whether the file is durable as a whole, with its footer, and does not change any more."""
 
     @classmethod
     def sealed_file(cls, name: str, first: int, end: int, file_bytes: int, *, sparse: bool) -> Segment:
@@ -123,15 +123,19 @@ class RecordIndex:
     """Where the records of one file are: four bytes for each, eight in a sparse segment."""
 
     name: str
-    """Of the file."""
+    """The name of the file."""
 
     first: int
+    """Index of the first record of a dense segment; where the range of a sparse one begins."""
+
     size: int = FILE_HEADER_BYTES
     """Offset after the last record, once everything added so far is written."""
 
     offsets: array[int] = field(default_factory=lambda: array("I"))
+    """Where each record begins in the file."""
+
     indexes: array[int] | None = None
-    """Of a sparse segment, the index of each record, less `first`."""
+    """In a sparse segment, the index of each record, less `first`; None in a dense one."""
 
     runs: Sequence[Run] = ()
     """The terms of a segment that is being sealed, or is sealed."""
@@ -153,14 +157,17 @@ class RecordIndex:
         return self.offsets[position], end
 
     def fitting(self, index: int, budget: int) -> tuple[int, int]:
-        """Index after the last record within `budget` bytes from the start of `index`, in a dense segment; the rest."""
+        """How far `budget` bytes of records reach from `index` on, in a dense segment.
+
+        Returns the index after the last record that fits, and what is left of the budget at the segment's end, else 0.
+        """
         start = self.offsets[index - self.first]
         if self.size - start <= budget:
             return self.end, budget - (self.size - start)
         return self.first + bisect_right(self.offsets, start + budget) - 1, 0
 
     def cut_from(self, index: int) -> RecordIndex:
-        """The records before this one, in an index of their own."""
+        """Make an index of the records before this one."""
         position = index - self.first
         return RecordIndex(self.name, self.first, self.offsets[position], self.offsets[:position])
 
@@ -169,18 +176,22 @@ class Extent(NamedTuple):
     """Consecutive records of one term in one file."""
 
     name: str
-    """Of the file."""
+    """The name of the file."""
 
     start: int
+    """Offset of the first record; `end` is the offset after the last one."""
+
     end: int
     first: int
+    """Index of the first record."""
+
     after: int
     """Index after the last record."""
 
     term: int
 
     def joins(self, other: Extent, bytes_max: int) -> bool:
-        """Whether `other` follows at once, and both together are worth one read."""
+        """Whether `other` follows at once, and both together have `bytes_max` at most."""
         return (
             other.name == self.name
             and other.first == self.after
@@ -202,7 +213,7 @@ class Scan(NamedTuple):
 class FileHeader(NamedTuple):
     first: int
     end: int
-    """Of the range of a sparse segment; 0 if it is dense."""
+    """Index after the range of a sparse segment; 0 in a dense one."""
 
     seed: int
 
@@ -234,9 +245,9 @@ def unpack_file_header(data: bytes, path: str, identity: bytes) -> FileHeader:
 
 
 def adopt_header(data: bytes, identity: bytes) -> bytes:
-    """The beginning of a segment of another node of the cluster, rewritten to belong to `identity`.
+    """Rewrite the beginning of a segment of another node of the cluster, so that it belongs to `identity`.
 
-    It must hold the whole header. Raises CorruptJournal or UnknownFormat.
+    `data` must hold the whole header. Raises CorruptJournal or UnknownFormat.
     """
     _, header = _unpack_header(data, "received segment")
     return pack_file_header(identity, header) + data[FILE_HEADER_BYTES:]
@@ -261,7 +272,7 @@ def _unpack_header(data: bytes, path: str) -> tuple[bytes, FileHeader]:
 
 
 def pack_records(records: Iterable[Record], durable: int, seed: int) -> list[Buffer]:
-    """Header, payload, header, payload, ...: the payloads themselves, not copies."""
+    """Pack records as buffers to be written: header, payload, header, payload and so on; no payload is copied."""
     buffers: list[Buffer] = []
     pack = _RECORD_START.pack
     for payload, index, term in records:
@@ -272,7 +283,7 @@ def pack_records(records: Iterable[Record], durable: int, seed: int) -> list[Buf
 
 
 def scan_records(data: bytes, path: str, name: str, header: FileHeader) -> Scan:
-    """All records up to the first bad one; raises CorruptJournal if their indexes are wrong."""
+    """Find all records up to the first bad one; raises CorruptJournal if their indexes are wrong."""
     index = RecordIndex(name, header.first, indexes=array("I") if header.end else None)
     runs: list[Run] = []
     view = memoryview(data)
@@ -300,8 +311,9 @@ def scan_records(data: bytes, path: str, name: str, header: FileHeader) -> Scan:
 def check_tail(data: bytes, path: str, bad: int, seed: int, *, writes_lost: bool) -> None:
     """Check that what begins at `bad` is a torn tail of the open segment; raises CorruptJournal if not.
 
-    It is not if a later record knows it to have been durable. Nor, unless `writes_lost`, if it is whole: a process that
-    was merely killed loses nothing that it had written, so it leaves the beginning of a record or nothing.
+    It is none if a later record tells that it was durable. Unless `writes_lost`, it is none either if the file does not
+    end within that record: a process that was merely killed loses nothing that it had written, so what it leaves behind
+    the last whole record is the beginning of one, or nothing.
     """
     if _durable_claim(data, bad, seed) > bad:
         raise CorruptJournal(path, bad, "bad record, which a later record knows to have been durable")
@@ -310,7 +322,7 @@ def check_tail(data: bytes, path: str, bad: int, seed: int, *, writes_lost: bool
 
 
 def _is_cut_short(data: bytes, start: int, seed: int) -> bool:
-    """Whether the file ends before the record that begins there does."""
+    """Whether a record begins at `start` and the file ends before that record does."""
     if len(data) - start < RECORD_HEADER_BYTES:
         return data[start : start + 4] == _RECORD_MAGIC_BYTES[: len(data) - start]
     record = _record_at(data, start, seed)
@@ -318,9 +330,9 @@ def _is_cut_short(data: bytes, start: int, seed: int) -> bool:
 
 
 def _record_at(data: bytes, offset: int, seed: int) -> tuple[int, int, int, int] | None:
-    """Index, term, end and payload checksum if there is a valid record header here.
+    """Index, term, end and payload checksum of the record at this offset; None without a valid record header.
 
-    Called for each record of a backlog that is read. Of so few bytes a copy is cheaper than a view.
+    This is called for each record of a backlog that is read; copying so few bytes is cheaper than a view of them.
     """
     start = offset + RECORD_HEADER_BYTES
     if start > len(data):
@@ -332,7 +344,7 @@ def _record_at(data: bytes, offset: int, seed: int) -> tuple[int, int, int, int]
 
 
 def _durable_claim(data: bytes, start: int, seed: int) -> int:
-    """Highest offset that any valid record header at or after `start` knows to be durable."""
+    """The highest offset that any record from `start` on says to have been durable; 0 if there is none."""
     claim = 0
     offset = data.find(_RECORD_MAGIC_BYTES, start)
     while offset >= 0:
@@ -346,7 +358,7 @@ def _durable_claim(data: bytes, start: int, seed: int) -> int:
 
 
 def read_at(file: File, path: str, offset: int, length: int) -> bytes:
-    """Read; what the disk cannot read any more is damage: raises CorruptJournal."""
+    """Read from a file; raises CorruptJournal if the disk cannot read that any more."""
     try:
         return file.pread(offset, length)
     except OSError as error:
@@ -356,7 +368,7 @@ def read_at(file: File, path: str, offset: int, length: int) -> bytes:
 
 
 def read_extent(file: File, path: str, seed: int, extent: Extent) -> list[bytes]:
-    """Payloads of consecutive records, each verified; raises CorruptJournal."""
+    """Read and verify the payloads of consecutive records; raises CorruptJournal."""
     data = read_at(file, path, extent.start, extent.end - extent.start)
     payloads: list[bytes] = []
     offset = 0

@@ -63,7 +63,7 @@ class Loaded(NamedTuple):
     manifest: Manifest
     next_serial: int
     open: Scan | None
-    """The open segment, if it holds anything."""
+    """What was found in the open segment; None if there is none, or it holds nothing."""
 
 
 def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) -> Loaded:
@@ -83,7 +83,7 @@ def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) 
         _check_new(directory, names)
         manifest = Manifest()
         store_mark(disk, directory, identity, Mark())
-        # Before there is any segment: without it segments are a log that has lost its manifest.
+        # The manifest is there before any segment: segments without one are a log that has lost it.
         store_manifest(disk, path, identity, manifest)
     for row in manifest.sealed:
         _check_size(disk, path_in(directory, row.name), row)
@@ -103,7 +103,10 @@ def load_log(disk: Disk, directory: str, identity: bytes, *, writes_lost: bool) 
 
 
 def _check_new(directory: str, names: Sequence[str]) -> None:
-    """Check that there is no log without a manifest; the first format had none, and other names."""
+    """Check that a directory without a manifest holds no segments.
+
+    Raises CorruptJournal, or UnknownFormat for those of the first format, which had other names and no manifest.
+    """
     for name in names:
         if name.endswith(_SUFFIXES):
             if not is_segment_name(name):
@@ -163,7 +166,7 @@ def _load_open(
 
 
 def scan_open(opened: Opened, manifest: Manifest, mark: Mark | None, *, writes_lost: bool) -> Scan:
-    """The records of the open segment; what follows them may be cut.
+    """Find the records of the open segment, and check that what follows them may be cut.
 
     Raises CorruptJournal, UnknownFormat or ForeignJournal.
     """
@@ -175,11 +178,11 @@ def scan_open(opened: Opened, manifest: Manifest, mark: Mark | None, *, writes_l
     size = found.records.size
     tail = data[size:]
     found.records.runs = found.runs
-    # It was being sealed, or is sealed and about to be cut: then all its records are there.
+    # If it was being sealed, or was sealed and about to be cut, a footer or its beginning follows the records.
     if tail and not pack_footer(found.records, header.seed).startswith(tail):
         footer = read_footer(opened, manifest.open_name or "")
         if footer is not None and footer.size > size:
-            # It is written when all records are durable.
+            # The footer is written only when all records are durable.
             raise CorruptJournal(path, size, "bad record, which the footer knows to have been durable")
         check_tail(data, path, size, header.seed, writes_lost=writes_lost)
     if mark is not None and mark.name == manifest.open_name and size < mark.size:
@@ -193,18 +196,18 @@ def scan_open(opened: Opened, manifest: Manifest, mark: Mark | None, *, writes_l
 
 
 class IndexCache:
-    """The indexes that were used last; on any thread."""
+    """Keeps the record indexes that were used last; on any thread."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
         self._disk = disk
         self._directory = directory
         self._identity = identity
         self._lock = threading.Lock()
-        # By object and not by name: a segment that is cut and sealed again is another one under the same name.
+        # The keys are objects and not names: a segment that is cut and sealed again is another one of the same name.
         self._loaded: OrderedDict[Segment, RecordIndex] = OrderedDict()
 
     def get(self, segment: Segment) -> RecordIndex:
-        """The index, from the file if need be; raises CorruptJournal, UnknownFormat or ForeignJournal."""
+        """The index of a segment, from its file if need be; raises CorruptJournal, UnknownFormat or ForeignJournal."""
         with self._lock:
             index = self._loaded.get(segment)
             if index is not None:
@@ -226,11 +229,11 @@ class IndexCache:
 
 @dataclass(slots=True)
 class Span:
-    """Consecutive entries of one term in one sealed segment: its index tells where they are."""
+    """Consecutive entries of one term in one sealed segment, not yet located in its file."""
 
     segment: Segment
     records: RecordIndex | None
-    """Where they are; None if it must be looked up."""
+    """The record index of the segment; None if it must be loaded."""
 
     first: int
     after: int
@@ -239,7 +242,7 @@ class Span:
     term: int
 
     def extents(self, records: RecordIndex) -> Iterator[Extent]:
-        """Where they are in the file, in pieces that are worth one read."""
+        """Where the entries are in the file, in pieces of at most `READ_BYTES_MAX` or one record."""
         first = self.first
         while first < self.after:
             stop = first + 1
@@ -256,7 +259,7 @@ Part = bytes | Extent | Span
 
 
 def add_extent(parts: list[Part], extent: Extent) -> None:
-    """Add an extent; one that follows at once is read with the one before it."""
+    """Add an extent; if it follows the one before it at once, both become one and are read together."""
     previous = parts[-1] if parts else None
     if isinstance(previous, Extent) and previous.joins(extent, READ_BYTES_MAX):
         parts[-1] = previous.join(extent)
@@ -276,9 +279,9 @@ class Reader:
         self._opened: Opened | None = None
 
     def read(self, parts: Sequence[Part], bytes_max: int | None) -> list[bytes]:
-        """Return the payloads in order, at least the first: no further part is read if they are of `bytes_max`.
+        """Return the payloads in order. Once they have `bytes_max`, no further part is read.
 
-        Raises CorruptJournal, or EntryGone for one that a sparse segment lacks.
+        Raises CorruptJournal, or EntryGone for an entry that a sparse segment lacks.
         """
         payloads: list[bytes] = []
         size = 0
@@ -297,7 +300,7 @@ class Reader:
         return payloads
 
     def _located(self, parts: Sequence[Part]) -> list[bytes | Extent]:
-        """The same with extents in place of spans."""
+        """Put extents in place of the spans among the parts."""
         located: list[bytes | Extent] = []
         for part in parts:
             if isinstance(part, Span):

@@ -1,6 +1,6 @@
 """What is done to the files of a log, and in which order.
 
-Lives here: the operations that the journal queues and the one writer that carries them out, off the loop. Not here:
+Lives here: the operations that the journal queues, and the one writer that carries them out off the loop. Not here:
 formats (segment.py, sealed.py, manifest.py), what is changed and what counts as synced (journal.py).
 
 Law: after a crash at any moment the files hold a state that the log was in, or was on the way to, since the last
@@ -45,7 +45,7 @@ class DiskFull(OSError):
 
 
 class Begin(NamedTuple):
-    """Create a new open segment; there is none, or one that holds nothing."""
+    """Create a new open segment, if there is none or it holds nothing."""
 
     name: str
     first: int
@@ -58,7 +58,7 @@ class AppendRecords(NamedTuple):
 
 
 class Seal(NamedTuple):
-    """Complete the open segment, which has these records, with its footer."""
+    """Write the footer of the open segment, which holds these records."""
 
     records: RecordIndex
 
@@ -84,7 +84,7 @@ class Replace(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Let the log consist of these segments, which are durable, and nothing else."""
+    """Let the log consist of these sealed segments only, which are durable."""
 
     rows: list[Row]
     runs: list[Run]
@@ -94,20 +94,20 @@ Operation = Begin | AppendRecords | Seal | Truncate | Cut | Replace | Adopt
 
 
 class SegmentWriter:
-    """The files as the writer thread sees them; one job at a time uses it."""
+    """Carries out operations on the files of a log; only one job at a time may use it, on the writer thread."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes, manifest: Manifest) -> None:
         self._disk = disk
         self._directory = directory
         self._identity = identity
         self._manifest = manifest
-        """What the operations so far have made of the log."""
+        """The manifest after the operations so far; `_stored` is the one on the disk."""
         self._stored = manifest
         self._mark = MarkFile(disk, directory, identity)
         self._file: File | None = None
         self._seed = 0
         self._size = 0
-        """What the open file should hold; if it has more, that is left over of a write that found no space."""
+        """How many bytes of the open file count; more is left over of a write that found no space."""
         self._durable = 0
         self._sync_failed = False
 
@@ -123,7 +123,7 @@ class SegmentWriter:
                 operations.popleft()
             self._settle()
         except OSError as error:
-            # What a sync could not write is lost, for whatever reason.
+            # What a sync could not write is lost, whatever the reason.
             if self._sync_failed or error.errno not in _NO_SPACE:
                 raise
             with suppress(OSError):
@@ -176,7 +176,7 @@ class SegmentWriter:
         try:
             return self._disk.open(path, create=True)
         except FileExistsError:
-            self._disk.remove(path)  # of an attempt that found no space
+            self._disk.remove(path)  # left over of an attempt that found no space
             return self._disk.open(path, create=True)
 
     def _seal(self, records: RecordIndex) -> None:
@@ -207,7 +207,7 @@ class SegmentWriter:
         self._sync(self._mark.write(Mark(manifest.open_name or "", size)))
 
     def _raise_mark(self) -> None:
-        with suppress(OSError):  # one that lags is true, too
+        with suppress(OSError):  # a mark that lags behind is true as well
             self._mark.write(Mark(self._manifest.open_name or "", self._durable))
 
     def _close_open(self) -> None:
@@ -216,11 +216,11 @@ class SegmentWriter:
             self._file = None
 
     def _open(self) -> File:
-        """The open segment."""
+        """Return the file of the open segment, opened if need be."""
         if self._file is None:
             name = self._manifest.open_name or ""
             opened = open_file(self._disk, path_in(self._directory, name), self._identity)
-            # It was made durable when the log was opened, or when it was sealed.
+            # The segment was made durable when the log was opened, or when it was sealed.
             self._take(opened.file, opened.header.seed)
         file = self._file
         if file is None:

@@ -34,7 +34,7 @@ class Space:
 
     @property
     def free_bytes(self) -> int:
-        """At least so much is left, if nobody else writes."""
+        """How many bytes are left at least, if nobody else writes."""
         return max(0, self._measured_bytes - (self._journal.appended_bytes - self._appended_bytes))
 
     def is_low(self, now_s: float) -> bool:

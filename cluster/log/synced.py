@@ -35,13 +35,14 @@ _CRC_BYTES = 4
 
 class Mark(NamedTuple):
     name: str = ""
-    """Of the segment; empty if none was open yet. One that is not open any more says nothing."""
+    """The name of the segment, empty if none was open yet. A mark of a segment that is not open says nothing."""
 
     size: int = 0
+    """How many bytes of the segment are known to be on stable storage."""
 
 
 class MarkFile:
-    """The file in `directory`, for the one that writes it."""
+    """The file with the mark in `directory`, kept open by the one that writes it."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
         self._disk = disk
@@ -50,7 +51,7 @@ class MarkFile:
         self._file: File | None = None
 
     def write(self, mark: Mark) -> File:
-        """Durable once the file that it returns is synced; raises OSError."""
+        """Overwrite the mark. Returns the file, which must be synced if it shall be durable; raises OSError."""
         if self._file is None:
             self._file = self._disk.open(self._path)
         self._file.overwrite(_pack(mark, self._identity))
@@ -63,7 +64,7 @@ class MarkFile:
 
 
 def load_mark(disk: Disk, directory: str, identity: bytes) -> Mark | None:
-    """None if there is none that can be believed. Raises UnknownFormat or OSError."""
+    """Read the mark; None if there is none that can be believed. Raises UnknownFormat or OSError."""
     path = path_in(directory, MARK_NAME)
     try:
         data = disk.read_file(path)
@@ -85,7 +86,7 @@ def load_mark(disk: Disk, directory: str, identity: bytes) -> Mark | None:
 
 
 def store_mark(disk: Disk, directory: str, identity: bytes, mark: Mark) -> None:
-    """Durable when it returns; needs no space if the file is there. Raises OSError."""
+    """Store the mark, durably when this returns; needs no space if the file is there. Raises OSError."""
     path, data = path_in(directory, MARK_NAME), _pack(mark, identity)
     try:
         disk.overwrite_file(path, data)

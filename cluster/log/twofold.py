@@ -7,8 +7,8 @@ Lives here: the frame of such a file. Not here: what is in it (manifest.py, iden
 
 Integers are little endian.
 
-Law: a copy is believed with its checksum or not at all; one that is whole but not ours is an error and never passed
-over for the other.
+Law: a copy is believed with its checksum or not at all. One that is whole, but of another owner or format, is an error
+and never passed over for the other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pack_twice(magic: bytes, version: int, identity: bytes, body: bytes) -> byte
 
 
 def read_twice(disk: Disk, path: str, magic: bytes, version: int, identity: bytes) -> bytes:
-    """The body of a file; a copy that the disk cannot read counts as damaged.
+    """Read the body of a file; a copy that the disk cannot read counts as damaged.
 
     Raises CorruptJournal if both copies are damaged, UnknownFormat, ForeignJournal or FileNotFoundError.
     """
@@ -63,7 +63,7 @@ def whole_of(copies: Sequence[T | None], path: str) -> T:
 
 
 def read_copies(disk: Disk, path: str, magic: bytes, version: int, identity: bytes) -> list[bytes | None]:
-    """The body of each copy, None for one that is damaged; raises UnknownFormat, ForeignJournal, FileNotFoundError."""
+    """Read the body of each copy, None for a damaged one; raises UnknownFormat, ForeignJournal, FileNotFoundError."""
     file = disk.open(path)
     try:
         half = file.size // 2
@@ -99,7 +99,7 @@ def _body(copy: bytes, path: str, magic: bytes, version: int, identity: bytes) -
 
 @contextmanager
 def unless_there_is_no_space() -> Generator[None]:
-    """To write what only makes a file whole again, which can wait until there is space."""
+    """Suppress the error of a full disk, for a write that only mends a file and can wait until there is space."""
     try:
         yield
     except OSError as error:

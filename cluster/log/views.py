@@ -16,12 +16,12 @@ from cluster.log.segment import Record
 
 
 class EntrySource(Protocol):
-    """Where the entries of a view are."""
+    """What a view takes its entries and their payloads from: the journal."""
 
     def entry(self, index: int) -> Entry: ...
 
     def read(self, index: int) -> bytes:
-        """Return the payload, from the disk if need be."""
+        """Return the payload of an entry, from the disk if need be."""
         ...
 
 
@@ -58,7 +58,7 @@ class LazyEntry:
         return iter((self[0], self._index, self._term))
 
     def __eq__(self, other: object) -> bool:
-        # The numbers first: pysyncobj compares entries, and a different one need not be read.
+        # The numbers are compared first: an entry that differs in them need not be read.
         if not isinstance(other, (tuple, list, LazyEntry)) or len(other) != 3:
             return NotImplemented
         return (self._index, self._term) == (other[1], other[2]) and self[0] == other[0]
