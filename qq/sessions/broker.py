@@ -56,7 +56,7 @@ class Broker:
         self.elections = 0
         """Changes of leader that this node has seen."""
         self.alarm: str | None = None
-        """Why publishers must wait."""
+        """Why publishers must wait; None if they need not."""
         self.live = False
         """This incarnation's first batch is applied: the node has caught up and may serve."""
         self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)
@@ -131,9 +131,9 @@ class Broker:
 
     @property
     def uncommitted_bytes_max(self) -> int:
-        """What one connection may have asked for that the log has yet to take in: all together half of the node's.
+        """Octets that one connection may have asked for and the log not taken in: all share half of the node's limit.
 
-        So however many a client opens, there is room for others; only large messages can make the node full.
+        So however many connections a client opens, others have room; only large messages can make the node full.
         """
         limits = self.limits
         share = limits.node_uncommitted_bytes // (2 * max(1, len(self.connections)))

@@ -34,17 +34,18 @@ class MessageStore(Protocol):
 
     @property
     def last_index(self) -> int:
-        """Of the newest entry."""
+        """The index of the newest entry."""
         ...
 
     def payload(self, index: int) -> bytes | None:
-        """The entry, if it is in memory; None if it must be read, or is not there."""
+        """The bytes of the entry at `index`; None if it must be read from the disk, or is not there."""
         ...
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
-        """What reads entries, on any thread: as many of the first as have `bytes_max` octets, but one at least.
+        """Make a function that reads the entries at `indexes`, on any thread.
 
-        Raises `cluster.segment.EntryGone`, and so may the job, or EntryMoved.
+        It may leave out those behind the one with which it has `bytes_max` octets. This method and the function raise
+        `cluster.log.segment.EntryGone` if an entry is not held, the function also EntryMoved.
         """
         ...
 
@@ -60,7 +61,7 @@ class Log(MessageStore, Protocol):
         ...
 
     def disk_failed(self, error: Exception) -> None:
-        """What was to be read could not be, and nobody knows why."""
+        """Report that a read of the log has failed for a reason that the reader does not know."""
         ...
 
 
@@ -68,7 +69,7 @@ class Connection(Payer, Protocol):
     """A client's connection, as the log knows it."""
 
     id: int
-    """Never used twice while the process lives, for no session either."""
+    """A number that no other connection or session has while the process lives."""
     vhost: str
     user: str
     in_log: bool
@@ -78,7 +79,7 @@ class Connection(Payer, Protocol):
 
     @property
     def lane(self) -> Lane:
-        """Where what it asks for waits."""
+        """The lane in which what this connection asks for waits."""
         ...
 
     # What operators see
@@ -88,7 +89,7 @@ class Connection(Payer, Protocol):
 
     @property
     def protocol(self) -> str:
-        """As RabbitMQ names it, with its version."""
+        """The name of the protocol with its version, as RabbitMQ writes it: "AMQP 0-9-1"."""
         ...
 
     @property
@@ -102,7 +103,7 @@ class Connection(Payer, Protocol):
 
     @property
     def client_properties(self) -> Mapping[str, object]:
-        """What the client tells of itself."""
+        """What the client has told of itself when it connected."""
         ...
 
     # What the log says
@@ -112,7 +113,7 @@ class Connection(Payer, Protocol):
         ...
 
     def not_admitted(self, failure: Failed, /) -> None:
-        """The log has refused that."""
+        """The log has refused to let the connection into its virtual host."""
         ...
 
     def told_to_close(self, effect: ConnectionForced, /) -> None:
@@ -120,11 +121,11 @@ class Connection(Payer, Protocol):
         ...
 
     def alarm_changed(self) -> None:
-        """Whether publishers must wait (`Broker.alarm`) is no longer as it was."""
+        """`Broker.alarm` has changed: from now on publishers have to wait, or need not any more."""
         ...
 
     def shut_down(self) -> None:
-        """The node stops: the client is to be told."""
+        """Tell the client that the node stops."""
         ...
 
     def close_now(self) -> None:
@@ -140,17 +141,17 @@ class SessionConsumer(Protocol):
 
     @property
     def started(self) -> bool:
-        """The log has answered that it consumes."""
+        """Whether the log has answered that the consumer is there."""
         ...
 
     @property
     def next_id(self) -> int:
-        """Message id of the first message that it has not been given yet."""
+        """The message id of the first message that this consumer has not been given yet."""
         ...
 
 
 class Publisher(Unconfirmed, Protocol):
-    """Who has published messages that wait for the log."""
+    """The publisher of a session, whose messages wait for the log."""
 
     @property
     def session(self) -> int: ...
@@ -165,19 +166,19 @@ class Publisher(Unconfirmed, Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """The log has refused something of its session, and passes over what it is asked for behind that."""
+        """Whether the log has refused something of its session: it passes over what is asked for behind that."""
         ...
 
     @property
     def published(self) -> int:
-        """Publish sequence number of the last message, where publishers want confirms."""
+        """The publish sequence number of its last message; only messages that are to be confirmed are counted."""
         ...
 
 
 class Session(Protocol):
-    """A session, as the log tells it what has become of what it asked for, in the order of the log.
+    """A session: it is told what became of what it asked for, in the order of the log.
 
-    Whoever neither publishes nor consumes is only told `replied`, `failed` and `leader_changed`.
+    A session that neither publishes nor consumes is only told `replied`, `failed` and `leader_changed`.
     """
 
     @property
@@ -209,7 +210,7 @@ class Session(Protocol):
     # What was published
 
     def refuse(self, first: int, last: int, /) -> None:
-        """These publish sequence numbers reached no queue; all before them are safe."""
+        """Tell the publisher that these sequence numbers reached no queue, and that all before them are safe."""
         ...
 
     def unroutable(self, effect: Returned, /) -> None: ...
@@ -218,7 +219,7 @@ class Session(Protocol):
 
     @property
     def consumers(self) -> Sequence[SessionConsumer]:
-        """Those that messages may still come for."""
+        """The consumers that messages may still come for."""
         ...
 
     def consumer(self, consumer_id: int, /) -> SessionConsumer | None: ...
