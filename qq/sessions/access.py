@@ -217,7 +217,7 @@ def _compiled(text: str) -> Pattern | None:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """As in RabbitMQ an empty pattern matches the empty name, and one that is wrong nothing."""
+    """Whether a pattern matches. As in RabbitMQ an empty one matches the empty name, and one that is wrong nothing."""
     compiled = _compiled(pattern)
     return compiled is not None and compiled.search(name)
 

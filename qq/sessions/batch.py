@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import Command, Enqueue, Publish
 
 BATCH_BYTES_MAX = 1024 * 1024
-"""A batch of this size is full."""
+"""A batch of so many octets is full."""
 STEP_BYTES = BATCH_BYTES_MAX // BATCH_STEPS_MAX
 """Octets that count as a step where a lane's share is concerned: a full batch is as much of one as of the other."""
 

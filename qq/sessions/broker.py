@@ -58,7 +58,7 @@ class Broker:
         self.alarm: str | None = None
         """Why publishers must wait; None if they need not."""
         self.live = False
-        """This incarnation's first batch is applied: the node has caught up and may serve."""
+        """Whether this incarnation's first batch is applied: then the node has caught up and may serve."""
         self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)
         self.entries = Entries([group], disk)
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
@@ -174,7 +174,7 @@ class Broker:
         self._dead_letters.turn()
 
     def resumed(self, sequence: int, outstanding: Sequence[Effect]) -> None:
-        """Go on from a snapshot: the batches up to `sequence` are applied, and `outstanding` is all that is told."""
+        """Go on from a snapshot: batches up to `sequence` are applied; only the effects in `outstanding` are told."""
         self._dispatcher.resume(outstanding)
         if sequence:
             self._confirmed(sequence, unseen=True)

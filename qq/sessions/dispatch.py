@@ -106,6 +106,6 @@ class Dispatcher:
                 resume(session, effect)
 
     def needed_from(self) -> int | None:
-        """The index of the first entry that holds what waits for a client and is in no queue any more; None if none."""
+        """The index of the first entry with something that waits for a client and is in no queue now, or None."""
         indexes = [session.needed_from() for session in self.sessions.values()]
         return min((index for index in indexes if index is not None), default=None)

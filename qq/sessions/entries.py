@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from qq.sessions.ports import Log
 
 VIEWS_BYTES_MAX = 32 * 1024 * 1024
-"""Entries kept in decoded form. One is about a mebibyte at most, unless it holds a single larger message."""
+"""Octets of entries kept in decoded form. An entry has a mebibyte at most, about, or a single larger message."""
 READ_AHEAD_MIN = 4
 """Entries that may be read together even if they are large: a consumer of a backlog will want the next ones."""
 READ_AHEAD_MAX = 512
@@ -36,7 +36,7 @@ READ_AHEAD_GROWTH = 4
 READ_AHEAD_BYTES = 1024 * 1024
 """Octets, about, up to which small entries are read together: what a read costs is shared by their messages."""
 READ_BYTES_MAX = 4 * READ_AHEAD_BYTES
-"""No more is read together if the entries turn out to be larger than those before them."""
+"""Octets at which a read ends if the entries turn out to be larger than those before them."""
 
 
 class ReadAhead:
@@ -48,7 +48,7 @@ class ReadAhead:
         """The place below which all that is wanted is read, or being read; None if nothing was read ahead."""
 
     def is_due(self, index: int) -> bool:
-        """Whether the next entries should be read: `index` lies in the second half of those that were."""
+        """Whether the next entries should be read: `index` lies in the second half of those that were read last."""
         return self.end is not None and self.end - self._count // 2 <= index < self.end
 
     def count(self, index: int, most: int) -> int:
@@ -179,8 +179,8 @@ class Entries:
     def load(self, indexes: list[int], done: Callable[[], None], ahead: ReadAhead | None = None) -> None:
         """Read the entries at `indexes` (the first is the one that is needed now) and call `done` when that is there.
 
-        Somebody who works through a backlog is about to be given messages of entries that he does not know yet: with
-        `ahead`, which is his, entries behind those are read, too. An entry that is gone counts as read.
+        With `ahead`, which says how far to read ahead, entries behind those are read, too: somebody who works through a
+        backlog will need them. An entry that is gone counts as read.
         """
         if indexes[0] in self._loading:
             self._loading[indexes[0]].append(done)

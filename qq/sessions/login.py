@@ -266,7 +266,7 @@ class Logins:
 
 
 def hash_password(salt: bytes, password: bytes, hashing: str = SHA256) -> bytes:
-    """RabbitMQ's scheme, so that its exported users can be taken over: a hash of salt and password."""
+    """Hash a salt and a password in RabbitMQ's way, so that users exported from it can be taken over."""
     # Where a policy of the machine forbids MD5, users that RabbitMQ has hashed with it can log in all the same.
     return hashlib.new(hashing, salt + password, usedforsecurity=False).digest()
 

@@ -54,7 +54,7 @@ class Log(MessageStore, Protocol):
     """The replicated log of a node."""
 
     def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:
-        """Have a batch carried out, once, on every node; returns its sequence number, which is told when it is.
+        """Have a batch carried out once on every node; returns its sequence number, which is told when that is done.
 
         `weight` is how long that will take every node, in milliseconds.
         """
@@ -73,9 +73,9 @@ class Connection(Payer, Protocol):
     vhost: str
     user: str
     in_log: bool
-    """The log was asked to let it in, so it has to hear when the connection is gone."""
+    """Whether the log was asked to let it in: then it has to hear when the connection is gone."""
     is_admitted: bool
-    """The log has let it in. This and `in_log` are written by the broker only."""
+    """Whether the log has let it in. This and `in_log` are written by the broker only."""
 
     @property
     def lane(self) -> Lane:
@@ -109,7 +109,7 @@ class Connection(Payer, Protocol):
     # What the log says
 
     def admitted(self) -> None:
-        """The log has let it into its virtual host; told once."""
+        """The log has let the connection into its virtual host; this is told once."""
         ...
 
     def not_admitted(self, failure: Failed, /) -> None:
@@ -117,7 +117,7 @@ class Connection(Payer, Protocol):
         ...
 
     def told_to_close(self, effect: ConnectionForced, /) -> None:
-        """An operator wants it closed, or its virtual host or its user is gone."""
+        """Close the connection: an operator wants it, or its virtual host or its user is gone."""
         ...
 
     def alarm_changed(self) -> None:
@@ -183,7 +183,7 @@ class Session(Protocol):
 
     @property
     def session(self) -> int:
-        """Its number in the log."""
+        """The number of the session in the log."""
         ...
 
     @property
@@ -192,7 +192,7 @@ class Session(Protocol):
     # Answers
 
     def replied(self, result: Result, /) -> None:
-        """The answer to the oldest command that waits for one."""
+        """Take the answer to the oldest command that waits for one."""
         ...
 
     def failed(self, failure: Failed, /) -> None:
@@ -201,7 +201,7 @@ class Session(Protocol):
 
     @property
     def answered(self) -> int:
-        """How many answers the log has given; it numbers them in the same way."""
+        """How many answers the log has given to the session, which is the number of the last one."""
         ...
 
     @property
@@ -235,7 +235,7 @@ class Session(Protocol):
         ...
 
     def needed_from(self) -> int | None:
-        """The first entry that holds what waits for the client and is in no queue any more; None if nothing does."""
+        """The index of the first entry with something that waits for the client and is in no queue now, or None."""
         ...
 
     # The cluster
