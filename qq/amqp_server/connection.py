@@ -58,13 +58,13 @@ HELD_BYTES_MAX = 256 * 1024
 BEATS = 2
 """How often in a heartbeat interval it is looked whether something was read and written."""
 FRESH_INTERVAL_FRACTION = 0.25
-"""A beat is left out if something was written in the last so much of a heartbeat interval.
+"""A heartbeat is left out if something was written less than this fraction of a heartbeat interval ago.
 
 So a client waits for three quarters of an interval at most. AMQP 0-9-1 gives a node two intervals, but Java's client
 with Netty gives it up after one.
 """
 SILENT_BEATS_MAX = 2 * BEATS
-"""AMQP 0-9-1 4.2.7: a peer that is silent for two intervals is gone."""
+"""After so many beats without a sign of life a client is gone: two heartbeat intervals (AMQP 0-9-1 4.2.7)."""
 PUBLISH_CACHE_MAX = 1024
 """Distinct basic.publish methods (exchange, routing key, flags) remembered in decoded form for one connection."""
 GUESSES = {
@@ -148,7 +148,7 @@ class ClientConnection(asyncio.Protocol):
         self.user = ""
         self.vhost = ""
         self.in_log = False
-        """The log was asked to let it in, so it has to hear when the connection is gone."""
+        """Whether the log was asked to let it in: then it has to hear when the connection is gone."""
         self.is_admitted = False
         self._name_in = name_in
         self._attempt: Attempt | None = None

@@ -38,7 +38,7 @@ class Tls(NamedTuple):
     """How a port speaks TLS."""
 
     context: Callable[[], ssl.SSLContext]
-    """Returns the certificate and the options with which a connection that begins now is encrypted."""
+    """Returns the TLS context, with the newest certificate, for a connection that begins now."""
     name_in: Callable[[Mapping[str, Any]], str | None]
     """Returns the name of the user in a client's certificate that was checked; None if there is none."""
 

@@ -219,7 +219,7 @@ class Outgoing:
         self.pump()
 
     def needed_from(self) -> int | None:
-        """The index of the first entry that holds what waits here and is in no queue any more; None if nothing does."""
+        """The index of the first entry with something that waits here and is in no queue now, or None."""
         if not self._answers_waiting:
             return None
         return min((index for index in map(_needed_index, self._waiting) if index is not None), default=None)
@@ -227,7 +227,7 @@ class Outgoing:
     # Ends
 
     def hurry_answers(self) -> None:
-        """The channel closes in good order: the answers that are due go before close-ok, not behind deliveries."""
+        """Write the answers that are due before deliveries: the channel closes in good order, close-ok is next."""
         self._connection.write([item for item in self._waiting if type(item) is bytes])
 
     def close(self) -> None:

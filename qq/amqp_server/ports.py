@@ -34,7 +34,7 @@ class NumberedChannel(Protocol):
 
 
 class Carrier(Connection, Protocol):
-    """An AMQP connection, to its channels."""
+    """An AMQP connection, as its channels see it."""
 
     @property
     def frame_max(self) -> int: ...

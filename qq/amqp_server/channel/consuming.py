@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 CONSUME, GET = (60, 20), (60, 70)
 
 PACED_WINDOW = 2000
-"""Messages on their way to a consumer that has no prefetch limit; more are asked for as the socket takes them."""
+"""How many messages may be on their way to a consumer without a prefetch limit; it gets more as they are written."""
 
 
 class ConsumingMethods:

@@ -86,7 +86,7 @@ class ChannelCore:
         self.reply_name: bytes | None = None
         """Where replies to the channel's requests are to be sent, if it has a consumer of direct replies."""
         self.answered = 0
-        """How many answers the log has given; it numbers them in the same way."""
+        """How many answers the log has given to the channel, which is the number of the last one."""
         self._carry_out = carry_out
         self._fail = fail
         self._answers: deque[Callable[[Any], None]] = deque()
@@ -128,7 +128,7 @@ class ChannelCore:
             self._release_held()
 
     def answer_when_applied(self, frame: Frame) -> None:
-        """Answer a method whose commands the log does not answer, and carry out nothing else before."""
+        """Answer a method when its commands, which the log does not answer, are applied; hold all back meanwhile."""
 
         def applied() -> None:
             self._awaits_log = False
