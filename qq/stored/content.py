@@ -31,7 +31,7 @@ _NOTHING: Read = ({}, {})
 
 
 def content_of(message: bytes | bytearray | memoryview, number: int) -> Content:
-    """What routers see of a message; `number` is the one that the message has in `Content`."""
+    """What routers see of a message; its `number` differs from those of others, and is the same on every node."""
     try:
         header = bytes(message[: layout.frame_stop(bytes(message[:7]), 0)])
         read = _read_known if len(header) <= VALID_PROPERTIES_BYTES_MAX else _read
