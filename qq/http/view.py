@@ -206,7 +206,7 @@ class BindingStatus(NamedTuple):
 
 
 class ConnectionStatus(NamedTuple):
-    """One connection; the fields have the names that tools for RabbitMQ read. None: only its own node knows."""
+    """One connection; the fields have the names that tools for RabbitMQ read. What only its own node knows is None."""
 
     name: str
     """RabbitMQ's name for a connection of this node; NODE:ID for one of another node."""
