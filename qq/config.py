@@ -122,14 +122,14 @@ class Limits:
     """How long a client may send no request, or not read its answer."""
     message_bytes: int = 16 * 1024 * 1024
     """The largest body of a message, in bytes. RabbitMQ's value: a message is a part of one log entry, in memory while
-    it is replicated. 128 MiB at most: each node copies it several times, and does nothing else meanwhile. A node takes in
-    what its own file says, and carries whatever the others took in."""
+    it is replicated. 128 MiB at most: each node copies it several times, and does nothing else meanwhile. A node takes
+    in what its own file says, and carries whatever the others took in."""
     write_buffer_bytes: int = 1024 * 1024
-    """Bytes that wait to be written to one connection; above it deliveries pause, and a slow consumer's backlog stays in
-    the log."""
+    """Bytes that wait to be written to one connection; above it deliveries pause, and a slow consumer's backlog stays
+    in the log."""
     uncommitted_bytes: int = 8 * 1024 * 1024
-    """Bytes that one connection has asked for (published, acknowledged, declared) and that are not yet in the log; above
-    it the node stops reading. Each command counts 256, and each message 64, besides its octets."""
+    """Bytes that one connection has asked for (published, acknowledged, declared) and that are not yet in the log;
+    above it the node stops reading. Each command counts 256, and each message 64, besides its octets."""
     node_uncommitted_bytes: int = 128 * 1024 * 1024
     """The same for all connections together: what a node without a majority may hold in memory. Above it, it lets no
     others in."""

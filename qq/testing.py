@@ -171,7 +171,7 @@ class ClusterNode:
         return self._process
 
     def log_since(self, offset_bytes: int = 0) -> str:
-        """The last lines (30 at most) of what the node has logged since its log had `offset_bytes` bytes."""
+        """The last lines of what the node has logged since its log had `offset_bytes` bytes."""
         with self.log.open("rb") as log:
             log.seek(offset_bytes)
             return "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])
