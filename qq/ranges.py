@@ -54,7 +54,7 @@ class Range(NamedTuple):
     """How many of the returns count as failed deliveries, where a queue tells them apart (RabbitMQ 4.3)."""
 
     def part(self, offset: int, count: int) -> Range:
-        """Give `count` messages from the `offset`-th on. A part of a part has the size that it would have of the whole."""
+        """Give `count` messages from the `offset`-th on. A part of a part is as large as the same of the whole."""
         if count == self.count:
             return self
         index, slot, whole, deliveries, size, position, expires_ms, level, history, failures = self
