@@ -55,7 +55,7 @@ class NodeAddress:
     amqp_port: int
     http_port: int
     amqps_port: int | None = None
-    """AMQP over TLS; None: not served."""
+    """The port for AMQP over TLS; None: not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ClientTls:
     """The certificate, with the intermediate ones behind it, and its private key (PEM files)."""
     key: Path
     ca: Path | None = None
-    """Who signs the certificates of clients; `verify_peer` needs it."""
+    """The authority that signs the certificates of clients (PEM file); `verify_peer` needs it."""
     verify_peer: bool = False
     """Whether a certificate that a client shows is checked, and is good for a login with EXTERNAL."""
     fail_if_no_peer_cert: bool = False
@@ -95,54 +95,58 @@ class Limits:
     connection_max: int = 0
     """RabbitMQ's connection_max: clients of a node; 0: as many as it may have files open, less its own share."""
     channel_max: int = 2047
-    """Channels of a connection, 0 is no limit. RabbitMQ's value: clients have it compiled in."""
+    """The most channels of a connection, 0 is no limit. RabbitMQ's value: clients have it compiled in."""
     frame_max: int = 131_072
-    """Bytes, 4096 at least. RabbitMQ's value; there is no "unlimited", because unfinished frames are held in memory."""
+    """The largest frame in bytes, 4096 at least. RabbitMQ's value; there is no "unlimited", because unfinished frames
+    are held in memory."""
     client_heartbeat_s: int = 60
     """RabbitMQ's heartbeat: the interval that clients are told; they may choose another. 0: none."""
     strangers_max: int = 0
     """Clients of a node that have not logged in; one more pushes out the oldest of the address that has most of them.
     0: half of the clients that a node may have, and 512 at most."""
     handshake_timeout_s: float = 10.0
-    """RabbitMQ's handshake_timeout: from the accepted socket (with TLS, from its handshake) to connection.open."""
+    """RabbitMQ's handshake_timeout: how long a client may take from the accepted socket (with TLS, from the end of its
+    handshake) to connection.open."""
     tls_handshake_timeout_s: float = 5.0
-    """RabbitMQ's ssl_handshake_timeout."""
+    """RabbitMQ's ssl_handshake_timeout: how long the TLS handshake may take."""
     http_connection_max: int = 0
     """HTTP clients of a node; one more pushes out the oldest without a request of a user's under way, of the address
     that has most of those. 0: a tenth of the files that a node may have open, and 256 at most."""
     http_request_max: int = 0
-    """Requests of users under way; one more is answered with 503. 0: half of the connections."""
+    """Requests of users that may be under way; one more is answered with 503. 0: half of the connections."""
     http_header_timeout_s: float = 10.0
-    """From a request's first byte, or the accepted socket, to the end of its header."""
+    """How long a request's header may take, from its first byte or from the accepted socket."""
     http_body_timeout_s: float = 60.0
     """How long a request's body may take."""
     http_idle_timeout_s: float = 60.0
     """How long a client may send no request, or not read its answer."""
     message_bytes: int = 16 * 1024 * 1024
-    """RabbitMQ's value: a message is a part of one log entry, in memory while it is replicated. 128 MiB at most: each
-    node copies it several times, and does nothing else meanwhile. A node takes in what its own file says, and
-    carries whatever the others took in."""
+    """The largest body of a message, in bytes. RabbitMQ's value: a message is a part of one log entry, in memory while
+    it is replicated. 128 MiB at most: each node copies it several times, and does nothing else meanwhile. A node takes
+    in what its own file says, and carries whatever the others took in."""
     write_buffer_bytes: int = 1024 * 1024
-    """For each connection: deliveries pause above it; a slow consumer's backlog stays in the log."""
+    """Bytes that wait to be written to one connection; above it deliveries pause, and a slow consumer's backlog stays
+    in the log."""
     uncommitted_bytes: int = 8 * 1024 * 1024
-    """For each connection: asked for (published, acknowledged, declared) and not yet in the log; above it the node
-    stops reading. Each command counts 256, and each message 64, beside its octets."""
+    """Bytes that one connection has asked for (published, acknowledged, declared) and that are not yet in the log;
+    above it the node stops reading. Each command counts 256, and each message 64, besides its octets."""
     node_uncommitted_bytes: int = 128 * 1024 * 1024
-    """The same over all connections: what a node without a majority may hold in memory; it lets no others in then."""
+    """The same for all connections together: what a node without a majority may hold in memory. Above it, it lets no
+    others in."""
     cache_bytes: int = 32 * 1024 * 1024
     """Recent entries kept in memory; older ones are read back from the disk."""
     segment_bytes: int = 64 * 1024 * 1024
-    """A segment file is closed here: the unit in which disk space is given back."""
+    """The size at which a segment file is closed: the unit in which disk space is given back."""
     segment_entries: int = 65_536
-    """A segment file is closed here, too: it bounds what a start scans when entries are small."""
+    """The number of entries at which a segment file is closed, too: it bounds what a start scans if they are small."""
     checkpoint_entries: int = 16_384
-    """Entries since the last checkpoint; then the state is written again. A start replays so many at most."""
+    """How many entries after the last checkpoint the next one is written. A start replays so many at most."""
     checkpoint_bytes: int = 64 * 1024 * 1024
-    """The same in bytes of log, but not less than the size of the last checkpoint."""
+    """After how many bytes of log the next checkpoint is written, but not less than the size of the last one."""
     checkpoint_interval_s: float = 60.0
-    """The same in seconds, while anything is logged at all."""
+    """After how many seconds the next checkpoint is written, while anything is logged at all."""
     retained_bytes: int = 128 * 1024 * 1024
-    """Log kept for nodes that are behind. One that lacks more is sent the checkpoint and the stored messages."""
+    """Bytes of log kept for nodes that are behind. One that lacks more is sent the checkpoint and stored messages."""
     memory_high_watermark: float = 0.6
     """RabbitMQ's vm_memory_high_watermark: with more than this share of the memory in use, publishers wait."""
     memory_high_watermark_bytes: int = 0
@@ -150,14 +154,14 @@ class Limits:
     disk_free_limit_bytes: int = 50 * 1024 * 1024
     """RabbitMQ's disk_free_limit: with less free space on a node's disk, publishers wait."""
     consumer_timeout_ms: int = 1_800_000
-    """RabbitMQ's consumer_timeout: a delivery may be unacknowledged for so long; 0 for ever."""
+    """RabbitMQ's consumer_timeout: how long a delivery may be unacknowledged; 0: for ever."""
     default_consumer_prefetch: int = 0
-    """RabbitMQ's default_consumer_prefetch: of a channel that has not said basic.qos; 0 is no limit."""
+    """RabbitMQ's default_consumer_prefetch: the prefetch on a channel that has not said basic.qos; 0 is no limit."""
     consumer_max_per_channel: int = 0
-    """RabbitMQ's consumer_max_per_channel; 0 is no limit."""
+    """RabbitMQ's consumer_max_per_channel: the most consumers of a channel; 0 is no limit."""
     transaction_bytes: int = 64 * 1024 * 1024
-    """Published and not committed on one channel, counted in the same way: a transaction is in memory, and one entry of
-    the log."""
+    """Bytes published and not committed on one channel, counted as for `uncommitted_bytes`: a transaction is in memory,
+    and in one entry of the log."""
     publish_timeout_ms: int = 0
     """A publish that is not confirmed after so long is refused (basic.nack), outcome unknown; 0: never."""
 
@@ -205,13 +209,13 @@ class NodeConfig:
     log_level: str = "info"
 
     amqp_host: str = "127.0.0.1"
-    """Addresses to listen on; a deployment over several machines sets them."""
+    """The address to listen on. A deployment over several machines sets this and the next three."""
     amqps_host: str = "127.0.0.1"
     http_host: str = "127.0.0.1"
     peer_host: str = "127.0.0.1"
 
     default_user: str = _KNOWN_TO_ALL
-    """Created, with the tag administrator, when the catalog of users is empty."""
+    """The user who is created, with the tag administrator, when there are no users."""
     default_password: str = field(default=_KNOWN_TO_ALL, repr=False)
     loopback_users: tuple[str, ...] = ("guest",)
     """Users who may log in from this machine only: the default password is public knowledge."""
@@ -227,7 +231,7 @@ class NodeConfig:
     peer_tls: TlsFiles | None = None
 
     product: str = "RabbitMQ"
-    """Sent to AMQP clients: several (kombu among them) choose their behaviour by product and version."""
+    """What AMQP clients are told: several (kombu among them) choose their behaviour by product and version."""
     version: str = "4.0.0"
 
     @property

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OWN = 192
-"""For the node's own work: 64 strangers at the peer port, three sockets for each of six peers, and about a hundred for
-listeners, the event loop, the log, checkpoints, snapshots, certificates and what is read about the process."""
+"""Files for the node's own work: 64 strangers at the peer port, three sockets for each of six peers, and about a
+hundred for listeners, the event loop, the log, checkpoints, snapshots, certificates and what is read about the
+process."""
 LEAST = 256
 """A node that may have fewer files open does not start."""
 _HTTP_SHARE = 10
-"""A tenth of what is left is for HTTP."""
+"""HTTP gets as many connections as a tenth of the files that are left, _HTTP_MAX at most."""
 _HTTP_MAX = 256
 _FILES_PER_HTTP = 2
 """The files of one HTTP connection: its socket, and the page that is being sent."""
@@ -41,7 +42,7 @@ class Shares(NamedTuple):
     clients: int
     """AMQP clients, with TLS or without."""
     strangers: int
-    """How many of the clients may not have logged in."""
+    """How many of the clients may be connected without having logged in."""
     http: int
 
 

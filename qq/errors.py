@@ -56,7 +56,7 @@ CHANNEL_REPLIES = frozenset(
 """The codes that close a channel. All others close the connection."""
 
 REPLY_TEXT_BYTES_MAX = 255
-"""The reply text is an AMQP short string."""
+"""The longest reply text in octets: it is an AMQP short string."""
 
 
 class AmqpError(Exception):
@@ -88,7 +88,7 @@ def amqp_error(
 
 
 def reply_text(code: int, explanation: str) -> str:
-    """``NOT_FOUND - no queue 'q' in vhost '/'``, cut as RabbitMQ cuts it; a name that is there is kept."""
+    """Make ``NOT_FOUND - no queue 'q' in vhost '/'``, cut as RabbitMQ cuts it; a name that is there is kept."""
     prefix = f"{ReplyCode(code).name} - "
     text = explanation if explanation.startswith(prefix) else prefix + explanation
     encoded = text.encode("utf-8", "replace")

@@ -12,8 +12,9 @@ from __future__ import annotations
 import gc
 
 THRESHOLDS = (20_000, 1, 2**31 - 1)
-"""A collection of the middle generation walks what has come since the last one: 60,000 objects, some milliseconds. If
-it came after ten of the youngest only (the default), those would have to be small. The last says never."""
+"""The arguments of gc.set_threshold. A collection of the middle generation walks what has come since the last one:
+60,000 objects, some milliseconds. If it came after ten of the youngest only (the default), those would have to be
+small. The last number means that the oldest generation is never collected by itself."""
 REST_S = 600.0
 """The least time between two collections for want of memory, in seconds: a second one would find little."""
 
@@ -21,7 +22,7 @@ REST_S = 600.0
 class Collector:
     """Collects garbage at the right moments of a node's life.
 
-    What is there after that is not walked again by collections of younger generations, nor is it lost to the next one.
+    What a collection here leaves is walked again by the next one here, and not by those of younger generations.
     """
 
     def __init__(self) -> None:
@@ -29,14 +30,15 @@ class Collector:
         self._not_before_s = 0.0
 
     def begin(self, installs: int) -> None:
-        """Start when the node begins to serve. So many snapshots have been installed before."""
+        """Collect garbage when the node begins to serve; `installs` counts the snapshots that were installed before."""
         self._installs = installs
         _collect()
 
     def look(self, installs: int, *, is_short: bool, now_s: float) -> bool:
         """Collect garbage if there is a reason; return whether there was.
 
-        So many snapshots were installed (the state before each is garbage), and memory `is_short` or not.
+        Reasons are that more snapshots were installed than last time (the states before them are garbage), and that
+        memory `is_short`.
         """
         is_wanted = is_short and now_s >= self._not_before_s
         if installs == self._installs and not is_wanted:

@@ -37,7 +37,7 @@ _DEAD_LETTER_TEXTS = {
 _DEAD_LETTER_LABELS = [*_QUORUM, "dead_letter_strategy"]
 _DEAD_LETTER_REASONS = {
     "at-most-once": ("maxlen", "expired", "rejected", "delivery_limit"),
-    # Such a queue does not drop messages that are too many.
+    # An at-least-once queue does not drop messages that are too many: it has no "maxlen".
     "at-least-once": ("expired", "rejected", "delivery_limit"),
 }
 """The reasons for which queues dead-letter, by strategy."""
@@ -110,7 +110,7 @@ class MemoryMetrics:
 
     limit_bytes: int
     alarm: bool
-    """Whether publishers wait, because this node or too many of the others take more."""
+    """Whether publishers wait, because this node or too many of the others take more memory than their limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class MetricsSnapshot:
     disk: DiskMetrics
     memory: MemoryMetrics
     clock_offset_s: float
-    """By how much the node's wall clock is ahead of the cluster's time."""
+    """How many seconds the node's wall clock is ahead of the cluster's time."""
     queues: int
     messages_ready: int
     messages_unacked: int
@@ -276,7 +276,10 @@ def _messages(counters: Counters) -> Iterator[Metric]:
 
 
 def _dead_letters(counters: Counters) -> Iterator[Metric]:
-    """Dead letters, counted once in the cluster. What leaves an at-least-once queue is in its targets: confirmed."""
+    """Show dead letters, each counted by one node of the cluster.
+
+    What has left an at-least-once queue is in the queues that it goes to, so it counts as confirmed.
+    """
     families = {
         name: CounterMetricFamily(
             f"rabbitmq_global_messages_dead_lettered_{name}", text, labels=_DEAD_LETTER_LABELS

@@ -56,26 +56,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
-"""The interpreter's default of 5 ms is how long the fsync thread would wait for a busy loop to let it report."""
+"""How often the interpreter switches threads. With its default of 5 ms the fsync thread would wait for that long until
+a busy loop lets it report."""
 APPLIED_POLL_S = 0.02
 WAITING_NOTICE_S = 2.0
 """A node that does not serve after this time says what it waits for; one whose cluster is there needs less."""
 MEMORY_CHECK_INTERVAL_S = 1.0
 RATES_PAUSE_S = 60.0
-"""After an error of ours in what only shows something."""
+"""How long rates are not counted after an error in counting them."""
 CERTIFICATE_CHECK_INTERVAL_S = 5.0
 HTTP_LOGIN_TIMEOUT_S = 12.0
-"""Longer than any login waits and its answer is held back."""
+"""How long a request waits for its login: longer than any login waits and its answer is held back."""
 HTTP_LOGIN_WAIT_MAX_S = 5.0
 """A login that would wait for longer is answered with 429."""
 HTTP_LOGINS_SHARE = 4
-"""So is one more than this share of the connections that wait."""
+"""One in so many connections may wait for a login; when more would, they are answered with 429, too."""
 LEADER_HANDOVER_S = 2.0
 LAST_SYNC_S = 2.0
 REPAIRS_MAX = 3
-"""Damage so often in a row, each time soon after the start, is no accident: the node gives up."""
+"""How often in a row the node may find damage soon after a start: more often is no accident, and it gives up."""
 DAMAGED_AGAIN_S = 30.0
-"""What "soon after the start" means."""
+"""How long after a start damage counts as found soon after it."""
 
 
 class Node:
@@ -204,7 +205,7 @@ class Node:
                 self.links.renew_tls(self._peer_tls.current)
 
     async def _watch_rates(self) -> None:
-        """Nobody's messages depend on what the page shows: rates that cannot be told do not end a node."""
+        """Take samples for rates. An error there does not end the node: no message depends on what the page shows."""
         while True:
             try:
                 await self.management.watch()
@@ -305,7 +306,7 @@ class Node:
             self._failure.set_result(error)
 
     def _unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception that no component expects breaks an invariant: better no node than a wrong one."""
+        """Stop the node after an exception that no component expects: better no node than a wrong one."""
         text, error = context.get("message"), context.get("exception")
         rest = ", ".join(
             f"{key} {value!r}" for key, value in context.items() if key not in ("message", "exception")
@@ -473,7 +474,7 @@ async def run(
     """Serve until cancelled. Raises StartError when the node cannot start or cannot go on.
 
     A node whose log is damaged is started anew: it sets that log aside and comes back without a vote. `open_disk` and
-    `make_runtime` are for who wants to hurt the disk or the clock.
+    `make_runtime` may be replaced by those that hurt the disk or the clock.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     descriptors.allow_all()
@@ -518,6 +519,6 @@ async def _run_once(node: Node) -> None:
 
 
 def _named(error: BaseException) -> str:
-    """Ours say in a sentence what is wrong; of a KeyError the text is nothing but the key."""
+    """Say what an error is. Our errors do so in their text; Python's get their type: a KeyError's text is the key."""
     is_bare = type(error).__module__ == "builtins" and not isinstance(error, OSError)
     return f"{type(error).__name__}: {error}" if is_bare else str(error)

@@ -6,7 +6,7 @@
     def test_failover(qq_cluster):    # a cluster of its own, to be hurt: a second
         qq_cluster.leader().kill()
 
-Which clusters these are says the fixture `qq_options`, for instance in a project's conftest.py:
+The fixture `qq_options` says which clusters these are, for instance in a project's conftest.py:
 
     @pytest.fixture(scope="session")
     def qq_options():
@@ -36,7 +36,7 @@ _LOG_BYTES = pytest.StashKey[dict["Path", int]]()
 
 @pytest.fixture(scope="session")
 def qq_options() -> dict[str, Any]:
-    """What the clusters of the fixtures are made with: arguments of `qq.testing.LocalCluster`."""
+    """The arguments of `qq.testing.LocalCluster` with which the clusters of the fixtures are made."""
     return {}
 
 

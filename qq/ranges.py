@@ -1,7 +1,7 @@
 """Ranges: how consecutive messages and consecutive ids are kept without an object per message.
 
 Lives here: `Range`, a reference to consecutive messages of the log, and `RangeMap`, an ordered map from consecutive
-ids to whatever they stand for. Not here: queues (machine/queue.py), delivery tags (broker).
+ids to whatever they stand for. Not here: queues (machine/queue.py), delivery tags (amqp_server/outgoing.py).
 
 Law: the cost of every operation is counted in ranges touched, never in messages.
 """
@@ -54,7 +54,7 @@ class Range(NamedTuple):
     """How many of the returns count as failed deliveries, where a queue tells them apart (RabbitMQ 4.3)."""
 
     def part(self, offset: int, count: int) -> Range:
-        """`count` messages from the `offset`-th on; a part of a part is as it would be of the whole, its size too."""
+        """Give `count` messages from the `offset`-th on. A part of a part is as large as the same of the whole."""
         if count == self.count:
             return self
         index, slot, whole, deliveries, size, position, expires_ms, level, history, failures = self
@@ -85,7 +85,7 @@ class Piece(NamedTuple, Generic[V]):
 
 
 FrozenPieces = tuple[list[Piece[V]], int, int]
-"""A list that only grows, and where the pieces that are meant begin and end in it."""
+"""A list of pieces that only grows, and the places in it where the frozen ones begin and end."""
 
 
 class RangeMap(Generic[V]):
@@ -106,7 +106,7 @@ class RangeMap(Generic[V]):
 
     @classmethod
     def of(cls, pieces: list[Piece[V]], count: int) -> RangeMap[V]:
-        """A map of these pieces, which have so many ids, in order; nobody else has the list."""
+        """Make a map of these pieces, in order, which have `count` ids together. The list is the map's from now on."""
         made = cls()
         made._pieces, made._len = pieces, count
         return made
@@ -149,7 +149,7 @@ class RangeMap(Generic[V]):
         return taken
 
     def take_pieces(self, most: int) -> list[Piece[V]]:
-        """Remove the first pieces, so many at most."""
+        """Remove the first pieces, `most` at most, and return them."""
         if self._shared:
             self._unshare()
         taken = self._pieces[self._head : self._head + most]
@@ -209,8 +209,11 @@ class RangeMap(Generic[V]):
         self._pieces, self._head, self._shared = self._pieces[self._head :], 0, False
 
     def _leave_behind(self, head: int) -> None:
-        """Begin at another place. Empty places go once they are the greater half, so each piece is moved O(1) times."""
-        # Nothing is kept there: to let go of very many pieces at once would take long.
+        """Have the map begin at the place `head` of the list.
+
+        Places before it are deleted once they are the greater half, so each piece is moved O(1) times.
+        """
+        # The pieces there are let go of now: to let go of very many at once would take long.
         self._pieces[self._head : head] = [_NOTHING] * (head - self._head)
         self._head = head
         if self._head * 2 >= len(self._pieces):

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 PATIENCE_S = 30.0
-"""How long the methods that wait do so at most."""
+"""How long the methods that wait do so at most, in seconds."""
 
 _POLL_S = 0.02
 _LOG_LINES_SHOWN = 30
@@ -80,7 +80,7 @@ class LocalVirtualHost:
 
     name: str
     urls: list[str]
-    """Where AMQP clients connect: one address for each node."""
+    """The AMQP addresses for clients: one for each node."""
     cluster: LocalCluster
 
 
@@ -171,7 +171,7 @@ class ClusterNode:
         return self._process
 
     def log_since(self, offset_bytes: int = 0) -> str:
-        """What the node has said, from a size of its log on; of that the last lines."""
+        """The last lines of what the node has logged since its log had `offset_bytes` bytes."""
         with self.log.open("rb") as log:
             log.seek(offset_bytes)
             return "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])
@@ -266,7 +266,7 @@ class LocalCluster:
 
     @property
     def urls(self) -> list[str]:
-        """Where AMQP clients connect: one address for each node."""
+        """The AMQP addresses for clients: one for each node."""
         return [node.url for node in self.nodes]
 
     def leader(self) -> ClusterNode:

@@ -66,7 +66,7 @@ class Reloadable(Generic[T]):
     """Something that is made from files, and made again when one of them has changed."""
 
     def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
-        """Make it for the first time. `make` may raise StartError, and then so does this."""
+        """Call `make` for the first time; raises the StartError that it may raise."""
         self._files = files
         self._make = make
         self._seen = self._stamps()
@@ -93,7 +93,7 @@ class Reloadable(Generic[T]):
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
-        status = file.stat()  # of the file that a link leads to: Kubernetes replaces links
+        status = file.stat()  # this is of the file that a link leads to: Kubernetes replaces links
     except OSError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
@@ -116,7 +116,7 @@ def _client_context(settings: ClientTls) -> ssl.SSLContext:
 
 
 def _peer_contexts(files: TlsFiles) -> PeerTls:
-    """Both sides show a certificate of the cluster's CA."""
+    """Make the contexts of both sides of a link: each has to show a certificate of the cluster's CA."""
     try:
         server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.ca))
         server.verify_mode = ssl.CERT_REQUIRED
@@ -134,7 +134,7 @@ def name_in(certificate: Mapping[str, Any], login_from: str) -> str | None:
     """Tell the user's name in a certificate, as `SSLSocket.getpeercert` gives it; None if there is none.
 
     With "distinguished_name" it is the subject, written as in RFC 4514 (what RabbitMQ makes of it); with "common_name"
-    the CN, of several all, with commas between.
+    it is the CN, or all of them with commas between.
     """
     subject: Sequence[Sequence[tuple[str, str]]] = certificate.get("subject", ())
     if login_from == "common_name":

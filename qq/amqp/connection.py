@@ -1,7 +1,7 @@
 """The server's side of a connection: handshake, channel numbers, closing.
 
 Lives here: what may be sent when, and by whom. Not here: frames (framing.py), what methods do to queues
-(broker), passwords, certificates, sockets, time (the shell asks `heartbeat_s` and `phase`).
+(qq/machine), passwords, certificates, sockets, time (the shell asks `heartbeat_s` and `phase`).
 
 Law: bytes go in by `receive`, bytes come out by `data_to_send`; what the shell has to decide comes as an
 event and is answered by the method named in it. A channel number is in use from channel.open until the last
@@ -43,7 +43,7 @@ PROTOCOL_HEADERS = (PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09")
 """The protocol headers of 0-9-1 and of 0-9, which RabbitMQ treats as though it were 0-9-1."""
 MECHANISMS = "AMQPLAIN PLAIN"
 EXTERNAL = "EXTERNAL"
-"""RFC 4422, appendix A: the client is who its certificate says."""
+"""The mechanism by which a client is who its certificate says (RFC 4422, appendix A)."""
 LOCALES = "en_US"
 CHANNEL_MAX_MIN = 1
 AHEAD_BYTES_MAX = 64 * 1024
@@ -106,7 +106,7 @@ class Phase(Enum):
 
 
 class LoginAttempt(NamedTuple):
-    """Answer with `accept_login` or `refuse_login`."""
+    """The client wants to log in. Answer with `accept_login` or `refuse_login`."""
 
     user: str
     password: bytes | None
@@ -119,19 +119,19 @@ class LoginAttempt(NamedTuple):
 
 
 class VhostRequested(NamedTuple):
-    """Answer with `accept_vhost` or `refuse_vhost`."""
+    """The client wants to enter a virtual host. Answer with `accept_vhost` or `refuse_vhost`."""
 
     vhost: str
 
 
 class ChannelOpened(NamedTuple):
-    """open-ok has been sent."""
+    """The client has opened a channel, and open-ok has been sent."""
 
     channel: int
 
 
 class ChannelCloseRequested(NamedTuple):
-    """Answer with `channel_closed` when what the channel was doing has ended."""
+    """The client closes a channel. Answer with `channel_closed` when what the channel was doing has ended."""
 
     channel: int
     code: int
@@ -139,7 +139,7 @@ class ChannelCloseRequested(NamedTuple):
 
 
 class CloseRequested(NamedTuple):
-    """Answer with `closed` when what the connection was doing has ended."""
+    """The client closes the connection. Answer with `closed` when what the connection was doing has ended."""
 
     code: int
     text: str
@@ -157,7 +157,7 @@ Event = (
     | CloseRequested
     | Fault
 )
-"""ChannelFault is answered with `fail_channel`, Fault (always the last) with `fail`."""
+"""What `receive` tells the shell. It answers ChannelFault with `fail_channel`, Fault (always the last) with `fail`."""
 
 
 class _Channel(Enum):
@@ -478,7 +478,7 @@ class ServerConnection:
             case commands.Connection.Close():
                 self._close_requested(method, events)
             case commands.Connection.UpdateSecret():
-                # It renews what expires, and passwords do not: as in RabbitMQ the answer is all there is.
+                # The method renews secrets that expire, and passwords do not: as in RabbitMQ it is only answered.
                 self.out.append(encode(0, commands.Connection.UpdateSecretOk()))
             case _:
                 raise self._unexpected_method(method)
@@ -625,7 +625,7 @@ def _plain(response: bytes) -> tuple[str, bytes]:
 
 
 def _amqplain(response: bytes) -> tuple[str, bytes]:
-    """Read a field table without its length."""
+    """Read the response of AMQPLAIN: a field table without its length."""
     try:
         table, _ = decode_table(len(response).to_bytes(4, "big") + response, 0, len(response) + 4)
     except (FieldError, IndexError, StructError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""AMQP frames: from bytes as they come to events.
+"""AMQP frames: how bytes, as they come, become events.
 
 Lives here: cutting the stream into frames, gathering messages, the fast paths for basic.publish and
 basic.ack.
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 FRAME_METHOD, FRAME_HEARTBEAT = 1, 8
 FRAME_MAX_MIN = 4096
-"""The least that may be negotiated (AMQP 0-9-1, frame-min-size; 8192 in RabbitMQ since 4.1)."""
+"""The least frame_max that may be negotiated (AMQP 0-9-1, frame-min-size; 8192 in RabbitMQ since 4.1)."""
 FRAME_MAX_UNTUNED = 8192
-"""The limit before tuning: what some clients say of themselves takes more than 4096."""
+"""The largest frame before tuning: what some clients say of themselves takes more than 4096."""
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 UNFINISHED_MESSAGES_MAX = 4
-"""A connection's unfinished messages may take as much as this many of the greatest size,"""
+"""A connection's unfinished messages may take as many octets as this number of messages of the greatest size."""
 UNFINISHED_BYTES_MIN = 1024 * 1024
-"""and this much in any case: many channels may each be in the middle of a small one."""
+"""Octets that a connection's unfinished messages may take in any case: each of many channels may have a small one."""
 PUBLISHES_REMEMBERED_MAX = 256
 """How many different basic.publish of a connection are remembered, so that they are not checked again."""
 
@@ -193,7 +193,7 @@ class FrameReader:
     def frame_max(self) -> int:
         """The largest frame, envelope included.
 
-        Accepted is an envelope more, as RabbitMQ does: some clients count the payload only.
+        A frame is accepted if its payload is no larger, as by RabbitMQ: some clients count the payload only.
         """
         return self._payload_max
 
@@ -239,7 +239,7 @@ class FrameReader:
         self._contents[channel] = None
 
     def keep(self, channel: int) -> None:
-        """Read a channel that was dropped again; so does the client's close-ok."""
+        """Read again a channel that was dropped; the client's close-ok has the same effect."""
         if self._contents.get(channel) is None:
             self._contents.pop(channel, None)
 

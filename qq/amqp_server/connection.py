@@ -50,21 +50,21 @@ log = logging.getLogger(__name__)
 CLOSE_GRACE_S = 3.0
 """How long a client may take to answer connection.close, or to read what is left for it.
 
-And to close the socket behind the answer to its own connection.close: RabbitMQ leaves that to the client for up to
-30 s. One that reads the end together with close-ok may take the connection for lost (aiormq).
+A client has as long to close the socket behind the answer to its own connection.close: RabbitMQ leaves that to the
+client for up to 30 s. One that reads the end together with close-ok may take the connection for lost (aiormq).
 """
 HELD_BYTES_MAX = 256 * 1024
-"""What a client may send on while one of its channels holds methods back until the log has answered an earlier one."""
+"""Octets that a client may send while one of its channels holds methods back until an earlier one is answered."""
 BEATS = 2
-"""Times in a heartbeat interval that it is looked whether something was read and written."""
+"""How often in a heartbeat interval it is looked whether something was read and written."""
 FRESH_INTERVAL_FRACTION = 0.25
-"""A beat is left out if something was written in the last so much of a heartbeat interval.
+"""A heartbeat is left out if something was written less than this fraction of a heartbeat interval ago.
 
 So a client waits for three quarters of an interval at most. AMQP 0-9-1 gives a node two intervals, but Java's client
 with Netty gives it up after one.
 """
 SILENT_BEATS_MAX = 2 * BEATS
-"""AMQP 0-9-1 4.2.7: a peer that is silent for two intervals is gone."""
+"""After so many beats without a sign of life a client is gone: two heartbeat intervals (AMQP 0-9-1 4.2.7)."""
 PUBLISH_CACHE_MAX = 1024
 """Distinct basic.publish methods (exchange, routing key, flags) remembered in decoded form for one connection."""
 GUESSES = {
@@ -72,7 +72,7 @@ GUESSES = {
     b"PROXY ": ", but the PROXY protocol",  # of a proxy that the configuration does not name
     b"\r\n\r\n\0\r\n": ", but the PROXY protocol",
 }
-"""How others begin."""
+"""What those begin with who do not speak AMQP, and what the log then says of it."""
 SHOWN_NAME_MAX = 64
 """Characters of what a stranger gives as its name that are logged."""
 
@@ -83,7 +83,7 @@ class Peer(NamedTuple):
     host: str
     port: int
     proxy_host: str = ""
-    """Through whom, if a proxy has told the rest."""
+    """The address of the proxy that has told `host` and `port`; empty if there was none."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -134,7 +134,7 @@ class ClientConnection(asyncio.Protocol):
         place: Place,
         name_in: Callable[[Mapping[str, Any]], str | None] | None = None,
     ) -> None:
-        """It leaves its `place` when it is gone.
+        """The connection leaves its `place` when it is gone.
 
         With TLS, `name_in` tells the name of the user in a client's certificate that was checked.
         """
@@ -144,11 +144,11 @@ class ClientConnection(asyncio.Protocol):
         self._place = place
         self.id = broker.new_id()
         self.lane = Lane(self)
-        """Where what it asks the log for waits."""
+        """The lane in which what it asks the log for waits."""
         self.user = ""
         self.vhost = ""
         self.in_log = False
-        """The log was asked to let it in, so it has to hear when the connection is gone."""
+        """Whether the log was asked to let it in: then it has to hear when the connection is gone."""
         self.is_admitted = False
         self._name_in = name_in
         self._attempt: Attempt | None = None
@@ -169,11 +169,11 @@ class ClientConnection(asyncio.Protocol):
         self._written_s = 0.0
         self._silent_beats = 0
         self._refused = False
-        """The login failed and the client cannot be told: it is to wait, against guessing."""
+        """Whether the login failed and the client cannot be told: it has to wait, so that guessing takes time."""
         self._parting = False
-        """The client has closed in good order: the socket is its to close."""
+        """Whether the client has closed the connection in good order: then it closes the socket, too."""
         self._deadline: Timer | None = None
-        """For the handshake; at the end, for the client to go."""
+        """Runs out when the handshake has taken too long or, at the end, when the client should be gone."""
         self._heartbeat: Timer | None = None
 
     # Socket
@@ -212,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
         self._go_on(self._amqp.receive, data)
 
     def _go_on(self, take: Callable[..., list[Event]], *arguments: bytes) -> None:
-        """Carry out what the client has sent, now or behind something whose answer is there now."""
+        """Carry out the events that `take` makes of what the client has sent, and write what is to be written."""
         try:
             self._handle_all(take(*arguments))
         except Exception as error:  # noqa: BLE001  # it is logged
@@ -222,9 +222,9 @@ class ClientConnection(asyncio.Protocol):
         self._ask_flush()
 
     def unexpected(self, error: Exception) -> None:
-        """End with an error of ours.
+        """End the connection because of an error in the node itself.
 
-        If a client's input could stop the node by it, the client would go on to the next one.
+        If a client's input could stop a node in this way, the client would go on and stop the next one.
         """
         log.error("connection %d of %s: unexpected", self.id, self.user or "nobody", exc_info=error)
         self.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, "an unexpected error in the broker"))
@@ -331,7 +331,7 @@ class ClientConnection(asyncio.Protocol):
         self._go_on(self._amqp.accept_vhost)
 
     def not_admitted(self, failure: Failed) -> None:
-        """The log has refused that."""
+        """The log has refused to let the connection into its virtual host."""
         if self._amqp.phase is Phase.VHOST and not self._transport.is_closing():
             self.fail(error_of(failure))
 
@@ -388,7 +388,7 @@ class ClientConnection(asyncio.Protocol):
         self._ask_flush()
 
     def channel_closed(self, channel: NumberedChannel) -> None:
-        """The client closed the channel, and what it was doing has ended."""
+        """Answer the client, which has closed the channel: what that was doing has ended."""
         self._forget(channel.number)
         self._amqp.channel_closed(channel.number)
         self._ask_flush()
@@ -399,7 +399,7 @@ class ClientConnection(asyncio.Protocol):
             self._pumping.pop(channel.outgoing, None)
 
     def close_now(self) -> None:
-        """Drop the socket; nothing more is carried out, nor what channels have held back."""
+        """Drop the socket; nothing more is carried out, not even what channels have held back."""
         self._end()
         self._transport.abort()
 
@@ -459,7 +459,7 @@ class ClientConnection(asyncio.Protocol):
     # Heartbeats
 
     def _beat(self) -> None:
-        """Send when nothing else was sent of late; count how often nothing came.
+        """Send a heartbeat if nothing else was sent of late, and count how often nothing came.
 
         Beats are counted and not seconds, so that a client is not blamed for the time in which the node stood still.
         """
@@ -487,7 +487,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def client_properties(self) -> Mapping[str, object]:
-        """What the client tells of itself."""
+        """What the client has told of itself when it connected."""
         return self._amqp.client_properties
 
     @property
@@ -543,7 +543,7 @@ class ClientConnection(asyncio.Protocol):
     # In
 
     def count_uncommitted(self, size: int) -> None:
-        """Bytes of what this connection asks for that the log has (size > 0) not taken in, or (size < 0) now has."""
+        """Count octets that this connection has asked for (size > 0) or that the log has now taken in (size < 0)."""
         self._uncommitted_bytes += size
         limit = self._broker.uncommitted_bytes_max
         if self._uncommitted_bytes > limit or self._broker.is_full:
@@ -554,13 +554,13 @@ class ClientConnection(asyncio.Protocol):
             self.resume_for(_UNCOMMITTED)
 
     def publishes(self) -> None:
-        """The client publishes: it is one of those who wait while there is an alarm."""
+        """Note that the client publishes: it is one of those who wait while there is an alarm."""
         if not self._publishes:
             self._publishes = True
             self.alarm_changed()
 
     def alarm_changed(self) -> None:
-        """There is an alarm on this node, or no longer: who has published has to wait for its end, others go on."""
+        """Stop or go on reading, as there is an alarm on this node or not; only clients that have published wait."""
         reason = self._broker.alarm
         blocked = reason is not None and self._publishes
         if blocked == self._blocked or self._amqp.phase is not Phase.OPEN:
@@ -575,11 +575,11 @@ class ClientConnection(asyncio.Protocol):
         self._ask_flush()
 
     def holds_back(self, channel: NumberedChannel) -> None:
-        """The channel keeps what comes, for now."""
+        """Note that the channel keeps the client's methods, for now, without carrying them out."""
         self._holding[channel.number] = None
 
     def released(self, channel: NumberedChannel) -> None:
-        """The channel keeps nothing any more."""
+        """Note that the channel has carried out all that it kept."""
         self._holding.pop(channel.number, None)
         if not self._holding:
             self._held_bytes = 0

@@ -1,7 +1,7 @@
 """The AMQP ports: accepting connections, and what comes before a client is heard: a proxy's header, a TLS handshake.
 
-Lives here: that. Not here: certificates (qq/tls.py), the header itself (proxy.py), what follows (connection.py), how
-many there may be (cluster/strangers.py).
+Lives here: the way of a socket up to its `ClientConnection`. Not here: certificates (qq/tls.py), the header itself
+(proxy.py), what follows (connection.py), how many there may be (cluster/strangers.py).
 
 Law: whoever has come is a stranger from the accepted socket to its login, whatever it does meanwhile; and only proxies
 that the configuration names are asked, and believed, whose connection it is.
@@ -31,16 +31,16 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 GOODBYE_S = 3.0
-"""For the other side's part of the end of a TLS connection."""
+"""How long the other side may take for its part of the end of a TLS connection."""
 
 
 class Tls(NamedTuple):
     """How a port speaks TLS."""
 
     context: Callable[[], ssl.SSLContext]
-    """What a connection begins with now."""
+    """Returns the TLS context, with the newest certificate, for a connection that begins now."""
     name_in: Callable[[Mapping[str, Any]], str | None]
-    """As for `ClientConnection`."""
+    """Returns the name of the user in a client's certificate that was checked; None if there is none."""
 
 
 class AmqpPort:
@@ -120,7 +120,7 @@ class AmqpPort:
         return any(address in network for network in self._proxies)
 
     async def _proxied(self, sock: socket.socket, source: Source, place: Place) -> Peer:
-        """Whose connection the proxy passes on. Raises ProxyError."""
+        """Read the proxy's header, and return whose connection it passes on. Raises ProxyError."""
         header = ProxyHeader()
         try:
             async with asyncio.timeout(self._server.broker.limits.handshake_timeout_s):

@@ -1,6 +1,6 @@
 """Which method of AMQP a command of the log was, for the error that closes its channel or connection.
 
-Lives here: that, and from a refusal of the log to an error of AMQP. Not here: why commands are refused
+Lives here: that, and which error of AMQP a refusal of the log becomes. Not here: why commands are refused
 (qq/machine/errors.py), what is said of it (qq/errors.py).
 
 Law: every command that a client waits for, or that may fail its channel, has a method.
@@ -64,11 +64,11 @@ METHODS: dict[type[Method], tuple[int, int]] = {
     Connect: (10, 40),
     OpenChannel: (20, 10),
 }
-"""Class and method."""
+"""The numbers of AMQP's class and method for each command."""
 
 _METHOD_OF = {OPCODES[kind]: method for kind, method in METHODS.items()} | {NO_COMMAND: NO_METHOD}
 
 
 def error_of(failure: Failed) -> ChannelError | ConnectionFault:
-    """What a client is told of a command that the log has refused."""
+    """The error with which a client is told that the log has refused a command."""
     return amqp_error(failure.code, failure.text, *_METHOD_OF[failure.opcode])

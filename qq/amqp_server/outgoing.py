@@ -2,7 +2,7 @@
 
 Lives here: the order of what leaves, the wait for the socket and for messages that must be read first, who holds which
 delivery tag. Not here: bytes (qq/amqp), what is delivered to whom (qq/machine), what an acknowledgement does
-(channel.py).
+(channel/consuming.py).
 
 Law: everything leaves in the order in which it was handed in. What waits is small: references to messages, never
 messages. Whatever the client asked for and does not read counts, and stops the reading of its requests; deliveries and
@@ -42,26 +42,26 @@ REPLIES_WAITING_MAX = 50_000
 so long that the log does not hold it any more: RabbitMQ promises no more (at most once), and nobody need keep the log
 for a client that asks and does not listen. So many are some 15 MB, and more than clients ask for before they read."""
 READ_AHEAD_RANGES = 64
-"""How far ahead it is looked for entries that will have to be read."""
+"""How many of the ranges that wait are looked at for entries that will have to be read."""
 
 
 @dataclass(slots=True, eq=False)
 class OutgoingConsumer:
-    """A consumer of a channel: the `OutgoingConsumer` of its session."""
+    """A consumer of a channel: the `SessionConsumer` of its session."""
 
     id: int
     tag: str
     no_ack: bool
-    """Its messages are settled when they are written."""
+    """Whether its messages are settled when they are written."""
     paced: bool
-    """It has no prefetch limit: it may have more messages as its earlier ones are written."""
+    """Whether it has no prefetch limit: it may have more messages as its earlier ones are written."""
     cancel_on_failover: bool
     live_prefetch: bool
-    """A later basic.qos changes its prefetch."""
+    """Whether a later basic.qos changes its prefetch."""
     started: bool = False
-    """The log has answered that it consumes."""
+    """Whether the log has answered that the consumer is there."""
     next_id: int = 0
-    """Message id of the first that it has not been given yet."""
+    """The message id of the first message that this consumer has not been given yet."""
 
 
 class Tagged(NamedTuple):
@@ -113,7 +113,7 @@ class Outgoing:
         self._connection = connection
         self._number = number
         self._waiting: deque[_Item] = deque()
-        """While something waits, the room or the messages that it waits for will call `pump`."""
+        """What is to be written. Whatever the first of it waits for, room or a read, has `pump` called in the end."""
         self._answers_waiting = 0
         self._replies_waiting = 0
         self._reading = False
@@ -127,7 +127,7 @@ class Outgoing:
     # What is to leave
 
     def send(self, frame: bytes) -> None:
-        """A method. It does not wait for room: the connection limits those by not reading more requests."""
+        """Send a method. It does not wait for room: the connection limits methods by not reading more requests."""
         if self._waiting:
             self._put_answer(frame)
         else:
@@ -145,7 +145,7 @@ class Outgoing:
             self._put(_Delivery(consumer, effect.first_id, ranges, histories, effect.counts_failures))
 
     def direct_reply(self, tag: str, effect: DirectReply) -> None:
-        """Messages for the consumer of direct replies."""
+        """Send messages to the consumer of direct replies."""
         if self._replies_waiting >= REPLIES_WAITING_MAX:
             self._broker.counters.replies_dropped += effect.count
             return
@@ -184,7 +184,7 @@ class Outgoing:
         return pieces
 
     def hold_again(self, pieces: Sequence[Piece[Tagged]]) -> None:
-        """Undo `take`."""
+        """Undo `take`: the client holds these delivery tags again."""
         if not pieces:
             return
         for piece in sorted([*pieces, *self._unacked.take_all()], key=_first_tag):
@@ -201,11 +201,11 @@ class Outgoing:
         return None
 
     def begin_recovery(self) -> None:
-        """Everything unacked is about to return to its queue: what is not written yet need not be written."""
+        """Write nothing until `end_recovery`: everything unacked is about to return to its queue."""
         self._recovering = True
 
     def end_recovery(self) -> None:
-        """Everything has returned, written or not."""
+        """Forget all deliveries and delivery tags, since everything unacked has returned, and go on writing."""
         self._recovering = False
         self._unacked.take_all()
         kept: deque[_Item] = deque()
@@ -219,7 +219,7 @@ class Outgoing:
         self.pump()
 
     def needed_from(self) -> int | None:
-        """The smallest index whose entry holds a message that waits here and is in no queue any more."""
+        """The index of the first entry with something that waits here and is in no queue now, or None."""
         if not self._answers_waiting:
             return None
         return min((index for index in map(_needed_index, self._waiting) if index is not None), default=None)
@@ -227,11 +227,11 @@ class Outgoing:
     # Ends
 
     def hurry_answers(self) -> None:
-        """The channel closes in good order: the answers that are due go before close-ok, not behind deliveries."""
+        """Write the answers that are due before deliveries: the channel closes in good order, close-ok is next."""
         self._connection.write([item for item in self._waiting if type(item) is bytes])
 
     def close(self) -> None:
-        """Nothing more leaves."""
+        """Drop what waits: nothing more leaves."""
         self._closed = True
         self._waiting.clear()
         self._connection.resume_for(self)
@@ -373,13 +373,13 @@ class Outgoing:
         return True
 
     def _write_get_empty(self) -> bool:
-        """The queue was deleted, and its messages with it."""
+        """Answer basic.get with get-empty: the queue was deleted, and the message with it."""
         self._broker.counters.get_empty += 1
         self._connection.write((encode(self._number, Basic.GetEmpty()),))
         return True
 
     def _write_lost(self) -> bool:
-        """The log was replaced by a snapshot while the last copy of a message waited here: the client must know."""
+        """Fail the connection: the log was replaced by a snapshot while the last copy of a message waited here."""
         text = "a message for this client was lost while the node was away from its cluster"
         self._connection.fail(ConnectionFault(ReplyCode.INTERNAL_ERROR, text))
         return False

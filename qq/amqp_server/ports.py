@@ -34,7 +34,7 @@ class NumberedChannel(Protocol):
 
 
 class Carrier(Connection, Protocol):
-    """An AMQP connection, to its channels."""
+    """An AMQP connection, as its channels see it."""
 
     @property
     def frame_max(self) -> int: ...
@@ -49,7 +49,7 @@ class Carrier(Connection, Protocol):
 
     @property
     def has_room(self) -> bool:
-        """The socket takes more."""
+        """Whether the socket takes more."""
         ...
 
     def write(self, buffers: Sequence[bytes], /) -> None: ...
@@ -65,15 +65,15 @@ class Carrier(Connection, Protocol):
         ...
 
     def publishes(self) -> None:
-        """The client publishes: it is one of those who wait while there is an alarm."""
+        """Note that the client publishes: it is one of those who wait while there is an alarm."""
         ...
 
     def holds_back(self, channel: NumberedChannel, /) -> None:
-        """The channel keeps what comes, for now."""
+        """Note that the channel keeps the client's methods, for now, without carrying them out."""
         ...
 
     def released(self, channel: NumberedChannel, /) -> None:
-        """The channel keeps nothing any more."""
+        """Note that the channel has carried out all that it kept."""
         ...
 
     def pause_for(self, reason: object, /) -> None:
@@ -89,11 +89,11 @@ class Carrier(Connection, Protocol):
         ...
 
     def unexpected(self, error: Exception, /) -> None:
-        """End with an error of ours."""
+        """End the connection because of an error in the node itself."""
         ...
 
     def fail_channel(self, channel: NumberedChannel, error: AmqpError, /) -> None: ...
 
     def channel_closed(self, channel: NumberedChannel, /) -> None:
-        """The client closed the channel, and what it was doing has ended."""
+        """Note that the client has closed the channel, and that what it was doing has ended."""
         ...

@@ -1,7 +1,7 @@
 """The header with which a proxy says whose connection it passes on: the PROXY protocol, versions 1 and 2.
 
 Lives here: the header, as in https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt. Not here: sockets, and which
-proxies are believed (ports.py).
+proxies are believed (listener.py).
 
 Law: bytes go in, an address comes out; nothing behind the header is asked for, so TLS or AMQP begins with the next
 byte; whatever comes, what is held is bounded.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 V1_BYTES_MAX = 107
 V2_BODY_BYTES_MAX = 4096
-"""Addresses, and what else proxies like to tell (of TLS, of themselves)."""
+"""Octets behind the head of version 2: addresses, and what else proxies like to tell (of TLS, of themselves)."""
 
 _V1 = b"PROXY "
 _V1_END = b"\r\n"
@@ -25,7 +25,7 @@ _V2_HEAD = Struct(">BBH")
 _LOCAL, _PROXY = 0x20, 0x21
 _TCP4, _TCP6 = 0x11, 0x21
 _WITHOUT_ADDRESS = (0x00, 0x01, 0x31)
-"""Unspecified, and Unix sockets: whose it is, is not told."""
+"""Families of addresses, unspecified and Unix sockets, with which the header does not tell whose connection it is."""
 _V2_ADDRESSES = {_TCP4: Struct(">4s4sHH"), _TCP6: Struct(">16s16sHH")}
 _SHOWN_BYTES_MAX = 16
 _PORT_DIGITS_MAX = 5
@@ -33,11 +33,11 @@ _PORT_MAX = 65_535
 
 
 class ProxyError(Exception):
-    """What came is no such header."""
+    """What came is no header of the PROXY protocol."""
 
 
 class Source(NamedTuple):
-    """Whose connection it is."""
+    """The address of the client whose connection it is."""
 
     host: str
     port: int
@@ -48,9 +48,9 @@ class ProxyHeader:
 
     def __init__(self) -> None:
         self.wanted = len(_V2)
-        """So many bytes of the header are certainly still to come; 0: it is complete."""
+        """How many bytes of the header are certainly still to come; 0: it is complete."""
         self.source: Source | None = None
-        """None: the proxy speaks for itself, or does not know."""
+        """The client's address; None: the proxy speaks for itself, or does not know."""
         self._data = b""
 
     def receive(self, data: bytes) -> None:
@@ -68,7 +68,7 @@ class ProxyHeader:
     def _read_v1(self) -> None:
         data = self._data
         if not data.endswith(_V1_END):
-            # Every line ends with CR LF: at least that is missing.
+            # Every line ends with CR LF: at least what is missing of that is still to come.
             self.wanted = 1 if data.endswith(b"\r") else 2
             if len(data) + self.wanted > V1_BYTES_MAX:
                 raise ProxyError(f"a PROXY line of more than {V1_BYTES_MAX} bytes")

@@ -1,6 +1,7 @@
 """What all AMQP connections of a node share.
 
-Lives here: that. Not here: one connection (connection.py), the ports on which they come (listener.py).
+Lives here: what they are given at their begin. Not here: one connection (connection.py), the ports on which they come
+(listener.py).
 
 Law: built whole by the composition root, and never changed.
 """
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 COMPLAINTS_PER_S = 10
-"""Lines in the log about strangers, of each kind."""
+"""Lines about strangers that are logged in a second, of each kind."""
 
 
 def complaints() -> Complaints:
-    """What is said about strangers in the log."""
+    """Make what logs complaints about strangers, and not more than COMPLAINTS_PER_S of a kind."""
     return Complaints(logging.getLogger(__name__), COMPLAINTS_PER_S)
 
 
@@ -33,6 +34,6 @@ class AmqpServer(NamedTuple):
     settings: Settings
     """What connections tell their clients of the node, and what they agree on with them."""
     places: Places
-    """How many may be connected, and how many of them without having logged in."""
+    """Decides how many clients may be connected, and how many of them without having logged in."""
     complaints: Complaints
-    """About those who have not."""
+    """Logs what is wrong with clients that have not logged in."""

@@ -15,7 +15,7 @@ from qq.cli.layout import HOST, PASSWORD, USER
 
 ANSWER_TIMEOUT_S = 1.0
 CHANGE_TIMEOUT_S = 15.0
-"""Longer than a node waits for a majority."""
+"""How long a change may take: longer than a node waits for a majority."""
 _CREDENTIALS = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
 
@@ -48,6 +48,6 @@ def _request(http_port: int, method: str, path: str, timeout_s: float) -> tuple[
 
 
 def why_not_ready(http_port: int) -> str | None:
-    """Why the node does not serve yet; None: it does."""
+    """Say why the node does not serve yet; None if it does."""
     answer = ask(http_port, "/healthz")
     return "no answer over HTTP" if answer is None else answer.get("reason")

@@ -125,7 +125,7 @@ def _group_of(directory: Path) -> Generator[tuple[Path, Disk]]:
             _check_stopped(data_dir)  # what a node changes meanwhile may look like damage
         sys.stdout.flush()
     except BrokenPipeError:
-        # At its end the interpreter flushes once more.
+        # Nobody reads the output any more, and at its end the interpreter would fail to flush it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         raise CommandError(f"{error.filename or directory}: {error.strerror}") from None

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 PARENT_VARIABLE = "QQ_PARENT_PID"
-"""Names the process with which the node dies, even if that one is killed with SIGKILL."""
+"""The environment variable with the id of a process: the node dies with it, even if it is killed with SIGKILL."""
 
-# -P: without the current directory and that of the script. The file and not `-m qq`: the code of who starts it.
+# -P: modules are not looked for in the current directory and that of the script. The file, and not `-m qq`, is run so
+# that the node has the same code as the process that starts it.
 SERVE_COMMAND = (sys.executable, "-P", str(Path(__file__).parents[1] / "__main__.py"), "serve")

@@ -96,7 +96,7 @@ def locked(data_dir: Path) -> Generator[None]:
 
 
 Settings = Mapping[str, Mapping[str, Any]]
-"""Keys of configurations, by section. See `qq/config.py`."""
+"""Keys of nodes' configurations and their values, by section. See `qq/config.py`."""
 
 
 def prepare(
@@ -104,13 +104,13 @@ def prepare(
 ) -> None:
     """Write the nodes' configurations and the secret; what an earlier run stored stays, unless `fresh`.
 
-    `settings` are those of all nodes that are not as usual.
+    `settings` are added to the configuration of every node, or take the place of the usual ones there.
     """
     with _explained(data_dir):
         if fresh:
             _delete(data_dir)
         _refuse_other_size(data_dir, len(nodes))
-        # It belongs to processes that are gone: nobody must take it for ours.
+        # The file describes processes that are gone: nobody must take it for a description of ours.
         (data_dir / "cluster.json").unlink(missing_ok=True)
         if not (data_dir / "secret").exists():
             _replace(data_dir / "secret", secrets.token_hex(32) + "\n")
@@ -139,7 +139,7 @@ def write_cluster_file(data_dir: Path, nodes: Sequence[LocalNode], pids: Mapping
 
 
 def _configuration(node: LocalNode, nodes: Sequence[LocalNode], settings: Settings) -> str:
-    """Text of node.toml."""
+    """Make the text of node.toml."""
     usual: dict[str, dict[str, Any]] = {
         "node": {"name": node.name, "data_dir": "data"},
         "cluster": {"secret_file": "../secret"},
@@ -154,7 +154,7 @@ def _configuration(node: LocalNode, nodes: Sequence[LocalNode], settings: Settin
 
 
 def _table(head: str, values: Mapping[str, Any]) -> list[str]:
-    """One table of TOML, in which texts, numbers, booleans and lists of them are what they are in JSON."""
+    """Write a table of TOML, in which texts, numbers, booleans and lists of them are what they are in JSON."""
     return [head, *(f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None), ""]
 
 
@@ -176,7 +176,7 @@ def _refuse_other_size(data_dir: Path, node_count: int) -> None:
 
 def _delete(data_dir: Path) -> None:
     for name in _NODE_NAMES:
-        # Without our file in it, a directory of that name is the user's.
+        # A directory of that name without our file in it is the user's own.
         if (data_dir / name / "node.toml").exists():
             shutil.rmtree(data_dir / name)
     for name in ("cluster.json", "secret"):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 REQUEST_BYTES_MAX = 64 * 1024
 """The largest body of a request, except for definitions. The next largest document, a policy, is a few lines."""
 METRICS_SHARE = 20
-"""An answer is reused for this many times the processor time it took to gather: a flood takes some 5 % of it."""
+"""Metrics are told again for this many times the processor time of gathering them: a flood takes some 5 % of it."""
 READING = "the node reads its log"
 """The reason given while the node cannot answer yet."""
 _STATIC = Path(__file__).parent / "static"
@@ -110,8 +110,8 @@ class _Pages:
     async def metrics(self, _: web.Request) -> web.Response:
         """Answer with the metrics. They are not gathered each time, since anybody may ask for them and gathering costs.
 
-        That is processor time: they do not stay for longer because the machine had something else to do, or the process
-        was stopped, in the middle of it.
+        The cost is counted in processor time: metrics are not told again for longer because the machine had something
+        else to do, or the process was stopped, while they were gathered.
         """
         if monotonic() >= self._metrics_until_s:
             began_s = thread_time()

@@ -91,7 +91,7 @@ def no_constant(name: str) -> NoReturn:
 
 
 def check_json(value: Any) -> None:
-    """Refuse what nothing here could store, or print. Raises Refusal; ValueError for what is no text."""
+    """Check that JSON can be stored and written again. Raises Refusal; ValueError for texts that have no UTF-8."""
     depth, level = 0, _containers([value])
     while level:
         depth += 1
@@ -115,7 +115,7 @@ def _containers(values: Body | list[Any]) -> list[Any]:
 
 
 def field(body: Body, name: str, kind: type[T], default: T | None = None) -> T:
-    """Read a field of this type. Without a default it has to be there."""
+    """Read a field of type `kind`, which has to be there if it has no default. Raises Refusal."""
     value = body.get(name)
     if value is None:
         value = default
@@ -246,7 +246,7 @@ def _password(body: Body, hash_password: Callable[[str], tuple[bytes, bytes]]) -
     """Read the salt and the hash of a password."""
     password = body.get("password", "")
     if not isinstance(password, str):
-        raise bad_request("password should be a string")  # which it was, is nobody's business
+        raise bad_request("password should be a string")  # not what it was instead: it may be the password
     return hash_password(password) if password else (b"", b"")
 
 

@@ -96,6 +96,6 @@ def _check_closer(request: web.Request, user: str) -> None:
 
 def _closing(request: web.Request, connection: ConnectionStatus) -> CloseConnection:
     reason = request.headers.get(REASON_HEADER) or REASON
-    # What is no UTF-8 in a header arrives as halves of surrogate pairs.
+    # Octets of a header that are no UTF-8 arrive as halves of surrogate pairs.
     octets = reason.encode(errors="replace")[:REASON_BYTES_MAX]
     return CloseConnection(connection.node, connection.id, octets.decode(errors="ignore"))

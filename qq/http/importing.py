@@ -54,7 +54,7 @@ class _Object(NamedTuple):
     what: str
     """The object as error texts call it."""
     key: tuple[str, ...]
-    """Objects of one category with the same key are one object. The last of them counts."""
+    """What tells an object from others of its category. Of several objects with the same key the last counts."""
     changes: Sequence[Change] = ()
     vhost: str = ""
     declaration: Declaration | None = None
@@ -73,10 +73,10 @@ class Import:
         self._user = user
         self._vhost = vhost
         self._default_types = {each.name: each.default_queue_type for each in management.vhosts()}
-        """The default queue type of each virtual host."""
+        """The default queue type of each virtual host that is there or in the document."""
         self._users = set(management.users())
         self._entered = {row.vhost for row in management.permissions() if row.user == user}
-        """Virtual hosts that the user has permissions for; these three with what the document brings."""
+        """The virtual hosts that the user has permissions for, or will have when the document is taken over."""
         self._skipped: list[str] = []
         self._counts: dict[str, int] = {}
         self._slices = Slices()
@@ -89,7 +89,7 @@ class Import:
         loosened = await self._check_room(stages)
         for category, objects in stages:
             if category in OF_VHOSTS and loosened:
-                # Limits of the document that keep less out hold from here on, the others in the end.
+                # Limits of the document that are looser than those in force hold from here on, the others at the end.
                 await self._carry_out("limits", loosened)
                 loosened = []
             await self._carry_out(category, objects)
@@ -238,7 +238,7 @@ class Import:
         command = bodies.read_queue(name, row)
         kind = bodies.field(row, "type", str, "")
         if kind in MODULES:
-            # What it is there; the virtual host may have another default.
+            # The queue keeps the type that it had, though the virtual host may have another default here.
             command.arguments.setdefault("x-queue-type", kind)
         return _Object(what, (vhost, command.name), vhost=vhost, declaration=command)
 
@@ -334,7 +334,7 @@ class Import:
         return Unavailable(f"{_some_of(objects)}: {unavailable}; {self._before()}")
 
     async def _differing(self, objects: Sequence[_Object]) -> list[_Object]:
-        """The changes that make a difference: each policy that is put has all queues looked at anew."""
+        """The objects whose changes make a difference: each policy that is put has all queues looked at anew."""
         differing: list[_Object] = []
         for each in objects:
             await self._slices.give_way()

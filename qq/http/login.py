@@ -1,4 +1,4 @@
-"""Who asks, and whether they may.
+"""Who makes a request, and whether they may.
 
 Lives here: basic authentication against the cluster's users, and what their tags allow. Not here: passwords
 and who may log in from where (sessions/login.py), which virtual hosts somebody sees (requests.py).
@@ -27,7 +27,7 @@ ADMINISTRATOR = "administrator"
 MONITORING = "monitoring"
 POLICYMAKER = "policymaker"
 READERS = frozenset({"management", MONITORING, POLICYMAKER, ADMINISTRATOR})
-"""Tags of RabbitMQ's users; who has none of these may not log in here."""
+"""Tags of users; a user who has none of these may not log in here."""
 MONITORS = frozenset({MONITORING, ADMINISTRATOR})
 """Users with one of these tags see all virtual hosts and everybody's connections."""
 ADMINISTRATORS = frozenset({ADMINISTRATOR})
@@ -37,7 +37,7 @@ SAFE_METHODS = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 
 
 class Operator(NamedTuple):
-    """Who has logged in."""
+    """The user who has logged in and makes a request."""
 
     user: str
     tags: frozenset[str]

@@ -1,4 +1,4 @@
-"""Policies, operator policies, and the parameters that there are.
+"""Policies, operator policies, and global parameters.
 
 Lives here: their paths and statuses. Not here: which policies are valid (machine/policies.py).
 
@@ -94,7 +94,7 @@ class ParameterEndpoints:
     def __init__(self, management: ManagementView) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
-        """Held by a change that keeps the values which are not given."""
+        """Held by a change that leaves values as they are which the request does not give."""
 
     def routes(self) -> list[web.RouteDef]:
         return [

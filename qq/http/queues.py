@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 BROWSE_COUNT = 50
 BROWSE_COUNT_MAX = 1000
 BROWSE_BYTES_MAX = 1024 * 1024
-"""The most bytes of bodies in one answer. Of a single larger body, so much is shown."""
+"""The most bytes of bodies in one answer. Of a single larger body this many are shown."""
 OFFSET_MAX = 10**18
 
 _QUEUE = "/api/queues/{vhost}/{name}"

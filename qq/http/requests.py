@@ -1,6 +1,6 @@
 """What all handlers of the API do with a request: names in its path, numbers in its query, its body, lists as answers.
 
-Lives here: that, which virtual hosts the one who asks sees, and how things are looked for. Not here: who asks
+Lives here: these, which virtual hosts the one who asks sees, and how things are looked for. Not here: who asks
 (login.py), what a body means (bodies.py).
 
 Two laws. A virtual host that somebody may not see is, to them, not there. And nothing is said not to be there before
@@ -65,7 +65,10 @@ async def existing(management: ManagementView, look: Callable[[], T | None], rea
 def sees(
     request: web.Request, management: ManagementView, all_seeing: Collection[str] = ADMINISTRATORS
 ) -> Callable[[str], bool]:
-    """Tell of a virtual host whether the one who asks sees what is in it: who has such a tag does, or permissions."""
+    """Return what tells of a virtual host whether the one who asks sees what is in it.
+
+    Users with one of the `all_seeing` tags see all that there are, others those that they have permissions for.
+    """
     login = login_of(request)
     if login.has_one_of(all_seeing):
         return management.has_vhost
@@ -184,13 +187,13 @@ def _slice(documents: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 async def check_permitted(
     request: web.Request, management: ManagementView, vhost: str, command: Declaration | Get
 ) -> None:
-    """Raise Refused unless a client of the same user might do this."""
+    """Raise ChangeRefused unless a client of the same user might do this."""
     await management.check_permitted(login_of(request).user, command, vhost)
 
 
 async def declare(
     request: web.Request, management: ManagementView, vhost: str, declaration: Declaration
 ) -> None:
-    """Carry out a declaration, if a client of the same user might do it. Raises Refused."""
+    """Carry out a declaration, if a client of the same user might do it. Raises ChangeRefused."""
     await check_permitted(request, management, vhost, declaration)
     await management.declare(vhost, login_of(request).user, [declaration])

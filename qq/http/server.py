@@ -1,7 +1,7 @@
 """The HTTP port: which connections there may be, and for how long.
 
-Lives here: that, around aiohttp, which bounds neither. Not here: what is answered (app.py), who has logged in
-(login.py).
+Lives here: bounds for number and time, around aiohttp, which has none. Not here: what is answered (app.py), who has
+logged in (login.py).
 
 Law: whoever has no request of a user's under way is a stranger here, however it came: bounded in number and in time,
 and pushed out when others come. Users' requests are bounded, too, and one too many is told so.
@@ -58,7 +58,7 @@ class HttpServer:
         self.limits = limits
         self.places = Places(limits.connections, limits.connections)
         self.complaints = Complaints(log)
-        # What strangers send that is no HTTP is theirs to wonder about.
+        # Nobody here need know that a stranger has sent something that is no HTTP.
         quiet = log.getChild("requests")
         quiet.setLevel(logging.CRITICAL)
         self._quiet = quiet
@@ -102,7 +102,7 @@ class HttpServer:
         return self._listeners[0].getsockname()[1]
 
     async def cleanup(self) -> None:
-        """End in good order: requests under way have a moment."""
+        """End in good order: requests under way have a moment (_STOP_TIMEOUT_S) to end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -234,7 +234,7 @@ def _connection_of(request: web.Request) -> _Connection | None:
 
 @web.middleware
 async def strangers_watched(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The middleware for all requests, before their users are known."""
+    """The middleware that tells a connection when a request begins and ends, before its user is known."""
     connection = _connection_of(request)
     if connection is None:
         return await handler(request)

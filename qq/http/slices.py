@@ -9,7 +9,7 @@ import asyncio
 from time import monotonic
 
 SLICE_S = 0.005
-"""A moment that no client notices: far less than a heartbeat of the leader's."""
+"""How long a slice is: a moment that no client notices, and far less than a heartbeat of the leader's."""
 
 
 class Slices:

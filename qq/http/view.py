@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Unavailable(Exception):
-    """A change was not applied in time; it may still be. Of a login: it could not be decided."""
+    """A change was not applied in time, and may still be; or a login could not be decided."""
 
 
 class LoginThrottled(Exception):
@@ -33,7 +33,7 @@ class LoginThrottled(Exception):
 
 
 class ChangeRefused(Exception):
-    """A client would have been answered with an error of AMQP."""
+    """A change or a declaration is refused, for which a client would have been answered with an error of AMQP."""
 
     def __init__(self, code: int, explanation: str, done: int = 0) -> None:
         """`done` is how many of the things that were asked for together have been carried out."""
@@ -80,7 +80,7 @@ class NodeStatus(NamedTuple):
     alarm: bool | None = None
     """Whether its disk is full, or nearly so."""
     clock_offset_ms: int | None = None
-    """By how much its wall clock is ahead of the cluster's time."""
+    """How many milliseconds its wall clock is ahead of the cluster's time."""
 
 
 class ClusterStatus(NamedTuple):
@@ -116,7 +116,7 @@ class QueueStatus(NamedTuple):
     consumer_capacity: float
     """The share of the last seconds in which a message would have been delivered at once, 0 to 1."""
     consumer_utilisation: float
-    """The same, under its older name."""
+    """The same as `consumer_capacity`, under its older name."""
     single_active_consumer_tag: str | None
     delivery_limit: int | str
     """"unlimited" if there is none."""
@@ -126,7 +126,7 @@ class QueueStatus(NamedTuple):
     messages_unacknowledged: int
     messages_delayed: int
     messages_dlx: int
-    """Dead ones that are on their way to another queue."""
+    """Dead messages that are on their way to another queue."""
     message_bytes: int
     """The bytes of the four kinds below together, as stored."""
     message_bytes_ready: int
@@ -206,7 +206,7 @@ class BindingStatus(NamedTuple):
 
 
 class ConnectionStatus(NamedTuple):
-    """One connection; the fields have the names that tools for RabbitMQ read. None: only its own node knows."""
+    """One connection; the fields have the names that tools for RabbitMQ read. What only its own node knows is None."""
 
     name: str
     """RabbitMQ's name for a connection of this node; NODE:ID for one of another node."""
@@ -226,7 +226,7 @@ class ConnectionStatus(NamedTuple):
 
 
 class Product(NamedTuple):
-    """What clients are told that this is."""
+    """The names that clients are told: of the product and its version, and of the cluster."""
 
     name: str
     version: str
@@ -258,37 +258,37 @@ class NodeView(Protocol):
 
 
 class RoomView(Protocol):
-    """What there is room for beside what is there, and beside all that was claimed before."""
+    """Tells whether limits leave room for something new, besides what is there and all that was claimed before."""
 
     def loosened(self, vhost: str) -> Table:
-        """Those of the limits that are told which are looser than the ones in force."""
+        """The limits of the virtual host that were told to `ManagementView.room` and are looser than those in force."""
         ...
 
     def change(self, change: Change) -> None:
-        """Claim what a change makes new. Raises Refused, naming the limit."""
+        """Claim what a change makes new. Raises ChangeRefused, naming the limit."""
         ...
 
     def declaration(self, vhost: str, declaration: Declaration) -> None:
-        """Claim what a declaration makes new. Raises Refused, naming the limit."""
+        """Claim what a declaration makes new. Raises ChangeRefused, naming the limit."""
         ...
 
 
 class ManagementView(Protocol):
-    """The broker behind the HTTP interface. What changes something returns when this node has applied it.
+    """The broker behind the HTTP interface.
 
-    It raises Unavailable if that does not happen in time.
+    Methods that change something return when this node has applied it. They raise Unavailable if that takes too long.
     """
 
     def has_vhost(self, name: str) -> bool: ...
 
     def queues(self, vhost: str | None) -> Iterator[QueueStatus]:
-        """Those that there are now, each as it is when its turn comes; of all virtual hosts, or of one."""
+        """The queues that there are now, each as it is when its turn comes; of all virtual hosts, or of one."""
         ...
 
     def queue(self, vhost: str, name: str) -> QueueStatus | None: ...
 
     def consumers(self, vhost: str | None) -> Iterator[ConsumerStatus]:
-        """Those that there are now, each as it is when its turn comes; of all virtual hosts, or of one."""
+        """The consumers that there are now, each as it is when its turn comes; of all virtual hosts, or of one."""
         ...
 
     async def browse(
@@ -296,14 +296,14 @@ class ManagementView(Protocol):
     ) -> Sequence[Message] | None:
         """Read ready messages where they are, from the `offset`-th on; None if there is no such queue.
 
-        At most `count`, with at most `bytes_max` octets of bodies, but one message at least, if there is any.
+        It returns at most `count`, with at most `bytes_max` octets of bodies, but one at least, if there is any.
         """
         ...
 
     async def get(
         self, vhost: str, queue: str, user: str, count: int, ack_mode: AckMode
     ) -> Sequence[Message]:
-        """Take up to `count` ready messages as a client of that user would. Raises Refused."""
+        """Take up to `count` ready messages as a client of that user would. Raises ChangeRefused."""
         ...
 
     # What is there
@@ -344,7 +344,7 @@ class ManagementView(Protocol):
     ) -> Iterator[BindingStatus]:
         """The bindings that exist now, from all sources or one, to all destinations or one (its kind and name).
 
-        Every queue's to the default exchange is one.
+        That every queue is bound to the default exchange shows as bindings, too.
         """
         ...
 
@@ -365,7 +365,7 @@ class ManagementView(Protocol):
         ...
 
     async def check_permitted(self, user: str, command: Declaration | Get, vhost: str) -> None:
-        """Raise Refused unless a client of that user might do this."""
+        """Raise ChangeRefused unless a client of that user might do this."""
         ...
 
     def room(self, told: Mapping[str, Table]) -> RoomView:
@@ -383,6 +383,6 @@ class ManagementView(Protocol):
     async def declare(self, vhost: str, user: str, declarations: Sequence[Declaration]) -> None:
         """Have something done as a client of that user would, one after the other.
 
-        Raises Refused at the first that fails. The user needs permissions in the virtual host; which, is not looked at.
+        Raises ChangeRefused at the first that fails. The user needs permissions in the virtual host, no matter which.
         """
         ...

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Management(QueueReports, CatalogReports, Changes):
-    """Implements `qq.http.view.Management`."""
+    """Implements `qq.http.view.ManagementView`."""
 
     def __init__(self, broker: Broker, group: Group, product: Product) -> None:
         QueueReports.__init__(self, broker, group)

@@ -1,7 +1,7 @@
 """Reading the messages of a queue where they are: nobody gets them, and nothing changes.
 
-Lives here: from ready messages to what a consumer would see of them. Not here: their order (machine/backlog.py), how
-they are stored (entries.py), who wants to see them.
+Lives here: how ready messages become what a consumer would see of them. Not here: their order (machine/backlog.py), how
+they are read (sessions/entries.py), who wants to see them.
 
 Law: small pages, and other tasks run between them. What the page refers to is fixed at its beginning; the queue
 goes on meanwhile, and messages that are not stored any more when their turn comes are passed over.
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from qq.sessions.entries import Entries, Messages
 
 STEP_MESSAGES = 50
-"""Taken apart at a time: about a millisecond."""
+"""How many messages are taken apart at a time: it takes about a millisecond."""
 STEP_BYTES = 256 * 1024
-"""The same, in octets; a message is taken whole."""
+"""How many octets of messages are taken apart at a time; a message is taken whole."""
 READ_AHEAD_RANGES = 64
-"""How far ahead it is looked for entries that will have to be read."""
+"""How many of the ranges that follow are looked at for entries that will have to be read."""
 
 
 class Browsed(NamedTuple):
@@ -50,7 +50,7 @@ class Browsed(NamedTuple):
 async def browse(queue: Queue, entries: Entries, offset: int, count: int, bytes_max: int) -> list[Browsed]:
     """Read up to `count` ready messages, in the order of delivery, from the `offset`-th on.
 
-    Their bodies together have at most `bytes_max` octets, but one message is read at least. None is only then, when
+    Their bodies together have at most `bytes_max` octets, but one message is read at least. The list is empty only if
     the queue has no more ready messages; the next page begins behind the offset of the last one.
     """
     page: list[Browsed] = []
@@ -114,7 +114,7 @@ async def _stored(entries: Entries, part: Range, ahead: Sequence[Range]) -> list
     read: asyncio.Future[list[Messages]] = asyncio.get_running_loop().create_future()
 
     def look() -> None:
-        # At once when it is told that they are there: they need not stay.
+        # It is called as soon as they are in memory, and must take them now: they need not stay there.
         if read.done():
             return
         try:

@@ -36,13 +36,13 @@ T = TypeVar("T")
 _KINDS = {"queue": DestinationKind.QUEUE, "exchange": DestinationKind.EXCHANGE}
 
 PROTOCOL = "AMQP 0-9-1"
-"""What clients of other nodes speak: those do not tell."""
+"""The protocol that is shown for clients of other nodes: those do not tell which it is."""
 HASH_BYTES = 16
-"""Of a binding's arguments: enough for its name."""
+"""How many octets the hash of a binding's arguments has in the binding's `properties_key`."""
 
 
 class CatalogReports:
-    """The part of `qq.http.view.Management` that is of everything but queues."""
+    """The part of `qq.http.view.ManagementView` that shows everything but queues."""
 
     def __init__(self, broker: Broker, product: Product) -> None:
         self._broker = broker
@@ -176,14 +176,14 @@ class CatalogReports:
 
 
 def _of(things: Mapping[str, T], name: str | None) -> list[T]:
-    """All, or those of this name."""
+    """All things, or (if `name` is not None) the one with that name, if there is one."""
     if name is None:
         return list(things.values())
     return [things[name]] if name in things else []
 
 
 def _default_binding(vhost: str, queue: str) -> BindingStatus:
-    """As every queue has one to the default exchange."""
+    """The binding to the default exchange that every queue has."""
     return BindingStatus(DEFAULT_EXCHANGE, vhost, queue, "queue", queue, {}, _properties_key(queue, b""))
 
 
@@ -195,7 +195,7 @@ def _binding_status(vhost: str, binding: Binding) -> BindingStatus:
 
 
 def _properties_key(routing_key: str, arguments: bytes) -> str:
-    """RabbitMQ's form (rabbit_mgmt_format:pack_binding_props), with a hash of our own."""
+    """Make a key in RabbitMQ's form (rabbit_mgmt_format:pack_binding_props), with a hash of our own."""
     quoted = quote_plus(routing_key).replace("~", "%7E")
     if not arguments:
         return quoted or "~"

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 DECLARATIONS_PER_BATCH = 100
-"""Some milliseconds of every node's time."""
+"""How many declarations are submitted together: they take some milliseconds of every node's time."""
 
 
 class Changes:
-    """The part of `qq.http.view.Management` that changes something."""
+    """The part of `qq.http.view.ManagementView` that changes something."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -50,7 +50,7 @@ class Changes:
         await until_applied(self._broker, [], lambda: None)
 
     async def check_permitted(self, user: str, command: Declaration | c.Get, vhost: str) -> None:
-        """Raise Refused, or Unavailable: it is forbidden only if it still is when this node has caught up."""
+        """Raise ChangeRefused if the user may not do this, also when this node has caught up. Raises Unavailable."""
         access = Access(self._broker.machine, user, vhost)
         try:
             check(access, command)
@@ -66,10 +66,10 @@ class Changes:
         return is_made(self._broker.machine.catalog, change)
 
     async def change(self, *changes: Change) -> None:
-        """Have something changed. Raises Refused if a limit is reached or what it is for is gone, Unavailable.
+        """Have something changed. Raises ChangeRefused if a limit is reached or what it is for is gone; Unavailable.
 
-        The latter also if it is not there and this node has not seen it carried out. Else others have changed the same
-        since, and of changes at one time the last one stays.
+        Unavailable is raised, too, if this node has missed what became of the change, and it is not there. If it is not
+        there otherwise, others have changed the same since: of changes at one time the last one stays.
         """
         catalog, submissions = self._broker.machine.catalog, self._broker.submissions
         _check_room(catalog, changes)
@@ -79,7 +79,7 @@ class Changes:
             return [change for change in changes if not is_made(catalog, change)]
 
         missed = await until_applied(self._broker, changes, missing)
-        # What was asked for together, or elsewhere, has taken the room.
+        # What was asked for together with it, or elsewhere, may have taken the room.
         _check_room(catalog, missed)
         for change in missed:
             _check_place(catalog, change)
@@ -102,7 +102,7 @@ class Changes:
 
 
 def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
-    """Raise Refused if there is no room for one of these."""
+    """Raise ChangeRefused if there is no room for one of these changes."""
     for change in changes:
         try:
             catalog.check_room(change)
@@ -111,7 +111,7 @@ def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
 
 
 def _check_place(catalog: Catalog, change: Change) -> None:
-    """Raise Refused if the virtual host or the user is not there whose a change is."""
+    """Raise ChangeRefused if the virtual host or the user that a change is about is not there."""
     for field, there in (("vhost", catalog.vhosts), ("user", catalog.access.users)):
         name = getattr(change, field, None)
         if name is not None and name not in there:
@@ -162,7 +162,7 @@ def is_made(catalog: Catalog, change: Change) -> bool:
 
 
 def _are_among(changed: Table, limits: Table) -> bool:
-    """Whether these are the limits that were set; None is to have been lifted."""
+    """Whether `limits` are as they were to be changed; None stands for one that was to be lifted."""
     return all(limits.get(name) == limit for name, limit in changed.items())
 
 

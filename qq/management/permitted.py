@@ -1,8 +1,8 @@
 """What a client needs to be permitted for what is done over HTTP.
 
-Lives here: which check of the sessions' is a command's. Not here: the checks (sessions/access.py).
+Lives here: which checks a command has to pass. Not here: the checks (sessions/access.py).
 
-Law: looked at before anything is submitted; the log knows nothing of it.
+Law: permissions are looked at before anything is submitted; the log knows nothing of that.
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 QUEUES_PER_SAMPLE = 200
-"""Of which samples are taken at a time: about a millisecond."""
+"""How many queues are sampled at a time: it takes about a millisecond."""
 DOWN = "down"
 
 
 class QueueReports:
-    """The part of `qq.http.view.Management` that is of queues."""
+    """The part of `qq.http.view.ManagementView` that is about queues."""
 
     def __init__(self, broker: Broker, group: Group) -> None:
         self._broker = broker
@@ -84,7 +84,7 @@ class QueueReports:
         return None if known is None else known.queues.get(name)
 
     def _members(self) -> tuple[list[str], list[str]]:
-        """The nodes, and those that are connected."""
+        """The names of all nodes, and of those that are connected."""
         statuses = self._group.statuses()
         return [status.name for status in statuses], [
             status.name for status in statuses if status.state != DOWN
@@ -156,7 +156,7 @@ class QueueReports:
         )
 
     def _channel_details(self, consumer: Consumer) -> dict[str, Any]:
-        """Where the consumer is; its node only knows from where its client came."""
+        """Where the consumer is and, if it is on this node, from where its client came."""
         details: dict[str, Any] = {"node": consumer.node, "number": consumer.channel}
         session = self._broker.session(consumer.session) if consumer.node == self._broker.name else None
         if session is not None:

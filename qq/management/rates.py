@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from qq.machine.queue import Queue
 
 SAMPLE_INTERVAL_S = 5.0
-"""What is told is of this time at least, and of twice as much at most."""
+"""How often samples are taken: rates are of this time at least, and of twice as much at most."""
 _SHORT_MS = 1000
-"""Of so little time nothing is told."""
+"""No rates are told of a time that is shorter than this."""
 
 
 class Counts(NamedTuple):
@@ -47,7 +47,7 @@ class Rates:
 
     def __init__(self) -> None:
         self._samples: dict[int, tuple[_Sample, _Sample]] = {}
-        """By the queue's number, the older one first."""
+        """The two samples of each queue, by its number, the older one first."""
 
     def sample(self, queues: Iterable[Queue], now_ms: int) -> None:
         """Take the next sample of some queues."""
@@ -57,25 +57,25 @@ class Rates:
             self._samples[queue.number] = (known[1] if known else sample, sample)
 
     def keep_only(self, queues: Iterable[Queue]) -> None:
-        """Forget all others."""
+        """Forget the samples of all other queues."""
         there = {queue.number for queue in queues}
         self._samples = {number: samples for number, samples in self._samples.items() if number in there}
 
     def per_second(self, queue: Queue, now_ms: int) -> dict[str, float]:
-        """How often each thing that is counted has happened, by its name."""
+        """How often a second each thing that is counted has happened of late, by its name."""
         since = self._since(queue, now_ms)
         now = counts_of(queue)
         if since is None:
             return dict.fromkeys(Counts._fields, 0.0)
         elapsed_s = (now_ms - since.time_ms) / 1000
-        # A state that was loaded begins to count anew.
+        # Counts that are smaller than before are those of a state that was loaded: it has begun to count anew.
         return {
             name: round(max(new - old, 0) / elapsed_s, 2)
             for name, new, old in zip(Counts._fields, now, since.counts, strict=True)
         }
 
     def capacity(self, queue: Queue, now_ms: int) -> float:
-        """In how much of the time a message that came would have been delivered at once, from 0 to 1."""
+        """The share of the last time in which a message that came would have been delivered at once, from 0 to 1."""
         if not queue.consumers:
             return 0.0
         since = self._since(queue, now_ms)

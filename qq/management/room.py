@@ -1,6 +1,6 @@
 """Whether there can be many things at once: for definitions that are to be taken over.
 
-Lives here: counting together what is not there yet, and what can be said of it before it is. Not here: the limits
+Lives here: counting together what is not there yet, and refusing what can be refused before it is. Not here: the limits
 (machine/limits.py), and whether each thing is refused when its turn comes (machine/vhost.py, catalog.py): somebody else
 may have taken the room by then.
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 
 class Room:
-    """What there is room for beside what is there, and beside all that was claimed before."""
+    """Tells whether limits leave room for something new, besides what is there and all that was claimed before."""
 
     def __init__(self, catalog: Catalog, told: Mapping[str, Table]) -> None:
-        """`told`: limits that virtual hosts will have; until then the looser ones hold."""
+        """`told` are the limits that virtual hosts will have, by their names; until then the looser ones hold."""
         self._catalog = catalog
         self._told = told
         self._empty = catalog.gone_vhost("")
         self._claimed: dict[tuple[str, str], int] = {}
         self._made: set[tuple[str, Destination]] = set()
-        """New queues and exchanges, with their virtual hosts."""
+        """The queues and exchanges of all declarations so far, with their virtual hosts."""
 
     def loosened(self, vhost: str) -> Table:
-        """Those of the limits that are told which are looser than the ones in force."""
+        """The limits that the virtual host will have and that are looser than those in force."""
         now = self._vhost(vhost).limits
         told = self._told.get(vhost, {})
         return {
@@ -50,7 +50,7 @@ class Room:
         }
 
     def change(self, change: Change) -> None:
-        """Claim what an operator's change makes new. Raises Refused."""
+        """Claim what an operator's change makes new. Raises ChangeRefused."""
         catalog, access = self._catalog, self._catalog.access
         match change:
             case c.PutVhost(name) if name not in catalog.vhosts:
@@ -73,7 +73,7 @@ class Room:
                 pass
 
     def declaration(self, vhost: str, declaration: Declaration) -> None:
-        """Claim what a declaration makes new, in the order of the declarations. Raises Refused."""
+        """Claim what a declaration makes new, in the order of the declarations. Raises ChangeRefused."""
         try:
             self._check(vhost, declaration)
         except errors.Refused as refused:
@@ -121,7 +121,7 @@ class Room:
 
     def _check_exchange(self, vhost: str, known: VirtualHost, name: str) -> None:
         is_made = (vhost, Destination(DestinationKind.EXCHANGE, name)) in self._made
-        # A virtual host that is not there yet will have the broker's own.
+        # A virtual host that is not there yet will have the exchanges that every one has.
         if not (is_made or name in known.exchanges or name.startswith(RESERVED)):
             raise errors.not_found(errors.the_exchange(name, vhost))
 
@@ -145,7 +145,7 @@ class Room:
         self._claim_in(vhost, lim.MAX_ARGUMENT_BYTES, known.argument_bytes, size)
 
     def _vhost(self, name: str) -> VirtualHost:
-        """The virtual host; one that is not there yet is as every new one."""
+        """The virtual host of this name; an empty one if it is not there yet."""
         return self._catalog.vhosts.get(name, self._empty)
 
     def _claim_in(self, vhost: str, name: str, there: int, amount: int = 1, where: str = "") -> None:
@@ -170,7 +170,7 @@ def _check_queue(thing: str, command: c.DeclareQueue) -> None:
     if "x-queue-type" in command.arguments:
         _check_queue_of(thing, args.queue_kind(thing, command.arguments), command)
         return
-    # Which type it will have is not known before its virtual host is as it will be.
+    # Its virtual host may get another default type before the queue is declared: it may be of either.
     try:
         _check_queue_of(thing, args.CLASSIC, command)
     except errors.Refused as refused:

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHANGE_TIMEOUT_S = 10.0
-"""Without a majority nothing is applied for so long, and whoever asked for something must be told."""
+"""When nothing has been applied for so long, whoever asked for something is told that there is no majority."""
 GET_BYTES_MAX = 1024 * 1024
-"""When so many octets of bodies have been got, no more messages are."""
+"""When the bodies of the messages that were got have this many octets, no more messages are got."""
 
 _SETTLEMENTS: dict[AckMode, type[c.Settlement]] = {
     AckMode.ACK_REQUEUE_TRUE: c.Return,
@@ -50,10 +50,10 @@ _SETTLEMENTS: dict[AckMode, type[c.Settlement]] = {
 async def until_applied(
     broker: Broker, commands: Sequence[Command], look: Callable[[], T], lane: Lane | None = None
 ) -> T:
-    """What `look` finds when this node has applied the commands, or had to give them up.
+    """Submit commands; return what `look` finds when this node has applied them, or had to give them up.
 
     Then it has applied all that the cluster had committed before, too. Raises Unavailable; InvalidCommand if the log
-    cannot hold one of the commands, and then none is submitted. They go in `lane`, or else in the one of operators.
+    cannot hold one of the commands, and then none is submitted. They go in `lane`, or else in the node's own.
     """
     for command in commands:
         check_command(command)
@@ -82,14 +82,14 @@ async def until_applied(
 
 
 class _Connection:
-    """A client's connection without a socket; to operators, too: it counts for the limits of its user."""
+    """A connection without a socket. Operators see it like any other, and it counts for the limits of its user."""
 
     protocol, peer_host, peer_port, channel_count = "HTTP", "", 0, 1
 
     def __init__(self, number: int, vhost: str, user: str) -> None:
         self.id = number
         self.lane = Lane()
-        """Nobody pays: who waits for the answer asks for nothing else, and the limit of the node is for all."""
+        """It has no payer: who waits for an answer asks for nothing else, and the limit of the node is for all."""
         self.name = f"HTTP API ({number})"
         self.client_properties: dict[str, object] = {}
         self.vhost = vhost
@@ -98,34 +98,34 @@ class _Connection:
         self.failure: Failed | ConnectionForced | None = None
 
     def admitted(self) -> None:
-        """What was asked behind it will be answered."""
+        """Do nothing: what was asked for behind it will be answered."""
 
     def not_admitted(self, failure: Failed) -> None:
         self.failure = failure
 
     def told_to_close(self, effect: ConnectionForced) -> None:
-        """Whoever waits is told; then it closes anyway."""
+        """Note the reason for whoever waits for an answer; then the connection closes anyway."""
         self.failure = effect
 
     def count_uncommitted(self, size: int) -> None:
-        """It waits for its answers, and needs no other limit."""
+        """Do nothing: the request waits for its answers, and needs no other limit."""
 
     def alarm_changed(self) -> None:
-        """It publishes nothing."""
+        """Do nothing: nothing is published here."""
 
     def shut_down(self) -> None:
-        """The HTTP server tells its clients."""
+        """Do nothing: the HTTP server tells its clients."""
 
     def close_now(self) -> None:
-        """What is asked is answered or given up anyway, and then it closes."""
+        """Do nothing: what is asked for is answered or given up anyway, and then the connection closes."""
 
 
 class _OperatorSession:
-    """A session that neither publishes nor consumes: it has answers."""
+    """A session that neither publishes nor consumes: it only collects its answers."""
 
     consumers: Sequence[SessionConsumer] = ()
     waits_for_answer = False
-    """Of a cancellation, which is the only answer that a snapshot may skip."""
+    """Never true: it is asked after a snapshot, about answers to cancellations, and nothing is cancelled here."""
 
     def __init__(self, session: int, connection: _Connection) -> None:
         self.session = session
@@ -144,16 +144,16 @@ class _OperatorSession:
         self.failure = failure
 
     def needed_from(self) -> None:
-        """Nothing is kept for it: what it gets stays in its queue until it is read."""
+        """None: no entry is kept for it, since what it gets stays in its queue until it is read."""
 
     def leader_changed(self) -> None:
-        """It does not mind."""
+        """Do nothing: a change of leader makes no difference here."""
 
     def consumer(self, consumer_id: int) -> None:
-        """There is none."""
+        """None: there are no consumers here."""
 
     def _is_not_told(self, *_: object) -> None:
-        """What only those are told who publish or consume."""
+        """Never called: only sessions that publish or consume are told this."""
 
     refuse = unroutable = deliver = direct_reply = timed_out = consumer_gone = _is_not_told
 
@@ -167,7 +167,7 @@ class RequestSession:
         self._session = _OperatorSession(broker.new_id(), self._connection)
 
     async def __aenter__(self) -> Self:
-        """Open it; if that is refused, so is what is asked first."""
+        """Open the session; if that is refused, so is what is asked for first."""
         self._broker.connection_opened(self._connection)
         self._broker.connect(self._connection)
         self._broker.session_opened(self._session)
@@ -178,7 +178,7 @@ class RequestSession:
         self._broker.connection_closed(self._connection)
 
     async def ask(self, commands: Sequence[Declaration | c.Get]) -> list[Result]:
-        """Have commands carried out; their ids are filled in. Raises Refused, Unavailable."""
+        """Have commands carried out; session and connection are filled in. Raises ChangeRefused, Unavailable."""
         results, before = self._session.results, len(self._session.results)
         mine = [self._own(command) for command in commands]
         await until_applied(self._broker, mine, lambda: None, self._connection.lane)
@@ -196,7 +196,7 @@ class RequestSession:
         return command._replace(**ids)
 
     async def get(self, queue: str, count: int, ack_mode: AckMode) -> list[Message]:
-        """Take up to `count` messages and settle them in this way. Raises Refused, Unavailable."""
+        """Take up to `count` messages and settle them as `ack_mode` says. Raises ChangeRefused, Unavailable."""
         got: list[GetOk] = []
         messages: list[Message] = []
         size = 0

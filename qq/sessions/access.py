@@ -38,7 +38,7 @@ _SPECIAL = frozenset("\\^$.|?*+()[]{}-")
 
 
 class AccessRefused(Exception):
-    """It is forbidden, as far as this node knows; the text is for the client."""
+    """What a client wants is forbidden, as far as this node knows; the text is for the client."""
 
 
 class Access:
@@ -48,7 +48,7 @@ class Access:
 
     def __init__(self, machine: QueueMachine, user: str, vhost: str) -> None:
         self.certain = False
-        """This node has applied all that the cluster had committed when it was asked: a refusal counts."""
+        """Whether this node has applied all that the cluster had committed when it was asked: then a refusal counts."""
         self._machine = machine
         self._user = user
         self._vhost = vhost
@@ -56,7 +56,7 @@ class Access:
         self._grants: set[tuple[Permission, Kind, str]] = set()
         self._publishes: dict[bytes, bool] = {}
         self._keys: set[tuple[KeyPermission, str, str]] = set()
-        """Granted by patterns of routing keys, by exchange and key."""
+        """What topic permissions have granted: permission, exchange and routing key."""
 
     # Publishing
 
@@ -67,7 +67,7 @@ class Access:
         return self._publishes.get(method)
 
     def publish(self, method: bytes, exchange: str) -> bool:
-        """Check a publication, and remember that under the bytes that `method` is in the protocol.
+        """Check a publication, and remember the answer under `method`, the bytes of its method in the protocol.
 
         Returns whether the keys of the messages have to be checked, too.
         """
@@ -78,7 +78,7 @@ class Access:
         return restricts
 
     def publish_keys(self, exchange: str, keys: Iterable[str]) -> None:
-        """Check all routing keys of messages, for an exchange of which `publish` has said that it restricts them."""
+        """Check all routing keys of messages. To be called if `publish` has said that the exchange restricts them."""
         for key in keys:
             self._check_key("write", exchange, key)
 
@@ -102,13 +102,13 @@ class Access:
     def declare_exchange(self, name: str, arguments: Mapping[str, object], *, passive: bool) -> None:
         name = stripped(name)
         if not name or passive:
-            return  # nobody may do that, or everybody
+            return  # nobody may declare the default exchange; whoever is in the virtual host may ask what is there
         there = self._here and self._here.exchanges.get(name)
         self._declare("exchange", name, there, arguments, "alternate-exchange")
 
     def delete_exchange(self, name: str) -> None:
         name = stripped(name)
-        if name and not name.startswith(RESERVED):  # nobody may delete those
+        if name and not name.startswith(RESERVED):  # the log refuses that to everybody
             self.check("configure", "exchange", name)
 
     def bind(self, kind: Kind, destination: str, source: str, routing_key: str) -> None:
@@ -131,7 +131,7 @@ class Access:
     ) -> None:
         """Check a declaration whose argument `forwarding` may name an exchange that its messages will go to.
 
-        That is to read them here and to publish them there; who only declares again what is `there` changes nothing.
+        To forward them is to read them here and to publish them there, unless what is `there` has the same argument.
         """
         self.check("configure", kind, name)
         exchange = arguments.get(forwarding)
@@ -191,7 +191,10 @@ class Access:
         return self._machine.catalog.access.topic_permissions(self._user, self._vhost, exchange)
 
     def _may_be_topic_exchange(self, name: str) -> bool:
-        """Only topic exchanges restrict keys. What is not there may be one, unless `certain`: then the log refuses."""
+        """Whether the exchange may be a topic exchange: only those restrict keys.
+
+        One that is not there may be, unless the answer is `certain`: then the log refuses what is asked for.
+        """
         vhost = self._here
         exchange = vhost.exchanges.get(name) if vhost else None
         return not self.certain if exchange is None else exchange.type == "topic"
@@ -214,7 +217,7 @@ def _compiled(text: str) -> Pattern | None:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """As in RabbitMQ an empty pattern matches the empty name, and one that is wrong nothing."""
+    """Whether a pattern matches. As in RabbitMQ an empty one matches the empty name, and one that is wrong nothing."""
     compiled = _compiled(pattern)
     return compiled is not None and compiled.search(name)
 

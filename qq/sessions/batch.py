@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from qq.machine.commands import Command, Enqueue, Publish
 
 BATCH_BYTES_MAX = 1024 * 1024
-"""A batch of this size is full."""
+"""A batch of so many octets is full."""
 STEP_BYTES = BATCH_BYTES_MAX // BATCH_STEPS_MAX
 """Octets that count as a step where a lane's share is concerned: a full batch is as much of one as of the other."""
 
 
 class Payer(Protocol):
-    """Whoever is stopped from asking for more than the log takes in."""
+    """Somebody who is stopped from asking for more than the log takes in, as a connection is."""
 
     def count_uncommitted(self, size: int, /) -> None:
         """Count octets that the log has yet to take in or, if negative, has taken in."""
@@ -35,14 +35,14 @@ class Payer(Protocol):
 
 
 class Unconfirmed(Protocol):
-    """Who waits for confirms of what was published."""
+    """Somebody who waits for confirms of what was published."""
 
     def confirm(self, published: int, /) -> None:
-        """All up to this publish sequence number is safe, but for what was refused."""
+        """Note that all up to this publish sequence number is safe, except what was refused before."""
         ...
 
     def refuse_unconfirmed(self, published: int, /) -> None:
-        """All up to there that is not confirmed has an outcome that nobody knows."""
+        """Note that nobody knows the outcome of what is not confirmed up to this publish sequence number."""
         ...
 
 
@@ -51,9 +51,9 @@ class Outcome(Enum):
 
     TAKEN = 0
     NO_ROOM = 1
-    """Some of it may have been taken."""
+    """The batch has no room for all of it; some of it may have been taken."""
     PUT_OFF = 2
-    """Nobody knows yet what it costs: in this turn of the loop enough has been looked for."""
+    """Its price is not known yet, and no more routes are looked for in this turn of the loop."""
     REFUSED = 3
 
 
@@ -64,14 +64,14 @@ class Batch:
         self._commands: list[Command] = []
         self._messages: list[bytes] = []
         self.steps = 0
-        """What it is expected to cost."""
+        """What it is expected to cost every node, in steps, without its octets."""
         self.bytes = 0
         self.confirms: dict[Unconfirmed, int] = {}
-        """The last publish sequence number of each publisher."""
+        """The last publish sequence number in it, of each publisher that waits for confirms."""
         self.asked_bytes: dict[Payer, int] = {}
-        """What everybody has asked for in it."""
+        """How many of its octets each payer has asked for."""
         self.callbacks: list[Callable[[], None]] = []
-        """To be called when it has been applied."""
+        """What is called when the batch has been applied."""
 
     @property
     def is_empty(self) -> bool:
@@ -83,11 +83,11 @@ class Batch:
 
     @property
     def cost(self) -> int:
-        """In steps, octets included."""
+        """What it costs in steps, octets included."""
         return self.steps + self.bytes // STEP_BYTES
 
     def fits(self, steps: int, size: int) -> bool:
-        """Whether the batch is not too large with so much more."""
+        """Whether the batch is within its limits with so many more steps and octets."""
         return self.steps + steps <= BATCH_STEPS_MAX and self.bytes + size <= BATCH_BYTES_MAX
 
     def has_room(self, steps: int, size: int) -> bool:
@@ -112,5 +112,5 @@ class Batch:
         self.asked_bytes[payer] = self.asked_bytes.get(payer, 0) + size
 
     def payload(self) -> Sequence[Buffer]:
-        """As the log has it."""
+        """The batch in the form in which it is submitted to the log."""
         return encode_batch(self._commands, self._messages)

@@ -56,9 +56,9 @@ class Broker:
         self.elections = 0
         """Changes of leader that this node has seen."""
         self.alarm: str | None = None
-        """Why publishers must wait."""
+        """Why publishers must wait; None if they need not."""
         self.live = False
-        """This incarnation's first batch is applied: the node has caught up and may serve."""
+        """Whether this incarnation's first batch is applied: then the node has caught up and may serve."""
         self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)
         self.entries = Entries([group], disk)
         self.logins = Logins(machine, self.submissions, runtime, loopback_users, self.counters)
@@ -131,9 +131,9 @@ class Broker:
 
     @property
     def uncommitted_bytes_max(self) -> int:
-        """What one connection may have asked for that the log has yet to take in: all together half of the node's.
+        """Octets that one connection may have asked for and the log not taken in: all share half of the node's limit.
 
-        So however many a client opens, there is room for others; only large messages can make the node full.
+        So however many connections a client opens, others have room; only large messages can make the node full.
         """
         limits = self.limits
         share = limits.node_uncommitted_bytes // (2 * max(1, len(self.connections)))
@@ -174,7 +174,7 @@ class Broker:
         self._dead_letters.turn()
 
     def resumed(self, sequence: int, outstanding: Sequence[Effect]) -> None:
-        """Go on from a snapshot: the batches up to `sequence` are applied, and `outstanding` is all that is told."""
+        """Go on from a snapshot: batches up to `sequence` are applied; only the effects in `outstanding` are told."""
         self._dispatcher.resume(outstanding)
         if sequence:
             self._confirmed(sequence, unseen=True)

@@ -37,21 +37,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RANGES_MAX = 500
-"""Of each queue, in one step."""
+"""How many ranges of each queue one step handles."""
 MESSAGES_MAX = 20_000
-"""Of all queues, in one step: some 20 ms of the leader's loop if they are looked into one by one."""
+"""How many messages of all queues one step handles: some 20 ms of the leader's loop if each is looked into."""
 CONTENT_MESSAGES_MAX = 1000
-"""Of one queue, where each message is routed by itself."""
+"""How many messages of one queue one step handles if each is routed by its own content."""
 BYTES_MAX = 1024 * 1024
-"""Of the commands for each queue, in one step; then no more are added."""
+"""Octets of one queue's commands in one step at which no more are added."""
 STEPS_MAX = 10_000
-"""Of all commands, in one step, as costs.py counts them; then no more are made."""
+"""Cost of all commands of one step, as machine/costs.py counts it, at which no more are made."""
 RETRY_S = 1.0
-"""Before a step that changed nothing is repeated."""
+"""How long to wait before a step that changed nothing is repeated."""
 
 
 _PLACE = 1 + DeadLetter._fields.index("count")
-"""Fields of a command that say which messages it is about. Each is carried out once, then others are the first."""
+"""How many of a command's first fields say which messages it is about. It changes something only once: then other
+messages are the first of their queue."""
 
 
 class _Published(NamedTuple):
@@ -64,7 +65,7 @@ class _Published(NamedTuple):
     expiration: str
     priority: int
     has_content: bool
-    """The next two are told."""
+    """Whether headers and properties are told, too."""
     headers: Table
     properties: Table
 
@@ -73,7 +74,7 @@ _UNKNOWN = _Published("", "", [], [], "", NO_PRIORITY, True, {}, {})
 
 
 class DeadLetters:
-    """Sees to it, on the leader, that what has died is moved on."""
+    """Has dead letters moved to where they go, while this node is the leader."""
 
     def __init__(
         self, machine: QueueMachine, submissions: Submissions, entries: Entries, runtime: Runtime
@@ -87,12 +88,12 @@ class DeadLetters:
         self._first = 0
         """Which of the queues comes first in the next step."""
         self._awaited = 0
-        """The reads and the submission of the step that is under way."""
+        """How many reads and submissions of the step under way have not come to their end."""
         self._last_places: set[tuple[object, ...]] = set()
-        """What the last step was about."""
+        """Which messages the last step was about: the first fields (_PLACE) of its commands."""
 
     def lead(self, leads: bool) -> None:
-        """Begin, or leave it to another node."""
+        """Begin if this node leads now; else leave dead letters to the node that does."""
         self._leads = leads
         self._last_places = set()
         self.turn()
@@ -160,7 +161,7 @@ class DeadLetters:
                     return
 
     def _stored(self, messages: Range, ranges: list[Range], position: int) -> list[Messages] | None:
-        """The messages, of the range at `position`; None while their entry is read."""
+        """What the log holds of `messages`, which are in the range at `position`; None while their entry is read."""
         try:
             stored = self._entries.messages(messages)
         except MessagesGone:

@@ -1,4 +1,4 @@
-"""From the effects of the log to the sessions of this node.
+"""Telling the sessions of this node the effects of the log.
 
 Every node computes the same effects from the same log; each carries out those of its own sessions.
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """The connections and sessions of this node, as the log tells them something."""
+    """The connections and sessions of this node by their numbers, and which of them is told an effect."""
 
     def __init__(self, counters: Counters) -> None:
         self.connections: dict[int, Connection] = {}
@@ -106,6 +106,6 @@ class Dispatcher:
                 resume(session, effect)
 
     def needed_from(self) -> int | None:
-        """The smallest index whose entry holds what waits for a client and is in no queue any more; None if nothing."""
+        """The index of the first entry with something that waits for a client and is in no queue now, or None."""
         indexes = [session.needed_from() for session in self.sessions.values()]
         return min((index for index in indexes if index is not None), default=None)

@@ -1,4 +1,4 @@
-"""From message references to message bytes.
+"""Finding the bytes of messages by their references.
 
 Bodies live in the log only. A delivery names ranges (index, slot, count); here they become the frames to write. Recent
 entries are in memory; older ones are read on the disk's reader thread, and the caller is told when they are there. Of
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from qq.sessions.ports import Log
 
 VIEWS_BYTES_MAX = 32 * 1024 * 1024
-"""Entries kept in decoded form. One is about a mebibyte at most, unless it holds a single larger message."""
+"""Octets of entries kept in decoded form. An entry has a mebibyte at most, about, or a single larger message."""
 READ_AHEAD_MIN = 4
-"""Entries read together when one is missing: a consumer of a backlog will want the next ones."""
+"""Entries that may be read together even if they are large: a consumer of a backlog will want the next ones."""
 READ_AHEAD_MAX = 512
 READ_AHEAD_GROWTH = 4
 READ_AHEAD_BYTES = 1024 * 1024
-"""Of small entries more are read together, about so much: what a read costs is shared by their messages."""
+"""Octets, about, up to which small entries are read together: what a read costs is shared by their messages."""
 READ_BYTES_MAX = 4 * READ_AHEAD_BYTES
-"""No more is read together if the entries turn out to be larger than those before them."""
+"""Octets at which a read ends if the entries turn out to be larger than those before them."""
 
 
 class ReadAhead:
@@ -45,10 +45,10 @@ class ReadAhead:
     def __init__(self) -> None:
         self._count = 1
         self.end: int | None = None
-        """All that is wanted below is read, or being read."""
+        """The place below which all that is wanted is read, or being read; None if nothing was read ahead."""
 
     def is_due(self, index: int) -> bool:
-        """Whether the next entries should be read: `index` lies in the second half of those that were."""
+        """Whether the next entries should be read: `index` lies in the second half of those that were read last."""
         return self.end is not None and self.end - self._count // 2 <= index < self.end
 
     def count(self, index: int, most: int) -> int:
@@ -65,7 +65,7 @@ class ReadAhead:
 class _Missing(Enum):
     GONE = auto()
     MOVED = auto()
-    """It is elsewhere, or gone."""
+    """The entry is not where it was looked for: it is elsewhere, or gone."""
 
 
 class Messages(NamedTuple):
@@ -76,7 +76,7 @@ class Messages(NamedTuple):
     frames_channel: int
     messages: list[bytes]
     more_keys: tuple[str, ...] = ()
-    """From the headers CC and BCC."""
+    """Further routing keys, from the headers CC and BCC."""
 
 
 class MessagesGone(LookupError):
@@ -159,7 +159,7 @@ class Entries:
     """The node's window on the messages in its logs; `indexes` are places (qq/ranges.py)."""
 
     def __init__(self, logs: Sequence[Log], disk: Disk) -> None:
-        """`logs` are by the number of their group."""
+        """`logs` holds the log of each group, at the group's number."""
         self._logs = logs
         self._disk = disk
         self._views: OrderedDict[int, _View] = OrderedDict()
@@ -179,8 +179,8 @@ class Entries:
     def load(self, indexes: list[int], done: Callable[[], None], ahead: ReadAhead | None = None) -> None:
         """Read the entries at `indexes` (the first is the one that is needed now) and call `done` when that is there.
 
-        Somebody who works through a backlog is about to be given messages of entries that he does not know yet: with
-        `ahead`, which is his, entries behind those are read, too. An entry that is gone counts as read.
+        With `ahead`, which says how far to read ahead, entries behind those are read, too: somebody who works through a
+        backlog will need them. An entry that is gone counts as read.
         """
         if indexes[0] in self._loading:
             self._loading[indexes[0]].append(done)
@@ -208,7 +208,7 @@ class Entries:
             ahead.stop()
 
     def _following(self, ahead: ReadAhead, first: int, count: int) -> list[int]:
-        """Which of the next `count` entries must be read: they are being read from now on."""
+        """Which of the `count` entries from `first` on must be read: they count as being read from now on."""
         stored = list(takewhile(self._is_stored, range(first, first + count)))
         ahead.end = first + len(stored)
         following = [index for index in stored if not self._is_here(index)]
@@ -216,7 +216,7 @@ class Entries:
         return following
 
     def _read_ahead_max(self) -> int:
-        """How many entries to read together, given how large those were that are kept."""
+        """How many entries may be read together, given how large those are that are kept."""
         if not self._views:
             return READ_AHEAD_MIN
         fitting = READ_AHEAD_BYTES * len(self._views) // max(self._views_bytes, 1)
@@ -226,7 +226,7 @@ class Entries:
         return index in self._views or index in self._loading
 
     def _is_stored(self, index: int) -> bool:
-        """Whether an entry is on the disk, and not in memory, too; it may turn out to be gone."""
+        """Whether an entry is on the disk and not in memory; it may turn out to be gone."""
         log, index = self._logs[index >> INDEX_BITS], index & INDEX_MASK
         return index <= log.last_index and log.payload(index) is None
 
@@ -276,7 +276,7 @@ class Entries:
         self._disk.submit_read(read, loaded)
 
     def _only_awaited(self, following: Sequence[int]) -> list[int]:
-        """Those that somebody needs by now; what the others hold is read when somebody does."""
+        """Which of these entries somebody waits for by now; the others are no longer being read."""
         awaited = [index for index in following if self._loading[index]]
         for index in following:
             if not self._loading[index]:
@@ -284,7 +284,7 @@ class Entries:
         return awaited
 
     def _arrived(self, index: int, view: _View) -> None:
-        # Used before the next is kept: what was waited for is not forgotten for what may be wanted.
+        # Those who wait use the entry before the next one is kept, which might have this one forgotten.
         self._keep(index, view)
         for waiting in self._loading.pop(index):
             waiting()

@@ -43,14 +43,14 @@ def delivered(
     return with_headers(
         messages,
         additions=death_headers(history) | headers,
-        # The key that took the place of all others also took that of the header which told them.
+        # A dead-letter routing key takes the place of all others: the header which told them goes, too.
         removals=("CC",) if history.cc_removed else (),
         drop_expiration=True,
     )
 
 
 def redelivery_headers(part: Range, *, counts_failures: bool) -> dict[str, HeaderValue]:
-    """How often messages were delivered before; nothing at the first time."""
+    """The headers that tell how often messages were delivered before; none at the first delivery."""
     if not part.deliveries:
         return {}
     if not counts_failures:
@@ -62,7 +62,7 @@ def redelivery_headers(part: Range, *, counts_failures: bool) -> dict[str, Heade
 
 
 def death_headers(history: History) -> dict[str, HeaderValue]:
-    """What befell a message, newest death first."""
+    """The headers that tell how a message became a dead letter, newest death first."""
     headers: dict[str, HeaderValue] = {"x-death": [_death(death) for death in history.deaths]}
     for which, cause in (("first", history.first), ("last", history.last)):
         for name, value in zip(("reason", "queue", "exchange"), cause, strict=True):

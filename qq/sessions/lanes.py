@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from qq.sessions.batch import Batch, Outcome, Payer
 
 QUANTUM = 500
-"""Of cost that a lane is served before it is looked whether another one is next: a tenth of a batch."""
+"""Cost in steps that a lane is served before it is looked whether another one is next: a tenth of a batch."""
 AHEAD = 5_000
-"""Of cost, too: a batch."""
+"""Cost in steps, that of a batch, by which a lane that was idle is put ahead of those served meanwhile."""
 
 
 class Part(Protocol):
-    """Something that a lane waits with."""
+    """Something that waits in a lane until a batch takes it in."""
 
     def take(self, batch: Batch, lane: Lane, costs: Costs, /) -> Outcome:
         """Have the batch take it in, or as much of it as there is room for."""
@@ -41,12 +41,12 @@ class Growing(Part, Protocol):
     """Consecutive message ids of one consumer that are settled alike."""
 
     def goes_on(self, first: int, last: int) -> bool:
-        """Add these if they follow; says whether they do."""
+        """Add these message ids if they follow at once; returns whether they do."""
         ...
 
 
 class Lane:
-    """What one connection has asked for, in the order of asking; the node's own if nobody pays for it."""
+    """What one connection, or one part of the node itself, has asked for, in the order of asking."""
 
     __slots__ = ("is_waiting", "parts", "payer", "settlements", "time")
 
@@ -54,24 +54,24 @@ class Lane:
         self.payer = payer
         self.parts: deque[Part] = deque()
         self.settlements: dict[tuple[type[Settlement], int], Growing] = {}
-        """By kind and consumer, those that what follows may still be added to."""
+        """The settlements, keyed by kind and consumer, to which the message ids that follow may still be added."""
         self.is_waiting = False
-        """It is in the order of service."""
+        """Whether the lane has its place in the order of service, or is being served."""
         self.time = 0
 
     def count_uncommitted(self, size: int) -> None:
-        """Count octets that the log has yet to take in for who pays; or has taken in, if negative."""
+        """Tell the payer, if there is one, of octets that the log has yet to take in or, if negative, has taken in."""
         if self.payer is not None:
             self.payer.count_uncommitted(size)
 
 
 class Lanes:
-    """Those lanes that have something to be served."""
+    """The lanes that have something to be served, in the order of service."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, int, Lane]] = []
         self._time = 0
-        """Of the lane that was served last."""
+        """The time of the lane that was farthest when its turn came."""
         self._arrivals = count()
 
     def __bool__(self) -> bool:
@@ -90,7 +90,7 @@ class Lanes:
         return lane
 
     def give_back(self, lane: Lane, cost: int) -> None:
-        """Put a lane into its place again after it was served so much."""
+        """Put a lane back into the order, if it has more to be served, after service that cost so many steps."""
         lane.time += cost
         if lane.parts:
             self._push(lane)

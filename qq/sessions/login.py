@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 SALT_BYTES = 4
 FIRST_DELAY_S = 0.1
-"""So long the answer to a user's first failed login from an address is held back; each further one twice as long ..."""
+"""How long the answer to a user's first failed login from an address is held back; each further one twice as long."""
 DELAY_MAX_S = 5.0
-"""... up to this: within the handshake timeout, so that the client still hears why."""
+"""The longest that an answer is held back: within the handshake timeout, so that the client still hears why."""
 FAILURES_COUNTED_MAX = 16
-"""More do not make the delay any longer."""
+"""How many failures make the delay longer; further ones do not."""
 FORGOTTEN_AFTER_S = 300.0
-"""Without a failure for so long, a user is at this address like any other again."""
+"""After how long without a failure a user's earlier ones at an address no longer count."""
 LOOKS_PER_S = 100
 """Failed logins of one address, and for one user, that are looked at. With 512 strangers all wait 5 s at most."""
 LOOKS_AT_ONCE = 100
-"""So many without a wait, after some quiet."""
+"""Failed logins that are looked at without a wait, after some quiet."""
 BARRIER_INTERVAL_S = 0.05
-"""Logins that fail within this ask the log together."""
+"""How long to wait before the log is asked again: logins that fail meanwhile are asked about together."""
 RECORDS_MAX = 30_000
 """Addresses, users and users at addresses remembered; what was quiet for longest makes room."""
 USER_LENGTH_MAX = 255
@@ -59,14 +59,14 @@ _NOBODY = User("", bytes(SALT_BYTES), b"", [], SHA256)
 
 
 class Login(NamedTuple):
-    """Who somebody says to be, and from where."""
+    """Who a client says it is, and from where it comes."""
 
     user: str
     password: bytes | None
-    """None: a certificate has vouched for the name."""
+    """The password; None if a certificate has vouched for the name."""
     peer_host: str
     proxy_host: str = ""
-    """Through whom, if a proxy has told the address."""
+    """The address of the proxy that has told `peer_host`; empty if there was none."""
 
     @property
     def is_local(self) -> bool:
@@ -88,22 +88,22 @@ class Attempt:
     ) -> None:
         self.login = login
         self.budgets = budgets
-        """What pays for a look at it that fails."""
+        """The records that pay for a look at this login if it fails."""
         self.is_charged = False
-        """They have paid."""
+        """Whether the budgets have paid."""
         self.answer: Callable[[bool], None] | None = answer
         self.wait_s = 0.0
-        """Of a wait for a look at it, or for the answer, how long it is."""
+        """How long the wait for a look at this login, or for its answer, takes altogether."""
         self.timer: Timer | None = None
         self._logins = logins
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Give the login up: nobody waits for the answer any more."""
         self._logins.cancel(self)
 
 
 _Key = tuple[str | None, str | None]
-"""An address and a user; None: all of them."""
+"""An address and a user, of whom something is remembered; None stands for all addresses, or all users."""
 
 
 class _Record:
@@ -113,11 +113,11 @@ class _Record:
 
     def __init__(self) -> None:
         self.paid_until_s = 0.0
-        """A look that fails pays for a `LOOKS_PER_S`-th of a second."""
+        """The (monotonic) time for which failed looks have paid, each for a `LOOKS_PER_S`-th of a second."""
         self.failures = 0
         self.last_failure_s = 0.0
         self.is_known = False
-        """The user has logged in from the address."""
+        """Whether the user has logged in from the address."""
 
 
 class Logins:
@@ -138,17 +138,17 @@ class Logins:
         self._loopback_users = frozenset(loopback_users)
         self._counters = counters
         self._records: dict[_Key, _Record] = {}
-        """The latest last."""
+        """What is remembered; the records used latest are last."""
         self._waiting: dict[Attempt, None] = {}
-        """Not looked at yet."""
+        """Logins that have not been looked at yet."""
         self._unsure: dict[Attempt, None] = {}
-        """They fail as far as this node knows: the log is asked about them next."""
+        """Logins that fail as far as this node knows: the log is asked about them next."""
         self._is_asking = False
 
     def attempt(self, login: Login, answer: Callable[[bool], None]) -> Attempt | None:
         """Have `answer` called with the outcome; None is returned if that has happened already.
 
-        So it is with a good login, unless it has to wait because others fail.
+        A good login is answered at once, unless it has to wait because others fail.
         """
         key = _key_of(login)
         attempt = Attempt(self, login, self._budgets(key), answer)
@@ -163,7 +163,7 @@ class Logins:
         return attempt
 
     def cancel(self, attempt: Attempt) -> None:
-        """Nobody waits for the answer any more. A look that was not made costs nothing; one that was costs the same."""
+        """Give a login up. A look that was not made costs nothing; one that was made costs the same."""
         attempt.answer = None
         if attempt.timer is not None:
             attempt.timer.cancel()
@@ -266,7 +266,7 @@ class Logins:
 
 
 def hash_password(salt: bytes, password: bytes, hashing: str = SHA256) -> bytes:
-    """RabbitMQ's scheme, so that its exported users can be taken over: a hash of salt and password."""
+    """Hash a salt and a password in RabbitMQ's way, so that users exported from it can be taken over."""
     # Where a policy of the machine forbids MD5, users that RabbitMQ has hashed with it can log in all the same.
     return hashlib.new(hashing, salt + password, usedforsecurity=False).digest()
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from qq.stored.properties import Attributes
 
 COMMAND_BYTES = 256
-"""What a command counts as beside its texts and tables. It is some 30 in the log, but every node takes some 10 us for
-it, and should be done with a batch in few milliseconds."""
+"""Octets that a command counts as, besides its texts and tables. It is some 30 in the log, but every node takes some
+10 us for it, and should be done with a batch in few milliseconds."""
 MESSAGE_BYTES = 64
-"""The same of a message beside its octets."""
+"""Octets that a message counts as, besides its own."""
 
 
 class Asked:
@@ -45,7 +45,7 @@ class Asked:
         self._node = node
         self._command = command
         self._steps = 0
-        """What it costs, as far as that is known."""
+        """Its price in steps, once `price` has found it."""
 
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
         if not batch.has_room(self.price(costs), self.size):
@@ -54,7 +54,7 @@ class Asked:
         return Outcome.TAKEN
 
     def price(self, costs: Costs) -> int:
-        """What it costs now: others may have made much of what it is about while it waited."""
+        """Find its price in steps as of now: what the command is about may have grown while it waited."""
         self._steps = costs.of(self._node, self._command)
         return self._steps
 
@@ -86,7 +86,7 @@ class OpenSettlement:
         self._steps = SETTLED_STEPS[kind]
 
     def goes_on(self, first: int, last: int) -> bool:
-        """Add these if they follow; says whether they do."""
+        """Add these message ids if they follow at once; returns whether they do."""
         if first != self._last + 1:
             return False
         self._last = last
@@ -130,22 +130,22 @@ class OpenEnqueue:
     ) -> None:
         self.publisher = publisher
         self.first_sequence = first_sequence
-        """Publish sequence number of the first of its messages, 0 if it wants no confirms."""
+        """The publish sequence number of the first of its messages; 0 if they need not be confirmed."""
         self.exchange = exchange
         self.routing_key = routing_key
         self.mandatory = mandatory
         self.attributes = attributes
-        """Of the first of its messages; None if it has none."""
+        """The attributes of the first of its messages; None if its messages have none."""
         self.messages: list[bytes] = []
-        """Those that wait; it takes no more when all of them have gone."""
+        """Its messages that still wait; when all of them have gone, no more are added."""
         self._beside = bytes_of_run(self)
-        """What it counts as beside its messages, until some have gone."""
+        """Octets that it counts as besides its messages; 0 once some of them have gone."""
         self._bytes = self._beside
-        """What it counts as, its messages included."""
+        """Octets that it counts as, its messages included."""
         self._priced: list[int] = []
-        """What its first messages cost, as far as that is known, where each is looked into."""
+        """Where each message is looked into: the prices in steps of its first messages, as far as they are known."""
         self._price: Price | None = None
-        """What they cost, as far as that is known, otherwise."""
+        """Where messages are not looked into: the price of all of them; None if it is not known."""
 
     @property
     def keys(self) -> int:
@@ -154,7 +154,7 @@ class OpenEnqueue:
 
     @property
     def size(self) -> int:
-        """What it counts as in octets, its messages included."""
+        """Octets that it counts as, its messages included."""
         return self._bytes
 
     def takes(self, attributes: Attributes | None) -> bool:
@@ -165,7 +165,7 @@ class OpenEnqueue:
         return attributes == mine
 
     def add(self, messages: list[bytes]) -> int:
-        """Have messages follow; returns what they count as in octets."""
+        """Add messages behind the others; returns what they count as in octets."""
         size = bytes_of_messages(messages)
         self.messages += messages
         self._bytes += size
@@ -194,7 +194,7 @@ class OpenEnqueue:
         return Outcome.NO_ROOM if self.messages else Outcome.TAKEN
 
     def _take_one_by_one(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
-        """Messages that go different ways, though they are published alike."""
+        """Have the batch take messages by one price each: published alike, they may still go different ways."""
         outcome, count, steps = Outcome.TAKEN, 0, 0
         size = self._beside
         for message in self.messages:
@@ -211,7 +211,7 @@ class OpenEnqueue:
         return outcome
 
     def _go(self, batch: Batch, lane: Lane, count: int, steps: int, size: int) -> None:
-        """Have the batch take so many messages; the others remain, as what goes on behind them."""
+        """Have the batch take the first `count` messages; the others stay here, to go on behind them."""
         going = self.messages[:count]
         batch.publish(lane, _sealed(self, count), going, steps, size)
         del self.messages[:count]  # a run may be long, and go in very many pieces
@@ -229,7 +229,7 @@ class OpenEnqueue:
     # In a transaction it goes as a whole
 
     def price(self, costs: Costs) -> int | None:
-        """What all of it costs, or more than a transaction may; None if that is to be looked for in the next turn."""
+        """Its price in steps, counted until it is too much for a transaction; None: it can be told in a later turn."""
         if not self._is_looked_into(costs):
             price = self._price_together(costs)
             return None if price is None else price.of(len(self.messages))
@@ -285,12 +285,12 @@ class OpenCommit:
         content: Sequence[OpenEnqueue | Asked],
         refuse: Callable[[OpenCommit, int], None],
     ) -> None:
-        """`refuse` is called with it and what it costs, in steps, if that is more than TRANSACTION_STEPS_MAX."""
+        """`refuse` is called with this object and its price in steps, if that is more than TRANSACTION_STEPS_MAX."""
         self._parts = (commit, *content)
         self._refuse = refuse
         self._steps = COMMIT_STEPS * len(content)
         self._priced = 0
-        """Of how many parts that includes the price."""
+        """How many parts have their price in `_steps`."""
         self.size = sum(part.size for part in self._parts)
 
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
@@ -313,12 +313,12 @@ class OpenCommit:
 
 
 def bytes_of_messages(messages: Sequence[bytes]) -> int:
-    """What messages count as, here and below."""
+    """Octets that messages count as."""
     return sum(map(len, messages)) + MESSAGE_BYTES * len(messages)
 
 
 def bytes_of_run(run: OpenEnqueue) -> int:
-    """A run of messages, without those."""
+    """Octets that a run of messages counts as, without the messages."""
     size = COMMAND_BYTES + len(run.exchange) + len(run.routing_key)
     if run.attributes is not None:
         size += sum(map(len, run.attributes.more_keys)) + len(run.attributes.publisher)
@@ -341,7 +341,7 @@ def bytes_of_command(command: Command) -> int:
 
 
 def _sealed(run: OpenEnqueue, count: int) -> Enqueue | Publish:
-    """The command of its first messages."""
+    """The command that publishes the first `count` messages of a run."""
     publisher = run.publisher
     enqueue = Enqueue(
         publisher.session,

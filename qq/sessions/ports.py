@@ -34,17 +34,18 @@ class MessageStore(Protocol):
 
     @property
     def last_index(self) -> int:
-        """Of the newest entry."""
+        """The index of the newest entry."""
         ...
 
     def payload(self, index: int) -> bytes | None:
-        """The entry, if it is in memory; None if it must be read, or is not there."""
+        """The bytes of the entry at `index`; None if it must be read from the disk, or is not there."""
         ...
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
-        """What reads entries, on any thread: as many of the first as have `bytes_max` octets, but one at least.
+        """Make a function that reads the entries at `indexes`, on any thread.
 
-        Raises `cluster.segment.EntryGone`, and so may the job, or EntryMoved.
+        It may leave out those behind the one with which it has `bytes_max` octets. This method and the function raise
+        `cluster.log.segment.EntryGone` if an entry is not held, the function also EntryMoved.
         """
         ...
 
@@ -53,14 +54,14 @@ class Log(MessageStore, Protocol):
     """The replicated log of a node."""
 
     def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:
-        """Have a batch carried out, once, on every node; returns its sequence number, which is told when it is.
+        """Have a batch carried out once on every node; returns its sequence number, which is told when that is done.
 
         `weight` is how long that will take every node, in milliseconds.
         """
         ...
 
     def disk_failed(self, error: Exception) -> None:
-        """What was to be read could not be, and nobody knows why."""
+        """Report that a read of the log has failed for a reason that the reader does not know."""
         ...
 
 
@@ -68,17 +69,17 @@ class Connection(Payer, Protocol):
     """A client's connection, as the log knows it."""
 
     id: int
-    """Never used twice while the process lives, for no session either."""
+    """A number that no other connection or session has while the process lives."""
     vhost: str
     user: str
     in_log: bool
-    """The log was asked to let it in, so it has to hear when the connection is gone."""
+    """Whether the log was asked to let it in: then it has to hear when the connection is gone."""
     is_admitted: bool
-    """The log has let it in. This and `in_log` are written by the broker only."""
+    """Whether the log has let it in. This and `in_log` are written by the broker only."""
 
     @property
     def lane(self) -> Lane:
-        """Where what it asks for waits."""
+        """The lane in which what this connection asks for waits."""
         ...
 
     # What operators see
@@ -88,7 +89,7 @@ class Connection(Payer, Protocol):
 
     @property
     def protocol(self) -> str:
-        """As RabbitMQ names it, with its version."""
+        """The name of the protocol with its version, as RabbitMQ writes it: "AMQP 0-9-1"."""
         ...
 
     @property
@@ -102,29 +103,29 @@ class Connection(Payer, Protocol):
 
     @property
     def client_properties(self) -> Mapping[str, object]:
-        """What the client tells of itself."""
+        """What the client has told of itself when it connected."""
         ...
 
     # What the log says
 
     def admitted(self) -> None:
-        """The log has let it into its virtual host; told once."""
+        """The log has let the connection into its virtual host; this is told once."""
         ...
 
     def not_admitted(self, failure: Failed, /) -> None:
-        """The log has refused that."""
+        """The log has refused to let the connection into its virtual host."""
         ...
 
     def told_to_close(self, effect: ConnectionForced, /) -> None:
-        """An operator wants it closed, or its virtual host or its user is gone."""
+        """Close the connection: an operator wants it, or its virtual host or its user is gone."""
         ...
 
     def alarm_changed(self) -> None:
-        """Whether publishers must wait (`Broker.alarm`) is no longer as it was."""
+        """`Broker.alarm` has changed: from now on publishers have to wait, or need not any more."""
         ...
 
     def shut_down(self) -> None:
-        """The node stops: the client is to be told."""
+        """Tell the client that the node stops."""
         ...
 
     def close_now(self) -> None:
@@ -140,17 +141,17 @@ class SessionConsumer(Protocol):
 
     @property
     def started(self) -> bool:
-        """The log has answered that it consumes."""
+        """Whether the log has answered that the consumer is there."""
         ...
 
     @property
     def next_id(self) -> int:
-        """Message id of the first message that it has not been given yet."""
+        """The message id of the first message that this consumer has not been given yet."""
         ...
 
 
 class Publisher(Unconfirmed, Protocol):
-    """Who has published messages that wait for the log."""
+    """The publisher of a session, whose messages wait for the log."""
 
     @property
     def session(self) -> int: ...
@@ -165,24 +166,24 @@ class Publisher(Unconfirmed, Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """The log has refused something of its session, and passes over what it is asked for behind that."""
+        """Whether the log has refused something of its session: it passes over what is asked for behind that."""
         ...
 
     @property
     def published(self) -> int:
-        """Publish sequence number of the last message, where publishers want confirms."""
+        """The publish sequence number of its last message; only messages that are to be confirmed are counted."""
         ...
 
 
 class Session(Protocol):
-    """A session, as the log tells it what has become of what it asked for, in the order of the log.
+    """A session: it is told what became of what it asked for, in the order of the log.
 
-    Whoever neither publishes nor consumes is only told `replied`, `failed` and `leader_changed`.
+    A session that neither publishes nor consumes is only told `replied`, `failed` and `leader_changed`.
     """
 
     @property
     def session(self) -> int:
-        """Its number in the log."""
+        """The number of the session in the log."""
         ...
 
     @property
@@ -191,7 +192,7 @@ class Session(Protocol):
     # Answers
 
     def replied(self, result: Result, /) -> None:
-        """The answer to the oldest command that waits for one."""
+        """Take the answer to the oldest command that waits for one."""
         ...
 
     def failed(self, failure: Failed, /) -> None:
@@ -200,7 +201,7 @@ class Session(Protocol):
 
     @property
     def answered(self) -> int:
-        """How many answers the log has given; it numbers them in the same way."""
+        """How many answers the log has given to the session, which is the number of the last one."""
         ...
 
     @property
@@ -209,7 +210,7 @@ class Session(Protocol):
     # What was published
 
     def refuse(self, first: int, last: int, /) -> None:
-        """These publish sequence numbers reached no queue; all before them are safe."""
+        """Tell the publisher that these sequence numbers reached no queue, and that all before them are safe."""
         ...
 
     def unroutable(self, effect: Returned, /) -> None: ...
@@ -218,7 +219,7 @@ class Session(Protocol):
 
     @property
     def consumers(self) -> Sequence[SessionConsumer]:
-        """Those that messages may still come for."""
+        """The consumers that messages may still come for."""
         ...
 
     def consumer(self, consumer_id: int, /) -> SessionConsumer | None: ...
@@ -234,7 +235,7 @@ class Session(Protocol):
         ...
 
     def needed_from(self) -> int | None:
-        """The first entry that holds what waits for the client and is in no queue any more; None if nothing does."""
+        """The index of the first entry with something that waits for the client and is in no queue now, or None."""
         ...
 
     # The cluster

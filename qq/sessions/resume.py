@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def resume(session: Session, effect: Effect) -> None:
-    """Tell the session what is new to it of something that it is owed according to the state."""
+    """Tell the session what it has not been told yet of an effect that the state owes it."""
     match effect:
         case Failed():
             session.failed(effect)

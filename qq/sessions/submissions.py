@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from qq.sessions.ports import Log, Publisher
 
 BATCHES_IN_FLIGHT_MAX = 2
-"""Submitted and not yet applied, unless there is enough for a full one. While that many are under way what is asked for
-gathers, so batches fit the load."""
+"""Batches that may be submitted and not yet applied; above that, only full ones are submitted. Meanwhile what is asked
+for gathers, so batches fit the load."""
 COST_IN_FLIGHT_MAX = 4 * BATCH_STEPS_MAX
-"""Of the batches under way, octets included, in steps: then no more is submitted. So whoever comes next waits for four
-full batches, or for one that is dearer, and not for all that others have asked for."""
+"""Cost of the batches under way, in steps, octets included, at which no more is submitted. So whoever comes next waits
+for four full batches, or for one that is dearer, and not for all that others have asked for."""
 
 WEIGHT_STEPS = 1000
-"""Steps that are a weight of 1: a millisecond."""
+"""How many steps make a weight of 1, which is a millisecond."""
 
 
 class _UnderWay(NamedTuple):
@@ -61,7 +61,7 @@ class _UnderWay(NamedTuple):
 
 
 class _Watched(NamedTuple):
-    """What somebody had published at some time."""
+    """Up to which publish sequence number a publisher had published at some time."""
 
     time_s: float
     publisher: Publisher
@@ -74,7 +74,7 @@ class Submissions:
     def __init__(
         self, node: str, log: Log, machine: QueueMachine, runtime: Runtime, publish_timeout_s: float
     ) -> None:
-        """After `publish_timeout_s` (0 is never) what is not confirmed is refused; nobody knows its outcome then."""
+        """What is not confirmed within `publish_timeout_s` (0: no limit) is refused; nobody knows its outcome then."""
         self._node = node
         self._log = log
         self._machine = machine
@@ -86,19 +86,19 @@ class Submissions:
         self._cost_in_flight = 0
         self._lanes = Lanes()
         self._own = Lane()
-        """What operators ask this node for."""
+        """The node's own lane: commands that belong to no connection, such as what operators ask for."""
         self._waiting_bytes = 0
         self._bytes_in_flight = 0
         self._has_begun = False
-        """The cluster knows of this life of the node: that an earlier one is over is in the state, too."""
+        """Whether the cluster knows of this life of the node; the state says then, too, that an earlier one is over."""
         self.batches_applied = 0
-        """Whoever waits sees by it that the log goes on."""
+        """How many batches were applied: whoever waits sees by it that the log goes on."""
         self.times_unseen = 0
-        """How often it was not seen what became of batches that were under way."""
+        """How often the node has missed what became of its batches: it was given a snapshot, or was expelled."""
 
     @property
     def pending_bytes(self) -> int:
-        """What was asked for and is not known to be applied, as batches.py counts it."""
+        """Octets that were asked for and are not known to be applied, as parts.py counts them."""
         return self._waiting_bytes + self._bytes_in_flight
 
     # What is asked for
@@ -108,7 +108,7 @@ class Submissions:
         return self._machine.costs.of(self._node, command)
 
     def add(self, command: Command, lane: Lane | None = None) -> None:
-        """Have a command carried out, after all that its lane asked for before; the node's own if it tells none.
+        """Have a command carried out, after all that its lane (by default the node's own) has asked for before.
 
         Raises InvalidCommand, and then nothing has changed.
         """
@@ -201,7 +201,7 @@ class Submissions:
             self._runtime.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Submit what may be. What is put off is looked at again in the next turn of the loop."""
+        """Submit what may be submitted; what is put off is looked at again in the next turn of the loop."""
         self._flush_asked = False
         self._machine.costs.begin_turn()
         while self._lanes and self._may_submit():
@@ -222,7 +222,7 @@ class Submissions:
         return len(self._under_way) < BATCHES_IN_FLIGHT_MAX or self._waiting_bytes >= BATCH_BYTES_MAX
 
     def _gather(self) -> tuple[Batch, list[Lane]]:
-        """Make a batch of what is next, and tell the lanes that nothing more can be taken of in this turn."""
+        """Make a batch of what is next; returns with it the lanes that were put off to the next turn."""
         batch, lanes, costs = Batch(), self._lanes, self._machine.costs
         put_off: list[Lane] = []
         outcome = Outcome.TAKEN
@@ -238,7 +238,7 @@ class Submissions:
         return batch, put_off
 
     def _serve(self, lane: Lane, batch: Batch) -> Outcome:
-        """Take what a lane has asked for into the batch, as far as it goes, or as much as is this lane's share now."""
+        """Move a lane's parts into the batch, until one cannot be taken or the lane has had its share (QUANTUM)."""
         parts, costs, until = lane.parts, self._machine.costs, batch.cost + QUANTUM
         while parts and batch.cost < until:
             outcome = parts[0].take(batch, lane, costs)

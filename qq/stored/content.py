@@ -1,7 +1,7 @@
 """What routing may look at of a stored message.
 
-Lives here: from the bytes of a message to its headers and to properties that exchanges can hash. Not here: which
-exchange wants that (qq/routing), the layout of a stored message (layout.py).
+Lives here: how headers, and the properties that exchanges can hash, are read from the bytes of a message. Not here:
+which exchange wants that (qq/routing), the layout of a stored message (layout.py).
 
 Law: every node reads the same from the same bytes, and nothing that the log can hold makes it raise. What cannot be
 read is not there.
@@ -31,7 +31,7 @@ _NOTHING: Read = ({}, {})
 
 
 def content_of(message: bytes | bytearray | memoryview, number: int) -> Content:
-    """What routers see of a message; `number` is its own."""
+    """What routers see of a message; its `number` differs from those of others, and is the same on every node."""
     try:
         header = bytes(message[: layout.frame_stop(bytes(message[:7]), 0)])
         read = _read_known if len(header) <= VALID_PROPERTIES_BYTES_MAX else _read
@@ -42,7 +42,7 @@ def content_of(message: bytes | bytearray | memoryview, number: int) -> Content:
 
 
 def _read(header: bytes) -> Read:
-    """Raises what `decode_table` does."""
+    """Read a content header frame. Raises what `decode_table` raises."""
     present = layout.flags(header)
     properties = {
         name: layout.short_string(header, layout.place(header, flag)).decode(errors="surrogateescape")

@@ -1,7 +1,7 @@
 """Stored messages, made and taken apart, with other headers, or in other frames.
 
-Lives here: octets of stored messages from others, or from properties and a body. Not here: what the headers are that
-the broker adds (qq/sessions/headers.py), what is written when.
+Lives here: how stored messages are made from others, or from properties and a body, and taken apart. Not here: what the
+headers are that the broker adds (qq/sessions/headers.py), what is written when.
 
 Law: where the broker has something to add to a message's headers, the octets of the client's own are kept.
 """
@@ -38,14 +38,14 @@ _LENGTH = Struct(">cI")
 
 
 class DecodedMessage(NamedTuple):
-    """A message as tools want it."""
+    """A message, taken apart."""
 
     properties: commands.Basic.Properties
     body: bytes
 
 
 def make(properties: commands.Basic.Properties, body: bytes, frame_max: int) -> bytes:
-    """A stored message, in frames of channel 1 with at most `frame_max` octets. Raises ValueError for properties."""
+    """Make a stored message, in frames of channel 1 of at most `frame_max` octets. Raises ValueError for properties."""
     head = pamqp_frame.marshal(header.ContentHeader(body_size=len(body), properties=properties), 1)
     return head + _body_frames(body, 1, frame_max)
 
@@ -83,7 +83,7 @@ def with_headers(
     removals: Collection[str] = (),
     drop_expiration: bool = False,
 ) -> list[bytes]:
-    """Stored messages with other headers; all else, and all other headers, octet for octet as they were.
+    """Change headers of stored messages; all else, and all other headers, stay octet for octet as they were.
 
     `additions` take the place of headers with the same names, `drop_expiration` removes that property.
     """

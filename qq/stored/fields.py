@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VALID_PROPERTIES_MAX = 4096
 """Property bytes remembered as valid, for all connections of the process."""
 VALID_PROPERTIES_BYTES_MAX = 512
-"""Longer ones are checked each time, so that the memory has a bound."""
+"""The longest property bytes that are remembered: longer ones are checked each time, so that the memory has a bound."""
 
 _U16 = Struct(">H")
 _U32 = Struct(">I")
@@ -51,7 +51,7 @@ _PROPERTIES = (
     ("app_id", _SHORTSTR),
     ("cluster_id", _SHORTSTR),
 )
-"""In the order of their flags, from bit 15 down to bit 2, with their sizes."""
+"""The properties with their sizes in octets, in the order of their flags, from bit 15 down to bit 2."""
 
 
 class FieldError(ValueError):
@@ -140,7 +140,7 @@ def _value(data: bytes, at: int, end: int, depth: int) -> tuple[common.FieldValu
 
 
 def _timestamp(seconds: int) -> datetime | int:
-    """Read pamqp's way: a value beyond 2106 is in milliseconds. What no calendar has stays a number."""
+    """Read a timestamp as pamqp does: a value beyond 2106 is in milliseconds. What no calendar has stays a number."""
     try:
         return datetime.fromtimestamp(seconds / 1000 if seconds > 0xFFFFFFFF else seconds, tz=UTC)
     except (ValueError, OverflowError, OSError):

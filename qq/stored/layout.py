@@ -25,7 +25,7 @@ FRAME_OVERHEAD = 8
 FLAGS_AT = 19
 """Where a message's properties begin, with their flags: behind the frame header, class, weight and body size."""
 PROPERTIES_AT = FLAGS_AT + 2
-"""The first property."""
+"""Where a message's first property begins."""
 
 CONTENT_TYPE = 0x8000
 CONTENT_ENCODING = 0x4000
@@ -57,7 +57,7 @@ _ORDER = (
     MESSAGE_TYPE,
     USER_ID,
 )
-"""As the properties follow each other, as far as anybody here looks."""
+"""The flags of properties in the order of their values; those that come behind are never looked for."""
 _FIXED_SIZES = {DELIVERY_MODE: 1, PRIORITY: 1, TIMESTAMP: 8}
 
 _VALUE_SIZES = {
@@ -65,7 +65,7 @@ _VALUE_SIZES = {
     for kinds, size in (("tbB", 1), ("su", 2), ("Iif", 4), ("lLdT", 8), ("D", 5), ("V", 0))
     for kind in kinds
 }
-"""The other field types begin with their length."""
+"""Octets of a field value, by the octet that names its type. Values of all other types begin with their length."""
 
 
 Pair = tuple[bytes, int, int, int]
@@ -78,7 +78,7 @@ def frame_stop(message: bytes, at: int) -> int:
 
 
 def flags(message: bytes) -> int:
-    """Which properties are there."""
+    """The flags of the properties that a message has."""
     return _U16.unpack_from(message, FLAGS_AT)[0]
 
 

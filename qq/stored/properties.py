@@ -25,30 +25,30 @@ A = TypeVar("A")
 
 NO_PRIORITY = 256
 NO_TTL = 2**62
-"""A message without `expiration`, in milliseconds."""
+"""The `ttl_ms` of a message without the property `expiration`."""
 DURATION_MAX_MS = 315_360_000_000
 """Ten years: the longest that RabbitMQ takes for an expiration, and we for a delay."""
 PLUGIN_DELAY_MAX_MS = 2**32 - 1
-"""The longest delay of RabbitMQ's plugin: of an Erlang timer."""
+"""The longest delay of RabbitMQ's plugin, which is the longest of an Erlang timer."""
 PUBLISHER_BYTES_MAX = 255
 
 CC, BCC, DELAY, PUBLISHER_ID, PUBLISH_SEQ = b"CC", b"BCC", b"x-delay", b"x-publisher-id", b"x-publish-seq"
 REPLY_TO = b"amq.rabbitmq.reply-to"
-"""In the property `reply-to`: the address of the channel's consumer of direct replies, whatever it is."""
+"""Stands in the property `reply-to` for the address of the channel's consumer of direct replies."""
 KEYS_MAX = 256
 """Routing keys that a message may have besides its own: each is looked for in every exchange that it comes to."""
 _OURS = frozenset((CC, BCC, DELAY, PUBLISHER_ID, PUBLISH_SEQ))
 
 _MATTERS = layout.HEADERS | layout.PRIORITY | layout.EXPIRATION
 _CHANGES = _MATTERS | layout.REPLY_TO
-"""An address may have to be replaced."""
+"""Properties with one of these flags may have to be changed: the address in `reply-to`, too, may be replaced."""
 _STAMPED = layout.PRIORITY | layout.EXPIRATION
 
 _U32 = Struct(">I")
 _header_size = _U32.unpack_from
 _C, _X, _DASH = b"Cx-"
 _SEQUENCE_NAME = b"\x0dx-publish-seq"
-"""As it is in a table: behind it come the type of the value and the value."""
+"""The name of the header as it is in a table: behind it come the type of the value and the value."""
 _INTEGERS = {kind: FIXED[kind] for kind in b"bBsuIilL"}
 _FLOATS = {kind: FIXED[kind] for kind in b"fd"}
 _LONGSTR, _ARRAY, _BYTES = ord("S"), ord("A"), ord("x")
@@ -75,7 +75,7 @@ _TYPE_NAMES = {
         "x": "binary",
     }.items()
 }
-"""As RabbitMQ's errors name them."""
+"""The names of field types in RabbitMQ's errors, by the octet of the type."""
 
 _ERLANG_INTEGER = re.compile(r"([+-]?[0-9]+)(.*)", re.DOTALL)
 """What Erlang's string:to_integer makes of a text: a number, and what is left over."""
@@ -92,7 +92,7 @@ _ERLANG_ESCAPES = (
     ("\x1b", "\\e"),
 )
 _DECIMAL = re.compile(rb"[+-]?[0-9]{1,32}")
-"""With more digits it is too large or a mistake."""
+"""A number of milliseconds in a string. With more digits it is too large or a mistake."""
 
 
 class UnacceptableProperties(ValueError):  # named for what they are
@@ -105,11 +105,11 @@ class Attributes(NamedTuple):
     more_keys: tuple[str, ...] = ()
     """Routing keys from the headers CC and, behind them, BCC."""
     priority: int = NO_PRIORITY
-    """0 to 255."""
+    """0 to 255; NO_PRIORITY without one."""
     ttl_ms: int = NO_TTL
-    """From the property `expiration`."""
+    """From the property `expiration`, in milliseconds; NO_TTL without one."""
     delay_ms: int = 0
-    """From the header x-delay; 0 without one."""
+    """From the header x-delay, in milliseconds; 0 without one."""
     publisher: str = ""
     """From the header x-publisher-id; "" without one."""
     publish_seq: int = 0
@@ -120,11 +120,11 @@ PLAIN = Attributes()
 
 _UNKNOWN = Attributes(priority=-1)
 _known: dict[bytes, Attributes | None] = {}
-"""By property bytes. A memory of a pure function: what is in it changes no answer."""
+"""What property bytes were found to mean. A memory of a pure function: what is in it changes no answer."""
 _known_delayed: dict[bytes, bytes] = {}
-"""By property bytes of messages that are delayed: those that their consumers see."""
+"""Keyed by the property bytes of messages that are delayed: the property bytes that their consumers see."""
 _known_publishers: dict[bytes, Attributes] = {}
-"""By property bytes without those of the sequence number, which are different each time."""
+"""What property bytes mean, keyed by them without those of the sequence number, which are different each time."""
 
 
 def attributes(message: bytes) -> Attributes | None:
@@ -142,7 +142,7 @@ def attributes(message: bytes) -> Attributes | None:
 
 
 def user_id(message: bytes) -> str | None:
-    """The property `user-id`."""
+    """The property `user-id` of a message; None without one."""
     if not message[20] & layout.USER_ID:
         return None
     return layout.short_string(message, layout.place(message, layout.USER_ID)).decode("utf-8", "replace")
@@ -170,7 +170,7 @@ def group(
     reply_name: bytes | None = None,
     delay_max_ms: int = DURATION_MAX_MS,
 ) -> Iterator[tuple[Attributes | None, list[bytes]]]:
-    """Consecutive messages alike, with their attributes, as they are to be layout.
+    """Group consecutive messages that are alike; yields their attributes, and the messages as they are to be stored.
 
     `flags` are those that any of the messages has: if none of them matters here, no message is looked at.
     Messages of one publisher with consecutive sequence numbers are alike: their attributes are those of the first.
@@ -262,7 +262,7 @@ def _as_shown(message: bytes, found: Attributes | None) -> bytes:
     """A message as its consumers see it."""
     if found is not None and found.delay_ms:
         return _as_delayed(message, found.delay_ms)
-    # A BCC without keys is in no attributes.
+    # A header BCC without keys has left nothing in the attributes.
     if b"\x03BCC" not in message[: layout.frame_stop(message, 0)]:
         return message
     [stripped] = with_headers([message], removals=("BCC",))
@@ -286,7 +286,7 @@ def _as_delayed(message: bytes, delay_ms: int) -> bytes:
 
 
 def _properties(message: bytes) -> bytes:
-    """Flags and values. They tell their own length: what begins with another message's properties is no longer."""
+    """The flags and values of a message's properties. They tell their own length, so none are the start of others."""
     return message[19 : 7 + _header_size(message, 3)[0]]
 
 
@@ -302,7 +302,7 @@ def _may_have_ours(properties: bytes) -> bool:
 
 
 def _next_of_publisher(properties: bytes) -> Attributes | None:
-    """What matters in these if they differ from some that are known in nothing but the sequence number."""
+    """What matters in properties that differ from known ones in nothing but the sequence number; else None."""
     name_at = properties.find(_SEQUENCE_NAME)
     if name_at < 0:
         return None
@@ -310,7 +310,7 @@ def _next_of_publisher(properties: bytes) -> Attributes | None:
     layout = _INTEGERS.get(properties[at - 1]) if at <= len(properties) else None
     if layout is None:
         return None
-    # What was known had the name in the same place as that of a header, with a value of this type: so has this.
+    # In the known ones the name at this place was that of a header with a value of this type: so it is in these.
     found = _known_publishers.get(properties[:at] + properties[at + layout.size :])
     if found is None:
         return None
@@ -424,7 +424,7 @@ def _long_string(message: bytes, at: int) -> bytes:
 
 
 def _expiration_ms(raw: bytes) -> int:
-    """What RabbitMQ's rabbit_basic:parse_expiration accepts, and its errors."""
+    """Read an expiration as RabbitMQ's rabbit_basic:parse_expiration does; its errors are the same, too."""
     match = _ERLANG_INTEGER.fullmatch(raw.decode("latin-1"))
     if match is None:
         fault = "no_integer"

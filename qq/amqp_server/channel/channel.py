@@ -88,7 +88,7 @@ class Channel:
             self.connection.unexpected(error)
 
     def _refused(self, event: Event, refused: AccessRefused, method: tuple[int, int]) -> None:
-        """Somebody may just have been permitted it through another node."""
+        """Fail the channel; but first check again what may just have been permitted through another node."""
         if self.core.access.certain:
             self.fail(ChannelError(ReplyCode.ACCESS_REFUSED, str(refused), *method))
         else:
@@ -176,7 +176,7 @@ class Channel:
             self.connection.fail_channel(self, error)
 
     def end(self) -> None:
-        """The channel is no more: what it holds goes back to the queues."""
+        """End the channel: what it holds goes back to the queues."""
         if not self.closed:
             self.publishing.end_run()
             self.core.end()
@@ -184,14 +184,14 @@ class Channel:
 
 
 def _method_of(event: Event) -> tuple[int, int]:
-    """Class and method, for the error that closes the channel."""
+    """The numbers of an event's class and method, for the error that closes the channel."""
     if not isinstance(event, Method):
         return 0, 0
     return event.frame.index >> 16, event.frame.index & 0xFFFF
 
 
 def _check_arguments(event: Method, arguments: commands.Table) -> None:
-    """Raise ChannelError for what the log would refuse: it need not hold it."""
+    """Raise ChannelError for tables that are too large: the log would refuse them, and need not hold them."""
     try:
         check_table_size(f"carry out {event.frame.name.lower()}", arguments)
     except Refused as refused:
@@ -240,4 +240,4 @@ _ANSWERED_HERE = frozenset(
         "Basic.Cancel",
     )
 )
-"""Methods that the log need not answer, or need not always."""
+"""Methods that are answered without the log, always or sometimes."""

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 CONSUME, GET = (60, 20), (60, 70)
 
 PACED_WINDOW = 2000
-"""Messages on their way to a consumer that has no prefetch limit; more are asked for as the socket takes them."""
+"""How many messages may be on their way to a consumer without a prefetch limit; it gets more as they are written."""
 
 
 class ConsumingMethods:
@@ -46,9 +46,9 @@ class ConsumingMethods:
     def __init__(self, core: ChannelCore) -> None:
         self._core = core
         self._by_tag: dict[str, OutgoingConsumer] = {}
-        """Those that neither side has cancelled."""
+        """The consumers that neither side has cancelled, by their tags."""
         self._by_id: dict[int, OutgoingConsumer] = {}
-        """Those that messages may still come for."""
+        """The consumers that messages may still come for, by their numbers in the log."""
         self._requester: OutgoingConsumer | None = None
         """The consumer of direct replies."""
         self._prefetch = core.broker.limits.default_consumer_prefetch
@@ -130,7 +130,7 @@ class ConsumingMethods:
         for consumer in live:
             core.broker.submissions.add(commands.SetPrefetch(consumer.id, credit), core.connection.lane)
         if live:
-            # Else a client could ask with few bytes for ever more, of all its consumers again and again.
+            # Else a client could make ever more work with few bytes: a command for each consumer, again and again.
             core.answer_when_applied(amqp.Basic.QosOk())
         else:
             core.send(amqp.Basic.QosOk())
@@ -252,7 +252,7 @@ class ConsumingMethods:
 
     @property
     def consumers(self) -> Sequence[OutgoingConsumer]:
-        """Those that messages may still come for."""
+        """The consumers that messages may still come for."""
         return list(self._by_id.values())
 
     def consumer(self, consumer_id: int) -> OutgoingConsumer | None:
@@ -283,7 +283,7 @@ class ConsumingMethods:
         )
 
     def consumer_gone(self, consumer_id: int) -> None:
-        """Consumer cancel notification: the queue was deleted, or the consumer was too slow."""
+        """Tell the client that its consumer is cancelled: the queue was deleted, or the consumer was too slow."""
         consumer = self._by_id.pop(consumer_id, None)
         if consumer is not None and self._by_tag.get(consumer.tag) is consumer:
             del self._by_tag[consumer.tag]

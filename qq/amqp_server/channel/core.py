@@ -70,30 +70,31 @@ class ChannelCore:
         self.connection = connection
         self.number = number
         self.session = broker.new_id()
-        """Names the channel in the log: unlike its number it is never used again."""
+        """The channel's number in the log: unlike `number` it is never used again."""
         self.outgoing = Outgoing(broker, connection, number)
         self.access = Access(broker.machine, connection.user, connection.vhost)
         self.closed = False
         self.has_failed = False
-        """The log has refused something of it, and passes over what it is asked for behind that."""
+        """Whether the log has refused something of the channel: it passes over what is asked for behind that."""
         self.confirming = False
         self.has_published = False
-        """Since it was last known to be applied: answers to later methods come behind what it returns, or its error."""
+        """Whether messages were published that may not be applied yet: what they return, or their error, comes before
+        the answers to later methods."""
         self.transaction: Transaction | None = None
         self.last_queue = ""
         """The queue that was declared last: methods that name none mean it."""
         self.reply_name: bytes | None = None
         """Where replies to the channel's requests are to be sent, if it has a consumer of direct replies."""
         self.answered = 0
-        """How many answers the log has given; it numbers them in the same way."""
+        """How many answers the log has given to the channel, which is the number of the last one."""
         self._carry_out = carry_out
         self._fail = fail
         self._answers: deque[Callable[[Any], None]] = deque()
-        """What to do with the log's answers, which come in the order of the commands."""
+        """Functions to be called with the log's answers, which come in the order of the commands."""
         self._held: deque[Event] = deque()
-        """What came behind a method that waits for its answer; the connection limits how much."""
+        """Events that came behind a method that waits for its answer; the connection limits how much."""
         self._awaits_log = False
-        """The first of those waits until this node has applied what the cluster has committed."""
+        """Whether events are held back until this node has applied what the cluster has committed."""
 
     # One after the other
 
@@ -127,7 +128,7 @@ class ChannelCore:
             self._release_held()
 
     def answer_when_applied(self, frame: Frame) -> None:
-        """Answer a method whose commands the log does not answer, and carry out nothing else before."""
+        """Answer a method when its commands, which the log does not answer, are applied; hold all back meanwhile."""
 
         def applied() -> None:
             self._awaits_log = False
@@ -139,7 +140,7 @@ class ChannelCore:
         self.broker.submissions.read_barrier(applied, self.connection.lane)
 
     def replied(self, result: Any) -> None:
-        """The log's answer to the oldest method that waits for one."""
+        """Pass the log's answer on to the oldest method that waits for one."""
         self.answered += 1
         self._answers.popleft()(result)
         self._release_held()
@@ -185,7 +186,7 @@ class ChannelCore:
         self._fail(error)
 
     def end(self) -> None:
-        """Nothing is carried out any more, nor referred to: a channel that has ended is freed at once."""
+        """End the channel: it carries out nothing more, and refers to nothing more, so that it is freed at once."""
         self.closed = True
         self._held.clear()
         self._answers.clear()
@@ -196,4 +197,4 @@ class ChannelCore:
 
 
 def _has_ended(_: object) -> None:
-    """What comes for a channel that has ended is nobody's."""
+    """Takes the place of the functions of a channel that has ended: what comes for it is dropped."""

@@ -1,7 +1,7 @@
 """Queues, exchanges and bindings of a channel.
 
-Lives here: from the methods of the classes exchange and queue to commands, and from their results to answers. Not here:
-what is declared how (qq/machine), who may do what (qq/sessions/access.py).
+Lives here: how methods of the classes exchange and queue become commands, and how their results become answers. Not
+here: what is declared how (qq/machine), who may do what (qq/sessions/access.py).
 
 Law: a method that names no queue means the one that the channel has declared last.
 """

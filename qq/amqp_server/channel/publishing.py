@@ -37,7 +37,7 @@ class Unpublished(Exception):  # named for what it is
     def __init__(self, rest: Publishes, refused: AccessRefused) -> None:
         super().__init__(str(refused))
         self.rest = rest
-        """What has not been published."""
+        """The messages that have not been published."""
         self.refused = refused
 
 
@@ -48,12 +48,12 @@ class PublishingMethods:
 
     def __init__(self, core: ChannelCore) -> None:
         self.published = 0
-        """Publish sequence number of the last message, in confirm mode."""
+        """The publish sequence number of the last message; only messages in confirm mode are counted."""
         self._core = core
         self._confirmed = 0
         user = core.connection.user
         self._user = None if core.broker.may_impersonate(user) else user
-        """The only user that messages may say they are from."""
+        """The only user that messages may say they are from; None: they may name any."""
         self._run: OpenEnqueue | None = None
         self._run_method = b""
 
@@ -100,7 +100,7 @@ class PublishingMethods:
             raise Unpublished(event._replace(messages=event.messages[done:]), refused) from None
 
     def _delay_max_ms(self, method: bytes) -> int:
-        """What the header x-delay may ask for: at an exchange of the plugin's type as much as there."""
+        """The longest delay that the header x-delay may ask for; an exchange of the plugin's type has the plugin's."""
         connection = self._core.connection
         vhost = self._core.broker.machine.vhosts.get(connection.vhost)
         exchange = vhost.exchanges.get(connection.publish_fields(method)[0]) if vhost else None
@@ -134,7 +134,7 @@ class PublishingMethods:
         core.broker.submissions.publish(run, messages, is_new=is_new)
 
     def end_run(self) -> None:
-        """Let what is published next be behind what comes before it."""
+        """Have the next message begin a new run: in this one it would overtake what is asked for now."""
         self._run = None
 
     def confirm_select(self, frame: amqp.Confirm.Select) -> None:
@@ -150,7 +150,7 @@ class PublishingMethods:
     # From the log
 
     def confirm(self, published: int) -> None:
-        """Everything up to publish sequence number `published` is safe."""
+        """Tell the client that everything up to publish sequence number `published` is safe."""
         core = self._core
         if not core.closed and published > self._confirmed:
             core.broker.counters.messages_confirmed += published - self._confirmed
@@ -158,7 +158,7 @@ class PublishingMethods:
             core.outgoing.confirm(published)
 
     def refuse(self, first: int, last: int) -> None:
-        """These publish sequence numbers reached no queue, or nobody knows; all before them are safe."""
+        """Refuse these sequence numbers, which reached no queue, or nobody knows; confirm all before them."""
         if not self._core.closed and last > self._confirmed:
             first = max(first, self._confirmed + 1)
             if first > self._confirmed + 1:
@@ -167,7 +167,7 @@ class PublishingMethods:
             self._core.outgoing.confirm(last, refused=True)
 
     def refuse_unconfirmed(self, published: int) -> None:
-        """What was published up to there has taken too long: nobody knows what becomes of it."""
+        """Refuse what is not confirmed up to this publish sequence number: nobody knows what becomes of it."""
         self.refuse(self._confirmed + 1, published)
 
 

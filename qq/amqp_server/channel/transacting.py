@@ -1,6 +1,6 @@
 """Class tx: all of what a channel publishes and settles, or nothing.
 
-Lives here: from the methods of class tx to one step of the log. Not here: what a transaction holds until then
+Lives here: how the methods of class tx become one step of the log. Not here: what a transaction holds until then
 (transaction.py), how it is carried out (machine/publishing.py).
 
 Law: a channel in tx mode always has a transaction; tx mode and confirm mode exclude each other.
@@ -41,7 +41,7 @@ def commit(core: ChannelCore, _frame: amqp.Tx.Commit) -> None:
 
 
 def carry_out(core: ChannelCore, content: Sequence[OpenEnqueue | Settlement], ok: Frame | None) -> None:
-    """Have all of it carried out in one step, or nothing, and then answered with `ok`."""
+    """Have all of `content` carried out in one step, or nothing of it, and then answer with `ok`, if there is one."""
 
     def answered(_result: Any) -> None:
         if ok is not None:

@@ -36,9 +36,9 @@ class Transaction:
     def publish(
         self, run: OpenEnqueue, messages: list[bytes], *, is_new: bool, looked_into: bool = False
     ) -> None:
-        """Add messages to `run`, which is `is_new` if it is not in here; `looked_into` by what routes them.
+        """Add messages to `run`, which is `is_new` if it is not in here; `looked_into` if their content routes them.
 
-        Raises ChannelError when it gets too large.
+        Raises ChannelError when the transaction gets too large.
         """
         self._messages += len(messages)
         self._bytes += bytes_of_messages(messages)
@@ -54,7 +54,7 @@ class Transaction:
     def settle(
         self, kind: type[Settlement], pieces: Sequence[Piece[Tagged]], method: tuple[int, int]
     ) -> None:
-        """Add acknowledgements of delivery tags that the client held. Raises ChannelError when it gets too large."""
+        """Add acknowledgements of delivery tags. Raises ChannelError when the transaction gets too large."""
         self._pieces.extend(pieces)
         settlements = self._settlements
         for piece in pieces:
@@ -74,7 +74,7 @@ class Transaction:
         return bool(self._pieces)
 
     def take(self) -> list[OpenEnqueue | Settlement]:
-        """Begin anew; returns what is to be committed, in the order in which that is done: what is published first."""
+        """Begin anew; returns what is to be committed, in this order: first what is published, then what is settled."""
         content = [*self._runs, *self._settlements]
         self._begin()
         return content
