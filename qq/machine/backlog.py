@@ -407,8 +407,7 @@ class BacklogTotals(NamedTuple):
 
 
 class BacklogCounters(NamedTuple):
-    """The next position, the next keys on the shelves of returned and delayed messages, the turn, and the position
-    up to which the queue has looked whether it holds too much."""
+    """What the next messages get: position, keys on the shelves, turn; and how far the queue has trimmed them."""
 
     next_position: int
     next_return: int

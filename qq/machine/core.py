@@ -142,8 +142,8 @@ class Core:
         self.abandoned: dict[Queue, None] = {}
         """Queues that nobody needs any more and that are still to be removed: they were too many to go at once."""
         self.lost: dict[str, list[tuple[str, int]]] = {}
-        """Nodes that are gone, each with the keys of its sessions that are still to be ended, since they were too many to
-        end at once; the next one is last. Their consumers are given nothing."""
+        """Nodes that are gone, each with the keys of its sessions that are still to be ended, the next one last: they
+        were too many to end at once. Their consumers are given nothing."""
         self.remains = self.catalog.remains
         self.reviewing: dict[str, VirtualHost] = {}
         """Virtual hosts in which it is still to be found out what the policies apply to, by name."""
@@ -659,7 +659,7 @@ class Core:
         self.abandon(unused)
 
     def _turns(self, most: int) -> int:
-        """Give the queues that have something new their turns, for about `most` ranges. Returns how many of these are left.
+        """Give the queues that have something new their turns, for about `most` ranges; returns how many are left.
 
         The timer of a queue whose turn does not come now is set when it comes.
         """
