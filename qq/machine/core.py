@@ -614,7 +614,7 @@ class Core:
         return None if due_ms == NEVER_MS else due_ms
 
     def end_entry(self) -> None:
-        """Do what time brings, and serve the queues that have something new, in the order in which they got it."""
+        """Do what is due or was put off, and serve the queues that have something new, in the order of their turns."""
         now_ms = self.time_ms
         if self.reviewing:
             self._review_policies()

@@ -156,7 +156,7 @@ class QueueMachine:
         return core.take_effects()
 
     def end_entry(self, time_ms: int) -> list[Effect]:
-        """Do what time brings, and serve the queues that have something new, in the order in which they got it."""
+        """Do what is due or was put off, and serve the queues that have something new, in the order of their turns."""
         self._core.time_ms = time_ms
         self._core.end_entry()
         return self._core.take_effects()
@@ -166,7 +166,7 @@ class QueueMachine:
         return self._core.due_ms()
 
     def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> list[Effect]:
-        """End what a node had open that restarted or was given up: what its clients held returns, their queues go."""
+        """End what a node had open that restarted or was given up: what clients held returns, exclusive queues go."""
         core = self._core
         core.time_ms = time_ms
         core.lose_sessions_of(origin)

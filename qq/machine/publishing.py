@@ -148,7 +148,7 @@ class Publishing:
             except Refused as refused:
                 core.fail(command, refused)
             else:
-                # As RabbitMQ does it, and so that nothing that returns takes the room of what is published.
+                # First publish, as RabbitMQ does, and so that nothing that returns takes the room of what is published.
                 for publish, slot, parts in ways:
                     self._publish_parts(publish, vhost, slot, parts)
                 for part in content:
@@ -165,7 +165,7 @@ class Publishing:
         if vhost is None or queue is None or queue.number != command.number:
             return
         if self.needs_content(queue) and not command.has_content:
-            return  # exchanges and bindings were others when the leader looked; it looks again
+            return  # exchanges or bindings have changed since the leader looked; it looks again
         if core.work.has_moved_enough(vhost.name):
             return  # the entry has cost enough; the leader looks again
         taken = queue.take_dying(command.first, command.count)

@@ -181,11 +181,11 @@ class Queue:
     # What is said of all of it
 
     def use(self, now_ms: int) -> None:
-        """Note that it is declared or asked for a message, so that it is not abandoned (x-expires)."""
+        """Note that the queue is declared or asked for a message, so that it is not abandoned (x-expires)."""
         self.used_ms = now_ms
 
     def disown(self) -> None:
-        """Take it from its owner, because it will go soon: nobody can use it until then."""
+        """Take the queue from its owner, because it will go soon: nobody can use it until then."""
         self.owner = NOBODY
 
     # What the settings say
@@ -393,7 +393,7 @@ class Queue:
         return due_ms
 
     def is_abandoned(self, now_ms: int) -> bool:
-        """Whether nobody has used it for as long as it is to be kept (x-expires)."""
+        """Whether nobody has used the queue for as long as it is to be kept (x-expires)."""
         abandoned_ms = self._abandoned_ms()
         return abandoned_ms is not None and abandoned_ms <= now_ms
 
@@ -593,7 +593,7 @@ class Queue:
         return consumer is self.active and self._successor() is consumer
 
     def _successor(self) -> Consumer | None:
-        """Who should be the single active consumer: the first of the highest priority; the active one before equals."""
+        """The consumer that should be active: the first of the highest priority; among equals, the one that is."""
         active = self.active if self.active is not None and self.active.live else None
         if not self.candidates:
             return active

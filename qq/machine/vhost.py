@@ -108,7 +108,7 @@ class VirtualHost:
         self.argument_bytes = 0
         """How many bytes the arguments of all queues, exchanges and bindings take (`limits.table_bytes`)."""
         self.is_deleted = False
-        """Whether it is deleted: sessions that were in it still refer to it, and can do nothing there."""
+        """Whether the virtual host is deleted. Sessions that were in it still refer to it, and can do nothing there."""
         self.queues: dict[str, Queue] = {}
         self.requesters: dict[str, Requester] = {}
         """Consumers of direct replies, by name; the sessions keep them."""
@@ -155,7 +155,7 @@ class VirtualHost:
         self.limits = limits
 
     def delete(self) -> None:
-        """Mark it as deleted and empty it. From now on nothing can be done in it."""
+        """Mark the virtual host as deleted, and empty it. From now on nothing can be done in it."""
         self.is_deleted = True
         self._remains.add_queues(self.queues.values())
         self._remains.add(self.queues, self.exchanges, self.bindings)
@@ -494,7 +494,7 @@ class VirtualHost:
         self._policies_changed()
 
     def _policies_changed(self) -> None:
-        # All of them, whatever was to be reviewed before; to copy a list of names costs next to nothing.
+        # All are to be reviewed, whatever was before; to copy a list of names costs next to nothing.
         self.unreviewed_queues, self.unreviewed_exchanges = list(self.queues), list(self.exchanges)
 
     @property

@@ -112,7 +112,7 @@ class Headers(Router):
 
     def _with_all(self, offered: Iterable[Condition]) -> int:
         """The bindings that want all of their conditions and have them."""
-        # Numbers of bits that are one behind the other stand for a number of each binding: how many were found.
+        # For each binding, its bits in found[0], found[1] ... are a number: how many of its conditions are offered.
         found = [0] * len(self._wanted)
         for condition in offered:
             carry = self._all.get(condition)
