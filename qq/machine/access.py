@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 SHA256 = "sha256"
 HASH_BYTES = {SHA256: 32, "sha512": 64, "md5": 16}
-"""The algorithms that passwords may be hashed with, as hashlib calls them, and how long what they make is."""
+"""The algorithms that passwords may be hashed with, by their names in hashlib, and the octets of their hashes."""
 
 
 class User(NamedTuple):
     name: str
     salt: bytes
     hash: bytes
-    """Of salt and password; empty if there is no password."""
+    """The hash of salt and password; empty if there is no password."""
     tags: list[str]
     hashing: str
     """How the hash was made: one of HASH_BYTES."""
@@ -58,34 +58,34 @@ def user_of(command: PutUser | PutHashedUser) -> User:
 
 
 class AccessControl:
-    """Readers may look at the public maps; only the methods change them."""
+    """Users, their permissions and limits. Readers may look at the public maps; only the methods change them."""
 
     def __init__(self) -> None:
         self.revision = 0
         self.users: dict[str, User] = {}
         self.limits: dict[str, Table] = {}
-        """By user, if there are any."""
+        """The limits of each user who has any, by the user's name."""
         self._permissions: dict[tuple[str, str], Permissions] = {}
         self._topic_permissions: dict[tuple[str, str, str], TopicPermissions] = {}
 
     # What is asked
 
     def permissions(self, user: str, vhost: str) -> Permissions | None:
-        """What the user may do there; None is to have no access at all."""
+        """What the user may do in the virtual host; None if the user has no access to it at all."""
         return self._permissions.get((user, vhost))
 
     def topic_permissions(self, user: str, vhost: str, exchange: str) -> TopicPermissions | None:
-        """The restriction of routing keys; None is to have none."""
+        """The restriction of the routing keys that the user may use at the exchange; None if there is none."""
         return self._topic_permissions.get((user, vhost, exchange))
 
     @property
     def all_permissions(self) -> Mapping[tuple[str, str], Permissions]:
-        """By user and virtual host."""
+        """All permissions, by user and virtual host."""
         return self._permissions
 
     @property
     def all_topic_permissions(self) -> Mapping[tuple[str, str, str], TopicPermissions]:
-        """By user, virtual host and exchange."""
+        """All restrictions of routing keys, by user, virtual host and exchange."""
         return self._topic_permissions
 
     # Changes
@@ -118,18 +118,18 @@ class AccessControl:
         self.revision += 1
 
     def clear_topic_permissions(self, user: str, vhost: str, exchange: str) -> None:
-        """Of all exchanges if the name is empty."""
+        """Lift the user's restriction at one exchange, or at all of the virtual host's if `exchange` is empty."""
         for key in [key for key in self._topic_permissions if key[:2] == (user, vhost)]:
             if exchange in ("", key[2]):
                 del self._topic_permissions[key]
         self.revision += 1
 
     def forget_vhost(self, vhost: str) -> None:
-        """Nobody is permitted anything there any more."""
+        """Remove all permissions in a virtual host that goes."""
         self._forget(_VHOST, vhost)
 
     def _forget(self, position: int, name: str) -> None:
-        """Every permission with this name at this position of its key."""
+        """Remove every permission that has this name at this position of its key."""
         for key in [key for key in self._permissions if key[position] == name]:
             del self._permissions[key]
         for key in [key for key in self._topic_permissions if key[position] == name]:

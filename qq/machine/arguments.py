@@ -18,16 +18,16 @@ CLASSIC = "classic"
 QUORUM = "quorum"
 
 MODULES = {CLASSIC: "rabbit_classic_queue", QUORUM: "rabbit_quorum_queue"}
-"""How RabbitMQ's texts call the queue types."""
+"""The name of each queue type in RabbitMQ's texts."""
 
 Check = Callable[[Any, Table], str | None]
-"""Given the value and its table, what is wrong with it, as RabbitMQ prints it (an Erlang term)."""
+"""Given a value and its table, it returns what is wrong, as RabbitMQ prints it (an Erlang term), or None."""
 
 _INTEGERS = ("signedint", "long")
 _PRIORITY_MAX = 255
 ROUTING_KEY_BYTES_MAX = 255
 EXPIRY_MAX_MS = 315_360_000_000
-"""Ten years: RabbitMQ's bound of what may be waited for."""
+"""The longest time that anything may have to wait: ten years, which is RabbitMQ's bound."""
 
 
 def check_exchange_argument(thing: str, key: str, arguments: Table) -> None:
@@ -38,7 +38,10 @@ def check_exchange_argument(thing: str, key: str, arguments: Table) -> None:
 
 
 def queue_kind(queue: str, arguments: Table) -> str:
-    """Classic or quorum; raises Refused for any other type. `queue` is what the text calls it, here and below."""
+    """The type that the arguments give a queue, classic if none. Raises Refused for one that is not known.
+
+    `queue` is what texts call the queue, here and below.
+    """
     if "x-queue-type" not in arguments:
         return CLASSIC
     wrong = _queue_type(arguments["x-queue-type"], arguments)
@@ -167,7 +170,7 @@ def _one_of(choices: tuple[str, ...], complaint: str) -> Check:
 
 
 def is_routing_key(value: object) -> bool:
-    """Whether deliveries can tell it: AMQP has a short string there."""
+    """Whether the value is text that fits into AMQP's field for routing keys, a short string."""
     try:
         return isinstance(value, str) and len(value.encode()) <= ROUTING_KEY_BYTES_MAX
     except UnicodeEncodeError:
@@ -240,7 +243,7 @@ _QUEUE_ARGUMENTS: dict[str, Check] = {
         ("close-channel", "cancel-consumer"), "invalid_consumer_timeout_action"
     ),
 }
-"""Every queue argument that some queue type of RabbitMQ knows, and at the end ours."""
+"""The check of every queue argument that some queue type of RabbitMQ knows; our own arguments are at the end."""
 
 _BOTH = frozenset(
     {

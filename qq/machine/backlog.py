@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from qq.machine.shelf import FrozenShelf
 
 HIGH = NORMAL + 1
-"""Where there are only two priorities, this level and those above are the high one."""
+"""Where there are only two priorities, this level and those above it are the high one."""
 WEIGHT = 2
-"""So many high messages are served for each normal one, if there are both."""
+"""How many high messages are served for each normal one, if there are both."""
 
 _count = itemgetter(2)
 _size = itemgetter(4)
@@ -49,9 +49,9 @@ class _Lane:
         self.level = level
         self.runs = Runs(level, exact_sizes=exact_sizes)
         self.shelf = Shelf()
-        """By position."""
+        """The messages that lie in no run; their keys are their positions."""
         self.last_expires_ms = 0
-        """Expiry of the last run, while there is one."""
+        """The time at which the last run expires, while there is a run; 0 is never."""
 
     def __bool__(self) -> bool:
         return bool(self.runs or self.shelf)
@@ -82,38 +82,39 @@ class Backlog:
 
     def __init__(self, *, strict: bool = False, exact_sizes: bool = False) -> None:
         self.count = 0
-        """Messages that are ready."""
+        """The number of messages that are ready."""
         self.size = 0
-        """Their octets."""
+        """The octets of all ready messages."""
         self.delayed = 0
         self.delayed_size = 0
         self.next_position = 0
-        """Of the next message that arrives."""
+        """The position that the next message to arrive gets."""
         self.trimmed_position = 0
-        """What that was when the queue last looked whether there is too much."""
+        """What `next_position` was when the queue last looked whether it holds too much."""
         self.strict = strict
-        """Whether a level is served only when those above are empty. Otherwise there are two priorities, and of each
-        three messages taken while there are both the first two are high, and the third is the older one."""
+        """Whether a level is served only when those above are empty. Otherwise there are two priorities: as long as
+        both have messages, two of each three that are taken are high ones, and the third is the oldest of all."""
         self._exact_sizes = exact_sizes
         self._normal = _Lane(NORMAL, exact_sizes=exact_sizes)
         self._lanes: dict[int, _Lane] = {NORMAL: self._normal}
-        """By level, the highest first. Others than the normal one come and go with their messages."""
+        """The lanes by level, the highest first. All but the normal one come and go with their messages."""
         self._returns = Shelf()
-        """In the order of return."""
+        """The messages that came back, in the order of their return."""
         self._next_return = 0
         self._delayed = Shelf()
-        """In the order in which they were delayed."""
+        """The delayed messages, in the order in which they were delayed."""
         self._next_delay = 0
         self._turn = 0
-        """Messages taken from the levels, modulo three."""
+        """How many messages were taken from the levels, modulo three: it decides which priority is next."""
         self._plain = True
-        """Everything that is ready lies in the normal level's runs."""
+        """Whether everything that is ready lies in the normal level's runs."""
         self._frozen: FrozenBacklog | None = None
-        """The last one, as long as no message has come or gone since: of very many queues few change between two."""
+        """The result of the last `freeze` as long as no message has come or gone since, else None: of very many queues
+        few change between two freezes."""
 
     @property
     def exact_sizes(self) -> bool:
-        """Whether each message's own size is kept (where sizes are limited), not its share of a run's."""
+        """Whether each message's own size is kept, as a limit in octets needs it, and not its share of a run's size."""
         return self._exact_sizes
 
     @exact_sizes.setter
@@ -132,7 +133,7 @@ class Backlog:
         expires_ms: int = 0,
         history: int = 0,
     ) -> None:
-        """Messages arrive, at the end of their level."""
+        """Add `count` messages that arrive, at the end of their level; `size` is the octets of all of them."""
         self._frozen = None
         position = self.next_position
         self.next_position = position + count
@@ -148,7 +149,7 @@ class Backlog:
         lane.runs.append(index, slot, count, position, size, expires_ms, history)
 
     def give_back(self, messages: Range) -> None:
-        """Make messages ready before all that did not come back."""
+        """Make messages ready that came back: behind others that did, and before all the rest."""
         self._frozen = None
         self.count += messages.count
         self.size += messages.size
@@ -157,16 +158,16 @@ class Backlog:
         self._next_return += messages.count
 
     def put_back(self, messages: Range) -> None:
-        """Make messages ready in the place that they had."""
+        """Make messages ready that came back, in the place that they had."""
         self._frozen = None
         self.count += messages.count
         self.size += messages.size
         self._shelve(self._lane(messages.level), messages)
 
     def delay(self, messages: Range, due_ms: int, *, returned: bool) -> None:
-        """Make messages ready when it is time: as the last that came back, or as the last that arrived.
+        """Keep messages until `due_ms`. Then they are the last that came back, if `returned`, or the last that arrived.
 
-        Those that were not returned do not expire before: the time that they have to live begins when they are ready.
+        Those that were not `returned` do not expire before that: their time to live begins when they are ready.
         """
         self._frozen = None
         self.delayed += messages.count
@@ -175,7 +176,7 @@ class Backlog:
         self._next_delay += messages.count
 
     def take(self, count: int, most: int = maxsize) -> list[Range]:
-        """Remove the first `count` ready messages, which are there and did not expire, in so many ranges at most."""
+        """Remove and return the first `count` ready messages, which have to be there, in at most `most` ranges."""
         self._frozen = None
         if self._plain:
             ranges = self._normal.runs.take(count, most)
@@ -190,13 +191,13 @@ class Backlog:
         return ranges
 
     def expire(self, now_ms: int, limit: int) -> list[Range]:
-        """Remove messages whose time is over, those first that expired first; about `limit` at most."""
+        """Remove and return messages that have expired, the earliest first; about `limit` messages at most."""
         self._frozen = None
         expired: list[Range] = []
         expiries = self._expiries()
         while limit > 0 and expiries and expiries[0][0] <= now_ms:
             first_ms, number, source = expiries[0]
-            # As long as nothing elsewhere expired before.
+            # As long as nothing in another place expired earlier.
             until_ms = min([now_ms, *(time_ms for time_ms, _, _ in expiries[1:3])])
             while limit > 0 and 0 < first_ms <= until_ms:
                 messages = source.take_expired()
@@ -218,7 +219,7 @@ class Backlog:
         return expired
 
     def release(self, now_ms: int, limit: int) -> int:
-        """Make delayed messages ready that are due, in the order of time; about `limit` at most. How many were.
+        """Make delayed messages ready that are due, the earliest first; about `limit` at most. Returns how many were.
 
         Those that were not returned live as long from now on as they would have from the moment when they were due.
         """
@@ -235,7 +236,7 @@ class Backlog:
             if returned:
                 self.give_back(messages)
             elif messages.deliveries:
-                # Only shelves know of deliveries.
+                # Only shelves keep how often messages were delivered.
                 moved = messages._replace(position=self.next_position)
                 self.next_position += messages.count
                 self.put_back(moved)
@@ -245,7 +246,7 @@ class Backlog:
         return released
 
     def due_ms(self) -> int | None:
-        """When `expire` or `release` will have something to do."""
+        """The time at which `expire` or `release` will have something to do; None for never."""
         if self._plain and not self.delayed:
             return self._normal.runs.expires_ms or None
         due_ms = self._delayed.due_ms
@@ -254,12 +255,12 @@ class Backlog:
         return min(times, default=None)
 
     def expires_ms(self) -> int:
-        """When `expire` will have something to do; 0 for never."""
+        """The time at which `expire` will have something to do; 0 for never."""
         expiries = self._expiries()
         return expiries[0][0] if expiries else 0
 
     def clear(self) -> int:
-        """Remove all messages, ready and delayed. How many there were."""
+        """Remove all messages, ready and delayed. Returns how many there were."""
         self._frozen = None
         cleared = self.count + self.delayed
         self.count = self.size = self.delayed = self.delayed_size = 0
@@ -272,11 +273,11 @@ class Backlog:
         return cleared
 
     def browse(self, first: int, count: int) -> list[Range]:
-        """Ready messages from the `first`-th on, as `FrozenBacklog.browse` gives them."""
+        """At most `count` ready messages from the `first`-th on, as `FrozenBacklog.browse` returns them."""
         return self.freeze().browse(first, count)
 
     def _lane(self, level: int) -> _Lane:
-        """The lane of a level that will get messages."""
+        """The lane of a level that is about to get messages; it is made if there is none."""
         lane = self._lanes.get(level)
         if lane is None:
             lane = _Lane(level, exact_sizes=self._exact_sizes)
@@ -296,7 +297,7 @@ class Backlog:
         self._plain = len(self._lanes) == 1 and not self._normal.shelf and not self._returns
 
     def _take(self, count: int, most: int) -> list[Range]:
-        """Remove from wherever it is the turn."""
+        """Remove ready messages wherever they lie: first those that came back, then from the levels by their turns."""
         ranges = self._returns.take(count, most)
         count -= sum(map(_count, ranges))
         most -= len(ranges)
@@ -336,7 +337,7 @@ class Backlog:
         return ranges
 
     def _expiries(self) -> list[tuple[int, int, Runs | Shelf]]:
-        """A heap of times at which messages expire, and where they are; a number decides between equal times."""
+        """A heap of the times at which messages expire, and where these lie; a number decides between equal times."""
         places: list[Runs | Shelf] = [self._normal.runs]
         if not self._plain:
             places = [place for lane in self._lanes.values() for place in (lane.runs, lane.shelf)]
@@ -406,7 +407,7 @@ class BacklogTotals(NamedTuple):
 
 
 class BacklogCounters(NamedTuple):
-    """What the next message gets: its position, its keys on the shelves, its turn; and what was looked at last."""
+    """What the next messages get: position, keys on the shelves, turn; and how far the queue has trimmed them."""
 
     next_position: int
     next_return: int
@@ -425,10 +426,10 @@ class LaneRow(NamedTuple):
 
     level: int
     last_expires_ms: int
-    """0 where there are no runs."""
+    """The time at which the last run expires; 0 if never, or if there are no runs."""
     runs: RunsRow
     shelf: list[bytes]
-    """As `FrozenShelf.dump` gives it."""
+    """The shelf as `FrozenShelf.dump` returns it."""
 
 
 class BacklogRow(NamedTuple):
@@ -438,13 +439,13 @@ class BacklogRow(NamedTuple):
     counters: BacklogCounters
     options: BacklogOptions
     lanes: list[LaneRow]
-    """The highest level first."""
+    """One row for each level, the highest first."""
     returns: list[bytes]
     delayed: list[bytes]
 
     @property
     def chunks(self) -> int:
-        """How many parts the runs are packed in."""
+        """The number of chunks in which the runs of all levels are packed."""
         return sum(len(lane.runs.chunks) for lane in self.lanes)
 
 
@@ -455,12 +456,12 @@ class FrozenBacklog(NamedTuple):
     counters: BacklogCounters
     options: BacklogOptions
     lanes: list[tuple[int, int, FrozenRuns, FrozenShelf]]
-    """Level, last_expires_ms, runs and shelf, the highest level first."""
+    """Level, last_expires_ms, runs and shelf of each lane, the highest level first."""
     returns: FrozenShelf
     delayed: FrozenShelf
 
     def dump(self) -> BacklogRow:
-        """Equal backlogs give equal rows where zlib is the same."""
+        """The backlog's row in a dump; equal backlogs have equal rows where zlib is the same."""
         lanes = [
             LaneRow(level, last_expires_ms, runs.dump(), shelf.dump())
             for level, last_expires_ms, runs, shelf in self.lanes
@@ -470,10 +471,10 @@ class FrozenBacklog(NamedTuple):
         )
 
     def browse(self, first: int, count: int) -> list[Range]:
-        """Ready messages from the `first`-th on, in the order of delivery; on any thread.
+        """At most `count` ready messages from the `first`-th on, in the order of delivery; on any thread.
 
-        Where there are two priorities, all high ones come first: what is taken when decides which will. To pass over
-        messages that are in no runs costs as much as to read them.
+        Where there are two priorities, all high messages come first here, though they will be delivered in turns with
+        others. To pass over messages that are in no runs costs as much as to read them.
         """
         found: list[Range] = []
         for messages in self._browse(first):
@@ -524,7 +525,7 @@ class FrozenBacklog(NamedTuple):
 
 
 def _sources(lanes: list[_Lane]) -> list[tuple[int, Runs | Shelf]]:
-    """A heap of positions, which are all different, and what has its first message there."""
+    """A heap of the runs and shelves of these lanes, by the positions of their first messages, which all differ."""
     places = [place for lane in lanes for place in (lane.runs, lane.shelf)]
     sources: list[tuple[int, Runs | Shelf]] = [(place.head_position, place) for place in places if place]
     heapify(sources)
@@ -532,7 +533,7 @@ def _sources(lanes: list[_Lane]) -> list[tuple[int, Runs | Shelf]]:
 
 
 def _take_merged(sources: list[tuple[int, Runs | Shelf]], count: int, most: int) -> list[Range]:
-    """Remove the first `count` messages by arrival, or as many as there are, in so many ranges at most."""
+    """Remove and return the first `count` messages by arrival, or as many as there are, in at most `most` ranges."""
     ranges: list[Range] = []
     while count and sources and len(ranges) < most:
         _, source = sources[0]
@@ -540,7 +541,7 @@ def _take_merged(sources: list[tuple[int, Runs | Shelf]], count: int, most: int)
             ranges += source.take(count, most - len(ranges))
             count = 0
         else:
-            # As long as nothing elsewhere arrived before.
+            # As long as nothing in another place arrived earlier.
             until = min(position for position, _ in sources[1:3])
             while count and source and source.head_position <= until and len(ranges) < most:
                 ranges.append(source.take_run(count))

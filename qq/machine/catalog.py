@@ -58,11 +58,11 @@ class ConnectionState:
     vhost: VirtualHost
     user: str
     closing: str = ""
-    """Why its node was told to close it, if it was."""
+    """The reason for which its node was told to close it; empty if it was not."""
 
 
 class Catalog:
-    """Readers may look at the public maps; only the methods change them."""
+    """Virtual hosts, users and connections. Readers may look at the public maps; only the methods change them."""
 
     def __init__(self) -> None:
         self.work = Work()
@@ -70,44 +70,44 @@ class Catalog:
         self.access = AccessControl()
         self.vhosts: dict[str, VirtualHost] = {}
         self.connections: dict[tuple[str, int], ConnectionState] = {}
-        """By node and id."""
+        """The open connections, by node and id."""
         self.queues_declared = 0
-        """It numbers those of all virtual hosts."""
+        """How many queues were ever declared, in all virtual hosts: the number of the last one."""
         self.publishers_bounds = (PUBLISHERS_MAX, PUBLISHER_AGE_MS)
         """How many publishers a virtual host remembers, and for how long (ms) after their last message."""
         self._connections_of: dict[str, int] = {}
         self._channels_of: dict[str, int] = {}
-        """By user: how many are open."""
+        """How many channels, and above how many connections, each user has open; users without any are left out."""
 
     def begin(self) -> None:
-        """Make what a new cluster has."""
+        """Make the virtual host that a new cluster has."""
         self.put_vhost(DEFAULT_VHOST).describe(DEFAULT_DESCRIPTION, [], "")
 
     @property
     def revision(self) -> int:
-        """It goes up with the users, the permissions and the virtual hosts; no part of the state."""
+        """A number that rises when users, permissions or virtual hosts change; it is no part of the state."""
         return self.access.revision
 
     # Virtual hosts
 
     @property
     def default_vhost(self) -> VirtualHost:
-        """Where sessions are that were never opened."""
+        """The virtual host in which sessions act that were never opened."""
         return self.vhosts.get(DEFAULT_VHOST) or self.gone_vhost(DEFAULT_VHOST)
 
     def gone_vhost(self, name: str) -> VirtualHost:
-        """What stands for a virtual host that is not there, or not there any more."""
+        """A deleted virtual host, which stands for one of this name that is not there (any more)."""
         vhost = self._new_vhost(name, Remains())
         vhost.delete()
         return vhost
 
     def vhost_of(self, ref: VhostRef) -> VirtualHost:
-        """The virtual host that was meant."""
+        """The virtual host that `ref` refers to, or what stands for it if it is deleted."""
         name, is_deleted = ref
         return self.gone_vhost(name) if is_deleted else self.vhosts[name]
 
     def put_vhost(self, name: str) -> VirtualHost:
-        """The virtual host of this name, that is made if there is none."""
+        """The virtual host of this name; it is made if there is none."""
         vhost = self.vhosts.get(name)
         if vhost is None:
             vhost = self.vhosts[name] = self._new_vhost(name, self.remains)
@@ -116,7 +116,7 @@ class Catalog:
         return vhost
 
     def delete_vhost(self, vhost: VirtualHost) -> None:
-        """Remove a virtual host with what is in it; whoever was in it has nowhere to go."""
+        """Remove a virtual host with everything in it, and the permissions for it."""
         del self.vhosts[vhost.name]
         vhost.delete()
         self.access.forget_vhost(vhost.name)
@@ -129,7 +129,7 @@ class Catalog:
         return self.queues_declared
 
     def queues(self) -> Iterator[Queue]:
-        """Those of all virtual hosts."""
+        """The queues of all virtual hosts."""
         for vhost in self.vhosts.values():
             yield from vhost.queues.values()
 
@@ -165,7 +165,7 @@ class Catalog:
     # Connections and channels
 
     def connect(self, node: str, number: int, vhost_name: str, user: str) -> None:
-        """Enter a connection. Raises Refused."""
+        """Enter a new connection. Raises Refused if the user has no access to the virtual host, or at a limit."""
         if (node, number) in self.connections:
             raise internal_error(f"connection {number} of node {node} is there already")
         vhost = self.vhosts.get(vhost_name)
@@ -197,7 +197,7 @@ class Catalog:
             _count(self._connections_of, connection.user, -1)
 
     def open_channel(self, node: str, connection_number: int) -> ConnectionState:
-        """Count a channel of a connection's user. Raises Refused."""
+        """Count a new channel for a connection's user, and return the connection. Raises Refused."""
         connection = self.connections.get((node, connection_number))
         if connection is None:
             raise internal_error(f"connection {connection_number} of node {node} is not open")
@@ -213,7 +213,7 @@ class Catalog:
         return connection
 
     def count_channel(self, user: str, change: int) -> None:
-        """A channel of this user is open (1), or no more (-1)."""
+        """Note that this user has one more channel open (`change` is 1), or one fewer (-1)."""
         _count(self._channels_of, user, change)
 
     def _user_limit(self, user: str, name: str) -> int | None:
@@ -226,7 +226,7 @@ def _check_room(doing: str, name: str, limit: int, count: int) -> None:
 
 
 def _count(counts: dict[str, int], key: str, change: int) -> None:
-    """Count; what there is none of is not remembered."""
+    """Add `change` to the count under a key; a count of 0 is not kept."""
     number = counts.get(key, 0) + change
     if number:
         counts[key] = number

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 
 COMMAND_BYTES_MAX = 1024 * 1024
-"""Of one command, packed: a table of the largest size in the longest encoding fits."""
+"""The most bytes of a packed command: a table of the largest size in the longest encoding fits."""
 
 _HEAD = struct.Struct("<II")
 _KEPT_HEAD = struct.Struct("<4sI")
 _KEPT_MAGIC = b"KEP\xff"
-"""As a number greater than MESSAGES_MAX."""
+"""The beginning of what was kept of a batch; read as a number it is greater than MESSAGES_MAX."""
 _EXT_DECIMAL = 1
 _DECIMAL = struct.Struct(">Bi")
 
@@ -90,10 +90,10 @@ class StoredPiece(NamedTuple):
     """Consecutive messages of a batch with one publication."""
 
     first: int
-    """Ordinal of the first, in the batch as it was submitted."""
+    """The ordinal of the first message, in the batch as it was submitted."""
     publication: Publication
     offsets: list[int]
-    """Where each message begins, and at the end where the last one ends."""
+    """Where in the payload each message begins, and at the end where the last one ends."""
 
     @property
     def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
@@ -103,8 +103,8 @@ class StoredPiece(NamedTuple):
 def check_command(command: Command) -> int:
     """The size in bytes of a command in a batch. Raises InvalidCommand for what no batch may hold.
 
-    To be asked where an input becomes a command: when a batch is built it is too late, because all others in it would
-    suffer, too.
+    It has to be called where an input becomes a command: when a batch is built it is too late, because all other
+    commands in it would suffer, too.
     """
     row = _row(command)
     try:
@@ -160,7 +160,7 @@ def decode_batch(payload: Buffer) -> DecodedBatch:
 
 
 def message_sizes(payload: Buffer) -> tuple[array[int], int]:
-    """The size in octets of each message of a batch that `decode_commands` accepts, and of all of them."""
+    """The size in octets of each message of a batch that `decode_commands` accepts, and of all of them together."""
     count, commands = _HEAD.unpack_from(payload)
     sizes = array("I")
     if not count:
@@ -201,7 +201,7 @@ def keep(payload: Buffer, messages: Sequence[tuple[int, int]]) -> bytes:
 def stored_pieces(payload: Buffer) -> list[StoredPiece]:
     """The messages of a batch, or what was kept of it, ascending. Raises MalformedBatch.
 
-    Only of a batch that the machine has taken: its commands are not checked again.
+    It must be a batch that the machine has taken: its commands are not checked again.
     """
     return decode_kept(payload) if is_kept(payload) else _pieces(payload)
 
@@ -230,7 +230,7 @@ def decode_kept(payload: Buffer) -> list[StoredPiece]:
 
 
 def pack(value: Any) -> bytes:
-    """Msgpack, including what field tables may hold; names that are not UTF-8 survive."""
+    """Pack a value as msgpack, with whatever field tables may hold; names that are not UTF-8 survive."""
     packed = msgpack.packb(value, default=_pack_extension, datetime=True, unicode_errors="surrogateescape")
     assert packed is not None
     return packed
@@ -266,7 +266,7 @@ def _offsets(payload: Buffer) -> list[int]:
 
 
 def _layout(view: memoryview) -> tuple[int, int, int]:
-    """Message count, start and end of the commands."""
+    """The message count of a batch, and where its commands begin and end. Raises MalformedBatch."""
     if len(view) < _HEAD.size:
         raise MalformedBatch("the head is cut short")
     messages, length = _HEAD.unpack_from(view)
@@ -280,7 +280,7 @@ def _layout(view: memoryview) -> tuple[int, int, int]:
 
 
 def _pieces(payload: Buffer) -> list[StoredPiece]:
-    """Of many publishers that send one message each to the same place, the messages are one piece."""
+    """The pieces of a whole batch. Consecutive messages to the same place are one, whoever published them."""
     _, first, stop = _layout(memoryview(payload))
     offsets = _offsets(payload)
     pieces: list[StoredPiece] = []
@@ -297,7 +297,7 @@ def _pieces(payload: Buffer) -> list[StoredPiece]:
 
 
 def _common(pieces: Sequence[StoredPiece], messages: Sequence[tuple[int, int]]) -> Iterator[StoredPiece]:
-    """Those parts of the pieces that are among the messages."""
+    """The parts of the pieces that are among `messages`, which are given as (first ordinal, count)."""
     firsts = [piece.first for piece in pieces]
     for first, count in messages:
         for position in range(max(bisect_right(firsts, first) - 1, 0), bisect_left(firsts, first + count)):
@@ -370,7 +370,7 @@ _SHAPE_OF_OPCODE = {opcode: _shape(command) for command, opcode in OPCODES.items
 
 
 def _pack_extension(value: object) -> msgpack.ExtType:
-    """AMQP's decimal: a scale and a signed 32-bit number."""
+    """Pack a decimal of AMQP: a scale and a signed 32-bit number. Raises TypeError for anything else."""
     if isinstance(value, Decimal) and value.is_finite():
         exponent = int(value.as_tuple().exponent)
         scale = max(-exponent, 0)

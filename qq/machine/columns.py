@@ -58,14 +58,14 @@ def unpack(data: bytes, codes: str) -> list[array[int]]:
 
 
 def differences(column: array[int]) -> array[int]:
-    """From each word to the next one, which may be less; the first is 0. They are less than 2**63 apart."""
+    """The difference from each word to the next one, which may be less; the first is 0. All are less than 2**63."""
     if not any_of(column):
         return column
     return array("q", [0, *map(sub, column[1:], column)])
 
 
 def sums(first: int, steps: array[int]) -> array[int]:
-    """Undo `differences`, whose first is not read."""
+    """Undo `differences`: the words that begin with `first` and are so far apart. The first step is not read."""
     count = len(steps)
     steps = steps[1:]
     raw = steps.tobytes()
@@ -82,7 +82,7 @@ def any_of(column: array[int]) -> bool:
 
 
 def never_falls(differences: array[int]) -> bool:
-    """Whether none is negative; sure only if they are less than 2**56."""
+    """Whether no difference is negative. One of 2**56 or more is taken for negative, too."""
     signs = little_endian(differences)[_WORD_BYTES - 1 :: _WORD_BYTES]
     return signs == bytes(len(signs))
 

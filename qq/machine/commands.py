@@ -27,13 +27,13 @@ class Enqueue(NamedTuple):
 
     session: int
     first_seq: int
-    """Publish sequence number of the first on that channel, from 1; 0 when the channel is not in confirm mode."""
+    """The first message's publish sequence number on its channel, from 1; 0 if the channel is not in confirm mode."""
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     exchange: str
     routing_key: str
     mandatory: bool
     frames_channel: int
-    """AMQP channel number that the stored frames carry."""
+    """The AMQP channel number that the stored frames carry."""
 
 
 class Publish(NamedTuple):
@@ -49,15 +49,15 @@ class Publish(NamedTuple):
     more_keys: list[str]
     """Routing keys from the headers CC and BCC."""
     priority: int
-    """NO_PRIORITY if the message has none."""
+    """The messages' priority; NO_PRIORITY if they have none."""
     ttl_ms: int
-    """From the property `expiration`; NO_TTL if there is none."""
+    """The messages' time to live, from the property `expiration`; NO_TTL if there is none."""
     delay_ms: int
-    """From the header x-delay: so long after this entry the messages become ready."""
+    """How long after this entry the messages become ready, from the header x-delay."""
     publisher: str
-    """From the header x-publisher-id; "" without deduplication."""
+    """The name of the publisher, from the header x-publisher-id; "" without deduplication."""
     publish_seq: int
-    """From the header x-publish-seq of the first message; those of the others follow it."""
+    """The first message's number, from its header x-publish-seq; the numbers of the others follow it."""
 
 
 class DeadLetter(NamedTuple):
@@ -77,11 +77,11 @@ class DeadLetter(NamedTuple):
     cc: list[str]
     bcc: list[str]
     expiration: str
-    """The property that the messages were published with, "" without."""
+    """The property `expiration` that the messages were published with; "" if they had none."""
     priority: int
-    """Likewise, NO_PRIORITY without."""
+    """The priority that the messages were published with; NO_PRIORITY if they had none."""
     has_content: bool
-    """The next two are told: exchanges that look into messages need them."""
+    """Whether headers and properties are given, which exchanges that look into messages need."""
     headers: Table
     properties: Table
 
@@ -99,22 +99,22 @@ class Checkout(NamedTuple):
     session: int
     connection: int
     channel: int
-    """AMQP channel number, for texts."""
+    """The AMQP channel number, for texts."""
     consumer: int
     queue: str
     tag: str
     credit: int
-    """How many messages it may hold, to begin with."""
+    """How many messages the consumer may hold, to begin with."""
     no_ack: bool
-    """The client does not acknowledge: its node settles for it, once a message is written to the socket."""
+    """Whether the client does not acknowledge: its node settles for it, once a message is written to the socket."""
     exclusive: bool
     auto_credit: bool
-    """Settling gives credit back (a prefetch); else only `Credit` does."""
+    """Whether settling gives credit back (a prefetch); else only `Credit` does."""
     cancel_on_failover: bool
     can_be_cancelled: bool
-    """The client understands consumer cancel notifications."""
+    """Whether the client understands consumer cancel notifications."""
     timeout_ms: int
-    """How long a delivery may stay unacknowledged where nothing else says so; 0 for ever."""
+    """How long a delivery may stay unacknowledged if neither the queue nor the arguments say it; 0 is for ever."""
     arguments: Table
 
 
@@ -124,11 +124,11 @@ class ReplyTo(NamedTuple):
     session: int
     consumer: int
     name: str
-    """Drawn by the node; nobody can guess it."""
+    """The name for this channel's replies: the node has drawn it, and nobody can guess it."""
 
 
 LIVE_UNLIMITED = 65_535
-"""What no limit means to a consumer whose prefetch may be changed: the largest that basic.qos can say."""
+"""The credit that means no limit for a consumer whose prefetch may change: the largest that basic.qos can say."""
 
 
 class SetPrefetch(NamedTuple):
@@ -218,7 +218,7 @@ class DeclareQueue(NamedTuple):
     exclusive: bool
     auto_delete: bool
     server_named: bool
-    """The client gave no name: the node has drawn this one."""
+    """Whether the client gave no name, and the node has drawn this one."""
     arguments: Table
 
 
@@ -288,7 +288,7 @@ class UnbindExchange(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Open a connection to a virtual host (connection.open); `session` is its own id. Answered always."""
+    """Open a connection to a virtual host (connection.open); `session` is its own id. It is always answered."""
 
     session: int
     vhost: str
@@ -296,20 +296,20 @@ class Connect(NamedTuple):
 
 
 class OpenChannel(NamedTuple):
-    """Open a channel (channel.open): the session acts in the virtual host of its connection. Answered if refused."""
+    """Open a channel (channel.open): the session acts in its connection's virtual host. Only a refusal is answered."""
 
     session: int
     connection: int
 
 
 class SessionDown(NamedTuple):
-    """The channel closed: its consumers end and their unacked messages return."""
+    """Forget a channel that is closed: its consumers end and their unacked messages return."""
 
     session: int
 
 
 class ConnectionDown(NamedTuple):
-    """The connection closed, or was refused, after its sessions: its exclusive queues go."""
+    """Forget a connection that is closed or was refused, after its sessions: its exclusive queues go."""
 
     connection: int
 
@@ -329,17 +329,17 @@ class PutVhost(NamedTuple):
     description: str
     tags: list[str]
     default_queue_type: str
-    """Of queues that are declared without a type; "" is the broker's default."""
+    """The type of queues that are declared without one; "" is the broker's default."""
 
 
 class DeleteVhost(NamedTuple):
-    """A virtual host goes with everything in it, and its connections are closed."""
+    """Delete a virtual host with everything in it, and have its connections closed."""
 
     name: str
 
 
 class SetVhostLimits(NamedTuple):
-    """Replace the limits of a virtual host: max-connections, max-queues. Negative ones are none."""
+    """Replace the limits of a virtual host, as limits.VHOST_LIMITS names them. A negative one is no limit."""
 
     vhost: str
     limits: Table
@@ -369,17 +369,17 @@ class PutHashedUser(NamedTuple):
     hash: bytes
     tags: list[str]
     hashing: str
-    """One of access.HASH_BYTES."""
+    """The algorithm of the hash: one of access.HASH_BYTES."""
 
 
 class DeleteUser(NamedTuple):
-    """A user goes with all permissions, and the user's connections are closed."""
+    """Delete a user with all permissions, and have the user's connections closed."""
 
     name: str
 
 
 class SetUserLimits(NamedTuple):
-    """Replace the limits of a user: max-connections, max-channels. Negative ones are none."""
+    """Replace the limits of a user, as limits.USER_LIMITS names them. A negative one is no limit."""
 
     user: str
     limits: Table
@@ -393,7 +393,7 @@ class ChangeUserLimits(NamedTuple):
 
 
 class SetPermissions(NamedTuple):
-    """Let a user into a virtual host, to do this with what the patterns match."""
+    """Let a user into a virtual host, to configure, write and read what the patterns match."""
 
     user: str
     vhost: str
@@ -418,7 +418,7 @@ class SetTopicPermissions(NamedTuple):
 
 
 class ClearTopicPermissions(NamedTuple):
-    """Lift the restrictions at one exchange, or ("") at all."""
+    """Lift a user's restriction at one exchange, or at all of the virtual host's if `exchange` is empty."""
 
     user: str
     vhost: str
@@ -426,7 +426,7 @@ class ClearTopicPermissions(NamedTuple):
 
 
 class PutPolicy(NamedTuple):
-    """Create or replace a policy, or an operator policy; it is checked outside, and what is wrong is ignored."""
+    """Create or replace a policy or an operator policy. It is checked outside; a wrong one has no effect."""
 
     vhost: str
     name: str
@@ -444,7 +444,7 @@ class DeletePolicy(NamedTuple):
 
 
 class LimitPublishers(NamedTuple):
-    """How many publishers each virtual host remembers for deduplication, for how long after their last message."""
+    """Set how many publishers each virtual host remembers for deduplication, and how long after their last message."""
 
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     age_ms: int
@@ -461,7 +461,7 @@ Declaration = (
     | BindExchange
     | UnbindExchange
 )
-"""What clients do to what is in a virtual host."""
+"""Commands with which clients change what is declared in a virtual host."""
 
 Change = (
     CloseConnection
@@ -482,7 +482,7 @@ Change = (
     | DeletePolicy
     | LimitPublishers
 )
-"""What operators do; no client's method."""
+"""Commands of operators; none is a client's method."""
 
 Method = (
     Enqueue
@@ -552,6 +552,6 @@ OPCODES: dict[type[Command], int] = {
     ChangeVhostLimits: 51,
     ChangeUserLimits: 52,
 }
-"""Retired: 6, 8, 10, 24, 31, 32."""
+"""The number of each command in the log. Retired: 6, 8, 10, 24, 31, 32."""
 NO_COMMAND = 0
-"""No opcode: what has no command as its cause."""
+"""No opcode: it says that no command was the cause."""

@@ -28,7 +28,7 @@ class Connecting:
         return Connected()
 
     def open_channel(self, command: OpenChannel) -> None:
-        """Without an answer: the client has it already, and what it does next comes behind this."""
+        """Open a channel, without an answer: the client has had it, and what it does next comes behind this command."""
         core = self._core
         if core.has_failed(command.session):
             return

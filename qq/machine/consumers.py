@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from qq.machine.settings import ConsumerSettings
 
 CREDIT_MAX = 2**31 - 1
-"""Credit is clamped here: no consumer is ever that far ahead, and the number stays small in every dump."""
+"""The most credit of a consumer: none is ever that far ahead, and the number stays small in every dump."""
 
 MARK_MS = 1000
-"""How exactly it is known since when a message is out: a timeout comes so much later at most."""
+"""How exactly the times of deliveries are known, in ms: a timeout comes at most so much later."""
 
 
 @dataclass(slots=True, eq=False)
 class Budget:
-    """What the consumers of one channel hold together (basic.qos with `global`)."""
+    """What the consumers of one channel hold, and may hold, together (basic.qos with `global`)."""
 
     limit: int = 0
-    """0 is no limit."""
+    """The most messages that all may hold together; 0 is no limit."""
     held: int = 0
     waiting: list[int] = field(default_factory=list)
     """Ids of consumers that could have more if there were room, ascending; no part of what is dumped."""
 
     @property
     def room(self) -> int:
-        """How many more messages all may be given together."""
+        """How many more messages the channel's consumers may be given together."""
         return max(self.limit - self.held, 0) if self.limit else CREDIT_MAX
 
     def wait(self, consumer: int) -> None:
@@ -60,7 +60,7 @@ class Budget:
             del waiting[at]
 
     def pop_after(self, last: int) -> int:
-        """Who comes behind `last` of those who wait: the next id, and behind the greatest the least."""
+        """Remove and return the next id behind `last` of those who wait; the least comes behind the greatest."""
         waiting = self.waiting
         at = bisect_right(waiting, last)
         return waiting.pop(at if at < len(waiting) else 0)
@@ -70,19 +70,19 @@ class Budget:
 class Holder:
     """Somebody who takes messages of a queue, or who has stopped (`live` is false) and still holds some.
 
-    The queue knows its holders; for others `queue.Consumer` is one that knows its queue, too.
+    It does not know its queue; `queue.Consumer`, which others see, does.
     """
 
     node: str
     session: int
     channel: int
-    """AMQP channel number, for texts."""
+    """The AMQP channel number, for texts."""
     id: int
     tag: str
     credit: int
-    """How many more it may hold; less than 0 after its prefetch was lowered."""
+    """How many more messages it may hold; less than 0 after its prefetch was lowered."""
     prefetch: int
-    """What its credit would be if it held nothing, if settling gives credit back."""
+    """Its credit when it holds nothing, if settling gives credit back."""
     no_ack: bool
     exclusive: bool
     auto_credit: bool
@@ -92,12 +92,13 @@ class Holder:
     arguments: Table
     settings: ConsumerSettings
     budget: Budget | None
-    """That of its channel; None for one whose messages need no acknowledgement, and for `Get`."""
+    """The budget of its channel; None if its messages need no acknowledgement, and for `Get`."""
     live: bool = True
     next_id: int = 0
     unacked: RangeMap[Range] = field(default_factory=RangeMap)
     marks: list[list[int]] = field(default_factory=list)
-    """[first message id, time of the last delivery among those before the next mark], while deliveries can time out."""
+    """[message id, time of its delivery], while deliveries can time out. The messages behind it, up to the next mark,
+    were delivered less than MARK_MS later."""
 
     @property
     def room(self) -> int:
@@ -108,25 +109,25 @@ class Holder:
         return min(self.credit, budget.limit - budget.held)
 
     def wait_for_room(self) -> None:
-        """It may be given nothing now: see to it that it is thought of when its channel holds less, if that is why."""
+        """Let it wait for room in its channel, if it has credit; without credit it does not wait."""
         if self.credit < 1:
             self.stop_waiting()
         elif self.budget is not None:
             self.budget.wait(self.id)
 
     def stop_waiting(self) -> None:
-        """It has its turn, or may be given nothing whatever its channel has room for."""
+        """Let it not wait for room in its channel: it has its turn, or may be given nothing whatever room there is."""
         if self.budget is not None:
             self.budget.stop_waiting(self.id)
 
     def hold(self, count: int) -> None:
-        """It is given `count` messages: it may have so many fewer."""
+        """Note that it is given `count` messages, so it may have so many fewer."""
         self.credit -= count
         if self.budget is not None:
             self.budget.held += count
 
     def leave_channel(self) -> None:
-        """Its queue is gone: what it holds takes nothing of its channel's limit."""
+        """Note that its queue is gone: what it holds takes nothing of its channel's limit any more."""
         if self.budget is not None:
             self.budget.held -= len(self.unacked)
             self.budget.stop_waiting(self.id)
@@ -143,18 +144,18 @@ class Holder:
             marks.append([self.next_id, now_ms])
 
     def out_since_ms(self) -> int | None:
-        """When the oldest message that it holds was delivered, at the latest."""
+        """The latest time at which its oldest message was delivered; None if it holds none or nothing can time out."""
         first = self.unacked.first()
         marks = self.marks
         if first is None or not marks:
             return None
         mark = self._mark_of(first)
         latest_ms = marks[mark][1] + MARK_MS
-        # Those before the next mark came before its time, too.
+        # The messages before the next mark were delivered before that mark's time, too.
         return min(latest_ms, marks[mark + 1][1]) if mark + 1 < len(marks) else latest_ms
 
     def _mark_of(self, message_id: int) -> int:
-        """Place of the last mark that is not behind a message."""
+        """The place of the last mark that is not behind this message."""
         return max(bisect_right(self.marks, message_id, key=itemgetter(0)) - 1, 0)
 
 
@@ -169,7 +170,7 @@ class Turns(Generic[H]):
     def __init__(self) -> None:
         self._rings: dict[int, OrderedDict[H, None]] = {}
         self._levels: list[int] = []
-        """Priorities that have anybody, ascending."""
+        """The priorities of these consumers, ascending."""
 
     def __bool__(self) -> bool:
         return bool(self._levels)
@@ -183,7 +184,7 @@ class Turns(Generic[H]):
         return consumer in self._rings.get(consumer.settings.priority, ())
 
     def add(self, consumer: H) -> None:
-        """It is the last of its priority, unless it is there already."""
+        """Add a consumer as the last of its priority, unless it is there already."""
         priority = consumer.settings.priority
         ring = self._rings.get(priority)
         if ring is None:
@@ -202,5 +203,5 @@ class Turns(Generic[H]):
                 self._levels.remove(priority)
 
     def next_ring(self) -> OrderedDict[H, None]:
-        """Those whose turn it is, in order; there are some."""
+        """The consumers of the highest priority, in the order of their turns; there has to be one."""
         return self._rings[self._levels[-1]]

@@ -186,7 +186,7 @@ class Taking:
         return queue
 
     def _check_room(self, command: Checkout, queue: Queue) -> None:
-        """Raise Refused if there are as many consumers as may be."""
+        """Raise Refused if there may be no more consumers, or the arguments of this one are too large."""
         core = self._core
         vhost, doing = core.vhost(command.session), f"consume from queue '{queue.name}'"
         limit = limit_of(vhost.limits, MAX_CONSUMERS_PER_CHANNEL)

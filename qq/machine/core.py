@@ -66,44 +66,44 @@ if TYPE_CHECKING:
 
 
 WOKEN_MAX = 1000
-"""Consumers of one channel that are asked at once whether they want what its limit leaves."""
+"""How many consumers are asked at once whether they want what the limit of their channel leaves."""
 
 ContentOf = Callable[[Buffer, int], Content]
-"""Reads of a stored message what routing may look at, given its number; never raises."""
+"""A function that reads from a stored message what routing may look at, given its number; it never raises."""
 
 
 @dataclass(slots=True, eq=False)
 class SessionState:
     """One AMQP channel, from its opening until `SessionDown`, or a connection's channel 0.
 
-    One that was never opened is there from its first command that is answered.
+    A session that was never opened is there from its first command that is answered.
     """
 
     vhost: VirtualHost
-    """The one that it acts in; it may be deleted."""
+    """The virtual host in which the session acts; it may be deleted."""
     user: str | None = None
-    """Whose channel it counts as, if it was opened."""
+    """The user whose channel it counts as; None if it was never opened."""
     queue: str = ""
-    """The queue that was declared last."""
+    """The name of the queue that the session declared last; empty if none."""
     consumers: dict[int, Consumer] = field(default_factory=dict)
     tags: dict[str, Consumer] = field(default_factory=dict)
     """Consumers that are not cancelled, by consumer tag."""
     requester: Requester | None = None
-    """Its consumer of direct replies."""
+    """The session's consumer of direct replies, if it has one."""
     budget: Budget = field(default_factory=Budget)
     answers: int = 0
-    """How many of its commands were answered."""
+    """How many of the session's commands were answered."""
     answer: Answer | None = None
     """The last answer, for a node that missed it. `ConsumerCancelled` does not count: it tells nothing, and several
     can be missed at once."""
 
     @property
     def failed(self) -> bool:
-        """An error was sent: whatever was under way behind it must not happen."""
+        """Whether an error was sent: then whatever was under way behind it must not happen."""
         return type(self.answer) is Failed
 
     def freeze(self, key: tuple[str, int]) -> FrozenSession:
-        """`key` is its node and its number."""
+        """The session as it is now; `key` is its node and its number."""
         requester = self.requester and self.requester[2:]
         limit = self.budget.limit
         return FrozenSession(
@@ -112,7 +112,7 @@ class SessionState:
 
 
 class FrozenSession(NamedTuple):
-    """A session at one moment, but for its consumers."""
+    """A session at one moment, without its consumers."""
 
     key: tuple[str, int]
     vhost: VhostRef
@@ -134,48 +134,48 @@ class Core:
         self.sessions: dict[tuple[str, int], SessionState] = {}
         self.consumers: dict[tuple[str, int], Consumer] = {}
         self.dirty: dict[Queue, None] = {}
-        """Queues that have something new in this entry, and those for whose consumers it has cost too much already."""
+        """Queues that have something new in this entry, and those whose consumers were left for the next entries."""
         self.dying: dict[Queue, None] = {}
         """Queues that have messages to dead-letter."""
         self.behind: dict[Queue, None] = {}
-        """Queues that were given back too much at once, in the order of their turns."""
+        """Queues that have put off work, because too much was settled or returned at once, in the order of turns."""
         self.abandoned: dict[Queue, None] = {}
-        """Queues that go with connections or consumers, too many to go at once."""
+        """Queues that nobody needs any more and that are still to be removed: they were too many to go at once."""
         self.lost: dict[str, list[tuple[str, int]]] = {}
-        """Nodes that are gone, with too many sessions to end at once: those that are left, the next one last. Their
-        consumers are given nothing."""
+        """Nodes that are gone, each with the keys of its sessions that are still to be ended, the next one last: they
+        were too many to end at once. Their consumers are given nothing."""
         self.remains = self.catalog.remains
         self.reviewing: dict[str, VirtualHost] = {}
-        """Virtual hosts in which it is to be found out what policies apply to, by name."""
+        """Virtual hosts in which it is still to be found out what the policies apply to, by name."""
         self.roomy: dict[tuple[str, int], int] = {}
         """Sessions in which consumers wait and may have more, with the id of the one that was asked last."""
         self.queue_timers: Timers[Queue] = Timers(_queue_key)
         self.consumer_timers: Timers[Consumer] = Timers(_consumer_key)
         self.effects: list[Effect] = []
         self.behind_answer: list[Effect] = []
-        """What the command under way has to tell once it is answered."""
+        """Effects of the command under way that come behind its answer."""
         self.origin = ""
         self.index = 0
         self.time_ms = 0
         self.next_slot = 0
-        """Of the first message of the batch that no command has published yet."""
+        """The slot of the first message of the batch that no command has published yet."""
         self.sizes = array("I")
-        """Of the messages of the batch, in octets."""
+        """The size of each message of the batch, in octets."""
         self.size = 0
-        """Of all of them."""
+        """The octets of all these messages."""
         self.payload: Buffer = b""
-        """The batch: the messages are at its end."""
+        """The whole batch; the messages are at its end."""
         self._offsets: list[int] = []
-        """Where in the payload of a batch they begin, ..."""
+        """Where in the payload each message begins, and at the end where the last one ends."""
         self._offsets_of = self.sizes
-        """... of the last batch that this was asked for."""
+        """The `sizes` of the batch that the offsets are of: they are computed only when they are needed."""
         self.position = 0
-        """Of the command in the batch."""
+        """The place of the command under way in the batch."""
 
     # Messages
 
     def contents(self, slot: int, count: int) -> Iterator[Content]:
-        """What routing may look at of so many messages of the batch."""
+        """What routing may look at of each of `count` messages of the batch, from `slot` on."""
         if self._offsets_of is not self.sizes:
             start = len(self.payload) - self.size
             self._offsets = list(accumulate(self.sizes, initial=start))
@@ -229,14 +229,14 @@ class Core:
             self.catalog.count_channel(session.user, 1)
 
     def end_session(self, number: int) -> None:
-        """The session is down: what its consumers held returns."""
+        """End a session that is down, if it is there: what its consumers held returns."""
         session = self.sessions.pop((self.origin, number), None)
         if session is not None:
             self._forget_channel(session)
             self.end_consumers(list(session.consumers.values()), failed=True)
 
     def lose_sessions_of(self, node: str) -> None:
-        """All that the node has opened is gone; very much of it ends in the next entries, or with its next command."""
+        """End all that a node had opened; very much of it ends in the next entries, or with the node's next command."""
         for key in [key for key in self.catalog.connections if key[0] == node]:
             self.catalog.disconnect(*key)
         if node not in self.lost:
@@ -255,7 +255,7 @@ class Core:
         self.lost[node].reverse()
 
     def end_lost(self, node: str) -> None:
-        """Let nothing be left of what the node had opened before it was gone: it begins anew, with the same numbers."""
+        """End at once what is left of a node that was gone: it begins anew, with the same numbers."""
         while node in self.lost:
             self._end_lost_sessions(node, LOST_MAX)
 
@@ -266,7 +266,7 @@ class Core:
                 left -= self._end_lost_sessions(node, left)
 
     def _end_lost_sessions(self, node: str, most: int) -> int:
-        """End so many consumers and sessions of a node that is gone, about; how many that were."""
+        """End about `most` consumers and sessions of a node that is gone. Returns how many they were."""
         keys, left = self.lost[node], most
         ended: list[Consumer] = []
         while keys and left > 0:
@@ -296,7 +296,7 @@ class Core:
         return ConnectionForced(connection.node, connection.id, CONNECTION_FORCED, connection.closing)
 
     def vhost(self, number: int) -> VirtualHost:
-        """Where the session acts. Raises Refused if that is deleted."""
+        """The virtual host in which the session acts. Raises Refused if it is deleted."""
         vhost = self.session(self.origin, number).vhost
         vhost.check()
         return vhost
@@ -306,14 +306,14 @@ class Core:
         return known is not None and known.failed
 
     def publishes_to(self, session: int) -> VirtualHost | None:
-        """Where the session's messages go; None if it has failed, and nowhere. To publish makes no session."""
+        """The virtual host to which the session publishes; None if it has failed. It makes no session."""
         known = self.sessions.get((self.origin, session))
         if known is None:
             return self.catalog.default_vhost
         return None if known.failed else known.vhost
 
     def last_declared(self, session: int) -> str:
-        """The queue that is meant by no name. Raises Refused."""
+        """The queue that a command means by an empty name. Raises Refused if the session has declared none."""
         queue = self.session(self.origin, session).queue
         if not queue:
             raise not_found("previously declared queue")
@@ -330,13 +330,13 @@ class Core:
         session.requester = session.vhost.requesters[requester.name] = requester
 
     def forget_requester(self, session: SessionState) -> None:
-        """Nobody gets what is published to its name any more."""
+        """Forget the session's consumer of direct replies, if it has one, and its name."""
         if session.requester is not None:
             del session.vhost.requesters[session.requester.name]
             session.requester = None
 
     def requester(self, session: int, name: str) -> Requester | None:
-        """Who gets what is published to this name, if it is no queue's. Raises Refused."""
+        """The consumer of direct replies that has this name; None if there is none. Raises Refused."""
         return self.vhost(session).requesters.get(name or self.last_declared(session))
 
     def check_fresh(self, consumer: int) -> None:
@@ -352,7 +352,7 @@ class Core:
         self.catalog.vhosts[consumer.queue.vhost].consumers += 1
 
     def forget_if_over(self, consumer: Consumer) -> None:
-        """A consumer that has stopped goes with the last message it held."""
+        """Forget a consumer that has stopped and holds no messages any more."""
         if not consumer.live and not consumer.unacked:
             self._forget(consumer)
 
@@ -367,7 +367,7 @@ class Core:
                 del session.tags[consumer.tag]
 
     def checked_in(self, consumer: Consumer) -> None:
-        """A consumer holds less than before: it may go, or its channel's other consumers may have more."""
+        """Do what follows when a consumer holds less: others of its channel may have more, or it is over."""
         if consumer.budget is not None and consumer.budget.limit:
             consumer.queue.make_way(consumer)  # the others of its channel have waited for it
             self._room_for_others(consumer)
@@ -377,17 +377,17 @@ class Core:
         self.forget_if_over(consumer)
 
     def _room_for_others(self, consumer: Consumer) -> None:
-        """What it does not hold any more, others on its channel may."""
+        """Let others of its channel have what a consumer does not hold any more."""
         key = consumer.node, consumer.session
         if key in self.sessions and consumer.node not in self.lost:
             self.look_again(key, consumer.id)
 
     def look_again(self, key: tuple[str, int], last: int = 0) -> int:
-        """A channel has room again, or another limit: who waits for it may have more, that with the id `last` last.
+        """Ask consumers that wait for room in their channel whether they want some; it has room again, or a new limit.
 
         As many as there is room for are asked now, and the others at the end of the entry, if these have not taken it
-        all. By their ids: whose turn it is must follow from the state, also from one that was loaded. Returns how many
-        were asked.
+        all. They are asked in the order of their ids, the one with the id `last` last: whose turn it is must follow
+        from the state, also from one that was loaded. Returns how many were asked.
         """
         session = self.sessions[key]
         budget, asked, woken = session.budget, 0, 0
@@ -405,7 +405,7 @@ class Core:
         return asked
 
     def give_back(self, consumers: list[Consumer], *, failed: bool) -> None:
-        """Return all that these consumers hold, per queue in the order of the messages; very much of it bit by bit."""
+        """Return all that these consumers hold to its queues, in the order of messages; very much of it in portions."""
         by_queue: dict[Queue, list[Consumer]] = {}
         for consumer in consumers:
             by_queue.setdefault(consumer.queue, []).append(consumer)
@@ -417,7 +417,7 @@ class Core:
                 self.checked_in(consumer)
 
     def end_consumers(self, consumers: list[Consumer], *, failed: bool) -> None:
-        """Their sessions are gone: cancel them and return what they hold."""
+        """Cancel consumers and return what they hold; `failed` is whether that counts as failed deliveries."""
         lost_a_consumer: dict[Queue, None] = {}
         for consumer in consumers:
             if consumer.live:
@@ -430,7 +430,7 @@ class Core:
     # Queues
 
     def touch(self, queue: Queue) -> None:
-        """The queue has something new: at the end of the entry, consumers get what is theirs."""
+        """Note that the queue has something new: at the end of the entry, its consumers get what is theirs."""
         self.dirty[queue] = None
         if queue.dying:
             self.dying[queue] = None
@@ -438,7 +438,7 @@ class Core:
     def serve(self, queue: Queue, at_least: int = 0) -> None:
         """Let the queue's consumers have what is theirs before somebody counts or takes what is left.
 
-        As much as the entry may cost, or `at_least` so many ranges.
+        They get as many ranges as the entry may still cost, or `at_least` so many.
         """
         due_ms = queue.due_ms()
         if queue in self.dirty or (due_ms is not None and due_ms <= self.time_ms):
@@ -447,7 +447,7 @@ class Core:
             self.touch(queue)
 
     def _turn(self, queue: Queue, most: int) -> int:
-        """In ranges, what it has cost."""
+        """Serve a queue, for about `most` ranges. Returns what it has cost, in ranges."""
         served, moved = queue.serve(self.time_ms, most, self.lost)
         ranges = TURN_RANGES + moved
         for consumer, delivery in served:
@@ -460,7 +460,7 @@ class Core:
         return ranges
 
     def watch(self, consumer: Consumer) -> None:
-        """See to it that a message which is out for too long is noticed."""
+        """See to it that it is noticed when the consumer holds a message for too long."""
         if consumer in self.consumer_timers or consumer.node in self.lost:
             return
         if not self.session(consumer.node, consumer.session).failed:
@@ -471,16 +471,16 @@ class Core:
         return since_ms + timeout_ms if timeout_ms and since_ms is not None else None
 
     def remove_if_automatic(self, queue: Queue) -> None:
-        """An auto-delete queue goes with its last consumer."""
+        """Remove an auto-delete queue that has lost its last consumer."""
         if _goes_with_its_consumers(queue):
             self.remove_queue(queue)
 
     def remove_queue(self, queue: Queue) -> None:
-        """The queue goes with all its messages; later settlements of them find nothing."""
+        """Remove a queue with all its messages, and tell its consumers. Later settlements find nothing."""
         self.effects += self.take_queue(queue)
 
     def abandon(self, queues: list[Queue]) -> None:
-        """Remove queues that have no reason to be there any more; most of very many later, and for nobody till then."""
+        """Remove queues that nobody needs any more. Of very many, most go later, and nobody can use them till then."""
         left = QUEUES_GONE_MAX
         for number, queue in enumerate(queues):
             if left <= 0:
@@ -494,13 +494,13 @@ class Core:
         self.abandoned.update(dict.fromkeys(queues))
 
     def make_way_for(self, vhost: VirtualHost, name: str) -> None:
-        """Let there be no queue of this name that is gone for its clients."""
+        """Remove the queue of this name if it was to be removed later: for its clients it is gone."""
         queue = vhost.queues.get(name)
         if queue in self.abandoned:
             self.remove_queue(queue)
 
     def _remove_abandoned(self, queue: Queue) -> int:
-        """How much has gone with it, with itself."""
+        """Remove a queue. Returns how many objects are gone: it, its bindings and those who held its messages."""
         destination = Destination(DestinationKind.QUEUE, queue.name)
         bindings = self.catalog.vhosts[queue.vhost].count_bindings_of(destination)
         self.remove_queue(queue)
@@ -522,7 +522,7 @@ class Core:
         return gone
 
     def remove_vhost(self, vhost: VirtualHost) -> None:
-        """Forget all that is in a virtual host which goes, in a mass. No consumer is told: its connection closes."""
+        """Remove a virtual host with everything in it, all at once. No consumer is told: its connection closes."""
         consumers, name = self.consumers, vhost.name
         for (node, _), session in self.sessions.items():
             if session.vhost is vhost:
@@ -569,16 +569,16 @@ class Core:
     # Policies
 
     def review(self, vhost: VirtualHost) -> None:
-        """Other policies may apply to what is in a virtual host: find out, now as far as it does not cost too much."""
+        """Find out which policies apply now to what is in a virtual host; what costs too much is left for later."""
         if self.work.steps < REVIEW_STEPS_MAX:
             self._review(vhost)
         if vhost.is_unreviewed:
             self.reviewing[vhost.name] = vhost
         else:
-            self.reviewing.pop(vhost.name, None)  # whose turn it is depends on who waits
+            self.reviewing.pop(vhost.name, None)  # who waits here decides whose turn it is
 
     def _review_policies(self) -> None:
-        """Go on with what was left, and always a little."""
+        """Go on finding out which policies apply where that was left for later, a little in every entry."""
         names = sorted(self.reviewing)
         first = self.time_ms % len(names)  # not always the same
         for name in names[first:] + names[:first]:
@@ -589,7 +589,7 @@ class Core:
                 break
 
     def _review(self, vhost: VirtualHost) -> None:
-        """Where settings change, limits are enforced and timers set anew."""
+        """Review a part of a virtual host. Where settings change, limits are enforced and timers set anew."""
         for queue in vhost.review(REVIEW_STEPS_MAX):
             self.touch(queue)
             for consumer in queue.holders:
@@ -599,7 +599,7 @@ class Core:
     # Time
 
     def due_ms(self) -> int | None:
-        """When there will be something to do that no command asks for; None for never."""
+        """The time at which there will be something to do that no command asks for; None for never."""
         if (
             self.dirty
             or self.behind
@@ -614,7 +614,7 @@ class Core:
         return None if due_ms == NEVER_MS else due_ms
 
     def end_entry(self) -> None:
-        """Do what time brings, and serve the queues that have something new, in the order in which they got it."""
+        """Do what is due or was put off, and serve the queues that have something new, in the order of their turns."""
         now_ms = self.time_ms
         if self.reviewing:
             self._review_policies()
@@ -659,7 +659,7 @@ class Core:
         self.abandon(unused)
 
     def _turns(self, most: int) -> int:
-        """Give the queues that have something new their turns, for about so many ranges; how many fewer they were.
+        """Give the queues that have something new their turns, for about `most` ranges; returns how many are left.
 
         The timer of a queue whose turn does not come now is set when it comes.
         """
@@ -680,7 +680,7 @@ class Core:
         return most
 
     def _fill_channels(self, most: int) -> None:
-        """Ask those who wait, as long as there is room: who was asked first may have had nothing to take."""
+        """Ask consumers that wait for room in their channels, as long as there is some, and serve their queues."""
         asked = 0
         while self.roomy and asked < WOKEN_MAX:
             roomy, self.roomy = self.roomy, {}
@@ -701,9 +701,9 @@ class Core:
                 self.roomy[key] = 0
 
     def restore_timers(self) -> None:
-        """Set those of the queues in a state that was loaded: exactly as a node has them that has lived through it.
+        """Set the timers of the queues in a state that was loaded, as a node has them that has lived through it.
 
-        But for queues that have their turn anyhow. How many are looked at in an entry depends on it.
+        Queues that have their turn anyhow get none. How many queues are looked at in an entry depends on that.
         """
         for queue in self.catalog.queues():
             if queue not in self.dirty and queue not in self.abandoned:
@@ -740,16 +740,16 @@ def _goes_with_its_consumers(queue: Queue) -> bool:
 
 
 def message_number(index: int, slot: int) -> int:
-    """No other message has it."""
+    """The number of a message, which no other message has."""
     return index << _SLOT_BITS | slot
 
 
 _SLOT_BITS = 32
-"""Of a batch's ordinal and a message's."""
+"""The bits of a slot: of the batch's ordinal in the entry and of the message's in the batch."""
 
 
 def no_content(_message: Buffer, number: int) -> Content:
-    """For a machine that routes nothing by what is in a message."""
+    """A `ContentOf` for a machine that routes nothing by what is in a message."""
     return Content({}, {}, number)
 
 

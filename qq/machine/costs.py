@@ -4,9 +4,9 @@ Lives here: estimates in steps, each about a microsecond of `apply`; who gathers
 Not here: limits that a command must keep (qq/routing, vhost.py), what an entry has cost (work.py).
 
 Law: an estimate is of the state of this node, and changes nothing. It follows what a command touches: the queues that
-a message reaches, the bindings and consumers that go with a queue. To make it costs no more than a look-up, but where
-a route is not known yet: then that is looked for, as long as `LOOKED_MAX` allows. What it does not allow is told by no
-number: whoever asks, asks again in the next turn of the loop.
+a message reaches, the bindings and consumers that go with a queue. To make it costs no more than a look-up, except
+where a route is not known yet: then it is looked for, as long as `LOOKED_MAX` allows. When it does not, the answer is
+None, and whoever asks, asks again in the next turn of the loop.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ if TYPE_CHECKING:
     from qq.machine.vhost import VirtualHost
 
 BATCH_STEPS_MAX = 5_000
-"""A batch ends when it costs so much: an entry has room for three such batches, whosever they are."""
+"""The steps at which a batch ends: an entry has room for three such batches, of whatever nodes."""
 LOOKED_MAX = 5_000
-"""Steps of dearer routes than CHEAP_STEPS_MAX that are looked for before their messages are in the log, in one turn of
-the loop."""
+"""How many steps of routes dearer than CHEAP_STEPS_MAX may be looked for in one turn of the loop, before the messages
+are in the log."""
 TRANSACTION_STEPS_MAX = 50_000
-"""What a transaction may cost: 50 ms of every node's time."""
+"""The most steps that a transaction may cost: 50 ms of every node's time."""
 COMMIT_STEPS = 5
-"""For each part of a transaction, to check it before it is carried out."""
+"""The steps for each part of a transaction, to check it before it is carried out."""
 CREDIT_STEPS = 8
 SETTLED_STEPS: dict[type[c.Settlement], int] = {c.Settle: 10, c.Return: 15, c.Reject: 15, c.Discard: 15}
-"""For each piece of what was delivered, though several may become one command."""
+"""The steps for each piece of what was delivered, though several may become one command."""
 
 _COMMAND = 15
 _RUN = 6
 _ROUTE_STEPS = 2
-"""So many of a route (`Router.steps`) are one here."""
+"""How many steps of a route (`Router.steps`) are one step here."""
 _COPY = 4
-"""For each queue that gets plain messages, ..."""
+"""The steps for each queue that gets plain messages."""
 _COPY_WITH_PROPERTIES = 6
-"""... or others."""
+"""The steps for each queue that gets messages with properties."""
 _MESSAGE_BY_SIZE = 2
-"""For each message, in each queue that limits its octets."""
+"""The steps for each message, in each queue that limits its octets."""
 _CONTENT = 15
-"""Of a message that is looked into."""
+"""The steps to look into a message."""
 _RANGE = 3
-"""Of messages that come back, or go."""
+"""The steps for each range of messages that come back, or go."""
 _PUT_OFF = 16
-"""So many of these are a step, if they are put off."""
+"""How many of these ranges are one step, if they are put off."""
 _BINDING = 12
 _HOLDER = 6
 _QUEUE = 60
 _QUEUE_GONE = 10
 _CONNECTION = 2
 _IN_A_MASS = 4
-"""So many queues and consumers of a virtual host that goes are a step."""
+"""How many queues and consumers are one step, where very many of them go together."""
 _DYING = 10
 
 _FLAT: dict[type[c.Command], int] = {
@@ -81,28 +81,28 @@ _FLAT: dict[type[c.Command], int] = {
 
 
 class Price(NamedTuple):
-    """Of messages that are published alike and go the same way, in steps."""
+    """What messages cost that are published alike and go the same way, in steps: once, and for each of them."""
 
     once: int
     each: int
 
     def of(self, count: int) -> int:
-        """What so many of them cost together."""
+        """The steps of `count` such messages together."""
         return self.once + self.each * count
 
 
 class Costs:
-    """Looks at the state of a machine."""
+    """Estimates what commands will cost, from the state of a machine."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.looked = 0
-        """Steps that have been looked for in this turn."""
+        """The steps of dear routes that were looked for in this turn."""
         self._counted: set[tuple[str, str, str]] = set()
         """Routes whose steps have been counted in this turn: this node remembers them, but another one may not."""
 
     def begin_turn(self) -> None:
-        """Routes may be looked for again."""
+        """Let routes be looked for again, in a new turn of the loop."""
         self.looked = 0
         self._counted.clear()
 
@@ -112,7 +112,7 @@ class Costs:
         return self.looked > LOOKED_MAX
 
     def of(self, origin: str, command: c.Command) -> int:
-        """Steps of a command that is no publish."""
+        """The steps of a command that is no publish."""
         core = self._core
         match command:
             case c.Settle() | c.Return() | c.Reject() | c.Discard():
@@ -146,12 +146,12 @@ class Costs:
                 return _FLAT.get(type(command), _COMMAND)
 
     def looks_into(self, vhost: str, exchange: str) -> bool:
-        """Whether each of the messages that are published there may go another way, though they are published alike."""
+        """Whether messages to this exchange may go different ways, though they are published alike."""
         known = self._core.catalog.vhosts.get(vhost)
         return known is not None and known.looks_at_content(exchange)
 
     def of_messages(self, vhost: str, exchange: str, keys: Sequence[str], *, is_plain: bool) -> Price | None:
-        """Of messages that are published alike and not looked into; None if too much was looked for already."""
+        """The price of messages that are published alike and not looked into; None if too much was looked for."""
         known = self._core.catalog.vhosts.get(vhost)
         if known is None:
             return Price(_RUN, 0)
@@ -170,7 +170,7 @@ class Costs:
         return Price(steps + copy * len(route), _MESSAGE_BY_SIZE * by_size)
 
     def of_content(self, vhost: str, exchange: str, keys: Sequence[str], message: bytes) -> int | None:
-        """Steps of a message that is looked into; None as above."""
+        """The steps of a message that is looked into; None if too much was looked for."""
         known = self._core.catalog.vhosts.get(vhost)
         if known is None:
             return _RUN
@@ -238,5 +238,5 @@ class Costs:
 
 
 def _of_ranges(number: int) -> int:
-    """Steps of so many ranges that come back, or go."""
+    """The steps of `number` ranges that come back, or go."""
     return _RANGE * number if number <= RANGES_AT_ONCE else _RANGE * RANGES_AT_ONCE + number // _PUT_OFF

@@ -60,7 +60,7 @@ class Declaring:
         return QueueDeclared(queue.name, queue.ready, queue.consumers)
 
     def _declare_requester(self, session: int, vhost: VirtualHost, name: str) -> QueueDeclared:
-        """Tell whether a requester is there: to declare such a name is always passive."""
+        """Answer the declaration of a requester's name, which is always passive. Raises Refused if it is not there."""
         if name != REPLY_TO and name not in vhost.requesters:
             raise not_found(the_queue(name, vhost.name))
         self._core.session(self._core.origin, session).queue = name

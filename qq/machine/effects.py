@@ -21,9 +21,9 @@ class Deliver(NamedTuple):
     first_id: int
     ranges: list[Range]
     histories: dict[int, History]
-    """Those that the ranges refer to."""
+    """The histories that the ranges refer to, by their ids."""
     counts_failures: bool
-    """Failed deliveries are told apart from other returns (RabbitMQ 4.3)."""
+    """Whether failed deliveries are told apart from other returns (RabbitMQ 4.3)."""
 
 
 class QueueDeclared(NamedTuple):
@@ -103,7 +103,7 @@ class Reply(NamedTuple):
     session: int
     result: Result
     number: int
-    """The session's answers are counted from 1; a failure is one of them."""
+    """The number of this answer: the session's answers are counted from 1, and a failure is one of them."""
 
 
 class Failed(NamedTuple):
@@ -117,9 +117,9 @@ class Failed(NamedTuple):
     code: int
     text: str
     opcode: int
-    """Of the command that is refused; NO_COMMAND if it is another reason."""
+    """The opcode of the command that is refused; NO_COMMAND if there is another reason."""
     number: int
-    """As in `Reply`."""
+    """The number of this answer, as in `Reply`."""
 
 
 class Returned(NamedTuple):
@@ -134,7 +134,7 @@ class Returned(NamedTuple):
     routing_key: str
     frames_channel: int
     delay_ms: int = 0
-    """What they asked for; their stored header says it as if they had been delayed."""
+    """The delay that the messages asked for; their stored header has it as if they had been delayed."""
 
 
 class DirectReply(NamedTuple):
@@ -158,7 +158,7 @@ class Rejected(NamedTuple):
 
 
 class DeliveryTimeout(NamedTuple):
-    """A consumer has not acknowledged in time, for the log; what is done about it is an effect of its own."""
+    """Note in the node's log that a consumer has not acknowledged in time. What is done about it is another effect."""
 
     node: str
     session: int
@@ -171,7 +171,7 @@ class DeliveryTimeout(NamedTuple):
 
 
 class ConsumerGone(NamedTuple):
-    """The consumer's queue is gone, or it was too slow: notify the client."""
+    """Notify the client that its consumer is gone, with its queue or because it did not acknowledge in time."""
 
     node: str
     session: int
@@ -183,7 +183,7 @@ class ConnectionForced(NamedTuple):
 
     node: str
     session: int
-    """The connection's own."""
+    """The connection's own session, its channel 0."""
     code: int
     text: str
 
@@ -198,29 +198,29 @@ class Known(NamedTuple):
     node: str
     session: int
     answers: int
-    """How many it was given. Those after the last that is told were `ConsumerCancelled`, one for each `Cancel`."""
+    """How many answers it was given. Those after the last that is told were `ConsumerCancelled`, one per `Cancel`."""
     consumers: list[int]
-    """Those that are live. Another that was confirmed by `Consuming` and not cancelled has lost its queue."""
+    """The consumers that are live. Another that was confirmed by `Consuming` and not cancelled has lost its queue."""
 
 
 class OriginExpelled(NamedTuple):
-    """The others stopped waiting for the node: all its sessions are gone."""
+    """Tell a node that the others have stopped waiting for it: all its sessions are gone."""
 
     node: str
 
 
 class DeadLettered(NamedTuple):
-    """Messages have left their queue as dead letters, for the counters of the node that saw to it."""
+    """Count messages that have left their queue as dead letters, on the node that saw to it."""
 
     node: str
     reason: str
     strategy: str
-    """Of the queue: at-most-once or at-least-once."""
+    """The queue's strategy: at-most-once or at-least-once."""
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
 
 Answer = Reply | Failed
-"""What a session is told of its commands, one for each."""
+"""What a session is told about its commands, one answer for each."""
 
 SessionEffect = (
     Deliver
@@ -234,6 +234,6 @@ SessionEffect = (
     | ConnectionForced
     | Known
 )
-"""About one session."""
+"""Effects about one session."""
 
 Effect = SessionEffect | OriginExpelled | DeadLettered

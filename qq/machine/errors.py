@@ -37,7 +37,7 @@ def not_found(thing: str) -> Refused:
 
 
 def locked(queue: str) -> Refused:
-    """`queue` is from `the_queue`."""
+    """The refusal of a queue that is another connection's; `queue` is what `the_queue` makes of it."""
     return Refused(
         405,
         f"cannot obtain exclusive access to locked {queue}. It could be originally declared on another "

@@ -1,4 +1,4 @@
-"""What befell messages before: the deaths of those that were dead-lettered.
+"""What dead-lettered messages have been through: their deaths.
 
 Lives here: `History`, what dead-lettering adds to it and when it makes a cycle; `Histories`, those that the messages of
 one queue refer to. Not here: why a message dies and where it goes (queue.py, machine.py), the headers that a consumer
@@ -24,26 +24,26 @@ DELIVERY_LIMIT = "delivery_limit"
 REASONS = (REJECTED, EXPIRED, MAXLEN, DELIVERY_LIMIT)
 
 Cause = tuple[str, str, str]
-"""Of a death: the reason, the queue in which it came, and the exchange by which the message had come there."""
+"""The cause of a death: the reason, the queue in which it came, and the exchange by which the message came there."""
 
 SPREAD_MAX = 10_000
-"""Messages that one may become by dying if nobody rejects any of them. A queue after the other is no matter, nor who
-dead-letters to two for as long as clients reject; what is beyond is dropped as what goes round in a circle is."""
+"""How many messages one message may become by dying if nobody rejects any of them. A chain of queues makes no more of
+them, and a rejection begins anew. What is beyond is dropped, as is what goes round in a circle."""
 
 _BLOCK_ROWS = 512
-"""To copy so many takes some microseconds."""
+"""The number of histories in a block; to copy one takes some microseconds."""
 
 
 class Death(NamedTuple):
-    """All deaths of a message in one queue for one reason, told by the first of them."""
+    """All deaths of a message in one queue for one reason: how many, and what was known at the first."""
 
     queue: str
     reason: str
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     time_ms: int
-    """Cluster time, in whole seconds, as AMQP tells it: so that more histories are equal."""
+    """The cluster's time of the first death, in whole seconds as AMQP tells it, so that more histories are equal."""
     exchange: str
-    """The one to which the message had been published, or dead-lettered before."""
+    """The exchange to which the message had been published, or dead-lettered before."""
     routing_keys: tuple[str, ...]
     """The message's keys at that time, without BCC."""
     original_expiration: str | None
@@ -51,7 +51,7 @@ class Death(NamedTuple):
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Death:
-        """The death that was packed."""
+        """The death that was packed into this row."""
         queue, reason, count, time_ms, exchange, routing_keys, original_expiration = row
         return cls(queue, reason, count, time_ms, exchange, tuple(routing_keys), original_expiration)
 
@@ -63,25 +63,25 @@ class History(NamedTuple):
     """The dead-letter exchange, to which the message counts as published now."""
     routing_key: str
     cc_removed: bool
-    """A dead-letter routing key has taken the place of all the keys the message was published with."""
+    """Whether a dead-letter routing key has taken the place of all the keys the message was published with."""
     deaths: tuple[Death, ...]
     """One for each queue and reason, the newest first."""
     first: Cause
     last: Cause
-    """That of the newest death; its exchange may be another than the `Death` tells, which is of the first time."""
+    """The cause of the newest death. Its exchange may be another than in `deaths`, which is that of the first time."""
     spread: int
     """How many messages one may have become since somebody rejected it, or it was published: the product of the numbers
     of queues in which it arrived at each death."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> History:
-        """The history that was packed."""
+        """The history that was packed into this row."""
         exchange, routing_key, cc_removed, deaths, first, last, spread = row
         known = tuple(map(Death.of, deaths))
         return cls(exchange, routing_key, cc_removed, known, tuple(first), tuple(last), spread)
 
     def keys(self, published: tuple[str, ...]) -> tuple[str, ...]:
-        """The keys that a message has now, if these were its keys when it was published."""
+        """The keys that a message has now, if it was published with the keys `published`."""
         return (self.routing_key,) if self.cc_removed else published
 
 
@@ -149,15 +149,15 @@ class Histories:
 
     def __init__(self) -> None:
         self._next_id = 1
-        """Only grows, so that no id has ever had another meaning."""
+        """The id of the next new history. It only grows, so that no id has ever had another meaning."""
         self._ids: dict[bytes, int] = {}
         self._blocks: dict[int, _HistoryBlock] = {}
-        """Those in which there is something, by the higher bits of the ids, ascending."""
+        """The blocks in which there is any history, by the ids divided by _BLOCK_ROWS, ascending."""
         self._owned: set[int] = set()
         """The blocks that nobody else looks at; the others are copied before they change."""
 
     def intern(self, history: History, count: int) -> int:
-        """Id of the history, to which `count` messages more refer."""
+        """Note that `count` messages more refer to this history, which may be new, and return its id."""
         packed = pack(history)
         history_id = self._ids.get(packed)
         if history_id is None:
@@ -174,7 +174,7 @@ class Histories:
             self._change(history_id, count)
 
     def release(self, history_id: int, count: int) -> None:
-        """Note that `count` messages fewer refer to it; when none does it is forgotten."""
+        """Note that `count` messages fewer refer to a history; when none does it is forgotten."""
         if not history_id or self._change(history_id, -count):
             return
         number, place = divmod(history_id, _BLOCK_ROWS)
@@ -187,7 +187,7 @@ class Histories:
             self._owned.remove(number)
 
     def get(self, history_id: int) -> History | None:
-        """The history that is there under an id; of 0, None."""
+        """The history with this id, which has to be there; None for 0."""
         if not history_id:
             return None
         number, place = divmod(history_id, _BLOCK_ROWS)
@@ -205,7 +205,7 @@ class Histories:
         return len(self._ids)
 
     def _change(self, history_id: int, difference: int) -> int:
-        """How many messages refer to the history now."""
+        """Change how many messages refer to a history, and return how many do now. Raises ValueError at too few."""
         number, place = divmod(history_id, _BLOCK_ROWS)
         counts = self._own(number).counts
         count = counts[place] + difference
@@ -230,7 +230,7 @@ class Histories:
         block.live += 1
 
     def _own(self, number: int) -> _HistoryBlock:
-        """The block, there if it was not, for a change."""
+        """The block with this number, to be changed: it is made if there is none, and copied if others look at it."""
         if number not in self._owned:
             old = self._blocks.get(number)
             self._blocks[number] = _HistoryBlock() if old is None else old.copy()
@@ -240,7 +240,7 @@ class Histories:
     # The state, dumped and loaded
 
     def freeze(self) -> FrozenHistories:
-        """What is there, without a copy of it."""
+        """The histories as they are now, sharing the blocks."""
         if self._next_id == 1:
             return _UNUSED  # as nearly always, and there may be very many of them
         self._owned.clear()
@@ -258,7 +258,7 @@ class HistoryRow(NamedTuple):
 
     id: int
     packed: bytes
-    """A `History`."""
+    """The packed `History`."""
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     """How many messages refer to it."""
 
@@ -268,7 +268,7 @@ class HistoriesRow(NamedTuple):
 
     next_id: int
     blocks: list[bytes]
-    """Each is some of `HistoryRow`, packed."""
+    """Packed lists of `HistoryRow`."""
 
 
 class FrozenHistories(NamedTuple):
@@ -278,12 +278,12 @@ class FrozenHistories(NamedTuple):
     blocks: dict[int, _HistoryBlock]
 
     def get(self, history_id: int) -> History:
-        """The history that was there under an id."""
+        """The history that had this id at that moment."""
         number, place = divmod(history_id, _BLOCK_ROWS)
         return History.of(unpack(self.blocks[number].packed[place]))
 
     def dump(self) -> HistoriesRow:
-        """Equal histories give equal rows."""
+        """The row of these histories in a dump; equal histories have equal rows."""
         if self is _UNUSED:
             return _UNUSED_ROW
         return HistoriesRow(
@@ -311,11 +311,11 @@ class _HistoryBlock:
 
     # Packed they are a third as large, and millions of them are nothing to the garbage collector.
     packed: list[bytes]
-    """Empty where none is any more, or yet."""
+    """The packed histories; empty where there is none any more, or yet."""
     counts: array[int]
-    """How many messages refer to each."""
+    """How many messages refer to each history."""
     live: int
-    """How many are there."""
+    """How many histories there are in the block."""
 
     def __init__(self) -> None:
         self.packed = [b""] * _BLOCK_ROWS

@@ -1,4 +1,4 @@
-"""Messages that consumers hold no more and that are not yet where they go, because they are very many.
+"""Messages that consumers do not hold any more and that are not yet where they go, because they are very many.
 
 Lives here: `Leaving`, what a command or the end of a session has taken from consumers, to go on in portions. Not here:
 what becomes of messages (queue.py), how many go in an entry (core.py).
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SETTLED, DISCARDED, RETURNED, FAILED = range(4)
-"""What was said of messages: they are done with; rejected for good; returned, which counts as failed or not."""
+"""What was said of messages: settled, rejected for good, returned, or returned as failed deliveries."""
 
 
 class Leaving:
-    """What consumers of one queue held, with the same said of all."""
+    """Messages that consumers of one queue held, and the fate that is to be carried out on all of them."""
 
     __slots__ = ("_heads", "_held", "count", "fate")
 
     def __init__(self, fate: int, held: Sequence[RangeMap[Range]]) -> None:
         self.fate = fate
         self.count = sum(map(len, held))
-        """Messages."""
+        """The number of messages."""
         self._held = [each for each in held if each]
         self._heads = [(_position(each), number) for number, each in enumerate(self._held)]
-        """A heap: where in the queue's order of arrival each begins."""
+        """A heap of where each of `_held` begins in the queue's order of arrival, and its place in that list."""
         heapify(self._heads)
 
     def take(self, most: int) -> list[Range]:
-        """Remove the first messages, in so many ranges at most."""
+        """Remove and return the first messages, in at most `most` ranges."""
         ranges: list[Range] = []
         heads = self._heads
         while heads and len(ranges) < most:
@@ -54,12 +54,12 @@ class Leaving:
         return FrozenLeaving(self.fate, [self._held[number].freeze() for _, number in sorted(self._heads)])
 
     def pieces(self) -> list[Piece[Range]]:
-        """Everything, as a copy."""
+        """A copy of all pieces."""
         return [piece for _, number in self._heads for piece in self._held[number].pieces()]
 
 
 class FrozenLeaving(NamedTuple):
-    """Messages that leave, at one moment."""
+    """A `Leaving` at one moment."""
 
     fate: int
     held: list[FrozenPieces[Range]]

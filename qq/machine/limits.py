@@ -33,7 +33,7 @@ MAX_CONSUMERS_PER_CHANNEL = "max-consumers-per-channel"
 MAX_ARGUMENT_BYTES = "max-argument-bytes"
 
 NONE = -1
-"""As every negative value: there is no limit."""
+"""The value that means no limit, as every negative value does."""
 
 VHOST_LIMITS: Mapping[str, int] = {
     MAX_CONNECTIONS: NONE,
@@ -45,44 +45,44 @@ VHOST_LIMITS: Mapping[str, int] = {
     MAX_POLICIES: 1_000,  # 4.8 kB: 5 MB; those of operators count, too
     MAX_CONSUMERS: 200_000,  # 0.8 kB: 170 MB; a message that was got and is not acknowledged counts as one
     MAX_CONSUMERS_PER_QUEUE: 10_000,
-    MAX_CONSUMERS_PER_CHANNEL: 5_000,  # likewise, with the channel
+    MAX_CONSUMERS_PER_CHANNEL: 5_000,  # all go with the channel, in one step
     MAX_ARGUMENT_BYTES: 128 * 1024 * 1024,  # of all queues, exchanges and bindings, as `table_bytes` counts
 }
-"""Of each virtual host: what holds where its own limits (`SetVhostLimits`) say nothing else."""
+"""The limits of each virtual host, which hold where its own limits (`SetVhostLimits`) say nothing else."""
 
 USER_LIMITS: Mapping[str, int] = {
     MAX_CONNECTIONS: NONE,
     MAX_CHANNELS: 100_000,  # 0.4 kB: 40 MB
 }
-"""The same of each user (`SetUserLimits`)."""
+"""The limits of each user, which hold where the user's own limits (`SetUserLimits`) say nothing else."""
 
 VHOSTS_MAX = 10_000  # 5.3 kB: 53 MB
 USERS_MAX = 100_000  # 0.4 kB: 41 MB
 PERMISSIONS_MAX = 100_000  # 0.4 kB: 40 MB
 TOPIC_PERMISSIONS_MAX = 100_000
-"""Of the cluster; these cannot be changed, here and below."""
+"""The limits of the whole cluster. They cannot be changed, nor can those below."""
 TAGS_MAX = 32
-"""Of a user (RabbitMQ's bound), and of a virtual host."""
+"""The most tags of a user (RabbitMQ's bound), and of a virtual host."""
 DESCRIPTION_BYTES_MAX = 1024
-"""Of a virtual host."""
+"""The most bytes of a virtual host's description."""
 ARGUMENTS_BYTES_MAX = 16 * 1024
-"""Of the arguments of one declaration, binding or consumer, and of a policy's definition; see `table_bytes`."""
+"""What the arguments of a declaration, binding or consumer, or a policy's definition, may take (`table_bytes`)."""
 TRANSACTION_MESSAGES_MAX = 100_000
-"""Of one commit; with queues that count what they take, 15 ms of every node's time."""
+"""The most messages of one commit: with queues that count what they take, 15 ms of every node's time."""
 TRANSACTION_COMMANDS_MAX = 1_500
-"""Of one commit; the dearest take 30 us of every node's time, so that no commit takes more than 50 ms.
+"""The most commands of one commit; the dearest take 30 us of every node's time, so that none takes more than 50 ms.
 
 Consecutive messages that are published alike are one, with one more for each further routing key (CC, BCC). Each
 message is one where routing looks into messages. Consecutive messages that are settled alike are one.
 """
 VALUE_BYTES = 64
-"""What each value of a table takes beside its own octets, names included."""
+"""How many bytes each value of a table counts as, beside its own octets and those of its name."""
 
 _DEFAULTS = {**VHOST_LIMITS, **USER_LIMITS}
 
 
 def limit_of(limits: Mapping[str, object], name: str) -> int | None:
-    """The limit of this name, if there is one: the own, which is none if it is negative, or else the default."""
+    """The limit of this name, from `limits` or else the default; None if that is negative, which means no limit."""
     limit = limits.get(name)
     if type(limit) is not int:
         limit = _DEFAULTS[name]

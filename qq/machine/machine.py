@@ -45,12 +45,12 @@ class DyingMessages(NamedTuple):
     vhost: str
     queue: str
     number: int
-    """Of the queue."""
+    """The queue's number."""
     first: int
-    """Number of the first of these messages."""
+    """The number of the first of these messages, among all that have ever died in this queue."""
     ranges: list[Range]
     needs_content: bool
-    """The command has to tell what routing may look at of the messages."""
+    """Whether the command has to tell what routing may look at of the messages."""
 
 
 class QueueMachine:
@@ -70,7 +70,7 @@ class QueueMachine:
         connecting, operating = Connecting(core), Operating(core)
         self._publishing = publishing
         self.costs = Costs(core)
-        """What commands will cost, for those who gather them; another one after `load`."""
+        """What commands will cost, for those who gather them. `load` makes a new one."""
         self._handlers: dict[type[c.Command], Callable[[Any], None]] = {
             c.Publish: publishing.publish,
             c.DeadLetter: publishing.dead_letter,
@@ -156,17 +156,17 @@ class QueueMachine:
         return core.take_effects()
 
     def end_entry(self, time_ms: int) -> list[Effect]:
-        """Do what time brings, and serve the queues that have something new, in the order in which they got it."""
+        """Do what is due or was put off, and serve the queues that have something new, in the order of their turns."""
         self._core.time_ms = time_ms
         self._core.end_entry()
         return self._core.take_effects()
 
     def due_ms(self) -> int | None:
-        """When an entry will do something although nobody asks for anything; None for never."""
+        """The time at which an entry will do something although nobody asks for anything; None for never."""
         return self._core.due_ms()
 
     def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> list[Effect]:
-        """The node restarted or was given up: what its sessions held returns, its exclusive queues go."""
+        """End what a node had open that restarted or was given up: what clients held returns, exclusive queues go."""
         core = self._core
         core.time_ms = time_ms
         core.lose_sessions_of(origin)
@@ -183,7 +183,7 @@ class QueueMachine:
         """
         effects: list[Effect] = []
         if self.has_lost_sessions(origin):
-            return effects  # of a life that is over
+            return effects  # what is there is of a life of the node that is over
         for (node, number), session in self._core.sessions.items():
             if node != origin:
                 continue
@@ -227,7 +227,7 @@ class QueueMachine:
 
     @property
     def vhosts(self) -> Mapping[str, VirtualHost]:
-        """By name. `ready`, `unacked` and `consumers` of their queues are the counts to show."""
+        """All virtual hosts, by name. `ready`, `unacked` and `consumers` of their queues are the counts to show."""
         return self._core.catalog.vhosts
 
     @property
@@ -237,7 +237,7 @@ class QueueMachine:
 
     @property
     def revision(self) -> int:
-        """That of the catalog, at hand for those who ask it often."""
+        """The `revision` of the catalog, at hand for those who ask for it often."""
         return self._core.catalog.access.revision
 
     @property
@@ -250,18 +250,18 @@ class QueueMachine:
         return self._core.sessions
 
     def queues(self) -> Iterator[Queue]:
-        """Those of all virtual hosts."""
+        """The queues of all virtual hosts."""
         return self._core.catalog.queues()
 
     @property
     def consumers(self) -> Mapping[tuple[str, int], Consumer]:
-        """By node and consumer id; those that are not `live` only hold messages."""
+        """All consumers, by node and consumer id; those that are not `live` only hold messages."""
         return self._core.consumers
 
     def dying(self, ranges_max: int, start: int = 0) -> Iterator[DyingMessages]:
-        """What waits to be dead-lettered, queue by queue; at most so many ranges of each.
+        """The messages that wait to be dead-lettered, queue by queue; at most `ranges_max` ranges of each.
 
-        Begins with the queue in the place `start`, or as far round as that is.
+        It begins with the queue in the place `start`, modulo their number.
         """
         queues = list(self._core.dying)
         start = start % len(queues) if queues else 0
@@ -292,7 +292,7 @@ class QueueMachine:
         core.catalog.access.revision += revision + 1
 
     def digest(self) -> str:
-        """Equal states, equal digests."""
+        """A hash of the state: equal states have equal digests."""
         return hashlib.sha256(self.dump()).hexdigest()
 
 

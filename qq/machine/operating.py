@@ -145,5 +145,5 @@ class Operating:
 
 
 def _changed(limits: Table, changes: Table) -> Table:
-    """Limits as they are with these; a frozen state refers to the old ones."""
+    """The limits with these changes, as a new table, because a frozen state may refer to the old one."""
     return {name: limit for name, limit in (limits | changes).items() if limit is not None}

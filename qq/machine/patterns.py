@@ -17,11 +17,11 @@ from string import ascii_letters, digits
 from typing import NamedTuple
 
 PATTERN_BYTES_MAX = 1024
-"""RabbitMQ's bound."""
+"""The most bytes of a pattern: RabbitMQ's bound."""
 PROGRAM_MAX = 5000
-"""Instructions that a pattern may become: counted repetitions multiply them."""
+"""The most instructions that a pattern may become: counted repetitions multiply them."""
 STEPS_MAX = 50_000
-"""What needs more steps does not match, as in RabbitMQ (there, calls of PCRE's match function)."""
+"""The most steps of a search: what needs more does not match, as in RabbitMQ (there, calls of PCRE's match)."""
 _DEPTH_MAX = 50
 
 
@@ -30,10 +30,10 @@ class InvalidPattern(ValueError):
 
 
 class _Chars(NamedTuple):
-    """One character of some ranges, or none of theirs."""
+    """One character that is in one of some ranges or, if `negated`, in none."""
 
     bounds: tuple[int, ...]
-    """Of each range the first code point and the one after the last; ascending."""
+    """For each range the first code point and the one after the last, ascending."""
     negated: bool = False
 
     def has(self, code: int) -> bool:
@@ -50,7 +50,7 @@ class _Look(NamedTuple):
     node: _Node
     negated: bool
     behind: int
-    """How many characters before the position it begins to match; 0: it looks ahead."""
+    """How many characters before the position it begins to match; 0 if it looks ahead."""
 
 
 class _Sequence(NamedTuple):
@@ -111,7 +111,7 @@ class Pattern:
         return self.search_within(text, STEPS_MAX)[0]
 
     def search_within(self, text: str, steps_max: int) -> tuple[bool, int]:
-        """The same with another bound; and how many steps were taken."""
+        """Whether the pattern matches somewhere in the text in so many steps, and how many were taken."""
         search = _Search(self._program, text, steps_max)
         starts = 1 if self._program[self._start] == _Anchor("A") else len(text) + 1
         try:
@@ -135,7 +135,7 @@ class _Search:
         self._text = text
         self._steps_max = steps_max
         self._seen: set[int] = set()
-        """Instruction x as many positions as there are + position."""
+        """The pairs that were visited, as numbers: instruction x as many positions as there are + position."""
         self._looks: dict[tuple[int, int], bool] = {}
         self.steps = 0
 
@@ -360,7 +360,7 @@ class _Parser:
         return node
 
     def _alternatives(self) -> _Node:
-        """Up to the end of the group; options that are set in it end with it."""
+        """Read alternatives up to the end of the group; options that are set in it end with it."""
         self._depth += 1
         if self._depth > _DEPTH_MAX:
             raise self._error("parentheses are too deeply nested")
@@ -514,7 +514,7 @@ class _Parser:
         return self._options()
 
     def _options(self) -> _Node:
-        """Options for the rest of the group around, or for the group that begins here (maybe without any)."""
+        """Read options, for the rest of the group around or for the group that begins here (maybe without any)."""
         before = self._ignore_case, self._dot_all
         on = True
         while self._peek() and self._peek() not in ":)":

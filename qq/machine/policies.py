@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from qq.machine.work import Work
 
 MATCH_STEPS_MAX = 30_000
-"""What it may cost to find the policy for one name, in steps of patterns; likewise for the operator policy."""
+"""How many steps of patterns it may take to find the policy for one name, and as many for the operator policy."""
 _SEARCH_STEPS = 8
-"""What each search costs besides its steps."""
+"""How many steps each search counts as besides its own."""
 
 INTEGERS = range(-(2**63), 2**63)
 
@@ -59,7 +59,7 @@ class Policy(NamedTuple):
 
 
 def policy_of(command: PutPolicy) -> Policy:
-    """What the command is to make."""
+    """The policy that the command is to make."""
     _, name, operator, pattern, apply_to, priority, definition = command
     return Policy(name, pattern, definition, priority, apply_to, operator)
 
@@ -69,13 +69,13 @@ Applied = tuple[Policy | None, Policy | None]
 
 
 class Policies:
-    """All policies, of users and of operators, by name."""
+    """All policies of a virtual host, those of users and those of operators, by name."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._policies: dict[tuple[bool, str], tuple[Policy, Pattern]] = {}
         self._ranked: dict[bool, list[tuple[Policy, Pattern]]] = {False: [], True: []}
-        """Those of users, and of operators: those to be asked first, first."""
+        """The policies of users (False) and of operators (True), each in the order in which they are tried."""
 
     def put(self, policy: Policy) -> None:
         """Enter a policy, in the place of the one with this name. Raises InvalidPolicy."""
@@ -85,7 +85,7 @@ class Policies:
         insort(self._ranked[policy.operator], entry, key=_rank)
 
     def __len__(self) -> int:
-        """Count those of users and those of operators."""
+        """The number of policies, of users and of operators together."""
         return len(self._policies)
 
     def has(self, name: str, *, operator: bool) -> bool:
@@ -104,7 +104,7 @@ class Policies:
         return removed is not None
 
     def get(self, name: str, *, operator: bool) -> Policy | None:
-        """The policy of that name."""
+        """The policy of that name; None if there is none."""
         known = self._policies.get((operator, name))
         return known and known[0]
 
@@ -251,7 +251,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    # JSON has longer ones than the log.
+    # JSON may have greater integers than the log.
     return type(value) is int and value in INTEGERS
 
 
@@ -307,7 +307,7 @@ _KEYS: dict[str, tuple[Valid, str]] = {
         "{} is not a valid consumer timeout action",
     ),
 }
-"""Every setting: the values it may have, and RabbitMQ's text for another one."""
+"""For every setting, which values it may have, and RabbitMQ's text for any other."""
 
 
 def _theirs(_value: Any, operator: Any) -> Any:
@@ -329,7 +329,7 @@ _OPERATOR_KEYS: dict[str, Callable[[Any, Any], Any]] = {
     "delayed-retry-min": max,
     "delayed-retry-max": min,
 }
-"""What an operator may set, and what comes of a user's value and the operator's."""
+"""For every setting that an operator may set, what becomes of a user's value and the operator's."""
 
 _UNSUPPORTED = {
     CLASSIC: frozenset(
@@ -343,4 +343,4 @@ _UNSUPPORTED = {
     ),
     QUORUM: frozenset({"queue-mode"}),
 }
-"""Settings that keep a policy from applying to such a queue at all."""
+"""For each type of queue, the settings that keep a policy from applying to it at all."""

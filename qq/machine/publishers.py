@@ -1,4 +1,4 @@
-"""Who has published up to where: deduplication of messages that a publisher sends again, from whatever connection.
+"""How far each publisher has come: deduplication of messages that it sends again, from whatever connection.
 
 Lives here: the last sequence number of each publisher that names itself. Not here: how a message tells it
 (qq/stored/properties.py).
@@ -23,10 +23,11 @@ PUBLISHERS_MAX = 100_000
 PUBLISHER_AGE_MS = 7 * 24 * 3600 * 1000
 
 _FORGOTTEN_AT_ONCE = 2
-"""More than the one that a call can add, so that those who are out of date go at last; few, so that no call is long."""
+"""How many publishers out of date a call may forget: more than the one that it can add, so that all go at last; few,
+so that no call is long."""
 
 REFUSED_MAX = 64
-"""Runs of refused numbers of one publisher. Beyond that two become one, and what lies between counts as refused."""
+"""How many runs of refused numbers a publisher may have. Beyond that two become one, with what lies between them."""
 
 Run = tuple[int, int]
 """Consecutive sequence numbers: the first and the last."""
@@ -40,11 +41,11 @@ class KnownPublisher(NamedTuple):
     seen_ms: int
     """When it was seen last (cluster time)."""
     refused: tuple[Run, ...]
-    """Ascending."""
+    """The runs of numbers that were refused, ascending."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> KnownPublisher:
-        """The publisher that was written."""
+        """The publisher that was written as this row."""
         name, last_seq, seen_ms, refused = row
         return cls(name, last_seq, seen_ms, tuple((first, last) for first, last in refused))
 
@@ -55,7 +56,7 @@ class FrozenPublishers(NamedTuple):
     limit: int
     age_ms: int
     publishers: list[KnownPublisher]
-    """The least recently used first."""
+    """All publishers, the least recently used first."""
 
 
 class Publishers:
@@ -67,13 +68,13 @@ class Publishers:
         self._limit = limit
         self._age_ms = age_ms
         self._rows: OrderedDict[str, KnownPublisher] = OrderedDict()
-        """In order of last use, which is the order of the times, too: cluster time does not go back."""
+        """The publishers by name, in the order of their last use. Their times ascend, too: time does not go back."""
 
     def new(self, publisher: str, first_seq: int, count: int, time_ms: int) -> list[Run]:
         """Those of `count` messages that have not been admitted before, as runs of sequence numbers.
 
-        A message has if its number is not above all of its publisher that were, and it was not refused. A publisher
-        that is not remembered has sent none.
+        A message was admitted before if its number is not above the last that its publisher had admitted, and it was
+        not refused. A publisher that is not remembered has sent none.
         """
         last_seq, refused = self._known(publisher, time_ms)
         end_seq = first_seq + count - 1
@@ -98,7 +99,7 @@ class Publishers:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Limit and age."""
+        """How many publishers are remembered at most, and how long, in ms."""
         return self._limit, self._age_ms
 
     def configure(self, limit: int, age_ms: int) -> None:
@@ -119,7 +120,7 @@ class Publishers:
         self._rows = OrderedDict((known.name, known) for known in map(KnownPublisher.of, row.publishers))
 
     def _known(self, publisher: str, time_ms: int) -> tuple[int, tuple[Run, ...]]:
-        """The last sequence number, and what was refused."""
+        """The last sequence number of a publisher, and its refused runs; 0 and no runs if it is not remembered."""
         known = self._rows.get(publisher)
         if known is None or time_ms - known.seen_ms >= self._age_ms:
             return 0, ()
@@ -144,7 +145,7 @@ class Publishers:
 
 
 def _merged(runs: list[Run]) -> tuple[Run, ...]:
-    """The runs that are not empty, ascending; those that touch are one, and there are not too many."""
+    """The runs that are not empty, ascending. Those that touch are one, and so are the first if there are too many."""
     merged: list[Run] = []
     for first, last in sorted(run for run in runs if run[0] <= run[1]):
         if merged and first <= merged[-1][1] + 1:

@@ -39,9 +39,9 @@ Part = tuple[int, int, "Sequence[Queue]"]
 """Messages of a command that go to the same queues: the first, how many, and the queues."""
 
 _DYING_STEPS = 20
-"""What it takes, in steps of a way, to bring a dead letter to one queue, with its history."""
+"""How many steps of a way it counts as to bring a dead letter, with its history, to one queue."""
 SEQUENCE_MAX = 2**63 - 1
-"""Of a publisher that wants deduplication."""
+"""The greatest sequence number of a publisher that wants deduplication."""
 
 
 class Publishing:
@@ -148,7 +148,7 @@ class Publishing:
             except Refused as refused:
                 core.fail(command, refused)
             else:
-                # As RabbitMQ does it, and so that nothing that returns takes the room of what is published.
+                # First publish, as RabbitMQ does, and so that nothing that returns takes the room of what is published.
                 for publish, slot, parts in ways:
                     self._publish_parts(publish, vhost, slot, parts)
                 for part in content:
@@ -165,9 +165,9 @@ class Publishing:
         if vhost is None or queue is None or queue.number != command.number:
             return
         if self.needs_content(queue) and not command.has_content:
-            return  # exchanges and bindings were others when the leader looked; it looks again
+            return  # exchanges or bindings have changed since the leader looked; it looks again
         if core.work.has_moved_enough(vhost.name):
-            return  # likewise
+            return  # the entry has cost enough; the leader looks again
         taken = queue.take_dying(command.first, command.count)
         kept: list[Dying] = []
         left: dict[str, int] = {}
@@ -203,7 +203,7 @@ class Publishing:
             )
 
     def _count_way(self, vhost: VirtualHost, exchange: str, routing_key: str) -> None:
-        """Count a way if it is dear. Raises Refused if the entry has found too many, whoever remembers this one."""
+        """Count a way if it is dear, also where it is remembered. Raises Refused if the entry has found too many."""
         steps = vhost.dear_ways.get((exchange, routing_key))
         if steps is not None:
             work = self._core.work
@@ -232,7 +232,7 @@ class Publishing:
     def _reached(
         self, vhost: VirtualHost, exchange: str, keys: Sequence[str], content: Content | None = None
     ) -> tuple[Queue, ...]:
-        """Find a way, and count it. Raises Refused, NeedsContent."""
+        """The queues that a message reaches; what it costs to find them is counted. Raises Refused, NeedsContent."""
         work = self._core.work
         try:
             if len(keys) == 1 and content is None:
@@ -272,7 +272,7 @@ class Publishing:
         self._publish(_as_publish(command), vhost, queues, slot, sizes)
 
     def _check(self, vhost: VirtualHost, content: Sequence[Command]) -> list[tuple[Publish, int, list[Part]]]:
-        """Where the messages of a transaction go: commands, their slots, their parts. Raises Refused unless all can."""
+        """Where a transaction's messages go: each command, its slot and its parts. Raises Refused unless all can."""
         ways: list[tuple[Publish, int, list[Part]]] = []
         wanted: dict[Queue, list[int]] = {}
         copies = self._core.work.copies.get(vhost.name, 0)
@@ -317,7 +317,8 @@ class Publishing:
     def _rooms(self, queues: Sequence[Queue], sizes: Sequence[int], *, at_once: bool) -> list[int]:
         """How many of the same messages each queue accepts.
 
-        `at_once`, those take no room that waiting consumers can have as soon as they are there: see `_serve_if_full`.
+        With `at_once` these are more by those that waiting consumers get as soon as they are there, which need no room:
+        see `_serve_if_full`.
         """
         core, count = self._core, len(sizes)
         rooms = [queue.room(sizes) for queue in queues]
@@ -337,7 +338,7 @@ class Publishing:
         return rooms
 
     def _serve_if_full(self, queues: Iterable[Queue], count: int) -> None:
-        """Give consumers what was accepted for them alone, so many messages, before anything can happen to them."""
+        """Give consumers the `count` messages that were accepted for them alone, before anything happens to these."""
         for queue in queues:
             if queue.is_overfull:
                 self._core.serve(queue, count)
@@ -445,7 +446,7 @@ class Publishing:
         return exchange is not None and self._core.catalog.vhosts[queue.vhost].looks_at_content(exchange)
 
     def _move(self, vhost: VirtualHost, queue: Queue, dead: Dying, command: DeadLetter) -> int:
-        """Bring dead messages to where the dead-letter exchange routes them. How many of them need not stay."""
+        """Bring dead messages to where the dead-letter exchange routes them. Returns how many of them need not stay."""
         try:
             return self._move_alike(vhost, queue, dead, command, None)
         except NeedsContent:
@@ -462,11 +463,14 @@ class Publishing:
     def _move_alike(
         self, vhost: VirtualHost, queue: Queue, dead: Dying, command: DeadLetter, content: Content | None
     ) -> int:
-        """Bring dead messages to where all of them go. Raises NeedsContent before anything has changed."""
+        """Bring dead messages that all go the same way to where they go. Returns how many need not stay.
+
+        Raises NeedsContent before anything has changed.
+        """
         core, settings = self._core, queue.settings
         messages = dead.range
         exchange, key = settings.dead_letter_exchange, settings.dead_letter_routing_key
-        if exchange is None:  # there is none any more
+        if exchange is None:  # the queue had one when they died
             queue.forget((messages,))
             return messages.count
         old = queue.histories.get(messages.history)
@@ -517,12 +521,12 @@ def _part(command: Publish, first: int, count: int) -> Publish:
 
 
 def _publish_seq(command: Publish) -> int:
-    """Of the first message. Nobody may number higher, but what a node says must fit in 63 bits."""
+    """The number of the first message. No publisher may number higher, but what a node says must fit in 63 bits."""
     return min(command.publish_seq, SEQUENCE_MAX)
 
 
 def _runs(sizes: Sequence[int], *, by_size: bool) -> list[tuple[int, int]]:
-    """Count and size of runs of messages; `by_size`, those of one run are equally large."""
+    """The count and size of runs of messages. With `by_size` all messages of a run are equally large."""
     if not by_size:
         return [(len(sizes), sum(sizes))]
     counted = [(size, sum(1 for _ in alike)) for size, alike in groupby(sizes)]

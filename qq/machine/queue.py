@@ -42,24 +42,25 @@ if TYPE_CHECKING:
     from qq.ranges import FrozenPieces
 
 TURNS = 8
-"""Turns that each consumer gets out of a backlog: more are fairer, fewer make longer ranges."""
+"""How many turns each consumer gets out of a backlog: more are fairer, fewer make longer ranges."""
 DUE_MAX = 512
-"""Messages of a queue that expire, or are due after a delay, in one entry, ..."""
+"""How many messages of a queue may expire, or become ready after a delay, in one entry."""
 DUE_MIN = 16
-"""... and in an entry that has cost enough by other queues."""
+"""How many may do so even in an entry that has cost enough by other queues."""
 DYING_MAX = 10_000
 """While so many messages wait to be dead-lettered, no more expire, nor are dropped over a limit: a million at once
 would be a million objects."""
 TRIM_MAX = 1024
-"""Ranges that are dropped over a limit in one entry, unless more messages arrived: a new limit may cut millions."""
+"""How many ranges may be dropped over a limit in one entry, unless more messages arrived: a new limit may cut
+millions."""
 DEAD_LETTER_RETRY_MS = 5_000
-"""After so long it is tried again to dead-letter what no queue took (at-least-once)."""
+"""How long it takes until it is tried again to dead-letter what no queue took (at-least-once)."""
 
 
 QueueOwner = tuple[str, int]
-"""Node and connection of who has an exclusive queue."""
+"""The connection that has an exclusive queue: its node and its id."""
 NOBODY: QueueOwner = ("", 0)
-"""Who has the exclusive queues of connections that are gone, as long as they are there."""
+"""The owner of queues that are about to be removed, as those of connections that are gone: nobody can use them."""
 
 
 class Dying(NamedTuple):
@@ -89,7 +90,7 @@ class Tally:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Consumer(Holder):
-    """Who holds or takes messages of a queue, and the queue."""
+    """A `Holder` that knows its queue."""
 
     queue: Queue
 
@@ -112,7 +113,7 @@ class FrozenConsumer(NamedTuple):
 
 
 Served = tuple[Consumer, Deliver]
-"""Who is given messages, and what he is told."""
+"""A consumer that is given messages, and what it is told."""
 
 
 @dataclass(slots=True, eq=False)
@@ -124,11 +125,11 @@ class Queue:
     kind: str
     durable: bool
     owner: QueueOwner | None
-    """Of an exclusive queue."""
+    """The connection that has the queue, if it is exclusive; NOBODY if it is about to be removed."""
     auto_delete: bool
     arguments: Table
     number: int
-    """No other queue ever has it, even of the same name or in another virtual host."""
+    """The queue's number: no other queue ever has it, even of the same name or in another virtual host."""
     settings: QueueSettings
     policies: Applied = (None, None)
     """The policy and the operator policy that apply to it."""
@@ -137,40 +138,42 @@ class Queue:
     unacked_size: int = 0
     consumers: int = 0
     used_ms: int = 0
-    """When it was last declared, asked for a message, or had a consumer."""
+    """The time at which it was last declared, asked for a message, or had a consumer."""
     holders: dict[Consumer, None] = field(default_factory=dict)
     """Live consumers, and the others that hold messages, in the order they came."""
     turns: Turns[Consumer] = field(default_factory=Turns)
     active: Consumer | None = None
     """The single active consumer, where there is one."""
     candidates: Turns[Consumer] = field(default_factory=Turns)
-    """Where there is one, all live consumers: the first of the highest priority, or the active one, should be it."""
+    """Where only one consumer may be active, all live ones. The first of the highest priority should be active, unless
+    the present one has that priority, too."""
     backlog: Backlog = field(default_factory=Backlog)
     histories: Histories = field(default_factory=Histories)
     dying: deque[Dying] = field(default_factory=deque)
     dying_first: int = 0
-    """Number of the first of the dying messages: so many have gone on already."""
+    """The number of the first of the dying messages: so many died before them and are gone."""
     dying_count: int = 0
     dying_size: int = 0
     retry_ms: int = 0
-    """When it may be tried again to dead-letter."""
+    """The time at which it may be tried again to dead-letter; 0 is at once."""
     leaving: list[Leaving] = field(default_factory=list)
-    """What consumers have settled or rejected, and that is not done yet; it counts as unacked."""
+    """What consumers have settled or rejected and that was put off; it still counts as unacked."""
     returning: list[Leaving] = field(default_factory=list)
-    """What comes back from consumers: likewise."""
+    """What comes back from consumers and was put off; it still counts as unacked."""
     coming_back: int = 0
-    """Messages of these."""
+    """The number of messages in `returning`."""
     came_back: int = 0
-    """Messages that came back since others do: no more are given to consumers, so that the others are not too late."""
+    """How many ready messages came back since `returning` has others. Consumers are given no more than these, so that
+    the others do not come too late."""
     tally: Tally = field(default_factory=Tally)
     waiting_since_ms: int = 0
-    # Of the settings, for those who are asked for every batch:
+    # These follow from the settings, for queues that are asked with every batch:
     is_plain: bool = True
-    """Messages without properties go to the tail, whatever else there is."""
+    """Whether messages without properties just go to the tail."""
     counts_failures: bool = False
     """Whether failed deliveries are told apart from other returns (RabbitMQ 4.3)."""
     _drops: bool = False
-    """Whether there is a limit over which messages are dropped."""
+    """Whether the queue has a limit over which messages are dropped."""
 
     def __post_init__(self) -> None:
         self.configure(self.settings)
@@ -178,17 +181,17 @@ class Queue:
     # What is said of all of it
 
     def use(self, now_ms: int) -> None:
-        """It is declared, or asked for a message: it is not abandoned (x-expires)."""
+        """Note that the queue is declared or asked for a message, so that it is not abandoned (x-expires)."""
         self.used_ms = now_ms
 
     def disown(self) -> None:
-        """It will go soon, and is nobody's until then."""
+        """Take the queue from its owner, because it will go soon: nobody can use it until then."""
         self.owner = NOBODY
 
     # What the settings say
 
     def apply_policies(self, policies: Applied) -> bool:
-        """Let these apply from now on; whether they are others than before."""
+        """Let these policies apply from now on. Returns whether they are others than before."""
         before, self.policies = self.policies, policies
         if policies == before:
             return False
@@ -218,7 +221,7 @@ class Queue:
 
     @property
     def messages(self) -> int:
-        """All messages that are not checked out: ready, delayed, coming back, or dying and not to be lost."""
+        """The number of messages that are not checked out: ready, delayed, coming back, or dying."""
         backlog = self.backlog
         return backlog.count + backlog.delayed + self.coming_back + self.dying_count
 
@@ -236,13 +239,13 @@ class Queue:
         return consumer.default_timeout_ms if mine is None else mine
 
     def is_active(self, consumer: Consumer) -> bool:
-        """Whether it is not merely waiting for another to go (RabbitMQ's flag `active`)."""
+        """Whether a consumer does not merely wait for another one to go (RabbitMQ's flag `active`)."""
         return not self.settings.single_active_consumer or consumer is self.active
 
     # Messages come
 
     def room(self, sizes: Sequence[int]) -> int:
-        """How many of the next messages, of these sizes, a queue accepts that refuses instead of dropping."""
+        """How many of the next messages, of these sizes, the queue accepts: all, unless it refuses what is too much."""
         settings = self.settings
         room = len(sizes)
         if settings.overflow != "reject-publish":
@@ -266,10 +269,10 @@ class Queue:
         )
 
     def wanted(self, count: int, now_ms: int, promised: dict[Budget, int], lost: Container[str]) -> int:
-        """How many of the next `count` messages consumers would have at once, if these are ready when they arrive.
+        """How many of the next `count` messages consumers would take at once, if these are ready when they arrive.
 
-        `promised` is how much of the limits of channels is to be used for others; what may be used for these is added.
-        Consumers of nodes that are `lost` have nothing.
+        `promised` is how much of the limits of channels other queues will use; what these messages will use is added.
+        Consumers of nodes that are `lost` take nothing.
         """
         backlog = self.backlog
         if backlog.count or self.returning:
@@ -309,33 +312,33 @@ class Queue:
     def enqueue(
         self, index: int, slot: int, count: int, size: int, level: int = NORMAL, expires_ms: int = 0
     ) -> None:
-        """Messages of an entry arrive."""
+        """Add messages that arrive with an entry; `size` is the octets of all of them."""
         self.backlog.add(index, slot, count, size, level, expires_ms)
         self.tally.published += count
 
     def enqueue_later(self, messages: Range, ready_ms: int) -> None:
-        """Messages arrive that are not ready before that moment."""
+        """Add messages that arrive and are not ready before `ready_ms`."""
         self.backlog.delay(messages, ready_ms, returned=False)
         self.tally.published += messages.count
 
     def enqueue_dead(self, messages: Range, history: History, priority: int, now_ms: int) -> None:
-        """Messages arrive that have died elsewhere, with what befell them."""
+        """Add messages that arrive because they have died in another queue, with their history."""
         history_id = self.histories.intern(history, messages.count)
         level, expires_ms = self.settings.level(priority), self.expiry_ms(None, now_ms)
         self.backlog.add(*messages[:3], messages.size, level, expires_ms, history_id)
         self.tally.published += messages.count
 
     def refuse(self, count: int) -> None:
-        """There is no room for so many messages, here or in another queue that was to get them, too."""
+        """Count messages that were refused for lack of room here, or in another queue that was to get them, too."""
         self.tally.rejected_publishes += count
 
     # Messages go
 
     def serve(self, now_ms: int, most: int, lost: Container[str] = ()) -> tuple[list[Served], int]:
-        """Let time and limits do what they do, and give consumers what is theirs, in about `most` ranges at most.
+        """Release what is due, drop what is expired or too much, give consumers what is theirs: about `most` ranges.
 
-        Those of nodes that are `lost` are given nothing.
-        Returns what they are given, and how many ranges have gone elsewhere: at least a few, if there are any.
+        Consumers of nodes that are `lost` are given nothing. Returns what the others are given, and how many ranges
+        have gone elsewhere: a few may, even if `most` is 0.
         """
         backlog = self.backlog
         due_max = min(DUE_MAX, max(most, DUE_MIN))
@@ -368,12 +371,15 @@ class Queue:
 
     @property
     def _has_room_to_die(self) -> bool:
-        """Whether messages may expire or be dropped. What must be kept may have to stay for ever, and stops nothing."""
+        """Whether messages may expire or be dropped: not while too many are dying.
+
+        With at-least-once they always may, because dying messages may have to stay for ever and must not stop others.
+        """
         is_kept = self.settings.dead_letter_strategy == "at-least-once"
         return is_kept or self.dying_count < DYING_MAX
 
     def due_ms(self) -> int | None:
-        """When there is something to do that no command asks for; None for never."""
+        """The time at which there is something to do that no command asks for; None for never."""
         if not (self._drops or self.dying or self.settings.expires_ms is not None):
             return self.backlog.due_ms()
         due_ms = None
@@ -387,7 +393,7 @@ class Queue:
         return due_ms
 
     def is_abandoned(self, now_ms: int) -> bool:
-        """Nobody has used it for as long as it is to be kept (x-expires)."""
+        """Whether nobody has used the queue for as long as it is to be kept (x-expires)."""
         abandoned_ms = self._abandoned_ms()
         return abandoned_ms is not None and abandoned_ms <= now_ms
 
@@ -401,7 +407,7 @@ class Queue:
         return bool(self.turns) and self.available > 0
 
     def _give(self, now_ms: int, most: int, lost: Container[str]) -> list[Served]:
-        """Give ready messages to those who may have them, by turns; one effect for each that gets any."""
+        """Give ready messages to consumers that may have them, by turns. Returns one effect for each that gets any."""
         backlog, turns = self.backlog, self.turns
         served: dict[Consumer, list[Range]] = {}
         while most > 0 and turns and (left := self.available):
@@ -435,7 +441,7 @@ class Queue:
         return [(consumer, self._check_out(consumer, ranges, now_ms)) for consumer, ranges in served.items()]
 
     def _take(self, count: int, most: int) -> list[Range]:
-        """Remove the first ready messages, which are there, in so many ranges at most."""
+        """Remove and return the first `count` ready messages, which have to be there, in at most `most` ranges."""
         before = self.backlog.count
         ranges = self.backlog.take(count, most)
         if self.returning:
@@ -443,16 +449,16 @@ class Queue:
         return ranges
 
     def _note_waiting(self, now_ms: int) -> None:
-        """Keep the time in which consumers could not keep up (consumer capacity)."""
+        """Count the time in which messages were ready and consumers could not keep up (consumer capacity)."""
         if self.waiting_since_ms:
             self.tally.waited_ms += max(now_ms - self.waiting_since_ms, 0)
         self.waiting_since_ms = now_ms if self.backlog.count and self.consumers else 0
 
     def _trim(self, now_ms: int) -> int:
-        """Drop what is over the limits, from the head; how many ranges that were.
+        """Drop messages that are over the limits, from the head. Returns how many ranges they were.
 
-        Never less than what has arrived since the last time, so that nothing that is published makes a queue grow over
-        its limit. The rest goes with the next entries, and until then it may still be delivered.
+        Of these at least as many are dropped as have arrived since the last time, so that nothing that is published
+        makes a queue grow over its limit. The rest goes with the next entries; until then it may still be delivered.
         """
         backlog = self.backlog
         limit = max(TRIM_MAX, backlog.next_position - backlog.trimmed_position)
@@ -461,7 +467,7 @@ class Queue:
         dropped: list[Range] = []
         while len(dropped) < limit and (surplus := self._surplus()) > 0:
             dropped += self._take(min(surplus, limit - len(dropped)), limit)
-        # One by one: each has a size of its own, and whose turn it is must not depend on what stays.
+        # They go one by one: each has a size of its own, and whose turn it is must not depend on what stays.
         while len(dropped) < limit and self._is_too_large():
             dropped += self._take(1, 1)
         self.die(dropped, MAXLEN, now_ms)
@@ -471,17 +477,17 @@ class Queue:
         return self._drops and (self._surplus() > 0 or self._is_too_large())
 
     def _surplus(self) -> int:
-        """How many ready messages are too many by their number, if that is more than 0."""
+        """How many ready messages are over the limit of their number; 0 or less if none is."""
         limit, backlog = self.settings.max_length, self.backlog
         return 0 if limit is None else min(backlog.count + backlog.delayed - limit, backlog.count)
 
     def _is_too_large(self) -> bool:
-        """Whether messages are too large together, and some of them are ready."""
+        """Whether all messages together are over the limit of octets, and some of them are ready."""
         limit, backlog = self.settings.max_length_bytes, self.backlog
         return limit is not None and backlog.count > 0 and backlog.size + backlog.delayed_size > limit
 
     def die(self, ranges: list[Range], reason: str, now_ms: int) -> None:
-        """Drop messages, or have them go to the dead-letter exchange; they are in no other place any more."""
+        """Drop messages that are in no other place any more, or have them go to the dead-letter exchange."""
         if not ranges:
             return
         count, size = _totals(ranges)
@@ -494,7 +500,7 @@ class Queue:
         self.dying_size += size
 
     def take_dying(self, first: int, count: int) -> list[Dying]:
-        """Remove dying messages if these are the first ones, else nothing."""
+        """Remove and return dying messages if `first` is the number of the first one, else nothing."""
         taken: list[Dying] = []
         if first != self.dying_first:
             return taken
@@ -512,7 +518,7 @@ class Queue:
         return taken
 
     def keep_dying(self, kept: list[Dying], now_ms: int, *, is_stuck: bool) -> None:
-        """Put back what no queue took, to be tried again: later, if none of it was taken."""
+        """Put dying messages back that no queue took. They are tried again: later if `is_stuck`, as none was taken."""
         for dead in reversed(kept):
             self.dying.appendleft(dead)
             self.dying_first -= dead.range.count
@@ -522,12 +528,12 @@ class Queue:
         self.retry_ms = now_ms + DEAD_LETTER_RETRY_MS if is_stuck else 0
 
     def dead_lettered(self, messages: Range) -> None:
-        """Messages that were dying are where the dead-letter exchange leads to."""
+        """Note that messages that were dying are where the dead-letter exchange leads to."""
         self.tally.dead_lettered += messages.count
         self.forget((messages,))
 
     def forget(self, ranges: Iterable[Range]) -> None:
-        """The messages are gone."""
+        """Let go of the histories of messages that are gone."""
         for messages in ranges:
             if messages.history:
                 self.histories.release(messages.history, messages.count)
@@ -548,7 +554,7 @@ class Queue:
         self.give_credit(consumer, 0)
 
     def _enter(self, consumer: Consumer) -> None:
-        """It gets no turn yet."""
+        """Add a consumer, which gets no turn yet."""
         self.holders[consumer] = None
         if consumer.live:
             self.consumers += 1
@@ -556,13 +562,13 @@ class Queue:
                 self.candidates.add(consumer)
 
     def set_prefetch(self, consumer: Consumer, prefetch: int) -> None:
-        """Let it hold so many, whatever it was before."""
+        """Let a consumer hold `prefetch` messages, however many it could hold before."""
         change = min(prefetch, CREDIT_MAX) - consumer.prefetch
         consumer.prefetch += change
         self.give_credit(consumer, change)
 
     def give_credit(self, consumer: Consumer, count: int) -> None:
-        """Let it have `count` more (or fewer); 0 to look again whether it may have what it has credit for."""
+        """Let a consumer have `count` more messages (or fewer); 0 only looks again whether it may have its turn."""
         consumer.credit = min(consumer.credit + count, CREDIT_MAX)
         if consumer.live and consumer.room > 0 and self._may_get(consumer):
             self.turns.add(consumer)
@@ -571,13 +577,13 @@ class Queue:
             self.make_way(consumer)
 
     def make_way(self, consumer: Consumer) -> None:
-        """Let the others of its channel have their turn first."""
+        """Let a consumer wait behind the others of its channel."""
         self.turns.discard(consumer)
         if consumer.live and self._may_get(consumer):
             consumer.wait_for_room()
 
     def _withdraw(self, consumer: Consumer) -> None:
-        """Give it nothing, whatever its channel has room for."""
+        """Give a consumer nothing more, whatever its channel has room for."""
         self.turns.discard(consumer)
         consumer.stop_waiting()
 
@@ -587,7 +593,7 @@ class Queue:
         return consumer is self.active and self._successor() is consumer
 
     def _successor(self) -> Consumer | None:
-        """Who should be the single active consumer: the first of the highest priority; the active one before equals."""
+        """The consumer that should be active: the first of the highest priority; among equals, the one that is."""
         active = self.active if self.active is not None and self.active.live else None
         if not self.candidates:
             return active
@@ -596,7 +602,7 @@ class Queue:
         return active if is_first else best
 
     def _review_active(self) -> None:
-        """Another consumer becomes the active one when the last is gone, or has settled everything for a better one."""
+        """Make another consumer the active one if that is gone, or has settled everything and there is a better one."""
         active, successor = self.active, self._successor()
         if successor is active:
             if active is not None:
@@ -611,7 +617,7 @@ class Queue:
             self.give_credit(successor, 0)
 
     def cancel(self, consumer: Consumer, now_ms: int) -> None:
-        """No more messages for a live consumer; it stays while it holds some."""
+        """Give a live consumer no more messages; it stays while it holds some."""
         consumer.live = False
         self.consumers -= 1
         self.used_ms = now_ms
@@ -623,9 +629,10 @@ class Queue:
             self._review_active()
 
     def settle(self, consumer: Consumer, first: int, last: int, now_ms: int, fate: int = SETTLED) -> int:
-        """Do to message ids what was said of them, and give their credit back. Returns how many there were.
+        """Carry out what was said of a consumer's messages, and give their credit back. Returns how many there were.
 
-        If they are in very many ranges it is put off: `go_on` does it. The consumer does not hold them any more.
+        `first` and `last` are message ids. If the messages are in very many ranges, `go_on` does it later; in any case
+        the consumer does not hold them any more.
         """
         before = len(consumer.unacked)
         pieces = consumer.unacked.take(first, last)
@@ -641,9 +648,9 @@ class Queue:
         return count
 
     def give_back_all(self, consumers: list[Consumer], fate: int, now_ms: int, most: int) -> int:
-        """Put everything that these consumers hold back, oldest message first; how many ranges that were.
+        """Put back everything that these consumers hold, the oldest message first. Returns how many ranges that were.
 
-        If they are more than `most` it is put off: `go_on` does it. The consumers do not hold them any more.
+        If they are more than `most`, `go_on` does it later; in any case the consumers do not hold them any more.
         """
         held: list[RangeMap[Range]] = []
         for consumer in consumers:
@@ -673,7 +680,7 @@ class Queue:
         return bool(self.leaving or self.returning)
 
     def go_on(self, most: int, now_ms: int) -> int:
-        """Do what was put off, for so many ranges at most; how many they were."""
+        """Do what was put off, for at most `most` ranges. Returns how many they were."""
         done = 0
         while self.leaving and done < most:
             leaving = self.leaving[0]
@@ -685,7 +692,7 @@ class Queue:
         return done + self.bring_back(most - done, now_ms)
 
     def bring_back(self, most: int, now_ms: int) -> int:
-        """The same for messages that come back only."""
+        """Put messages back whose return was put off, at most `most` ranges. Returns how many they were."""
         done = 0
         while self.returning and done < most:
             leaving, before = self.returning[0], self.backlog.count
@@ -701,7 +708,7 @@ class Queue:
         return done
 
     def _let_go(self, ranges: list[Range], fate: int, now_ms: int) -> None:
-        """Messages that no consumer holds any more go where they go."""
+        """Carry out what was said of messages that no consumer holds any more: forget them, let them die or return."""
         if not ranges:
             return
         count, size = _totals(ranges)
@@ -716,7 +723,7 @@ class Queue:
             self._return(ranges, now_ms, failed=fate == FAILED)
 
     def _return(self, ranges: list[Range], now_ms: int, *, failed: bool) -> None:
-        """After one more delivery in vain: into the queue again, later or now, unless there were too many."""
+        """Put messages back after a delivery in vain, now or after a delay; those that had too many of them die."""
         settings, backlog = self.settings, self.backlog
         failures = failed and self.counts_failures
         is_delayed = settings.retry_type in ("all", "failed" if failed else "returned")
@@ -738,7 +745,10 @@ class Queue:
         self.die(dead, DELIVERY_LIMIT, now_ms)
 
     def get(self, consumer: Consumer, now_ms: int) -> Range:
-        """Check out one message, which is there, to somebody who wants no more; to be forgotten if it is `no_ack`."""
+        """Check out one message, which has to be there, to a consumer that wants no more.
+
+        If the consumer is `no_ack` it does not hold the message, and the caller has to call `forget`.
+        """
         (message,) = self._take(1, 1)
         self.tally.got += 1
         if not consumer.no_ack:
@@ -767,7 +777,7 @@ class Queue:
         return purged
 
     def _settle_what_leaves(self) -> None:
-        """What comes back does not, and what was rejected does not die any more."""
+        """Settle what was put off, so that what comes back does not, and what was rejected does not die any more."""
         self.leaving += self.returning
         self.returning.clear()
         self.coming_back = self.came_back = 0
@@ -779,7 +789,7 @@ class Queue:
         return self.consumers == 1 and any(consumer.exclusive and consumer.live for consumer in self.holders)
 
     def take_apart(self) -> list[list[Any]]:
-        """Let go of everybody in a queue that is gone; returns what else there is very much of."""
+        """Let go of the consumers of a queue that is gone. Returns lists of what else there may be very much of."""
         held = [consumer.unacked.take_all() for consumer in self.holders]
         leaving = [each.pieces() for each in (*self.leaving, *self.returning)]
         self.leaving, self.returning = [], []
@@ -789,7 +799,7 @@ class Queue:
         return [*held, *leaving, list(self.dying)]
 
     def _check_out(self, consumer: Consumer, ranges: list[Range], now_ms: int) -> Deliver:
-        """Book on the consumer what it holds now."""
+        """Book on the consumer that it holds these messages, too. Returns the effect that tells it."""
         if self.timeout_ms(consumer):
             consumer.mark(now_ms)
         elif consumer.marks:
@@ -901,7 +911,7 @@ class FrozenBehind(NamedTuple):
     """What a queue has put off, at one moment."""
 
     queue: int
-    """Its number."""
+    """The number of the queue."""
     came_back: int
     leaving: list[FrozenLeaving]
 
@@ -938,6 +948,6 @@ def _position(messages: Range) -> int:
 
 
 def held(consumer: Consumer) -> list[tuple[int, Any]]:
-    """What the consumer holds: message id of the first, and the messages, in order."""
+    """What the consumer holds, in order: ranges of messages, each with the message id of its first."""
     pieces = consumer.unacked.pieces()
     return [(piece.first, messages) for piece, messages in zip(pieces, ranges_of(pieces), strict=True)]

@@ -22,7 +22,7 @@ class Remains:
 
     def __init__(self) -> None:
         self._new: list[dict[Any, Any] | list[Any]] = []
-        """Of this entry, which has cost enough."""
+        """Containers that came with this entry, which has cost enough: they are emptied from the next one on."""
         self._queues: list[Queue] = []
         self._parts: list[dict[Any, Any] | list[Any]] = []
 
@@ -33,11 +33,11 @@ class Remains:
         self._queues += queues
 
     def add(self, *parts: dict[Any, Any] | list[Any]) -> None:
-        """Take over containers; nobody else has what is in them, or it is small."""
+        """Take over containers to empty them: nobody else refers to what is in them, or it is small."""
         self._new += [part for part in parts if part]
 
     def shrink(self, most: int) -> None:
-        """Let go of so many objects; called once at the end of an entry."""
+        """Let go of `most` objects; called once at the end of an entry."""
         while most > 0 and (self._parts or self._queues):
             if not self._parts:
                 most -= 1

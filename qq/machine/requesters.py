@@ -16,7 +16,7 @@ from typing import NamedTuple
 REPLY_TO = "amq.rabbitmq.reply-to"
 """The pseudo-queue, and what a client writes into the property `reply-to` of its requests."""
 REPLY_PREFIX = f"{REPLY_TO}."
-"""Of what the node makes of that: behind it come 16 random octets in base64."""
+"""The beginning of each name that a node draws for a requester; behind it come 16 random octets in base64."""
 _NAME_LENGTH = len(REPLY_PREFIX) + 22
 
 

@@ -10,9 +10,9 @@ Some values are stored as they are, so that their fields are a part of the forma
 (queue.py), `History` and `Death`, `Range`, and the results of effects.py.
 
 Law: the bytes of a dump follow from these classes, and replicas must not disagree. Whoever adds a field adds it at the
-end of its class, in `of` and in `build`, and raises `state.VERSION`. Whoever lets a program read what the version
-before has written puts what makes a row of this version of one of that beside the class; `state.read_dump`, which knows
-the version of a dump, calls it before a row gets its names. Until then a dump of another version is refused.
+end of its class, in `of` and in `build`, and raises `state.VERSION`. A dump of another version is refused. Whoever
+wants to read one of the version before adds, beside the class, what turns a row of that version into one of this;
+`state.read_dump`, which knows the version of a dump, calls it before a row gets its names.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 _make = tuple.__new__
-"""Half the time of a call of the class, for rows of which there may be very many."""
+"""Makes a row in half the time of a call of the class, where there may be very many rows."""
 
 
 class Rows:
@@ -90,14 +90,14 @@ class Rows:
 
 
 class AppliedRow(NamedTuple):
-    """What applies to a queue or an exchange: a policy's name, or all of it if another one has that name now."""
+    """The policies that apply to a queue or an exchange, each by name, or whole if another one has that name now."""
 
     policy: str | Policy | None
     operator: str | Policy | None
 
     @classmethod
     def of(cls, known: Collection[int], applied: Applied) -> AppliedRow:
-        """`known` are the ids of the objects that are the policies of the virtual host now."""
+        """The row of these policies; `known` are the ids of the objects that are the virtual host's policies now."""
         if applied == (None, None):
             return _NOTHING_APPLIES
         return cls(
@@ -130,7 +130,7 @@ class ExchangePoliciesRow(NamedTuple):
 class BindingRow(NamedTuple):
     source: str
     kind: int
-    """A `DestinationKind`."""
+    """The number of the `DestinationKind`."""
     destination: str
     routing_key: str
     arguments: bytes
@@ -146,7 +146,7 @@ class BindingRow(NamedTuple):
 
 
 class VhostRow(NamedTuple):
-    """A virtual host and what is in it, but for its queues."""
+    """A virtual host and what is in it, without its queues."""
 
     name: str
     description: str
@@ -196,7 +196,7 @@ class VhostRow(NamedTuple):
         )
 
     def build(self, vhost: VirtualHost) -> None:
-        """Fill a new virtual host, but for the bindings: they are between queues."""
+        """Fill a new virtual host, without the bindings, for which the queues have to be there."""
         vhost.describe(self.description, self.tags, self.default_queue_type)
         vhost.set_limits(self.limits)
         for policy in self.policies:
@@ -215,13 +215,13 @@ class VhostRow(NamedTuple):
 
 class DyingCounts(NamedTuple):
     first: int
-    """Number of the first of the dying messages."""
+    """The number of the first of the dying messages."""
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     retry_ms: int
 
 
 class QueueRow(NamedTuple):
-    """A queue, but for its dying messages, what its consumers hold and what it has put off."""
+    """A queue, without its dying messages, what its consumers hold and what it has put off."""
 
     vhost: str
     name: str
@@ -240,11 +240,11 @@ class QueueRow(NamedTuple):
     turns: list[tuple[str, int]]
     """Node and id of the consumers that have their turns, in order."""
     active: tuple[str, int] | None
-    """Likewise."""
+    """Node and id of the single active consumer, if there is one."""
 
     @classmethod
     def of(cls, known: Collection[int], frozen: FrozenQueue) -> QueueRow:
-        """`known` as `AppliedRow.of` wants it."""
+        """The row of a queue; `known` is as `AppliedRow.of` wants it."""
         queue, active = frozen.queue, frozen.active
         return cls(
             queue.vhost,
@@ -277,7 +277,7 @@ class QueueRow(NamedTuple):
         )
 
     def build(self, policies: Policies, dying: Iterable[Dying]) -> Queue:
-        """The queue; its consumers come and take their turns later."""
+        """Make the queue; its consumers come and take their turns later."""
         applied = self.policies.build(policies)
         queue = Queue(
             vhost=self.vhost,
@@ -312,7 +312,7 @@ class HeldRow(NamedTuple):
     """Consecutive messages that a consumer holds."""
 
     first: int
-    """Message id of the first."""
+    """The message id of the first of them."""
     messages: Range
 
     @classmethod
@@ -327,7 +327,7 @@ class HeldRow(NamedTuple):
 
 
 def held_rows(held: FrozenPieces[Range]) -> Rows:
-    """All that somebody holds."""
+    """The rows of all that somebody holds."""
     return Rows(pieces_of(held), HeldRow.of)
 
 
@@ -344,11 +344,11 @@ def build_held(rows: Iterable[HeldRow]) -> RangeMap[Range]:
 
 
 class LeavingRow(NamedTuple):
-    """What consumers of a queue have held, with the same said of all."""
+    """Messages that consumers of a queue have held, and the fate that is to be carried out on all of them."""
 
     fate: int
     held: Iterable[Iterable[HeldRow]]
-    """By consumer."""
+    """What each of the consumers has held."""
 
     @classmethod
     def of(cls, frozen: FrozenLeaving) -> LeavingRow:
@@ -367,7 +367,7 @@ class BehindRow(NamedTuple):
     """What a queue has put off."""
 
     queue: int
-    """Its number."""
+    """The queue's number."""
     came_back: int
     leaving: Iterable[LeavingRow]
 
@@ -401,24 +401,24 @@ class ConnectionRow(NamedTuple):
 
 class SessionRow(NamedTuple):
     key: tuple[str, int]
-    """Node and number."""
+    """The session's node and number."""
     vhost: VhostRef
     user: str | None
     queue: str
-    """The one that was declared last."""
+    """The name of the queue that the session declared last; empty if none."""
     limit: int
     requester: tuple[int, str] | None
-    """Id and name of its consumer of direct replies."""
+    """Id and name of the session's consumer of direct replies, if it has one."""
     answers: int
     answer: Sequence[Any] | None
-    """As `answer_row` makes it."""
+    """The last answer, as `answer_row` makes it."""
 
     @classmethod
     def of(cls, frozen: FrozenSession) -> SessionRow:
         return _make(cls, (*frozen[:-1], answer_row(frozen.answer)))
 
     def build(self, vhost: VirtualHost) -> SessionState:
-        """The session; its consumers come later."""
+        """Make the session; its consumers come later."""
         node, number = self.key
         return SessionState(
             vhost,
@@ -434,7 +434,7 @@ class SessionRow(NamedTuple):
 class FailedRow(NamedTuple):
     number: int
     kind: int
-    """`_FAILED`."""
+    """Always `_FAILED`, which no reply has there."""
     code: int
     text: str
     opcode: int
@@ -455,11 +455,11 @@ _RESULTS: tuple[type[Result], ...] = (
     Limited,
     Connected,
 )
-"""In a dump they are numbered from 1, `Failed` is 0. New ones go to the end."""
+"""All kinds of results. In a dump they are numbered from 1; 0 is `Failed`. New ones go to the end."""
 
 
 def answer_row(answer: Answer | None) -> Sequence[Any] | None:
-    """A `FailedRow`; or the number of a reply, that of its kind of result, and the fields of the result."""
+    """What is stored of an answer: a `FailedRow`, or a reply's number, its kind of result, and the result's fields."""
     if answer is None:
         return None
     if isinstance(answer, Failed):
@@ -482,14 +482,14 @@ def build_answer(node: str, session: int, row: Sequence[Any] | None) -> Answer |
 
 
 class ConsumerRow(NamedTuple):
-    """A consumer, but for what it holds."""
+    """A consumer, without what it holds."""
 
     node: str
     session: int
     channel: int
     id: int
     queue: int
-    """Its number."""
+    """The queue's number."""
     tag: str
     credit: int
     prefetch: int
@@ -531,7 +531,7 @@ class ConsumerRow(NamedTuple):
         )
 
     def build(self, queue: Queue, budget: Budget, held: Iterable[HeldRow]) -> Consumer:
-        """`budget` is that of its session."""
+        """Make the consumer; `budget` is that of its session, and `held` is what the consumer holds."""
         return Consumer(
             node=self.node,
             session=self.session,

@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 CHUNK_RUNS = 2048
-"""To pack so many takes a quarter of a millisecond, and plain they are 96 KiB."""
+"""How many runs a chunk has: to pack them takes a quarter of a millisecond, and plain they are 96 KiB."""
 
 _INDEX, _PLACE, _POSITION, _SIZE, _EXPIRES, _HISTORY = range(6)
-"""Words of a run; its place is slot and count."""
+"""The words of a run, in their order. The one called place is slot and count together."""
 _WORDS = 6
 _CHUNK_WORDS = _WORDS * CHUNK_RUNS
 _BASES_BYTES = 8 * 3
-"""Before packed columns: index, position and expiry of the first run."""
+"""The bytes before packed columns: index, position and expiry of the first run."""
 _CODES = "qQqQqQ"
-"""Of packed columns: index, position and expiry are differences."""
+"""The type codes of packed columns; those of index, position and expiry hold differences."""
 _NOTHING: array[int] = array("Q")
-"""Every exhausted head."""
+"""The head when it is exhausted."""
 _words_at = Struct(f"{_WORDS}Q").unpack_from
-"""Half the time of reading one by one."""
+"""Reads the words of a run in half the time of reading them one by one."""
 _make = tuple.__new__
-"""Half the time of a call of `Range`."""
+"""Makes a range in half the time of a call of `Range`."""
 
 
 class PackedRuns(NamedTuple):
@@ -55,8 +55,9 @@ class PackedRuns(NamedTuple):
     """The greatest index."""
     messages: int
     position: int
-    """Of the first run, as the next."""
+    """The position of the first run."""
     expires_ms: int
+    """When the first run expires; 0 is never."""
     data: bytes
 
 
@@ -79,15 +80,15 @@ class Runs:
         self.exact_sizes = exact_sizes
         """Whether only messages of equal size share a run, so that each one's share is its own size."""
         self._head = _NOTHING
-        """Never changed: what was taken of it is counted below. Not exhausted unless it is empty."""
+        """The first runs. The array never changes: what was taken is counted below, and a used-up one is replaced."""
         self._at = 0
         """Where the first run's words begin in the head."""
         self._taken = 0
-        """Messages of the first run that are gone already."""
+        """How many messages of the first run are gone already."""
         self._taken_size = 0
         self._chunks: deque[PackedRuns] = deque()
         self._tail = array("Q")
-        """Appended to; only of the last run place and size change."""
+        """The last runs. It is appended to; besides, only place and size of the very last run change."""
 
     def __bool__(self) -> bool:
         return bool(self._head or self._chunks or self._tail)
@@ -104,8 +105,8 @@ class Runs:
     ) -> None:
         """Add `count` messages at the end. A slot has at most 40 bits, an index and a time at most 63.
 
-        Positions ascend, and the caller sees to it that expiries do. What follows at once on the last run of the same
-        batch and is like it joins it.
+        Positions ascend, and the caller sees to it that expiries do. Messages that follow immediately on the last run
+        of the same batch, and are like it, join it.
         """
         tail = self._tail
         if tail and tail[-_WORDS] == index:
@@ -127,7 +128,7 @@ class Runs:
             self._tail = array("Q")
 
     def take(self, count: int, most: int = maxsize) -> list[Range]:
-        """Remove the first `count` messages, or as many as there are, in so many ranges at most."""
+        """Remove and return the first `count` messages, or as many as there are, in at most `most` ranges."""
         ranges: list[Range] = []
         level, words_at, make = self.level, _words_at, _make
         head, at, taken, taken_size = self._head, self._at, self._taken, self._taken_size
@@ -158,18 +159,18 @@ class Runs:
         return ranges
 
     def take_run(self, count: int) -> Range:
-        """Remove the first `count` messages of the first run, or as many as it has; there is one."""
+        """Remove and return the first `count` messages of the first run, or as many as it has; there has to be one."""
         if not self._head:
             self._head = self._next_head()
         return self.take(min(count, (self._head[self._at + _PLACE] & MESSAGE_MASK) - self._taken), 1)[0]
 
     def take_expired(self) -> Range:
-        """Remove the first run, which expires before the others; there is one."""
+        """Remove and return the first run, which expires before the others; there has to be one."""
         return self.take_run(MESSAGE_MASK)
 
     @property
     def head_position(self) -> int:
-        """The position of the first message; there is one."""
+        """The position of the first message; there has to be one."""
         if self._head:
             return self._head[self._at + _POSITION] + self._taken
         return self._chunks[0].position if self._chunks else self._tail[_POSITION]
@@ -227,14 +228,14 @@ class RunsRow(NamedTuple):
     """Runs in a dump, as `FrozenRuns.dump` makes it and `Runs.load` takes it."""
 
     head: bytes
-    """Packed as a chunk is; empty if there are none."""
+    """The runs of the head, packed as a chunk is; empty if there are none."""
     chunks: Sequence[PackedRuns]
     tail: bytes
-    """Likewise."""
+    """The runs of the tail, packed in the same way."""
 
 
 class FrozenRuns(NamedTuple):
-    """A backlog at one moment. It shares the arrays with `Runs`, which changes nothing of what is meant here."""
+    """Runs at one moment. The arrays are shared with `Runs`, which changes nothing of what counts here."""
 
     head: array[int]
     at: int
@@ -243,12 +244,12 @@ class FrozenRuns(NamedTuple):
     chunks: tuple[PackedRuns, ...]
     tail: array[int]
     tail_words: int
-    """What was appended to the tail later does not count."""
+    """How many words of the tail count: what was appended later does not."""
     last: tuple[int, int]
     """Place and size of the tail's last run: what joined it later does not count either."""
 
     def dump(self) -> RunsRow:
-        """Equal runs give equal rows where zlib is the same."""
+        """The row of these runs in a dump; equal runs have equal rows where zlib is the same."""
         if self is _EMPTY:
             return _EMPTY_ROW
         head, tail = self._plain()
@@ -275,7 +276,7 @@ class FrozenRuns(NamedTuple):
         yield from _ranges(tail, first, end)
 
     def browse(self, level: int, skip: int) -> Iterator[Range]:
-        """All runs in order, but for the first `skip` messages."""
+        """All runs in order, without the first `skip` messages."""
         head, tail = self._plain()
         for words in (head, *self.chunks, tail):
             if isinstance(words, PackedRuns):
@@ -292,7 +293,7 @@ class FrozenRuns(NamedTuple):
                 skip = max(skip - count, 0)
 
     def _plain(self) -> tuple[array[int], array[int]]:
-        """The words of the head and of the tail."""
+        """The words of the runs that the head and the tail had at that moment."""
         head = self.head[self.at :]
         if self.taken:
             # Slot and count are one word: as many messages as the slot moves on, the count loses.
@@ -330,7 +331,7 @@ def _messages(places: array[int]) -> int:
 
 
 def _packed(words: array[int], steps: array[int], messages: int) -> bytes:
-    """Compress runs, whose indexes differ by these steps."""
+    """Compress runs that have so many messages and whose indexes differ by these steps."""
     places, positions = words[_PLACE::_WORDS], words[_POSITION::_WORDS]
     gaps = array("q", bytes(8 * len(places)))
     if positions[-1] + (places[-1] & MESSAGE_MASK) - positions[0] != messages:

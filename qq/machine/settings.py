@@ -6,9 +6,9 @@ Lives here: which of several values counts, and what counts when none is given. 
 Law: whatever the tables hold, there are settings, and the same ones on every node. A value that nobody can mean counts
 as not given.
 
-Which value counts, where RabbitMQ has a rule: of a limit or a time the smaller; of a delivery limit the greater if one
-is negative (unlimited), else the smaller; of what concerns dead letters the argument; of what a type or mode is called
-the policy, so that it can be changed while the queue lives. Ours without a rule there follow the last one.
+Where argument and policy both give a value, RabbitMQ's rules say which one counts: of limits and times the smaller; of
+delivery limits the greater if one is negative (unlimited), else the smaller; for dead letters the argument; for names
+of types and modes the policy, so that they can be changed while the queue lives. Our own settings follow the last rule.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DELIVERY_LIMIT = 20
-"""Of a quorum queue for which nobody says anything (RabbitMQ 4.0)."""
+"""The delivery limit of a quorum queue for which nobody sets one (RabbitMQ 4.0)."""
 UNLIMITED = -1
 
 Overflow = Literal["drop-head", "reject-publish"]
@@ -41,10 +41,10 @@ TimeoutAction = Literal["close-channel", "cancel-consumer"]
 
 
 class QueueSettings(NamedTuple):
-    """What a queue keeps to; as it stands, one for which nobody set anything. None is: no such limit."""
+    """The settings of a queue; the defaults are a classic queue's for which nobody set anything. None is no limit."""
 
     max_length: int | None = None
-    """In messages."""
+    """How many messages the queue may hold."""
     max_length_bytes: int | None = None
     overflow: Overflow = "drop-head"
     message_ttl_ms: int | None = None
@@ -52,12 +52,12 @@ class QueueSettings(NamedTuple):
     """How long the queue itself stays when nobody uses it."""
     dead_letter_exchange: str | None = None
     dead_letter_routing_key: str | None = None
-    """None: the keys that the message was published with."""
+    """The routing key of dead letters; None for the keys that the message was published with."""
     dead_letter_strategy: DeadLetterStrategy = "at-most-once"
     delivery_limit: int = UNLIMITED
-    """Failed deliveries that a message may have; a negative one is no limit."""
+    """How many failed deliveries a message may have; a negative number is no limit."""
     consumer_timeout_ms: int | None = None
-    """None: what the node is configured for."""
+    """How long a consumer may hold a message; None for what the node is configured for."""
     single_active_consumer: bool = False
     retry_type: RetryType = "disabled"
     """Which returned messages wait before they are delivered again."""
@@ -69,7 +69,7 @@ class QueueSettings(NamedTuple):
     """Which returns count towards the delivery limit: all (4.0), or those that say the delivery failed (4.3)."""
     timeout_action: TimeoutAction = "close-channel"
     level_max: int = 0
-    """The highest priority level there is; 0: priorities have no meaning."""
+    """The highest priority level there is; 0 if priorities have no meaning."""
     level_absent: int = NORMAL
     """The level of a message without a priority, or of all where priorities have no meaning."""
 
@@ -85,9 +85,9 @@ class ConsumerSettings(NamedTuple):
 
     priority: int = 0
     timeout_ms: int | None = None
-    """None: what the queue says."""
+    """How long the consumer may hold a message; None for what the queue says."""
     live_prefetch: bool = False
-    """A later basic.qos changes the prefetch of this consumer, too."""
+    """Whether a later basic.qos changes the prefetch of this consumer, too."""
 
 
 def settings_of(
@@ -169,7 +169,7 @@ def _overflow(values: _Values, *, quorum: bool) -> Overflow:
     first = values.policy_first if quorum else values.argument_first
     overflow = first("overflow", _named_overflow)
     if overflow == "reject-publish-dlx":
-        # RabbitMQ's quorum queues do not know it. We know no queue that dead-letters what it rejects.
+        # RabbitMQ's quorum queues do not know this value. No queue of ours dead-letters what it refuses.
         return "drop-head" if quorum else "reject-publish"
     return overflow or "drop-head"
 

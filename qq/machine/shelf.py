@@ -25,39 +25,40 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 BLOCK_ROWS = 256
-"""Of 80 octets: to move half of them takes less than a microsecond."""
+"""How many rows, of 80 octets, a block may have: to move half of them takes less than a microsecond."""
 BLOCK_MOMENTS = 512
 PACK_ROWS = 2048
-"""Rows that are packed together, as a chunk of runs is."""
+"""How many rows are packed together, as a chunk of runs is."""
 
 _INDEX, _PLACE, _POSITION, _SIZE, _EXPIRES, _DUE, _DELIVERIES, _FAILURES, _MARKS = range(9)
-"""Words of a row; its place is slot and count, its marks are history, level and whether it was returned."""
+"""The words of a row, in their order. Its place is slot and count together, its marks are history, level and whether it
+was returned."""
 _WORDS = 9
 _MARK_BITS = 6
 _CODES = "qqQqQqqQQQ"
-"""Of packed columns: the key, then a row's words; key, index, position, expiry and due time are differences."""
+"""The type codes of packed columns: the key, then a row's words. Those of _RISING hold differences."""
 _RISING = (0, 1, 3, 5, 6)
-"""Columns that are packed as differences."""
+"""The columns that are packed as differences: key, index, position, expiry and due time."""
 _BASES_BYTES = 8 * len(_RISING)
 _first = attrgetter("first")
 
 
 class _Block:
-    """Consecutive ranges."""
+    """Consecutive ranges of a shelf: their keys, and a row of words for each."""
 
     __slots__ = ("age", "first", "keys", "rows")
 
     def __init__(self, first: int, age: int, keys: array[int], rows: array[int]) -> None:
         self.first = first
-        """No key is less, unless this is the first block."""
+        """A key that none in the block is less than, unless this is the first block."""
         self.age = age
-        """It may be changed while the shelf has been frozen as often."""
+        """How often the shelf had been frozen when the block was made: it may be changed until the next time."""
         self.keys = keys
         self.rows = rows
 
 
 class Shelf:
-    """Ranges by key."""
+    """Ranges in the order of their keys."""
 
     __slots__ = ("_age", "_blocks", "_due", "_expiring")
 
@@ -72,7 +73,7 @@ class Shelf:
 
     @property
     def head_position(self) -> int:
-        """The key of the first message; there is one."""
+        """The key of the first message; there has to be one."""
         return self._blocks[0].keys[0]
 
     @property
@@ -86,7 +87,10 @@ class Shelf:
         return self._expiring.first_ms
 
     def insert(self, key: int, messages: Range, due_ms: int = 0, *, returned: bool = False) -> None:
-        """Add messages. No key of theirs is taken. What is due some time and was not returned does not expire here."""
+        """Add messages, whose keys from `key` on have to be free.
+
+        Those that are due at some time and were not returned do not expire here.
+        """
         index, slot, count, deliveries, size, position, expires_ms, level, history, failures = messages
         row = [
             index,
@@ -118,7 +122,7 @@ class Shelf:
             self._blocks.insert(number + 1, upper)
 
     def take(self, count: int, most: int = maxsize) -> list[Range]:
-        """Remove the first `count` messages, or as many as there are, in so many ranges at most."""
+        """Remove and return the first `count` messages, or as many as there are, in at most `most` ranges."""
         ranges: list[Range] = []
         while count and self._blocks and len(ranges) < most:
             ranges.append(self.take_run(count))
@@ -126,7 +130,7 @@ class Shelf:
         return ranges
 
     def take_run(self, count: int) -> Range:
-        """Remove the first `count` messages of the first range, or as many as it has; there is one."""
+        """Remove and return the first `count` messages of the first range, or all that it has; there has to be one."""
         block = self._own(0)
         key, row = block.keys[0], block.rows
         messages = _range(row)
@@ -147,7 +151,7 @@ class Shelf:
         return messages.part(0, count)
 
     def take_due(self) -> tuple[Range, bool]:
-        """Remove the range that is due first, the least key first, and tell whether it was returned; there is one."""
+        """Remove the range that is due first, the least key first, and tell if it was returned; there has to be one."""
         key = self._due.pop()
         row = self._remove(*self._find(key))
         if expires_ms := _expiry(row):
@@ -155,7 +159,7 @@ class Shelf:
         return _range(row), bool(row[_MARKS] & 1)
 
     def take_expired(self) -> Range:
-        """Remove the range that expires first, the least key first; there is one."""
+        """Remove and return the range that expires first, the least key first; there has to be one."""
         key = self._expiring.pop()
         row = self._remove(*self._find(key))
         if row[_DUE]:
@@ -209,7 +213,7 @@ class Shelf:
         last = blocks[-1]
         if key < last.first:
             return max(bisect_right(blocks, key, key=_first) - 1, 0)
-        # What comes in order fills its blocks.
+        # What comes in order fills blocks to the end.
         return len(blocks) - (len(last.keys) < BLOCK_ROWS or key < last.keys[-1])
 
     def _find(self, key: int) -> tuple[int, int]:
@@ -218,7 +222,7 @@ class Shelf:
         return number, bisect_left(self._blocks[number].keys, key)
 
     def _own(self, number: int) -> _Block:
-        """A block that may be changed."""
+        """The block with this number, to be changed: it is copied if a frozen shelf has it, too."""
         block = self._blocks[number]
         if block.age != self._age:
             block = _Block(block.first, self._age, block.keys[:], block.rows[:])
@@ -226,7 +230,7 @@ class Shelf:
         return block
 
     def _remove(self, number: int, at: int) -> array[int]:
-        """Remove a row, whose moments are gone or will be."""
+        """Remove and return a row; its moments are removed by the caller."""
         block = self._own(number)
         row = block.rows[at * _WORDS : (at + 1) * _WORDS]
         del block.keys[at], block.rows[at * _WORDS : (at + 1) * _WORDS]
@@ -241,7 +245,7 @@ class FrozenShelf(NamedTuple):
     blocks: tuple[_Block, ...]
 
     def dump(self) -> list[bytes]:
-        """What `Shelf.load` wants. Equal shelves give equal dumps where zlib is the same."""
+        """The shelf as `Shelf.load` takes it; equal shelves have equal dumps where zlib is the same."""
         if not self.blocks:
             return []  # as nearly always
         return [_packed(keys, rows) for keys, rows in self._portions()]
@@ -284,7 +288,7 @@ _EMPTY = FrozenShelf(())
 
 
 class _Moments:
-    """Times and keys: which comes first."""
+    """Pairs of a time and a key, in their order."""
 
     __slots__ = ("_blocks",)
 
@@ -318,7 +322,7 @@ class _Moments:
             blocks.insert(number + 1, upper)
 
     def pop(self) -> int:
-        """Remove the first time with its least key, and give the key; there is one."""
+        """Remove the first time with its least key, and return the key; there has to be one."""
         block = self._blocks[0]
         key = block.keys[0]
         del block.times[0], block.keys[0]
@@ -327,7 +331,7 @@ class _Moments:
         return key
 
     def remove(self, time_ms: int, key: int) -> None:
-        """Remove a time and a key, which are there."""
+        """Remove a pair, which has to be there."""
         number = max(bisect_right(self._blocks, (time_ms, key), key=_first) - 1, 0)
         block = self._blocks[number]
         at = block.find(time_ms, key)
@@ -336,7 +340,7 @@ class _Moments:
             del self._blocks[number]
 
     def load(self, moments: Iterable[tuple[int, int]]) -> None:
-        """Replace all."""
+        """Replace all pairs."""
         self.clear()
         pairs = sorted(moments)
         for at in range(0, len(pairs), BLOCK_MOMENTS):
@@ -349,13 +353,13 @@ class _Moments:
 
 
 class _Times:
-    """Consecutive moments, as two arrays."""
+    """Consecutive pairs of a time and a key, as two arrays."""
 
     __slots__ = ("first", "keys", "times")
 
     def __init__(self, first: tuple[int, int], times: array[int], keys: array[int]) -> None:
         self.first = first
-        """No moment is less, unless this is the first block."""
+        """A pair that none in the block is less than, unless this is the first block."""
         self.times = times
         self.keys = keys
 
@@ -365,7 +369,7 @@ class _Times:
 
 
 def _expiry(row: array[int]) -> int:
-    """When a row expires; 0 if it does not as long as it is here."""
+    """The time at which a row expires on the shelf; 0 if it does not."""
     return row[_EXPIRES] if row[_MARKS] & 1 or not row[_DUE] else 0
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from qq.machine.queue import Dying, FrozenBehind, FrozenConsumer, FrozenQueue, Queue
 
 VERSION = 7
-"""Of the state and of what commands do to it. Bump it with every change of either: replicas must not disagree."""
+"""The version of the state and of what commands do to it. Bump it with every change: replicas must not disagree."""
 
 
 class MalformedDump(ValueError):
@@ -50,7 +50,7 @@ class MalformedDump(ValueError):
 
 
 class FrozenMachine(NamedTuple):
-    """The state; everything in the order that it has there, which is a part of it."""
+    """The state at one moment. Everything is in the order that it has there, which is a part of the state."""
 
     users: list[User]
     user_limits: list[tuple[str, Table]]
@@ -115,7 +115,8 @@ class FrozenMachine(NamedTuple):
     def live(self, first: int, end: int) -> dict[int, dict[int, list[tuple[int, int]]]]:
         """The live messages of the entries from `first` to before `end`.
 
-        By index and ordinal of the batch: ordinal of the first message and count, in order and without overlap.
+        They are given by index and by ordinal of the batch, as (ordinal of the first message, count), in order and
+        without overlap.
         """
         found: dict[int, list[tuple[int, int]]] = {}
         for index, slot, count in self._single_ranges():
@@ -137,7 +138,7 @@ class FrozenMachine(NamedTuple):
                 index, slot, *_ = piece.value
                 yield index, slot + piece.offset, piece.count
         for session in self.sessions:
-            # The client may not have it yet, whatever became of it since.
+            # The client may not have the message yet, whatever became of it since.
             if isinstance(session.answer, Reply) and isinstance(session.answer.result, GetOk):
                 yield session.answer.result.range[:3]
 
@@ -150,32 +151,32 @@ class Dump(NamedTuple):
     permissions: Iterable[Permissions]
     topic_permissions: Iterable[TopicPermissions]
     publishers_bounds: tuple[int, int]
-    """Limit and age."""
+    """How many publishers a virtual host remembers, and how long, in ms."""
     vhosts: Iterable[VhostRow]
     queues_declared: int
     queues: Iterable[QueueRow]
     dying: Iterable[Iterable[Dying]]
-    """One list for each queue."""
+    """The dying messages, a list for each queue."""
     connections: Iterable[ConnectionRow]
     sessions: Iterable[SessionRow]
     consumers: Iterable[ConsumerRow]
     unacked: Iterable[Iterable[HeldRow]]
-    """One list for each consumer."""
+    """The messages that consumers hold, a list for each consumer."""
     dirty: Iterable[int]
-    """Numbers of queues."""
+    """The numbers of queues that have their turn."""
     behind: Iterable[BehindRow]
     abandoned: Iterable[int]
-    """Likewise."""
+    """The numbers of queues that are still to be removed."""
     lost: Iterable[str]
-    """Nodes."""
+    """The nodes that are gone and whose sessions are still to be ended."""
 
 
 _SECTIONS = 1 + len(Dump._fields)
 _IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
-"""What is packed with a call for each of its parts: nothing else happens in the node while one lasts."""
+"""Types that are packed with a call for each of their parts: nothing else happens in the node during a call."""
 _NOT_AT_ONCE = _IN_PARTS | {QueueRow}
 _LEVELS_TO_A_CHUNK = 6
-"""Lists around each chunk of runs: chunks, runs, lane, lanes, backlog, queue."""
+"""How many lists are around each chunk of runs: chunks, runs, lane, lanes, backlog, queue."""
 _CHUNKS_AT_ONCE = 64
 
 
@@ -183,7 +184,7 @@ def _pack(packer: Any, value: Any) -> None:
     if type(value) in _IN_PARTS:
         packer.pack_array_header(len(value))
         for part in value:
-            # Most are small: no call of ours for each of those.
+            # Most parts are small: a call of this function for each would cost more.
             if type(part) in _NOT_AT_ONCE:
                 _pack(packer, part)
             else:
@@ -205,7 +206,7 @@ def _pack_levels(packer: Any, value: Any, levels: int) -> None:
 
 
 def read_dump(data: bytes) -> Dump:
-    """Raises MalformedDump."""
+    """The sections of a state that was dumped. Raises MalformedDump."""
     try:
         state = unpack(data)
     except ValueError as error:
@@ -300,7 +301,7 @@ def _restore_access(core: Core, dump: Dump) -> None:
 
 
 def _restore_consumers(core: Core, dump: Dump, queues: dict[int, Queue]) -> None:
-    """Enter them at their queues and their sessions, and give them their turns."""
+    """Enter consumers at their queues and their sessions, and give them their turns."""
     for row, held in zip(dump.consumers, dump.unacked, strict=True):
         queue = queues[row.queue]
         consumer = row.build(queue, core.session(row.node, row.session).budget, held)
@@ -317,7 +318,7 @@ def _number(queue: Queue) -> int:
 
 
 def _merged(places: Iterable[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
-    """Slots and counts of one entry, as ranges of messages of its batches."""
+    """Turn slots and counts of one entry into ranges of messages, by the ordinals of its batches."""
     batches: dict[int, list[tuple[int, int]]] = {}
     for slot, count in sorted(places):
         first = slot & MESSAGE_MASK

@@ -23,7 +23,7 @@ NEVER_MS = 2**63
 NOW_MS = 0
 """A moment that has come, whatever time it is."""
 BLOCK_KEYS = 512
-"""At most so many are moved when one comes or goes."""
+"""How many keys a block may have: at most so many are moved when one comes or goes."""
 
 _last = itemgetter(-1)
 
@@ -36,7 +36,7 @@ class Timers(Generic[K]):
     def __init__(self, rank: Callable[[K], Any]) -> None:
         """Of keys that are due at the same moment, the one with the least `rank` comes first; no two have the same."""
         self._entries: dict[K, tuple[int, Any, K]] = {}
-        """Moment, rank, key."""
+        """The moment, rank and key of each key."""
         self._blocks: list[list[tuple[int, Any, K]]] = []
         """The entries in their order; no block is empty."""
         self._rank = rank
@@ -58,7 +58,7 @@ class Timers(Generic[K]):
         self._note_next()
 
     def pop(self) -> K:
-        """Forget the key that is due first, and give it; there is one."""
+        """Forget the key that is due first, and return it; there has to be one."""
         block = self._blocks[0]
         *_, key = block.pop(0)
         if not block:
@@ -68,7 +68,7 @@ class Timers(Generic[K]):
         return key
 
     def keep(self, wanted: Callable[[K], bool]) -> None:
-        """Forget all other keys."""
+        """Forget all keys but those that are wanted."""
         kept = [[entry for entry in block if wanted(entry[2])] for block in self._blocks]
         self._blocks = [block for block in kept if block]
         self._entries = {entry[2]: entry for block in self._blocks for entry in block}

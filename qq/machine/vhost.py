@@ -54,14 +54,15 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ROUTES_MAX = 10_000
-"""Cached routes; beyond it the cache starts again, so that a publisher of ever new keys cannot fill the memory."""
+"""How many routes are cached before the cache starts again: a publisher of ever new keys cannot fill the memory."""
 ROUTES_WIDTH_MAX = 500_000
-"""Queues in all cached routes: likewise."""
+"""How many queues all cached routes may have together before the cache starts again."""
 
 _REVIEW_STEPS = 2
 _CONFIGURE_STEPS = 60
 _HOLDER_STEPS = 10
-"""What it costs, in steps of patterns, to look at a queue or an exchange, and to give a queue other settings."""
+"""How many steps of patterns it counts as to look at a queue or an exchange, to give a queue other settings, and to set
+the timer of one of its consumers."""
 
 RESERVED = "amq."
 
@@ -91,7 +92,7 @@ _PREDECLARED = (
 
 
 class VirtualHost:
-    """Everything that has a name in it. Readers may look at the public maps; only the methods change them."""
+    """All that is declared in a virtual host. Readers may look at the public maps; only the methods change them."""
 
     def __init__(self, name: str, new_number: Callable[[], int], work: Work, remains: Remains) -> None:
         """`new_number` draws the number of a queue; `work` counts what an entry costs; `remains` takes what is gone."""
@@ -101,26 +102,26 @@ class VirtualHost:
         self.default_queue_type = ""
         self.limits: Table = {}
         self.connections = 0
-        """How many are open; the catalog counts them."""
+        """How many connections are open; the catalog counts them."""
         self.consumers = 0
-        """How many there are, and what was got and is not acknowledged; core.py counts them."""
+        """How many consumers there are, and messages that were got and are not acknowledged; core.py counts them."""
         self.argument_bytes = 0
-        """What the arguments of all queues, exchanges and bindings take."""
+        """How many bytes the arguments of all queues, exchanges and bindings take (`limits.table_bytes`)."""
         self.is_deleted = False
-        """Sessions that were in it know it still, and can do nothing there."""
+        """Whether the virtual host is deleted. Sessions that were in it still refer to it, and can do nothing there."""
         self.queues: dict[str, Queue] = {}
         self.requesters: dict[str, Requester] = {}
         """Consumers of direct replies, by name; the sessions keep them."""
         self.exchanges: dict[str, Exchange] = {exchange.name: exchange for exchange in _PREDECLARED}
         self.bindings: dict[Binding, int] = {}
-        """With what their arguments take."""
+        """All bindings, each with how many bytes its arguments take."""
         self.policies = Policies(work)
         self.exchange_policies: dict[str, Applied] = {}
-        """What applies to exchanges, by name, if anything does."""
+        """The policies that apply to exchanges, by name, for those to which any do."""
         self.unreviewed_queues: list[str] = []
         """Names of queues to which other policies may apply now, the next one last. Some may be gone, or come twice."""
         self.unreviewed_exchanges: list[str] = []
-        """Likewise; their turn is after all queues."""
+        """Names of exchanges to which other policies may apply now; their turn is after all queues."""
         self.publishers = Publishers()
         self._new_number = new_number
         self._work = work
@@ -131,11 +132,11 @@ class VirtualHost:
         self._table = RoutingTable()
         self._routes: dict[tuple[str, str], tuple[Queue, ...]] = {}
         self._steps_of: dict[tuple[str, str], int] = {}
-        """What it has cost to find them."""
+        """How many steps it took to find each of `_routes`."""
         self.dear_ways: dict[tuple[str, str], int] = {}
-        """The same of those that are dear: whoever does not remember them has to find them again."""
+        """The steps of those of `_routes` that are dear: a node that does not remember them has to find them again."""
         self._routes_width = 0
-        """How many queues there are in all of them."""
+        """How many queues all cached routes have together."""
         for exchange in _PREDECLARED[1:]:
             self._open(exchange)
 
@@ -150,11 +151,11 @@ class VirtualHost:
         self.default_queue_type = default_queue_type
 
     def set_limits(self, limits: Table) -> None:
-        """Replace them; what there is already stays."""
+        """Replace the limits; what there is already stays."""
         self.limits = limits
 
     def delete(self) -> None:
-        """Let nothing be done here any more; nobody refers to its queues."""
+        """Mark the virtual host as deleted, and empty it. From now on nothing can be done in it."""
         self.is_deleted = True
         self._remains.add_queues(self.queues.values())
         self._remains.add(self.queues, self.exchanges, self.bindings)
@@ -191,16 +192,16 @@ class VirtualHost:
         return route
 
     def known_route(self, exchange: str, routing_key: str) -> tuple[Queue, ...] | None:
-        """What `route` would give, if that is remembered."""
+        """What `route` would return, if it is remembered, else None."""
         return self._routes.get((exchange, routing_key))
 
     def known_steps(self, exchange: str, routing_key: str) -> int:
-        """What it takes who does not remember that route to find it."""
+        """How many steps it took to find this route, which has to be remembered."""
         return self._steps_of[exchange, routing_key]
 
     @property
     def route_steps(self) -> int:
-        """What it has cost to find the last route that was not remembered, or to find that there is none."""
+        """How many steps it took to find the last route that was not remembered, or to find that there is none."""
         return self._table.steps
 
     def route_all(
@@ -226,7 +227,7 @@ class VirtualHost:
             raise precondition_failed(str(too_long)) from None
 
     def walked_enough(self) -> Refused:
-        """The refusal of a message whose way is dear when there have been too many of those."""
+        """The refusal of a message whose way is dear, when the entry has found too many of those."""
         self._table.steps = 0
         return precondition_failed(
             f"the ways of messages in vhost '{self.name}' take more steps at once than the limit ({WAYS_STEPS_MAX})"
@@ -235,7 +236,7 @@ class VirtualHost:
     def route_dead_letters(
         self, exchange: str, routing_keys: Sequence[str], content: Content | None = None
     ) -> tuple[Queue, ...]:
-        """The same for what the broker publishes, to any exchange: nowhere if there is none or the way is too long."""
+        """The queues that dead letters reach through any exchange; none if it is not there or the way is too long."""
         try:
             return self._reached(exchange, routing_keys, content)
         except RouteTooLong:
@@ -257,7 +258,7 @@ class VirtualHost:
         return self._table.looks_at_content(exchange)
 
     def _forget_routes(self) -> None:
-        """They are others now."""
+        """Forget all cached routes, which are others now."""
         self._make_room()
         self._work.dear_ways.pop(self.name, None)
 
@@ -336,7 +337,7 @@ class VirtualHost:
         self._forget_routes()
 
     def disown(self, queues: Iterable[Queue]) -> None:
-        """Let queues be nobody's that will go soon. There may be very many of them in one entry."""
+        """Take queues from their owners, because they will go soon. There may be very many of them in one entry."""
         owned = self._owned
         for queue in queues:
             owner = _owner(queue)
@@ -398,7 +399,7 @@ class VirtualHost:
             return
         if if_unused and name in self._bindings_from:
             raise precondition_failed(f"{the_exchange(name, self.name)} in use")
-        # Of the exchange's own table nothing need be taken out: all of it goes.
+        # Nothing need be taken out of the exchange's own router: all of it goes.
         bindings = self._bindings_from.pop(name, {})
         for binding in bindings:
             self._forget_binding(binding)
@@ -432,7 +433,7 @@ class VirtualHost:
         return _binding(source, destination, routing_key, arguments) in self.bindings
 
     def binding_counts(self, source: str, destination: Destination) -> tuple[int, int]:
-        """How many there are to the destination, and from the source."""
+        """How many bindings lead to the destination, and how many from the source."""
         return len(self._bindings_of.get(destination, ())), len(self._bindings_from.get(source, ()))
 
     def restore_binding(self, binding: Binding) -> None:
@@ -453,7 +454,7 @@ class VirtualHost:
         arguments: Table,
         user: QueueOwner | None,
     ) -> None:
-        """Remove a binding; one that is not there, as one of its ends may not be, is gone already. Raises Refused."""
+        """Remove a binding, if it is there; its ends need not be, either. Raises Refused."""
         _check_not_reply_name(destination)
         _check_not_default_binding(source, destination)
         if destination.kind is DestinationKind.QUEUE and destination.name in self.queues:
@@ -465,18 +466,18 @@ class VirtualHost:
                 self._close(source)
 
     def count_bindings(self, exchange: str) -> int:
-        """How many lead from an exchange, or to it."""
+        """How many bindings lead from an exchange, or to it."""
         to = self.count_bindings_of(Destination(DestinationKind.EXCHANGE, exchange))
         return len(self._bindings_from.get(exchange, ())) + to
 
     def count_bindings_of(self, destination: Destination) -> int:
-        """How many lead to something."""
+        """How many bindings lead to a queue or an exchange."""
         return len(self._bindings_of.get(destination, ()))
 
     # Policies
 
     def put_policy(self, policy: Policy) -> bool:
-        """Let a policy hold in the place of the one with its name, as soon as it is reviewed; False if it cannot."""
+        """Enter a policy in the place of the one with its name; False if it is not valid. A review lets it apply."""
         try:
             self.policies.put(policy)
         except InvalidPolicy:
@@ -485,7 +486,7 @@ class VirtualHost:
         return True
 
     def restore_policy(self, policy: Policy) -> None:
-        """Enter a policy of which is known what it applies to."""
+        """Enter a policy of a loaded state, which also says what it applies to."""
         self.policies.put(policy)
 
     def delete_policy(self, name: str, *, operator: bool) -> None:
@@ -493,7 +494,7 @@ class VirtualHost:
         self._policies_changed()
 
     def _policies_changed(self) -> None:
-        # All of them, whatever was to be reviewed before; to copy a list of names costs next to nothing.
+        # All are to be reviewed, whatever was before; to copy a list of names costs next to nothing.
         self.unreviewed_queues, self.unreviewed_exchanges = list(self.queues), list(self.exchanges)
 
     @property
@@ -506,7 +507,7 @@ class VirtualHost:
         self.unreviewed_queues, self.unreviewed_exchanges = list(queues), list(exchanges)
 
     def review(self, steps_max: int) -> list[Queue]:
-        """Let those policies apply that match now, until the entry has cost so much, and to one thing at least.
+        """Let those policies apply that match now, to one thing at least, until the entry has cost `steps_max` steps.
 
         Returns the queues whose settings have changed.
         """
@@ -524,7 +525,7 @@ class VirtualHost:
         return changed
 
     def _apply_policies_to_queue(self, queue: Queue) -> None:
-        """Let policies apply to what is new; later, if the entry has cost too much already."""
+        """Let policies apply to a new queue; later, if the entry has cost too much already."""
         if self._work.steps < REVIEW_STEPS_MAX:
             self._review_queue(queue)
         else:
@@ -537,7 +538,7 @@ class VirtualHost:
             self.unreviewed_exchanges.append(name)
 
     def _review_queue(self, queue: Queue) -> bool:
-        """Whether it has other settings now."""
+        """Let those policies apply to a queue that match now. Returns whether it has got other settings."""
         if not queue.apply_policies(self.policies.match(queue.name, queue.kind)):
             return False
         self._work.steps += _CONFIGURE_STEPS + len(queue.holders) * _HOLDER_STEPS
@@ -598,12 +599,12 @@ class VirtualHost:
 
     def _check_room_for_arguments(self, doing: str, arguments: Table) -> None:
         if arguments:
-            # Up to the limit, and with these at most to it.
+            # With these arguments the limit may be reached, not exceeded.
             more = lim.table_bytes(arguments) - 1
             self.check_room(doing, lim.MAX_ARGUMENT_BYTES, self.argument_bytes + more)
 
     def check_room(self, doing: str, name: str, count: int, where: str = "") -> None:
-        """Raise Refused if there are so many already that no more may be; `where`, if not in all of it."""
+        """Raise Refused if `count` has reached the limit `name`; `where` is told if it is not the virtual host's."""
         limit = lim.limit_of(self.limits, name)
         if limit is not None and count >= limit:
             raise lim.reached(doing, name, limit, where or f"vhost '{self.name}'")
@@ -673,7 +674,7 @@ class VirtualHost:
         ]
 
     def _forget_binding(self, binding: Binding) -> None:
-        """Remove it from all but its source, which may go as well."""
+        """Forget a binding, but not at its source, which may be about to go."""
         self.argument_bytes -= self.bindings.pop(binding)
         _remove_from(self._bindings_of, binding.destination, binding)
 
@@ -684,13 +685,13 @@ class VirtualHost:
         self._forget_routes()
 
     def _lapsed(self, exchange: str) -> bool:
-        """An auto-delete exchange goes with its last binding."""
+        """Whether this is an auto-delete exchange that has lost its last binding."""
         declared = self.exchanges.get(exchange)
         return declared is not None and declared.auto_delete and exchange not in self._bindings_from
 
 
 def _owner(queue: Queue) -> QueueOwner | None:
-    """The connection that has an exclusive queue, as long as that is there."""
+    """The connection that has an exclusive queue; None if it is not exclusive, or disowned."""
     return None if queue.owner == NOBODY else queue.owner
 
 
@@ -699,7 +700,7 @@ def _number(queue: Queue) -> int:
 
 
 def deleted(vhost: str) -> str:
-    """Why nothing can be done there any more."""
+    """The text that says why nothing can be done in a virtual host any more."""
     return f"vhost '{vhost}' is deleted"
 
 

@@ -11,47 +11,48 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 REVIEW_STEPS_MAX = 15_000
-"""In one entry, of finding the policies that apply to queues and exchanges; what is left is for the next entries."""
+"""How many steps one entry may spend on finding the policies that apply; what is left is for the next entries."""
 
 RANGES_AT_ONCE = 1_000
-"""Of messages that a command settles or brings back; if they are more, all of them are for the ends of entries."""
+"""How many ranges of messages one command may settle or bring back; if there are more, all are put off."""
 RANGES_MAX = 4_000
-"""Of messages that were put off so, in one entry: 3 us each, if they come back."""
+"""How many ranges that were put off are done at the end of one entry: 3 us each, if they come back."""
 RANGES_OF_QUEUE_MAX = 1_000
-"""Of these, of one queue, before others have their turn."""
+"""How many of these may be one queue's, before others have their turn."""
 SERVED_MAX = 6_000
-"""Ranges that queues give to consumers, or that expire, are due or are dropped over a limit, for commands of one entry,
-and as many at its end, 1.5 us each; what is left is for the next entries."""
+"""How many ranges queues may give to consumers, expire, release after a delay or drop over a limit, for the commands of
+one entry, and as many at its end: 1.5 us each. What is left is for the next entries."""
 TURN_RANGES = 4
-"""To look at a queue costs as much as so many ranges."""
+"""How many ranges it counts as to look at a queue."""
 DUE_QUEUES_MAX = 2_000
-"""Queues at which time has come for something, in one entry: 3 us each to find them. Others follow in the next."""
+"""How many queues are found in one entry at which something is due: 3 us each. Others follow in the next."""
 
 LOST_MAX = 1_500
-"""Sessions and consumers of a node that is gone which end with the entry that says so, and as many at its end, and in
-each of the next ones; 8 us each."""
+"""How many sessions and consumers of a node that is gone are ended by the entry that says so, and as many at its end,
+and in each of the next ones: 8 us each."""
 
 QUEUES_GONE_MAX = 500
-"""Queues that go with their connections or consumers, or because nobody used them, and bindings and consumers of these:
-by a command, and as many twice at the end of an entry; 6 to 20 us each. What is left is for the next entries."""
+"""How many queues that nobody needs any more, with their bindings and consumers, are removed by a command, and as many
+twice at the end of an entry: 6 to 20 us each. What is left is for the next entries."""
 
 REMAINS_MAX = 2_000
-"""Objects of what is gone that are let go of in one entry, 6 us each at most."""
+"""How many objects of what is gone are let go of in one entry: 6 us each at most."""
 
 FEW_QUEUES = 16
-"""What a message costs that reaches no more is in proportion to its size."""
+"""A message that reaches at most so many queues costs in proportion to its size, and is not counted."""
 COPIES_MAX = 5000
-"""In one entry and virtual host, of messages that reach more. Who gathers messages into batches sees to it (costs.py),
-so this is reached only if bindings have changed on the way."""
+"""How many queues the messages that reach more than FEW_QUEUES may reach together, in one entry and virtual host. Who
+gathers messages into batches sees to it (costs.py), so this is reached only if bindings have changed on the way."""
 CHEAP_STEPS_MAX = 200
-"""A way (`Router.steps`) that takes no more costs less than to take the message in: it may always be found."""
+"""The most steps (`Router.steps`) of a cheap way: it costs less than to take the message in, so it is always found."""
 CONTENT_STEPS = 20
-"""To look into a message, in the same steps."""
+"""How many of the same steps it counts as to look into a message."""
 WAYS_STEPS_MAX = 500_000
-"""In one entry and virtual host, of finding ways, and of looking into messages: a few hundred milliseconds at most. As
-`COPIES_MAX`, it is reached only if bindings have changed on the way."""
+"""How many steps one entry may spend in one virtual host on finding ways and on looking into messages: a few hundred
+milliseconds at most. Like `COPIES_MAX`, it is reached only if bindings have changed on the way."""
 DEAD_STEPS_MAX = 75_000
-"""In one entry and virtual host, of finding where dead letters go; what is left is for the next entries."""
+"""How many steps one entry may spend in one virtual host on finding where dead letters go; the rest is left for the
+next entries."""
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class Work:
     """The counts of one entry."""
 
     steps: int = 0
-    """Of patterns of policies, a quarter of a microsecond each."""
+    """Steps of finding policies, a quarter of a microsecond each."""
     served: int = 0
     """Ranges that queues have moved for commands."""
     copies: dict[str, int] = field(default_factory=dict)
@@ -73,14 +74,14 @@ class Work:
     ways: dict[str, int] = field(default_factory=dict)
     """Steps of the ways of messages that are published, by virtual host."""
     dear_ways: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
-    """Exchange and routing key of those among them that a node may remember, by virtual host."""
+    """The exchange and routing key of each dear way among them that a node may remember, by virtual host."""
 
     def walk(self, vhost: str, steps: int) -> None:
         """Note what it has cost to find where a message goes."""
         self.ways[vhost] = self.ways.get(vhost, 0) + steps
 
     def walk_known(self, vhost: str, exchange: str, routing_key: str, steps: int) -> None:
-        """The same of a way that this node may remember: another one has to find it, once until bindings change."""
+        """Note what a way costs that nodes may remember or have to find; it counts once until bindings change."""
         found = self.dear_ways.setdefault(vhost, set())
         if (exchange, routing_key) not in found:
             found.add((exchange, routing_key))
@@ -91,7 +92,7 @@ class Work:
         return self.ways.get(vhost, 0) > WAYS_STEPS_MAX
 
     dead_steps: dict[str, int] = field(default_factory=dict)
-    """Of the ways of dead letters, by virtual host."""
+    """Steps of the ways of dead letters, by virtual host."""
 
     def find(self, vhost: str, steps: int) -> None:
         """Note what it has cost to find where a dead letter goes."""

@@ -29,7 +29,7 @@ from qq.routing.routers import (
 
 DEFAULT_EXCHANGE = ""
 DEFAULT_EXCHANGE_SHOWN = "amq.default"
-"""What permissions, and paths of the HTTP API, call the exchange without a name."""
+"""The name of the default exchange in permissions and in paths of the HTTP API."""
 DELAYED = "x-delayed-message"
 """The type of the plugin: messages are routed as the argument x-delayed-type says, and may be delayed."""
 
@@ -108,7 +108,7 @@ class RoutingTable:
     def remove_exchange(self, name: str) -> Router | None:
         """Forget an exchange, whether or not it has a router, with its own bindings; those to it are gone already.
 
-        Returns what it was, of which there may be much.
+        Returns its router, in which there may be very much.
         """
         router = self._routers.pop(name, None)
         self._onward.pop(name, None)

@@ -35,11 +35,11 @@ class Headers(Router):
         self._any: Masks[Condition] = Masks()
         """For each condition, the bindings that match if it is met."""
         self._all: Masks[Condition] = Masks()
-        """For each condition, the bindings that do not match unless it is met, ..."""
+        """For each condition, the bindings that have it and want all of theirs to be met."""
         self._wants_all = 0
-        """... all such bindings, ..."""
+        """The set of all bindings that want all of their conditions to be met."""
         self._wanted: list[int] = []
-        """... and how many conditions each has: those with an odd number, those with the next bit of it set, ..."""
+        """How many conditions each of these has, as sets: those with the lowest bit of that number set, the next ..."""
 
     @property
     def wants_content(self) -> bool:
@@ -112,7 +112,7 @@ class Headers(Router):
 
     def _with_all(self, offered: Iterable[Condition]) -> int:
         """The bindings that want all of their conditions and have them."""
-        # Numbers of bits that are one behind the other stand for a number of each binding: how many were found.
+        # For each binding, its bits in found[0], found[1] ... are a number: how many of its conditions are offered.
         found = [0] * len(self._wanted)
         for condition in offered:
             carry = self._all.get(condition)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 AT_ONCE = 4096
 """How many numbers are combined in one step of cost. More take longer."""
 FEW_MAX = 8
-"""Up to so many members are kept one by one."""
+"""A set of up to so many members is kept as these, one by one."""
 
 
 class Numbered(Generic[T]):
@@ -45,7 +45,7 @@ class Numbered(Generic[T]):
     def remove(self, number: int) -> T | None:
         """Forget the thing with that number, which is there.
 
-        Returns the one with the highest number, unless that has gone: this was its number, and `number` is it now.
+        Returns the thing that had the highest number and has this one now; None if it is the one that was forgotten.
         """
         moved = self._things.pop()
         last = len(self._things)

@@ -52,7 +52,7 @@ class InvalidBinding(ValueError):
 
 
 class Router(ABC):
-    """The bindings of one exchange. Made with the exchange's arguments; raises InvalidExchange if they cannot be."""
+    """The bindings of one exchange. It is made with the exchange's arguments; raises InvalidExchange for wrong ones."""
 
     __slots__ = ()
 
@@ -151,7 +151,7 @@ class Topic(Router):
         self._patterns.remove(binding.routing_key, binding)
 
     def match(self, routing_keys: Sequence[str], _content: Content | None, /) -> Iterable[Binding]:
-        if len(routing_keys) == 1:  # as above
+        if len(routing_keys) == 1:  # as nearly always
             return self._patterns.match(routing_keys[0])
         return (binding for key in routing_keys for binding in self._patterns.match(key))
 

@@ -140,7 +140,7 @@ class TopicPatterns(Generic[T]):
         """The numbers of the binding keys that match these words."""
         places = self._places
         last = len(places) - 1
-        # Of each place, who stands there; between `low` and `high` there are some.
+        # For each place, the binding keys that stand there; none do below `low` or above `high`.
         standing = [0] * (last + 2)
         standing[0] = self._patterns.everything
         low = 0

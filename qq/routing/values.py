@@ -27,7 +27,7 @@ _SIGNED_INT = range(-(2**31), 2**31)
 
 
 def comparable(value: object) -> Hashable:
-    """Return something that is equal, as Python has it, to that of another value exactly if headers match.
+    """Return a form of the value that equals, in Python, another value's form exactly if headers with them match.
 
     As in RabbitMQ, numbers of different widths are equal if their values are, and strings if their octets are; values
     of different classes (1, 1.0, true) are not. rabbit_exchange_type_headers.erl, match/2, compares with `=:=`.
