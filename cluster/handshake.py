@@ -17,6 +17,10 @@ the cluster and the version. So it fits no other connection (fresh nonces), no o
 The dialler proves itself first: whoever merely reaches the port gets nothing to try passwords against, and does not
 hear the terms. REJECT is not authenticated: it may end the attempt and put a text in the log, nothing else.
 
+While the secret is changed a node accepts two. A dialler proves that it knows the first of its own; an acceptor takes
+either, and proves itself with the one that the dialler has shown. Two nodes that have one secret in common find it,
+because a dialler whose secret is rejected tries its next one on a new connection (links.py).
+
 Terms that differ are no matter of authentication: each side then knows the other's, says so and ends the attempt. The
 acceptor sends its WELCOME before it does.
 
@@ -190,7 +194,8 @@ class Credentials(NamedTuple):
 
     cluster: str
     node: str
-    secret: bytes
+    secrets: tuple[bytes, ...]
+    """The secrets that are good now: one, or two while the secret is changed."""
     terms: Terms
 
 
@@ -198,7 +203,7 @@ class Handshake:
     """What both roles share: collecting one message at a time, and recognising what is not a message."""
 
     def __init__(self, identity: Credentials, nonce: bytes, awaited: _MessageKind) -> None:
-        if not identity.secret:
+        if not identity.secrets or not all(identity.secrets):
             raise ValueError("the cluster secret is empty")
         if len(nonce) != NONCE_BYTES:
             raise ValueError(f"a nonce has {NONCE_BYTES} bytes, not {len(nonce)}")
@@ -209,7 +214,8 @@ class Handshake:
         """Bytes that have arrived after the last message: they begin the first frames."""
         self.process = b""
         """The name of the other side's process (`Terms.process`); empty until it has proved who it is."""
-        self._secret = identity.secret
+        self._secrets = identity.secrets
+        """The secrets that a proof may be made with; after the first proof only the one that it was made with."""
         self._terms = identity.terms
         self._cluster = _name_field(identity.cluster)
         self._node = _name_field(identity.node)
@@ -270,19 +276,24 @@ class Handshake:
 
     def _prove_self(self, kind: _MessageKind, role: bytes) -> bytes:
         """Make the message with the terms of this node and the proof that they are its own."""
+        self._secrets = self._secrets[:1]
         terms = _TERMS.pack(*self._terms)
-        message = _PROOF.pack(MAGIC, VERSION, kind, terms, self._hmac(role, terms))
+        message = _PROOF.pack(MAGIC, VERSION, kind, terms, self._hmac(self._secrets[0], role, terms))
         self._transcript += message
         return message
 
-    def _hmac(self, role: bytes, terms: bytes) -> bytes:
-        return hmac.digest(self._secret, role + self._transcript + terms, "sha256")
+    def _hmac(self, secret: bytes, role: bytes, terms: bytes) -> bytes:
+        return hmac.digest(secret, role + self._transcript + terms, "sha256")
 
     def _check_proof(self, message: bytes, role: bytes) -> Terms:
         """Return the terms of the other side. Raises WrongSecretError if the proof does not fit them."""
         _, _, _, terms, proof = _PROOF.unpack(message)
-        if not hmac.compare_digest(proof, self._hmac(role, terms)):
-            raise WrongSecretError(f"node {self.peer!r} does not know the secret of this cluster")
+        proved = [
+            secret for secret in self._secrets if hmac.compare_digest(proof, self._hmac(secret, role, terms))
+        ]
+        if not proved:
+            raise WrongSecretError(f"node {self.peer!r} has proved no secret that this node accepts")
+        self._secrets = tuple(proved)
         self._transcript += message
         theirs = Terms(*_TERMS.unpack(terms))
         self.process = theirs.process

@@ -34,7 +34,9 @@ from cluster.handshake import (
     DiallerHandshake,
     DisagreementError,
     HandshakeError,
+    RejectedError,
     Terms,
+    WrongSecretError,
 )
 from cluster.sockets import connect, listen
 from cluster.strangers import Places
@@ -80,7 +82,7 @@ class PeerLinks:
         self,
         node: str,
         cluster: str,
-        secret: bytes,
+        cluster_secrets: Sequence[bytes],
         peers: Mapping[str, Address],
         bind: Address,
         *,
@@ -95,7 +97,7 @@ class PeerLinks:
         if node in peers:
             raise ValueError(f"node {node!r} is listed as its own peer")
         terms = Terms.of([node, *peers], state_version, secrets.token_bytes(PROCESS_BYTES))
-        self._identity = Credentials(cluster, node, secret, terms)
+        self._identity = Credentials(cluster, node, tuple(cluster_secrets), terms)
         self._peers = dict(peers)
         self._bind = bind
         self._tls = tls
@@ -154,6 +156,10 @@ class PeerLinks:
     def renew_tls(self, tls: PeerTls) -> None:
         """Use other contexts for the connections that begin from now on."""
         self._tls = tls
+
+    def renew_secrets(self, cluster_secrets: Sequence[bytes]) -> None:
+        """Use and accept other secrets in the handshakes that begin from now on."""
+        self._identity = self._identity._replace(secrets=tuple(cluster_secrets))
 
     def _take_links(self) -> list[PeerConnection]:
         connections = list(self._links.values())
@@ -307,9 +313,23 @@ class PeerLinks:
             retry_s = min(2 * retry_s, self._limits.retry_max_s)
 
     async def _dial(self, peer: str) -> PeerConnection:
-        """Return an authenticated connection; raises OSError (also for time and TLS) or HandshakeError."""
+        """Return an authenticated connection; raises OSError (also for time and TLS) or HandshakeError.
+
+        A peer does not say which secrets it accepts: where one is refused, the next may fit.
+        """
+        *others, last = self._identity.secrets
+        for secret in others:
+            try:
+                return await self._dial_with(secret, peer)
+            except RejectedError as error:
+                if error.cause is not WrongSecretError:
+                    raise
+        return await self._dial_with(last, peer)
+
+    async def _dial_with(self, secret: bytes, peer: str) -> PeerConnection:
         host, port = self._peers[peer]
-        handshake = DiallerHandshake(self._identity, peer, secrets.token_bytes(NONCE_BYTES))
+        identity = self._identity._replace(secrets=(secret,))
+        handshake = DiallerHandshake(identity, peer, secrets.token_bytes(NONCE_BYTES))
         connection = PeerConnection(self, handshake, self._limits)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):

@@ -7,7 +7,8 @@ Law: a configuration that loads is complete and consistent; one that does not gi
 file (or the environment variable), the key and what is wrong. An unknown key is an error, never ignored.
 
 A key is `[section] key` in the file and `QQ_<SECTION>_<KEY>` in the environment, which wins. The list of
-nodes is only in the file. Relative paths are relative to the directory of the file.
+nodes is only in the file. Relative paths are relative to the directory of the file. What is secret may be in a file of
+its own, which `key_file` names instead of `key`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 LOG_LEVELS = ("debug", "info", "warning", "error")
 NODES_MAX = 7  # every entry goes to every node: more members cost speed and add no safety
 SECRET_LENGTH_MIN = 16  # the only thing between a peer port and the log
+SECRETS_MAX = 2  # the one in use, and the one that takes its place
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")  # a name is part of file names, metrics and wire messages
 _ENVIRONMENT_PREFIX = "QQ_"
+# Kubernetes tells every pod of its services, and one of them may be called "qq", or begin like that.
+_OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 TLS_VERSIONS = ("1.2", "1.3")
 _KNOWN_TO_ALL = "guest"  # RabbitMQ's first user, and the password
 CERT_LOGINS = ("distinguished_name", "common_name")
@@ -204,7 +208,10 @@ class NodeConfig:
     name: str
     data_dir: Path
     nodes: tuple[NodeAddress, ...]
-    secret: str = field(repr=False)
+    secrets: tuple[bytes, ...] = field(repr=False)
+    """What the nodes prove to each other that they know: one, or two while it is changed."""
+    secret_file: Path | None = None
+    """Where the secrets are read again when it changes; None: they are in the configuration."""
     cluster_name: str = "qq"
     log_level: str = "info"
 
@@ -254,19 +261,52 @@ def load(path: Path, environ: Mapping[str, str]) -> NodeConfig:
     return config
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def read_hidden(path: Path) -> str:
+    """Read a password or the like from a file that holds nothing else; raises ConfigError."""
+    text = _text_in(path).rstrip("\n")
+    if not text:
+        raise ConfigError(f"{path}: is empty")
+    return text
+
+
+def read_secrets(path: Path) -> tuple[bytes, ...]:
+    """Read the secrets of the cluster from a file that holds nothing else; raises ConfigError."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _secrets_in(read_hidden(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _secrets_in(text: str) -> tuple[bytes, ...]:
+    """Split a text with one secret on each line; raises ValueError."""
+    secrets = [line.strip() for line in text.split("\n") if line.strip()]
+    if not 1 <= len(secrets) <= SECRETS_MAX:
+        raise ValueError(f"must be one secret, or {SECRETS_MAX} with a line each, not {len(secrets)}")
+    if min(map(len, secrets)) < SECRET_LENGTH_MIN:
+        raise ValueError(f"must have at least {SECRET_LENGTH_MIN} characters on each line")
+    if len(set(secrets)) < len(secrets):
+        raise ValueError("has the same secret twice")
+    return tuple(secret.encode() for secret in secrets)
+
+
+def _text_in(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text") from None
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_text_in(path))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
 def _read(reader: _Reader) -> NodeConfig:
-    default = NodeConfig("", Path(), (), "")
+    default = NodeConfig("", Path(), (), ())
     seconds, text = reader.seconds, reader.text
     amqp_host = text("listen", "amqp_host", default.amqp_host)
     return NodeConfig(
@@ -275,7 +315,8 @@ def _read(reader: _Reader) -> NodeConfig:
         log_level=text("node", "log_level", default.log_level),
         nodes=reader.nodes(),
         cluster_name=text("cluster", "name", default.cluster_name),
-        secret=reader.secret("cluster", "secret"),
+        secrets=reader.secrets("cluster", "secret"),
+        secret_file=reader.hidden_file("cluster", "secret"),
         election_timeout_min_s=seconds("cluster", "election_timeout_min_s", default.election_timeout_min_s),
         election_timeout_max_s=seconds("cluster", "election_timeout_max_s", default.election_timeout_max_s),
         heartbeat_s=seconds("cluster", "heartbeat_s", default.heartbeat_s),
@@ -304,8 +345,6 @@ def _check(config: NodeConfig, path: Path) -> None:
         raise ConfigError(f"{path}: [node] log_level: must be one of {', '.join(LOG_LEVELS)}")
     if (config.tls is None) != (config.address.amqps_port is None):
         raise ConfigError(f"{path}: [tls] and an amqps_port of node {config.name!r} belong together")
-    if len(config.secret) < SECRET_LENGTH_MIN:
-        raise ConfigError(f"{path}: [cluster] secret: must have at least {SECRET_LENGTH_MIN} characters")
     if config.election_timeout_min_s >= config.election_timeout_max_s:
         # Nodes that time out at the same moment split the vote again and again.
         raise ConfigError(f"{path}: [cluster] election_timeout_max_s: must be above election_timeout_min_s")
@@ -363,9 +402,10 @@ class _Reader:
         """Read the first user of a new cluster, and the users who may log in from this machine only."""
         user = self.text("users", "default_user", default.default_user)
         loopback_users = self.texts("users", "loopback_users", default.loopback_users)
-        if user != default.default_user and self._find("users", "default_password") is None:
+        given = self.hidden("users", "default_password")
+        if user != default.default_user and given is None:
             raise self._error("users", "default_password", f"is missing, and default_user {user!r} needs one")
-        password = self.text("users", "default_password", default.default_password)
+        password = given or default.default_password
         if (
             password == default.default_password
             and user != default.default_user
@@ -430,18 +470,34 @@ class _Reader:
     def path(self, section: str, key: str) -> Path:
         return self._path.parent / self.text(section, key)
 
-    def secret(self, section: str, key: str) -> str:
-        """Read the secret, or the file that holds it (so that the configuration can be shown around)."""
-        key_file = f"{key}_file"
-        if self._find(section, key_file) is None:
-            return self.text(section, key)
-        if self._find(section, key) is not None:
-            raise self._error(section, key, f"give either {key} or {key_file}")
-        path = self.path(section, key_file)
+    def hidden_file(self, section: str, key: str) -> Path | None:
+        """Find the file that holds what is secret (so that the configuration can be shown around), if there is one."""
+        is_given = self._find(section, key) is not None
+        if self._find(section, f"{key}_file") is None:
+            return None
+        if is_given:
+            raise self._error(section, key, f"give either {key} or {key}_file")
+        return self.path(section, f"{key}_file")
+
+    def hidden(self, section: str, key: str) -> str | None:
+        """Read what is secret, here or in its file."""
+        path = self.hidden_file(section, key)
+        if path is None:
+            return None if self._find(section, key) is None else self.text(section, key)
         try:
-            return path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):
-            raise self._error(section, key_file, f"{path} is not a readable text file") from None
+            return read_hidden(path)
+        except ConfigError as error:
+            raise self._error(section, f"{key}_file", str(error)) from None
+
+    def secrets(self, section: str, key: str) -> tuple[bytes, ...]:
+        text = self.hidden(section, key)
+        if text is None:
+            raise self._error(section, key, "is missing")
+        try:
+            return _secrets_in(text)
+        except ValueError as error:
+            named = key if self.hidden_file(section, key) is None else f"{key}_file"
+            raise self._error(section, named, str(error)) from None
 
     def tls(self, section: str) -> TlsFiles | None:
         keys = [key for key in ("cert", "key", "ca") if self._find(section, key) is not None]
@@ -522,10 +578,10 @@ class _Reader:
                 if key not in self._known[section]:
                     raise self._error(section, key, "there is no such key")
         known = {_variable(section, key) for section, keys in self._known.items() for key in keys}
-        # Others use the prefix too (Kubernetes sets QQ_SERVICE_HOST for a service "qq"): our sections only.
-        ours = tuple(_variable(section, "") for section in self._known)
-        for variable in sorted(self._environ):
-            if variable.startswith(ours) and variable not in known:
+        sections = tuple(_variable(section, "") for section in self._known)
+        for variable in sorted(self._environ.keys() - known):
+            is_of_others = _OF_KUBERNETES.fullmatch(variable) and not variable.startswith(sections)
+            if variable.startswith(_ENVIRONMENT_PREFIX) and not is_of_others:
                 raise ConfigError(f"environment: {variable}: there is no such key")
 
     def _find(self, section: str, key: str) -> Any:

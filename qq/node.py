@@ -31,6 +31,7 @@ from qq import descriptors, garbage, memory, tls
 from qq.amqp.connection import Settings
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
+from qq.config import read_secrets
 from qq.errors import StartError
 from qq.http.app import READING, build_app, listen, reading_app
 from qq.http.server import HttpLimits
@@ -39,6 +40,7 @@ from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.management import Management
 from qq.metrics import DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
+from qq.reloadable import Reloadable
 from qq.sessions.broker import Broker
 from qq.sessions.login import SALT_BYTES, Login, hash_password
 from qq.stored.content import content_of
@@ -63,8 +65,13 @@ WAITING_NOTICE_S = 2.0
 """A node that does not serve after this time says what it waits for; one whose cluster is there needs less."""
 MEMORY_CHECK_INTERVAL_S = 1.0
 RATES_PAUSE_S = 60.0
+<<<<<<< HEAD
 """How long rates are not counted after an error in counting them."""
 CERTIFICATE_CHECK_INTERVAL_S = 5.0
+=======
+"""After an error of ours in what only shows something."""
+FILES_CHECK_INTERVAL_S = 5.0
+>>>>>>> secrets
 HTTP_LOGIN_TIMEOUT_S = 12.0
 """How long a request waits for its login: longer than any login waits and its answer is held back."""
 HTTP_LOGIN_WAIT_MAX_S = 5.0
@@ -113,11 +120,13 @@ class Node:
             log.warning(text, config.default_user)
         self._tls = tls.for_clients(config.tls) if config.tls else None
         self._peer_tls = tls.for_peers(config.peer_tls) if config.peer_tls else None
+        secret_file = config.secret_file
+        self._secrets = Reloadable([secret_file], partial(read_secrets, secret_file)) if secret_file else None
         self.disk = self._opened_disk()
         self.links = PeerLinks(
             config.name,
             config.cluster_name,
-            config.secret.encode(),
+            self._secrets.current if self._secrets else config.secrets,
             {node.name: (node.host, node.peer_port) for node in config.nodes if node.name != config.name},
             (config.peer_host, config.address.peer_port),
             state_version=self.machine.version,
@@ -168,7 +177,7 @@ class Node:
             tasks.create_task(self._watch_for_failure())
             tasks.create_task(self._watch_rates())
             tasks.create_task(self._watch_memory())
-            tasks.create_task(self._watch_certificates())
+            tasks.create_task(self._watch_files())
             await self._wait_serving()
             self._amqp_server = self._make_amqp_server()
             self._garbage.begin(self.group.snapshots_installed)
@@ -196,13 +205,15 @@ class Node:
             is_low = memory.resident_bytes() > self.memory_limit_bytes
         return is_low
 
-    async def _watch_certificates(self) -> None:
+    async def _watch_files(self) -> None:
         while True:
-            await asyncio.sleep(CERTIFICATE_CHECK_INTERVAL_S)
+            await asyncio.sleep(FILES_CHECK_INTERVAL_S)
             if self._tls is not None:
                 self._tls.reload()
             if self._peer_tls is not None and self._peer_tls.reload():
                 self.links.renew_tls(self._peer_tls.current)
+            if self._secrets is not None and self._secrets.reload():
+                self.links.renew_secrets(self._secrets.current)
 
     async def _watch_rates(self) -> None:
         """Take samples for rates. An error there does not end the node: no message depends on what the page shows."""

@@ -1,31 +1,26 @@
 """TLS: the contexts of this node's sockets, made from files that may change.
 
-Lives here: what a configuration means for OpenSSL, when files are read again, the name of a user in a certificate. Not
-here: sockets (qq/amqp_server/listener.py, cluster/links.py), what the name may do (qq/sessions/login.py).
+Lives here: what a configuration means for OpenSSL, the name of a user in a certificate. Not here: when files are read
+again (reloadable.py), sockets (qq/amqp_server/listener.py, cluster/links.py), what the name may do
+(qq/sessions/login.py).
 
-Law: a file that cannot be used stops the start of a node, and later nothing but a line in the log: what was good before
-goes on. Connections that are open keep what they were opened with.
+Law: connections that are open keep what they were opened with.
 """
 
 from __future__ import annotations
 
-import logging
 import ssl
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from cluster.links import PeerTls
 from qq.errors import StartError
+from qq.reloadable import Reloadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
     from qq.config import ClientTls, TlsFiles
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -60,43 +55,6 @@ def for_clients(settings: ClientTls) -> Reloadable[ssl.SSLContext]:
 def for_peers(files: TlsFiles) -> Reloadable[PeerTls]:
     """The contexts for the other nodes and what they are made from; raises StartError."""
     return Reloadable([files.cert, files.key, files.ca], partial(_peer_contexts, files))
-
-
-class Reloadable(Generic[T]):
-    """Something that is made from files, and made again when one of them has changed."""
-
-    def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
-        """Call `make` for the first time; raises the StartError that it may raise."""
-        self._files = files
-        self._make = make
-        self._seen = self._stamps()
-        self.current = make()
-
-    def reload(self) -> bool:
-        """Look at the files; return whether `current` is new. Files that cannot be used are logged once and ignored."""
-        stamps = self._stamps()
-        if stamps == self._seen:
-            return False
-        self._seen = stamps
-        try:
-            self.current = self._make()
-        except StartError as error:
-            # Files are replaced one after the other: the last one changes the stamps once more.
-            log.warning("%s; the earlier certificate stays in use", error)
-            return False
-        log.info("read again: %s", ", ".join(map(str, self._files)))
-        return True
-
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp(file) for file in self._files]
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = file.stat()  # this is of the file that a link leads to: Kubernetes replaces links
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _client_context(settings: ClientTls) -> ssl.SSLContext:

@@ -10,7 +10,17 @@ import pytest
 from cluster.entry import BATCH_BYTES_MAX
 from cluster.log.segment import SEGMENT_BYTES_MAX
 from qq.amqp.framing import stored_bytes_max
-from qq.config import _MAY_BE_ZERO, _MOST, ClientTls, ConfigError, Limits, NodeAddress, NodeConfig, load
+from qq.config import (
+    _MAY_BE_ZERO,
+    _MOST,
+    ClientTls,
+    ConfigError,
+    Limits,
+    NodeAddress,
+    NodeConfig,
+    load,
+    read_secrets,
+)
 from qq.sessions import batch
 
 SECRET = "0123456789abcdef"
@@ -62,7 +72,7 @@ def refusal(file: Path, text: str, **environ: str) -> str:
 def test_a_short_file_is_completed_with_the_defaults(file: Path) -> None:
     config = loaded(file, GOOD)
     assert config.address == NodeAddress("n1", "127.0.0.1", 25672, 5672, 15672)
-    assert config.secret == SECRET
+    assert (config.secrets, config.secret_file) == ((SECRET.encode(),), None)
     assert (config.default_user, config.default_password, config.loopback_users) == (
         "guest",
         "guest",
@@ -122,7 +132,83 @@ def test_networks_of_proxies(file: Path) -> None:
 
 def test_the_secret_can_be_in_a_file_of_its_own(file: Path) -> None:
     (file.parent / "secret").write_text(SECRET + "\n")
-    assert loaded(file, NODE + '[cluster]\nsecret_file = "secret"\n' + NODES).secret == SECRET
+    config = loaded(file, NODE + '[cluster]\nsecret_file = "secret"\n' + NODES)
+    assert (config.secrets, config.secret_file) == ((SECRET.encode(),), file.parent / "secret")
+    assert loaded(file, NODE + NODES, QQ_CLUSTER_SECRET_FILE=str(file.parent / "secret")) == config
+
+
+OTHER_SECRET = "fedcba9876543210"
+BOTH = (SECRET.encode(), OTHER_SECRET.encode())
+
+
+@pytest.mark.parametrize("between", ["\n", "\r\n", "\n\n", " \n  "])
+def test_there_may_be_two_secrets_with_a_line_each(file: Path, between: str) -> None:
+    text = SECRET + between + OTHER_SECRET
+    secret_file = file.parent / "secret"
+    secret_file.write_text(text + between)
+    assert loaded(file, GOOD.replace(f'"{SECRET}"', f'"""\n{text}\n"""')).secrets == BOTH
+    assert loaded(file, NODE + NODES, QQ_CLUSTER_SECRET=text).secrets == BOTH
+    assert loaded(file, NODE + NODES, QQ_CLUSTER_SECRET_FILE="secret").secrets == BOTH
+    assert read_secrets(secret_file) == BOTH
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("short", "must have at least 16 characters on each line"),
+        (f"{SECRET}\nshort", "must have at least 16 characters on each line"),
+        (f"{SECRET}\n{SECRET}\n", "has the same secret twice"),
+        (f"{SECRET}\n" * 3, "must be one secret, or 2 with a line each, not 3"),
+        (" \n", "must be one secret, or 2 with a line each, not 0"),
+    ],
+)
+def test_what_is_wrong_with_secrets_is_said_in_one_line(file: Path, text: str, what: str) -> None:
+    secret_file = file.parent / "secret"
+    secret_file.write_text(text)
+    assert refusal(file, NODE + NODES, QQ_CLUSTER_SECRET=text) == f"environment: QQ_CLUSTER_SECRET: {what}"
+    in_file = NODE + '[cluster]\nsecret_file = "secret"\n' + NODES
+    assert refusal(file, in_file) == f"[cluster] secret_file: {what}"
+    with pytest.raises(ConfigError) as caught:
+        read_secrets(secret_file)
+    assert str(caught.value) == f"{secret_file}: {what}"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+    ],
+)
+@pytest.mark.parametrize(("section", "key"), [("cluster", "secret"), ("users", "default_password")])
+def test_what_is_wrong_with_the_file_of_a_secret_is_said_in_one_line(
+    file: Path, section: str, key: str, content: bytes | None, what: str
+) -> None:
+    hidden = file.parent / "hidden"
+    if content is not None:
+        hidden.write_bytes(content)
+    text = GOOD if section == "users" else NODE + NODES
+    in_file = text + f'[{section}]\n{key}_file = "hidden"\n'
+    assert refusal(file, in_file) == f"[{section}] {key}_file: {hidden}: {what}"
+    variable = f"QQ_{section}_{key}_FILE".upper()
+    assert refusal(file, text, **{variable: "hidden"}) == f"environment: {variable}: {hidden}: {what}"
+    assert refusal(file, text, **{variable: ""}) == f"environment: {variable}: must be a non-empty string"
+    both = {variable: "hidden", variable.removesuffix("_FILE"): SECRET}
+    assert refusal(file, text, **both) == (
+        f"environment: {variable.removesuffix('_FILE')}: give either {key} or {key}_file"
+    )
+
+
+def test_the_password_of_the_default_user_can_be_in_a_file_of_its_own(file: Path) -> None:
+    (file.parent / "password").write_text(" p4ss word \n")
+    text = GOOD + '[users]\ndefault_user = "admin"\n'
+    for config in (
+        loaded(file, text + 'default_password_file = "password"\n'),
+        loaded(file, text, QQ_USERS_DEFAULT_PASSWORD_FILE="password"),
+    ):
+        assert (config.default_user, config.default_password) == ("admin", " p4ss word ")
 
 
 def test_the_peer_tls_files_are_read_together(file: Path) -> None:
@@ -169,7 +255,17 @@ def test_no_secret_is_in_the_representation(file: Path) -> None:
 
 
 def test_variables_of_others_with_our_prefix_are_left_alone(file: Path) -> None:
-    assert loaded(file, GOOD, QQ_SERVICE_HOST="10.0.0.1", QQ_PORT="tcp://10.0.0.1:5672").name == "n1"
+    of_kubernetes = {
+        "QQ_SERVICE_HOST": "10.0.0.1",
+        "QQ_SERVICE_PORT": "5672",
+        "QQ_SERVICE_PORT_AMQP": "5672",
+        "QQ_PORT": "tcp://10.0.0.1:5672",
+        "QQ_PORT_5672_TCP": "tcp://10.0.0.1:5672",
+        "QQ_PORT_5672_TCP_ADDR": "10.0.0.1",
+        "QQ_ORDERS_SERVICE_HOST": "10.0.0.2",
+        "QQ_ORDERS_PORT": "tcp://10.0.0.2:5672",
+    }
+    assert loaded(file, GOOD, QQUERY="?", **of_kubernetes).name == "n1"
 
 
 VALUES = {"frame_max": 4096, "memory_high_watermark": 0.5, "memory_high_watermark_bytes": 2**30}
@@ -222,7 +318,6 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
             GOOD.replace("[cluster]", '[cluster]\nsecret_file = "x"'),
             "[cluster] secret: give either secret or secret_file",
         ),
-        (NODE + '[cluster]\nsecret_file = "x"\n' + NODES, "[cluster] secret_file: "),
         (
             GOOD.replace("[cluster]", '[cluster]\nheartbeat_s = "1"'),
             "[cluster] heartbeat_s: must be a number",
@@ -353,6 +448,9 @@ def test_what_is_wrong_in_the_file_is_said_in_one_line(file: Path, text: str, li
         ("QQ_LIMITS_FRAME_MAX", "1e3", "environment: QQ_LIMITS_FRAME_MAX: must be a whole number above zero"),
         ("QQ_NODE_NAME", "", "environment: QQ_NODE_NAME: must be a non-empty string"),
         ("QQ_NODE_COLOUR", "red", "environment: QQ_NODE_COLOUR: there is no such key"),
+        ("QQ_LISTEN_AMQP_PORT", "5673", "environment: QQ_LISTEN_AMQP_PORT: there is no such key"),
+        ("QQ_CLUSTR_SECRET", SECRET, "environment: QQ_CLUSTR_SECRET: there is no such key"),
+        ("QQ_SECRET", SECRET, "environment: QQ_SECRET: there is no such key"),
     ],
 )
 def test_what_is_wrong_in_the_environment_is_said_in_one_line(

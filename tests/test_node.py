@@ -23,7 +23,7 @@ from qq.errors import StartError
 from qq.machine.state import VERSION
 from qq.testing import ClusterNode, LocalCluster
 
-CONFIG = NodeConfig("n1", Path("data"), (NodeAddress("n1", "127.0.0.1", 1, 2, 3),), "0123456789abcdef")
+CONFIG = NodeConfig("n1", Path("data"), (NodeAddress("n1", "127.0.0.1", 1, 2, 3),), (b"0123456789abcdef",))
 DAMAGE = CorruptJournal("groups/0/log/7.segment", 42, "checksum")
 THE_END = StartError("node n1 stops: its disk failed")
 

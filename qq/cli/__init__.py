@@ -9,6 +9,7 @@ Law: an operating error is one line on standard error and exit status 1, never a
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,9 +62,11 @@ def _run(options: argparse.Namespace) -> int:
 
             return serve(options.config)
         case "status":
+            from qq.cli.credentials import client_login  # noqa: PLC0415
             from qq.cli.status import status  # noqa: PLC0415
 
-            return status(options.http, options.user, options.password, as_json=options.json)
+            login = client_login(options.user, options.password, options.password_file, os.environ)
+            return status(options.http, login.user, login.password, as_json=options.json)
         case "inspect":
             from qq.cli.inspect import dump, inspect  # noqa: PLC0415
 
@@ -99,8 +102,15 @@ def _parser() -> argparse.ArgumentParser:
 
     status_command = commands.add_parser("status", help="show the cluster as one of its nodes sees it")
     status_command.add_argument("--http", default="http://127.0.0.1:15672", metavar="URL")
-    status_command.add_argument("--user", default="guest")
-    status_command.add_argument("--password", default="guest")
+    status_command.add_argument("--user", help="default: QQ_USER of the environment, or guest")
+    passwords = status_command.add_mutually_exclusive_group()
+    passwords.add_argument(
+        "--password-file",
+        type=Path,
+        metavar="FILE",
+        help="default: QQ_PASSWORD_FILE or QQ_PASSWORD of the environment, or the password guest",
+    )
+    passwords.add_argument("--password", help="others see it in the list of processes")
     status_command.add_argument("--json", action="store_true", help="print what the node answered")
 
     inspect_command = commands.add_parser(

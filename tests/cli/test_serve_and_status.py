@@ -76,6 +76,17 @@ def test_serve_says_in_one_line_what_is_wrong_with_the_configuration(tmp_path: P
         assert qq.errors == f"qq serve: {config}: [node] name: 'n9' is not the name of one of the [[nodes]]\n"
 
 
+def test_serve_refuses_a_variable_that_is_no_setting_but_those_of_commands(
+    tmp_path: Path, config: Path
+) -> None:
+    with started(tmp_path, "serve", "--config", str(config), QQ_CLUSTR_SECRET="s" * 16) as qq:
+        assert qq.exit_status() == 1
+        assert qq.errors == "qq serve: environment: QQ_CLUSTR_SECRET: there is no such key\n"
+    of_status = {"QQ_USER": "guest", "QQ_PASSWORD": "guest", "QQ_PASSWORD_FILE": "p"}
+    with started(tmp_path, "serve", "--config", str(config), **of_status) as qq:
+        qq.until_line("n1 serves")
+
+
 def test_serve_does_not_start_for_a_parent_that_is_gone(tmp_path: Path, config: Path) -> None:
     with started(tmp_path, "serve", "--config", str(config), QQ_PARENT_PID="1") as qq:
         assert qq.exit_status() == 1
@@ -104,6 +115,40 @@ def test_status_is_a_table_or_the_answer_itself(tmp_path: Path, config: Path, ba
         with started(tmp_path, "status", "--http", url, "--password", "wrong") as qq:
             assert qq.exit_status() == 1
             assert qq.errors == f"qq status: {url}api/cluster: login of 'guest' was refused\n"
+
+
+def test_status_takes_the_password_from_an_option_or_the_environment(
+    tmp_path: Path, config: Path, base_port: int
+) -> None:
+    url = f"http://127.0.0.1:{base_port + 10000}"
+    good, wrong, empty = (tmp_path / name for name in ("good", "wrong", "empty"))
+    good.write_text("p4ss\n")
+    wrong.write_text("wrong\n")
+    empty.write_text("\n")
+    default = {"QQ_USERS_DEFAULT_USER": "admin", "QQ_USERS_DEFAULT_PASSWORD": "p4ss"}
+
+    def said(*options: str, **environ: str) -> str:
+        with started(tmp_path, "status", "--http", url, *options, **environ) as qq:
+            assert (qq.exit_status() == 0) is (qq.errors == "")
+            return qq.errors.removeprefix("qq status: ").removesuffix("\n")
+
+    with started(tmp_path, "serve", "--config", str(config), **default) as node:
+        node.until_line("n1 serves")
+        assert said("--user", "admin", "--password-file", str(good)) == ""
+        assert said(QQ_USER="admin", QQ_PASSWORD="p4ss") == ""
+        assert said(QQ_USER="admin", QQ_PASSWORD_FILE=str(good)) == ""
+        # An option counts more than the environment.
+        refused = f"{url}/api/cluster: login of 'admin' was refused"
+        assert said("--user", "admin", QQ_USER="guest", QQ_PASSWORD="p4ss") == ""
+        assert said("--password-file", str(good), QQ_USER="admin", QQ_PASSWORD="wrong") == ""
+        assert said("--password", "p4ss", QQ_USER="admin", QQ_PASSWORD_FILE=str(wrong)) == ""
+        assert said("--password-file", str(wrong), QQ_USER="admin", QQ_PASSWORD="p4ss") == refused
+        assert said(QQ_USER="admin") == refused
+        assert said("--password-file", str(empty)) == f"{empty}: is empty"
+        assert said(QQ_PASSWORD_FILE="none") == "none: cannot be read: No such file or directory"
+        both = "environment: give either QQ_PASSWORD or QQ_PASSWORD_FILE"
+        assert said(QQ_PASSWORD="p4ss", QQ_PASSWORD_FILE=str(good)) == both
+        assert "not allowed with argument" in said("--password", "p4ss", "--password-file", str(good))
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_the_configurations_are_complete_and_only_the_owner_can_read_the_secret(
 ) -> None:
     run_once(data_dir, base_port, "--nodes", "3")
     first, second = (load(data_dir / name / "node.toml", {}) for name in ("n1", "n2"))
-    assert first.secret == second.secret
+    assert first.secrets == second.secrets
     assert first.nodes == second.nodes
     assert first.data_dir.is_dir()
     for file in ("secret", "cluster.json", "n1/node.toml"):

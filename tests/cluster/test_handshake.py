@@ -46,23 +46,23 @@ def dialler(
     node: str = "n1",
     expected: str = "n2",
     cluster: str = "c",
-    secret: bytes = SECRET,
+    secrets: tuple[bytes, ...] = (SECRET,),
     nonce: bytes = NONCE_1,
     terms: Terms = TERMS,
 ) -> DiallerHandshake:
-    return DiallerHandshake(Credentials(cluster, node, secret, terms), expected, nonce)
+    return DiallerHandshake(Credentials(cluster, node, secrets, terms), expected, nonce)
 
 
 def acceptor(
     node: str = "n2",
     callers: tuple[str, ...] = ("n1",),
     cluster: str = "c",
-    secret: bytes = SECRET,
+    secrets: tuple[bytes, ...] = (SECRET,),
     nonce: bytes = NONCE_2,
     terms: Terms = TERMS,
     is_second: Callable[[str, bytes], bool] = nobody_else,
 ) -> AcceptorHandshake:
-    return AcceptorHandshake(Credentials(cluster, node, secret, terms), callers, nonce, is_second)
+    return AcceptorHandshake(Credentials(cluster, node, secrets, terms), callers, nonce, is_second)
 
 
 def converse(one: DiallerHandshake, other: AcceptorHandshake) -> list[bytes]:
@@ -126,10 +126,10 @@ def test_nothing_may_follow_any_other_message() -> None:
 
 
 def test_the_acceptor_notices_a_wrong_secret_and_the_dialler_is_told() -> None:
-    one, other = dialler(secret=b"another"), acceptor()
+    one, other = dialler(secrets=(b"another",)), acceptor()
     error = error_of(other, one.receive(other.receive(one.opening())))
     assert isinstance(error, WrongSecretError)
-    assert str(error) == "node 'n1' does not know the secret of this cluster"
+    assert str(error) == "node 'n1' has proved no secret that this node accepts"
     told = error_of(one, error.reply)
     assert isinstance(told, RejectedError)
     assert told.cause is WrongSecretError
@@ -139,7 +139,7 @@ def test_the_acceptor_notices_a_wrong_secret_and_the_dialler_is_told() -> None:
 def test_the_dialler_notices_an_acceptor_without_the_secret() -> None:
     one = dialler()
     one.receive(acceptor().receive(one.opening()))
-    welcome_of_another_secret = converse(dialler(secret=b"another"), acceptor(secret=b"another"))[3]
+    welcome_of_another_secret = converse(dialler(secrets=(b"another",)), acceptor(secrets=(b"another",)))[3]
     assert isinstance(error_of(one, welcome_of_another_secret), WrongSecretError)
 
 
@@ -155,6 +155,42 @@ def test_a_recorded_dialler_is_refused_by_a_fresh_challenge() -> None:
     other = acceptor(nonce=NONCE_3)
     other.receive(hello)
     assert isinstance(error_of(other, proof), WrongSecretError)
+
+
+OLD, NEW = b"the secret until now", b"the secret from now on"
+SECRETS = st.lists(st.sampled_from([OLD, NEW, b"another"]), min_size=1, max_size=2, unique=True).map(tuple)
+
+
+@given(SECRETS, SECRETS)
+def test_both_sides_go_by_the_secret_that_the_dialler_proves_if_the_acceptor_has_it(
+    of_dialler: tuple[bytes, ...], of_acceptor: tuple[bytes, ...]
+) -> None:
+    one, other = dialler(secrets=of_dialler), acceptor(secrets=of_acceptor)
+    proof = one.receive(other.receive(one.opening()))
+    if of_dialler[0] in of_acceptor:
+        assert one.receive(other.receive(proof)) == b""
+        assert one.authenticated
+        assert other.authenticated
+        assert one._secrets == other._secrets == of_dialler[:1]
+    else:
+        error = error_of(other, proof)
+        assert isinstance(error, WrongSecretError)
+        told = error_of(one, error.reply)
+        assert isinstance(told, RejectedError)
+        assert told.cause is WrongSecretError
+
+
+def test_who_knows_only_the_other_secret_of_a_dialler_cannot_answer_it() -> None:
+    class Impostor(AcceptorHandshake):
+        def _check_proof(self, message: bytes, role: bytes) -> Terms:
+            del role
+            self._transcript += message
+            return TERMS
+
+    one = dialler(secrets=(NEW, OLD))
+    other = Impostor(Credentials("c", "n2", (OLD,), TERMS), ["n1"], NONCE_2, nobody_else)
+    welcome = other.receive(one.receive(other.receive(one.opening())))
+    assert isinstance(error_of(one, welcome), WrongSecretError)
 
 
 def test_a_recorded_acceptor_is_refused_by_a_fresh_hello() -> None:
@@ -254,7 +290,7 @@ def test_the_order_of_the_list_does_not_matter_and_names_do_not_run_together() -
 
 
 def test_a_stranger_does_not_hear_the_terms() -> None:
-    one, other = dialler(secret=b"another", terms=Terms.of(["n1"], 6, PROCESS)), acceptor()
+    one, other = dialler(secrets=(b"another",), terms=Terms.of(["n1"], 6, PROCESS)), acceptor()
     challenge = other.receive(one.opening())
     error = error_of(other, one.receive(challenge))
     assert isinstance(error, WrongSecretError)
@@ -354,8 +390,9 @@ def test_a_name_that_does_not_fit_a_message_is_refused_at_home(name: str) -> Non
 
 
 def test_an_empty_secret_and_a_short_nonce_are_refused_at_home() -> None:
-    with pytest.raises(ValueError, match="secret is empty"):
-        dialler(secret=b"")
+    for secrets in ((), (b"",), (SECRET, b"")):
+        with pytest.raises(ValueError, match="secret is empty"):
+            dialler(secrets=secrets)
     with pytest.raises(ValueError, match="32 bytes, not 5"):
         acceptor(nonce=b"short")
 

@@ -9,9 +9,10 @@ import socket
 import ssl
 import subprocess
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from struct import pack
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,7 +99,7 @@ def make_nodes(
     *,
     limits: LinkLimits | None = None,
     tls: PeerTls | None = None,
-    secrets: dict[str, bytes] | None = None,
+    secrets: Mapping[str, tuple[bytes, ...]] = MappingProxyType({}),
     versions: dict[str, int] | None = None,
     unknown: dict[str, list[str]] | None = None,
 ) -> dict[str, Node]:
@@ -111,7 +112,7 @@ def make_nodes(
             PeerLinks(
                 name,
                 "c",
-                (secrets or {}).get(name, SECRET),
+                secrets.get(name, (SECRET,)),
                 {peer: address for peer, address in addresses.items() if peer != name}
                 | dict.fromkeys((unknown or {}).get(name, ()), nowhere),
                 addresses[name],
@@ -554,7 +555,7 @@ def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
             left.writer.close()
             wrong = await stranger(target)
             handshake = DiallerHandshake(
-                target.links._identity._replace(node="n1", secret=b"guess"), "n2", bytes(32)
+                target.links._identity._replace(node="n1", secrets=(b"guess",)), "n2", bytes(32)
             )
             wrong.send(handshake.opening())
             wrong.send(handshake.receive(await wrong.reader.readexactly(167)))
@@ -567,7 +568,7 @@ def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
     lines = warnings_in(caplog)
     assert len([line for line in lines if "this is not a qq peer" in line]) in (1, 2)
     assert len([line for line in lines if "no answer in time" in line]) == 1
-    assert len([line for line in lines if "node 'n1' does not know the secret" in line]) == 1
+    assert len([line for line in lines if "node 'n1' has proved no secret" in line]) == 1
     assert len(lines) <= 4
 
 
@@ -625,7 +626,7 @@ def test_a_flood_of_one_address_pushes_nobody_else_out(run: Run) -> None:
 
 def test_a_node_with_another_secret_is_named_in_both_logs(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
-        nodes = make_nodes(2, secrets={"n2": b"another"})
+        nodes = make_nodes(2, secrets={"n2": (b"another",)})
         async with started(nodes):
             await until(lambda: len(warnings_in(caplog)) >= 2)
             await asyncio.sleep(0.3)
@@ -633,10 +634,58 @@ def test_a_node_with_another_secret_is_named_in_both_logs(run: Run, caplog: pyte
 
     run(story())
     lines = warnings_in(caplog)
-    assert len([line for line in lines if "node 'n1' does not know the secret of this cluster" in line]) == 1
+    assert (
+        len([line for line in lines if "node 'n1' has proved no secret that this node accepts" in line]) == 1
+    )
     dialler_lines = [line for line in lines if line.startswith("cannot connect to peer n2")]
     assert len(dialler_lines) == 1
     assert dialler_lines[0].endswith("the peer rejects this node: its cluster secret differs")
+
+
+OLD, NEW = b"the secret until now", b"the secret from now on"
+STAGES = {"old": (OLD,), "old, new": (OLD, NEW), "new, old": (NEW, OLD), "new": (NEW,)}
+
+
+@pytest.mark.parametrize("of_acceptor", STAGES)
+@pytest.mark.parametrize("of_dialler", STAGES)
+def test_nodes_connect_if_they_have_a_secret_in_common(
+    run: Run, caplog: pytest.LogCaptureFixture, of_dialler: str, of_acceptor: str
+) -> None:
+    secrets = {"n1": STAGES[of_dialler], "n2": STAGES[of_acceptor]}
+
+    async def story() -> None:
+        nodes = make_nodes(2, secrets=secrets)
+        async with started(nodes):
+            if set(secrets["n1"]) & set(secrets["n2"]):
+                await until(lambda: all(meshed(node, nodes) for node in nodes.values()))
+                await talk(nodes, b"hello")
+            else:
+                await until(lambda: any("its cluster secret differs" in line for line in warnings_in(caplog)))
+                assert nodes["n1"].recorder.heard == nodes["n2"].recorder.heard == []
+
+    run(story())
+
+
+def test_other_secrets_count_for_the_connections_that_begin_then(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with cluster(3, secrets=dict.fromkeys(("n1", "n2", "n3"), (OLD,))) as nodes:
+            for renewed in ((OLD, NEW), (NEW,)):
+                for node in nodes.values():
+                    node.links.renew_secrets(renewed)
+                    await talk(nodes, b"still here")
+                    assert [what[0] for what in node.recorder.events()] == ["connected", "connected"]
+            assert warnings_in(caplog) == []
+            nodes["n1"].links.renew_secrets([OLD])
+            nodes["n1"].cut("n2")
+            await until(lambda: any("its cluster secret differs" in line for line in warnings_in(caplog)))
+            assert not nodes["n1"].links.connected("n2")
+            assert nodes["n1"].links.connected("n3")
+            nodes["n1"].links.renew_secrets([OLD, NEW])
+            await until(lambda: all(meshed(node, nodes) for node in nodes.values()))
+
+    run(story())
 
 
 VERSIONS = "node {!r} runs version {} of the state, this node {}: start the same program version on all nodes"
@@ -816,10 +865,10 @@ def test_a_port_in_use_is_an_error_of_start(run: Run) -> None:
 def test_impossible_configurations_are_refused() -> None:
     here = ("127.0.0.1", 1)
     with pytest.raises(ValueError, match="its own peer"):
-        PeerLinks("n1", "c", SECRET, {"n1": here}, here, state_version=7)
+        PeerLinks("n1", "c", [SECRET], {"n1": here}, here, state_version=7)
     with pytest.raises(ValueError, match="at least 231"):
-        PeerLinks("n1", "c", SECRET, {}, here, state_version=7, limits=LinkLimits(stranger_bytes_max=100))
-    links = PeerLinks("n1", "c", SECRET, {}, here, state_version=7)
+        PeerLinks("n1", "c", [SECRET], {}, here, state_version=7, limits=LinkLimits(stranger_bytes_max=100))
+    links = PeerLinks("n1", "c", [SECRET], {}, here, state_version=7)
     links.register(GROUP, Recorder())
     with pytest.raises(ValueError, match="group 7 is registered already"):
         links.register(GROUP, Recorder())

@@ -78,7 +78,7 @@ def test_a_node_starts_with_its_configuration(name: str) -> None:
 
 
 def test_nodes_need_a_secret() -> None:
-    with pytest.raises(ConfigError, match="secret: must have at least 16"):
+    with pytest.raises(ConfigError, match="SECRET: must have at least 16"):
         config("n1", QQ_CLUSTER_SECRET="short")
 
 

@@ -29,23 +29,21 @@ SET = MANIFESTS["StatefulSet", "qq"]
 POD = SET["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 PODS = [f"qq-{number}" for number in range(SET["spec"]["replicas"])]
+MOUNTED = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
 VALUES = {"peer-secret": "s" * 16, "admin-password": "p4ss"}
 
 
 def config(pod: str, directory: Path, values: dict[str, str] = VALUES) -> NodeConfig:
-    """Load what the pod would load."""
+    """Load what the pod would load, with its Secret in this directory."""
+    for name, value in values.items():
+        (directory / name).write_text(value)
     file = directory / "node.toml"
-    file.write_text(MANIFESTS["ConfigMap", "qq"]["data"][file.name])
-    environ = {}
-    for variable in CONTAINER["env"]:
-        source = variable["valueFrom"]
-        if "secretKeyRef" in source:
-            assert source["secretKeyRef"]["name"] == SECRET["metadata"]["name"]
-            environ[variable["name"]] = values[source["secretKeyRef"]["key"]]
-        else:
-            assert source == {"fieldRef": {"fieldPath": "metadata.name"}}
-            environ[variable["name"]] = pod
-    return load(file, environ)
+    text = MANIFESTS["ConfigMap", "qq"]["data"][file.name]
+    assert text.count(MOUNTED["secrets"]) == len(values)
+    file.write_text(text.replace(MOUNTED["secrets"], str(directory)))
+    (name,) = CONTAINER["env"]
+    assert name["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    return load(file, {name["name"]: pod})
 
 
 @pytest.mark.parametrize(
@@ -71,28 +69,29 @@ def test_a_pod_starts_with_its_configuration(pod: str, tmp_path: Path) -> None:
     assert loaded.name == pod
     assert loaded.address.host == f"{pod}.{headless['metadata']['name']}"
     assert [node.name for node in loaded.nodes] == PODS
-    assert (loaded.secret, loaded.default_password) == tuple(VALUES.values())
+    assert loaded.secrets == (VALUES["peer-secret"].encode(),)
+    assert loaded.default_password == VALUES["admin-password"]
     assert loaded.default_user not in loaded.loopback_users
     ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
     address = loaded.address
     assert ports == {"amqp": address.amqp_port, "http": address.http_port, "peer": address.peer_port}
-    mounted = {mount["name"]: Path(mount["mountPath"]) for mount in CONTAINER["volumeMounts"]}
-    assert loaded.data_dir.is_relative_to(mounted["data"])
-    assert CONTAINER["args"] == ["--config", str(mounted["config"] / "node.toml")]
+    assert loaded.data_dir.is_relative_to(MOUNTED["data"])
+    assert CONTAINER["args"] == ["--config", f"{MOUNTED['config']}/node.toml"]
 
 
 @pytest.mark.parametrize("key", VALUES)
 def test_no_node_starts_with_the_secret_of_the_example(key: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must be a non-empty string"):
+    with pytest.raises(ConfigError, match="is empty"):
         config("qq-0", tmp_path, VALUES | {key: SECRET["stringData"][key]})
 
 
 def test_volumes_are_those_that_there_are() -> None:
     (claim,) = SET["spec"]["volumeClaimTemplates"]
-    (volume,) = POD["volumes"]
-    assert ("ConfigMap", volume["configMap"]["name"]) in MANIFESTS
-    mounted = {mount["name"] for mount in CONTAINER["volumeMounts"]}
-    assert mounted == {claim["metadata"]["name"], volume["name"]}
+    config, secrets = POD["volumes"]
+    assert ("ConfigMap", config["configMap"]["name"]) in MANIFESTS
+    assert secrets["secret"]["secretName"] == SECRET["metadata"]["name"]
+    assert SECRET["stringData"].keys() == VALUES.keys()
+    assert MOUNTED.keys() == {claim["metadata"]["name"], config["name"], secrets["name"]}
 
 
 def test_everything_selects_the_pods() -> None:

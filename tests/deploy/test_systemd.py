@@ -18,7 +18,9 @@ from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
 
 FILE = DEPLOY / "systemd" / "qq.service"
 CONFIG = DEPLOY / "systemd" / "node.toml"
-ENVIRONMENT = {"QQ_NODE_NAME": "n2", "QQ_CLUSTER_SECRET": "s" * 16, "QQ_USERS_DEFAULT_PASSWORD": "p4ss"}
+ENVIRONMENT = {"QQ_NODE_NAME": "n2"}
+HIDDEN = {"secret": "s" * 16, "password": "p4ss"}
+"""What is in files beside the configuration."""
 
 
 def parsed(text: str) -> dict[str, list[str]]:
@@ -34,8 +36,13 @@ def parsed(text: str) -> dict[str, list[str]]:
 UNIT = parsed(FILE.read_text())
 
 
-def test_a_node_starts_with_the_configuration() -> None:
-    loaded = load(CONFIG, ENVIRONMENT)
+def test_a_node_starts_with_the_configuration(tmp_path: Path) -> None:
+    shutil.copy(CONFIG, tmp_path)
+    for name, content in HIDDEN.items():
+        (tmp_path / name).write_text(f"{content}\n")
+    loaded = load(tmp_path / CONFIG.name, ENVIRONMENT)
+    assert loaded.secrets == (HIDDEN["secret"].encode(),)
+    assert loaded.default_password == HIDDEN["password"]
     assert loaded.address.name == "n2"
     assert loaded.default_user not in loaded.loopback_users
     assert loaded.data_dir == Path("/var/lib") / UNIT["StateDirectory"][0]
@@ -91,9 +98,10 @@ def test_the_user_of_the_unit_is_created_and_may_read_what_the_node_reads_itself
     ((*options, user),) = steps("useradd")
     assert [user] == UNIT["User"]
     assert "--user-group" in options
-    ((owner, key),) = steps("chown")
+    ((owner, *files),) = steps("chown")
     assert owner == f"root:{UNIT['Group'][0]}"
-    assert steps("chmod") == [["0640", key]]
+    assert files == [f"/etc/qq/{name}" for name in HIDDEN]
+    assert steps("chmod") == [["0640", *files]]
 
 
 def test_the_files_of_the_unit_are_put_where_it_looks_for_them() -> None:

@@ -20,6 +20,7 @@ from aiohttp import web
 from documents import DOCUMENTS, ROOT, blocks, command_lines, name_of, spans
 
 from qq import cli, config
+from qq.cli import credentials
 from qq.http import api
 from qq.machine import arguments, limits, policies
 from qq.metrics import Counters, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
@@ -147,7 +148,6 @@ def known_settings() -> dict[str, set[str]]:
     for section, keys in {"tls": ("cert", "key", "ca"), "peer_tls": ("cert", "key", "ca")}.items():
         known.setdefault(section, set()).update(keys)
     known["tls"].add("ciphers")
-    known["cluster"].add("secret_file")
     known["nodes"] = {*node, "amqps_port"}
     return known
 
@@ -172,9 +172,10 @@ def test_settings_are_settings(document: Path) -> None:
         assert key in known[section], f"{name_of(document)}: [{section}] {key}"
     variables = {f"QQ_{section}_{key}".upper() for section, keys in known.items() for key in keys}
     of_compose = set(re.findall(r"\bQQ_\w+", (ROOT / "docker-compose.yml").read_text()))
+    others = of_compose | set(credentials.VARIABLES)
     for variable in re.findall(r"\bQQ_[A-Z_]+\b(?!<)", text):
         if not variable.endswith("_"):
-            assert variable in variables | of_compose, f"{name_of(document)}: {variable}"
+            assert variable in variables | others, f"{name_of(document)}: {variable}"
 
 
 @documents

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 RECORD_MAGIC = 0xD1B54A32.to_bytes(4, "little")
-_UNSHARED = "QQ_TEST_UNSHARED"
+_UNSHARED = "TEST_UNSHARED"
 _BALLAST = "ballast"
 _TRY_TO_MOUNT = """
     directory=$(mktemp -d) && mount -t tmpfs tmpfs "$directory" && umount "$directory" && rmdir "$directory"
@@ -46,7 +46,7 @@ _FAILING_CALLS = """
         call = getattr(os, name)
 
         def checked(descriptor, *arguments):
-            order = os.environ["QQ_TEST_FAILURE"]
+            order = os.environ["TEST_FAILURE"]
             try:
                 with open(order) as file:
                     failing, path = file.read().split()
@@ -209,7 +209,7 @@ class FailingCalls:
         self._order = directory / "order"
         (directory / "sitecustomize.py").write_text(textwrap.dedent(_FAILING_CALLS))
         monkeypatch.setenv("PYTHONPATH", str(directory))
-        monkeypatch.setenv("QQ_TEST_FAILURE", str(self._order))
+        monkeypatch.setenv("TEST_FAILURE", str(self._order))
 
     def order(self, call: str, path: str) -> None:
         """Let the next such call on a file whose path contains `path` fail, once."""

@@ -1,0 +1,40 @@
+"""Who a command logs in as: the options, or else the environment.
+
+Lives here: the variables, and which of them counts. Not here: the options (cli/__init__.py), the login (status.py).
+
+Law: a password can be given without anybody seeing it in the list of processes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from qq.cli.layout import PASSWORD, USER
+from qq.config import read_hidden
+from qq.errors import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_USER, _PASSWORD, _PASSWORD_FILE = VARIABLES = ("QQ_USER", "QQ_PASSWORD", "QQ_PASSWORD_FILE")
+
+
+class ClientLogin(NamedTuple):
+    user: str
+    password: str
+
+
+def client_login(
+    user: str | None, password: str | None, password_file: Path | None, environ: Mapping[str, str]
+) -> ClientLogin:
+    """Find user and password: those of the options, of which one is given at most; raises OperatingError."""
+    if password is None and password_file is None:
+        password = environ.get(_PASSWORD)
+        if _PASSWORD_FILE in environ:
+            if password is not None:
+                raise CommandError(f"environment: give either {_PASSWORD} or {_PASSWORD_FILE}")
+            password_file = Path(environ[_PASSWORD_FILE])
+    if password_file is not None:
+        password = read_hidden(password_file)
+    return ClientLogin(user or environ.get(_USER, USER), PASSWORD if password is None else password)
