@@ -65,13 +65,8 @@ WAITING_NOTICE_S = 2.0
 """A node that does not serve after this time says what it waits for; one whose cluster is there needs less."""
 MEMORY_CHECK_INTERVAL_S = 1.0
 RATES_PAUSE_S = 60.0
-<<<<<<< HEAD
 """How long rates are not counted after an error in counting them."""
-CERTIFICATE_CHECK_INTERVAL_S = 5.0
-=======
-"""After an error of ours in what only shows something."""
 FILES_CHECK_INTERVAL_S = 5.0
->>>>>>> secrets
 HTTP_LOGIN_TIMEOUT_S = 12.0
 """How long a request waits for its login: longer than any login waits and its answer is held back."""
 HTTP_LOGIN_WAIT_MAX_S = 5.0
