@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
+from struct import Struct
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -17,6 +18,8 @@ from pamqp.heartbeat import Heartbeat
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 CAPABILITIES = {"authentication_failure_close": True, "consumer_cancel_notify": True, "basic.nack": True}
+FRAME_HEAD = Struct(">BHI")
+"""Type, channel and the length of the payload, behind which one octet ends the frame."""
 F = TypeVar("F")
 
 
@@ -103,18 +106,32 @@ class RawClient:
     # In
 
     def receive(self, timeout_s: float = 10.0) -> tuple[int, Any]:
-        """The next frame that is not a heartbeat; raises EOFError at the end of the stream."""
+        """The next frame that is not a heartbeat; raises EOFError at the end of the stream.
+
+        A frame that pamqp cannot decode, as a message may have it that a test made by hand, is returned as bytes.
+        """
         while True:
-            try:
-                size, channel, frame = pamqp.frame.unmarshal(self._buffer) if self._buffer else (0, 0, None)
-            except exceptions.UnmarshalingException:
-                size, channel, frame = 0, 0, None
+            size, channel, frame = self._next_frame()
             if size:
                 self._buffer = self._buffer[size:]
                 if isinstance(frame, Heartbeat):
                     continue
                 return channel, frame
             self.read(timeout_s)
+
+    def _next_frame(self) -> tuple[int, int, Any]:
+        """Size, channel and content of the frame that is first in the buffer; a size of 0 if it is not complete."""
+        if len(self._buffer) < FRAME_HEAD.size:
+            return 0, 0, None
+        _, channel, length = FRAME_HEAD.unpack_from(self._buffer)
+        size = FRAME_HEAD.size + length + 1
+        if len(self._buffer) < size:
+            return 0, 0, None
+        frame = bytes(self._buffer[:size])
+        try:
+            return size, channel, pamqp.frame.unmarshal(frame)[2]
+        except exceptions.UnmarshalingException:
+            return size, channel, frame
 
     def read(self, timeout_s: float = 10.0) -> None:
         self.socket.settimeout(timeout_s)
