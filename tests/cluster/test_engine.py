@@ -307,9 +307,9 @@ def test_h1_an_acknowledgement_waits_for_the_sync() -> None:
     node.append(1, [9])
     acknowledgements = [out for out in node.engine.outbox if isinstance(out.message, Appended)]
     assert acknowledgements[-1].message == Appended(9, 3, True, False, last_index=2, last_term=9)
-    assert acknowledgements[-1].barrier > node.journal.synced
+    assert acknowledgements[-1].sync_point > node.journal.synced
     node.journal.sync_now()
-    assert acknowledgements[-1].barrier <= node.journal.synced
+    assert acknowledgements[-1].sync_point <= node.journal.synced
 
 
 def test_h1_a_leader_commits_nothing_that_it_has_not_synced_itself() -> None:
@@ -643,7 +643,7 @@ def test_h9_a_large_message_on_its_way_from_the_leader_is_answered_and_deposes_n
 def test_h9_a_follower_whose_disk_is_at_work_tells_its_leader_that_it_is_there() -> None:
     node = OurNode(0)
     node.append(1, [9])
-    assert [(type(out.message), out.barrier > node.journal.synced) for out in node.engine.outbox] == [
+    assert [(type(out.message), out.sync_point > node.journal.synced) for out in node.engine.outbox] == [
         (Appended, True),
         (Hearing, False),
     ]
