@@ -1,0 +1,321 @@
+"""The configuration of a cluster: its members, where they are, who of them votes, and the version that all agree on.
+
+It is an entry of the log and a part of every checkpoint, so all nodes see the same ones in the same order. It changes
+by single steps (Raft thesis, 4.1): two that follow each other differ by one voter at most, so a majority of the one and
+a majority of the other always have a voter in common.
+
+A member is known by its *id*, which is made with its data directory and never comes again: what a directory has
+promised, another one cannot know, whatever its name is. Names and addresses may change. A member whose id is not known
+yet is *awaited*: the first directory that comes under its name becomes it.
+
+Lives here: the value, its form in an entry, and which steps there are. Not here: when a step may be taken and when it
+counts (configurations.py, group.py), how many are a majority (quorum.py).
+
+    entry = type u8 0xC1 | format u8 | time_ms u64 | msgpack of (cluster, version, members, removed)
+
+Law: a configuration never changes. A step that has been taken already changes nothing, so whoever does not know whether
+a command was carried out may repeat it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
+
+from cluster.membership import Membership
+from cluster.ports import pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CONFIGURATION = 0xC1
+"""The first byte of such an entry."""
+FORMAT_VERSION = 1
+ID_BYTES = 16
+MEMBERS_MAX = 7
+"""Every entry goes to every member: more of them cost speed and add no safety."""
+NOBODY = b""
+"""In place of the id of a member that was removed while it was still awaited."""
+REMOVED_MAX = 100
+"""So many of those that were removed last are remembered, to tell them so."""
+
+_HEAD = Struct("<BBQ")
+
+
+class MembershipRefused(Exception):
+    """The step may not be taken; nothing has changed. The text says why and what to do."""
+
+
+class MalformedConfiguration(ValueError):
+    """The bytes are not an entry with a configuration of this format."""
+
+
+class Versions(NamedTuple):
+    """Which versions of the state a program can run, both included."""
+
+    low: int
+    high: int
+
+    def include(self, version: int) -> bool:
+        return self.low <= version <= self.high
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
+
+
+class PeerAddress(NamedTuple):
+    """Where the others reach a member."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Removed(NamedTuple):
+    """A member that is none any more."""
+
+    id: bytes
+    name: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member of a cluster."""
+
+    name: str
+    address: PeerAddress
+    id: bytes | None = None
+    """`ID_BYTES` that stand for its data directory; None while it is awaited."""
+    is_voter: bool = True
+    """Whether it votes and is counted; a learner is only sent what the voters are sent."""
+    versions: Versions | None = None
+    """What its program can run, as it has said last; None if it never has."""
+    is_drained: bool = False
+    """Whether it is under maintenance: it gets no new clients, and leads only where nobody else can."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What all members agree on."""
+
+    cluster: bytes
+    """`ID_BYTES` that stand for the cluster; empty before its first configuration is in the log."""
+    version: int
+    """The version of the state: what entries behind this configuration do."""
+    members: tuple[Member, ...]
+    """They are in the order of their names, which are unique, as their ids and addresses are."""
+    removed: tuple[Removed, ...] = ()
+    """The members that were removed or replaced last, the newest at the end."""
+
+    @classmethod
+    def of(cls, version: int, members: Iterable[Member], cluster: bytes = b"") -> Configuration:
+        return cls(cluster, version, _sorted(members))
+
+    @cached_property
+    def membership(self) -> Membership:
+        """Who votes and who learns, by name."""
+        voters = frozenset(member.name for member in self.members if member.is_voter)
+        return Membership(voters, frozenset(member.name for member in self.members) - voters)
+
+    def member(self, name: str) -> Member | None:
+        """The member of this name, or None."""
+        return next((member for member in self.members if member.name == name), None)
+
+    def is_removed(self, member_id: bytes) -> bool:
+        """Whether this was a member, and is none any more."""
+        return any(removed.id == member_id for removed in self.removed)
+
+    # Steps. Each returns the configuration after it, which is this one if it was taken before; or raises
+    # MembershipRefused.
+
+    def joined(self, name: str, member_id: bytes, address: PeerAddress, versions: Versions) -> Configuration:
+        """Let a directory become a member: a new one as a learner, or the one that is awaited under this name.
+
+        One that is a member already has told where it is now, and what its program can run.
+        """
+        self._check_directory(name, member_id, versions)
+        known = self.member(name)
+        if known is None:
+            return self._with(Member(name, address, member_id, is_voter=False, versions=versions))
+        if known.id not in (None, member_id):
+            raise MembershipRefused(
+                f"there is a member {name!r} with another data directory: if that is lost, replace it "
+                f"(`qq member replace {name}`), else choose another name"
+            )
+        return self._with(replace(known, id=member_id, address=address, versions=versions))
+
+    def added(self, name: str, address: PeerAddress) -> Configuration:
+        """Await a new member under this name, as a learner."""
+        known = self.member(name)
+        if known is None:
+            return self._with(Member(name, address, is_voter=False))
+        if known.address == address:
+            return self
+        raise MembershipRefused(
+            f"there is a member {name!r} at {known.address}; to move it to {address}, start it there"
+        )
+
+    def promoted(self, name: str) -> Configuration:
+        """Let a learner vote."""
+        known = self._known(name)
+        if known.id is None:
+            raise MembershipRefused(
+                f"member {name!r} is still awaited: it votes when it has come and has the log"
+            )
+        return self._with(replace(known, is_voter=True))
+
+    def without(self, name: str) -> Configuration:
+        """Remove a member, alive or dead."""
+        if self.member(name) is None and any(removed.name == name for removed in self.removed):
+            return self
+        known = self._known(name)
+        voters = self.membership.voters - {name}
+        if known.is_voter and len(voters) < 2:
+            raise MembershipRefused(
+                f"without {name!r} the cluster would have {len(voters)} voting member: add another one first"
+            )
+        members = [member for member in self.members if member is not known]
+        return replace(self, members=tuple(members), removed=self._removed_with(known))
+
+    def replaced(
+        self, name: str, member_id: bytes, address: PeerAddress, versions: Versions
+    ) -> Configuration:
+        """Put another data directory in the place of one that is lost: it begins as a learner."""
+        known = self._known(name)
+        if known.id in (None, member_id):
+            return self.joined(name, member_id, address, versions)
+        self._check_directory(name, member_id, versions)
+        if self.membership.voters == frozenset([name]):
+            raise MembershipRefused(f"{name!r} is the only voting member: nobody else has what it had")
+        new = Member(name, address, member_id, is_voter=False, versions=versions)
+        return replace(self._with(new), removed=self._removed_with(known))
+
+    def drained(self, name: str, *, is_drained: bool) -> Configuration:
+        """Begin or end the maintenance of a member."""
+        return self._with(replace(self._known(name), is_drained=is_drained))
+
+    def raised(self, version: int, cluster: bytes) -> Configuration:
+        """Go over to the next version of the state, which every member can run; the first raise names the cluster."""
+        if version == self.version:
+            return self
+        if version != self.version + 1:
+            raise MembershipRefused(
+                f"the state goes from version {self.version} to {self.version + 1}, not to {version}"
+            )
+        for member in self.members:
+            if member.versions is None:
+                raise MembershipRefused(
+                    f"it is not known which versions of the state node {member.name!r} can run"
+                )
+            if member.versions.high < version:
+                raise MembershipRefused(
+                    f"node {member.name!r} runs a program for versions {member.versions} of the state: "
+                    "start a newer one there first"
+                )
+        return replace(self, version=version, cluster=self.cluster or cluster)
+
+    def _known(self, name: str) -> Member:
+        known = self.member(name)
+        if known is None:
+            names = ", ".join(member.name for member in self.members)
+            raise MembershipRefused(f"there is no member {name!r}; the members are {names}")
+        return known
+
+    def _check_directory(self, name: str, member_id: bytes, versions: Versions) -> None:
+        """Refuse a directory that is another member's, or a removed one, or of a program that is too old or too new."""
+        if not versions.include(self.version):
+            raise MembershipRefused(
+                f"the cluster runs version {self.version} of the state, and the program of node {name!r} can run "
+                f"{versions}"
+            )
+        if self.is_removed(member_id):
+            raise MembershipRefused(
+                f"the data directory of node {name!r} was a member and has been removed: start with an empty one"
+            )
+        same = next((member for member in self.members if member.id == member_id), None)
+        if same is not None and same.name != name:
+            raise MembershipRefused(
+                f"this data directory is member {same.name!r}: its name cannot change to {name!r}"
+            )
+
+    def _with(self, new: Member) -> Configuration:
+        """Put a member in the place of the one of that name, if there is one."""
+        others = [member for member in self.members if member.name != new.name]
+        for member in others:
+            if member.address == new.address:
+                raise MembershipRefused(f"{new.address} is the address of member {member.name!r}")
+        if len(others) >= MEMBERS_MAX:
+            raise MembershipRefused(f"a cluster has {MEMBERS_MAX} members at most: remove one first")
+        members = _sorted([*others, new])
+        return self if members == self.members else replace(self, members=members)
+
+    def _removed_with(self, member: Member) -> tuple[Removed, ...]:
+        return (*self.removed, Removed(member.id or NOBODY, member.name))[-REMOVED_MAX:]
+
+
+def make_configuration(time_ms: int, configuration: Configuration) -> bytes:
+    """The entry with a configuration."""
+    members = [
+        (
+            member.name,
+            member.id,
+            member.address.host,
+            member.address.port,
+            member.is_voter,
+            member.versions,
+            member.is_drained,
+        )
+        for member in configuration.members
+    ]
+    fields = (configuration.cluster, configuration.version, members, configuration.removed)
+    return _HEAD.pack(CONFIGURATION, FORMAT_VERSION, time_ms) + pack(fields)
+
+
+def is_configuration(entry: bytes) -> bool:
+    return entry[0] == CONFIGURATION
+
+
+def configuration_time_ms(entry: bytes) -> int:
+    """The cluster's time when the entry was made."""
+    return _HEAD.unpack_from(entry)[2]
+
+
+def read_configuration(entry: bytes) -> Configuration:
+    """The configuration of an entry. Raises MalformedConfiguration."""
+    if len(entry) < _HEAD.size or _HEAD.unpack_from(entry)[:2] != (CONFIGURATION, FORMAT_VERSION):
+        raise MalformedConfiguration(
+            f"no configuration of format {FORMAT_VERSION} begins with {entry[:2].hex()}"
+        )
+    try:
+        cluster, version, members, removed = msgpack.unpackb(entry[_HEAD.size :])
+        return Configuration(
+            cluster, version, tuple(map(_read_member, members)), tuple(Removed(*row) for row in removed)
+        )
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedConfiguration(f"a configuration that cannot be read: {error}") from error
+
+
+def _read_member(row: Any) -> Member:
+    name, member_id, host, port, is_voter, versions, is_drained = row
+    return Member(
+        name,
+        PeerAddress(host, port),
+        member_id,
+        is_voter=is_voter,
+        versions=None if versions is None else Versions(*versions),
+        is_drained=is_drained,
+    )
+
+
+def _sorted(members: Iterable[Member]) -> tuple[Member, ...]:
+    return tuple(sorted(members, key=_name_of))
+
+
+def _name_of(member: Member) -> str:
+    return member.name

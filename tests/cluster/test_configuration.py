@@ -1,0 +1,267 @@
+"""Which steps a configuration takes, and that no sequence of them makes two majorities without a common voter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import hypothesis.strategies as st
+import msgpack
+import pytest
+from hypothesis import given
+
+from cluster.configuration import (
+    CONFIGURATION,
+    MEMBERS_MAX,
+    REMOVED_MAX,
+    Configuration,
+    MalformedConfiguration,
+    Member,
+    MembershipRefused,
+    PeerAddress,
+    Versions,
+    configuration_time_ms,
+    is_configuration,
+    make_configuration,
+    read_configuration,
+)
+from cluster.configurations import Configurations
+from cluster.quorum import majority
+
+Step = Callable[[Configuration], Configuration]
+
+CLUSTER = b"c" * 16
+VERSIONS = Versions(7, 8)
+
+
+def identity(number: int) -> bytes:
+    return number.to_bytes(16)
+
+
+def address(number: int) -> PeerAddress:
+    return PeerAddress("10.0.0.1", number)
+
+
+def member(number: int, *, is_voter: bool = True) -> Member:
+    return Member(f"n{number}", address(number), identity(number), is_voter=is_voter, versions=VERSIONS)
+
+
+TRIO = Configuration.of(8, [member(3), member(1), member(2)], CLUSTER)
+
+
+def refused(step: Callable[[], object]) -> str:
+    with pytest.raises(MembershipRefused) as info:
+        step()
+    return str(info.value)
+
+
+# Steps one by one
+
+
+def test_a_new_directory_joins_as_a_learner_and_is_promoted() -> None:
+    joined = TRIO.joined("n4", identity(4), address(4), VERSIONS)
+    assert joined.membership.learners == {"n4"}
+    assert joined.membership.voters == TRIO.membership.voters
+    promoted = joined.promoted("n4")
+    assert promoted.membership.voters == {"n1", "n2", "n3", "n4"}
+    assert promoted.promoted("n4") is promoted
+
+
+def test_who_is_awaited_is_bound_to_the_first_directory_that_comes() -> None:
+    awaited = TRIO.added("n4", address(4))
+    assert awaited.added("n4", address(4)) is awaited
+    assert "still awaited" in refused(lambda: awaited.promoted("n4"))
+    bound = awaited.joined("n4", identity(4), address(5), VERSIONS)
+    assert bound.member("n4") == Member("n4", address(5), identity(4), is_voter=False, versions=VERSIONS)
+    assert "another data directory" in refused(lambda: bound.joined("n4", identity(5), address(4), VERSIONS))
+
+
+def test_a_member_that_comes_from_elsewhere_with_another_program_is_the_same_member() -> None:
+    moved = TRIO.joined("n2", identity(2), address(22), Versions(8, 9))
+    assert moved.member("n2") == Member("n2", address(22), identity(2), versions=Versions(8, 9))
+    assert moved.joined("n2", identity(2), address(22), Versions(8, 9)) is moved
+    assert "its name cannot change" in refused(lambda: TRIO.joined("n9", identity(2), address(2), VERSIONS))
+
+
+def test_who_was_removed_does_not_come_back_and_is_removed_once() -> None:
+    removed = TRIO.without("n2")
+    assert removed.membership.voters == {"n1", "n3"}
+    assert removed.is_removed(identity(2))
+    assert removed.without("n2") is removed
+    assert "has been removed" in refused(lambda: removed.joined("n2", identity(2), address(2), VERSIONS))
+    assert "there is no member 'n7'; the members are n1, n3" in refused(lambda: removed.without("n7"))
+
+
+def test_one_voting_member_is_not_what_is_left() -> None:
+    pair = TRIO.without("n2")
+    assert "add another one first" in refused(lambda: pair.without("n1"))
+    learner = pair.joined("n4", identity(4), address(4), VERSIONS)
+    assert "add another one first" in refused(lambda: learner.without("n1"))
+    assert learner.without("n4").members == pair.members
+
+
+def test_a_lost_directory_is_replaced_by_a_learner_of_the_same_name() -> None:
+    replaced = TRIO.replaced("n2", identity(22), address(2), VERSIONS)
+    assert replaced.membership.voters == {"n1", "n3"}
+    assert replaced.membership.learners == {"n2"}
+    assert replaced.replaced("n2", identity(22), address(2), VERSIONS) is replaced
+    assert "has been removed" in refused(lambda: replaced.replaced("n2", identity(2), address(2), VERSIONS))
+    alone = Configuration.of(8, [member(1)], CLUSTER)
+    assert "nobody else has" in refused(lambda: alone.replaced("n1", identity(11), address(1), VERSIONS))
+
+
+def test_two_members_are_not_at_one_address() -> None:
+    assert "is the address of member 'n1'" in refused(
+        lambda: TRIO.joined("n4", identity(4), address(1), VERSIONS)
+    )
+    assert "at 10.0.0.1:2" in refused(lambda: TRIO.added("n2", address(9)))
+
+
+def test_a_cluster_is_no_larger_than_it_may_be() -> None:
+    full = TRIO
+    for number in range(4, MEMBERS_MAX + 1):
+        full = full.joined(f"n{number}", identity(number), address(number), VERSIONS)
+    assert "7 members at most" in refused(lambda: full.added("n8", address(8)))
+    assert len(full.replaced("n7", identity(77), address(7), VERSIONS).members) == MEMBERS_MAX
+
+
+def test_the_version_is_raised_by_one_when_every_program_can_run_it() -> None:
+    old = Configuration.of(7, TRIO.members)
+    raised = old.raised(8, CLUSTER)
+    assert (raised.version, raised.cluster) == (8, CLUSTER)
+    assert raised.raised(8, b"x" * 16) is raised
+    assert "'n1' runs a program for versions 7 to 8" in refused(lambda: raised.raised(9, CLUSTER))
+    assert "from version 7 to 8, not to 9" in refused(lambda: old.raised(9, CLUSTER))
+    awaited = old.added("n4", address(4))
+    assert "not known which versions of the state node 'n4'" in refused(lambda: awaited.raised(8, CLUSTER))
+
+
+def test_a_program_that_cannot_run_the_agreed_version_does_not_join() -> None:
+    text = refused(lambda: TRIO.joined("n4", identity(4), address(4), Versions(6, 7)))
+    assert text == "the cluster runs version 8 of the state, and the program of node 'n4' can run 6 to 7"
+    assert "can run 9" in refused(lambda: TRIO.replaced("n2", identity(22), address(2), Versions(9, 9)))
+
+
+def test_maintenance_begins_and_ends() -> None:
+    drained = TRIO.drained("n2", is_drained=True)
+    assert drained.drained("n2", is_drained=True) is drained
+    assert drained.membership == TRIO.membership
+    assert drained.drained("n2", is_drained=False) == TRIO
+
+
+# All steps
+
+numbers = st.integers(1, 9)
+names = numbers.map("n{}".format)
+addresses = numbers.map(address)
+ids = st.integers(1, 12).map(identity)
+versions = st.sampled_from([VERSIONS, Versions(8, 9), Versions(6, 7), Versions(9, 9)])
+steps: st.SearchStrategy[Step] = st.one_of(
+    st.builds(lambda *arguments: lambda c: c.joined(*arguments), names, ids, addresses, versions),
+    st.builds(lambda *arguments: lambda c: c.replaced(*arguments), names, ids, addresses, versions),
+    st.builds(lambda *arguments: lambda c: c.added(*arguments), names, addresses),
+    st.builds(lambda name: lambda c: c.promoted(name), names),
+    st.builds(lambda name: lambda c: c.without(name), names),
+    st.builds(
+        lambda name, is_drained: lambda c: c.drained(name, is_drained=is_drained), names, st.booleans()
+    ),
+    st.builds(lambda version: lambda c: c.raised(version, CLUSTER), st.integers(7, 10)),
+)
+
+
+def majorities(configuration: Configuration) -> list[frozenset[str]]:
+    """All majorities of the smallest size, as ids: a name may stand for one directory and then for another."""
+    voters = [str(member.id or member.name) for member in configuration.members if member.is_voter]
+    return [frozenset(some) for some in combinations(voters, majority(len(voters)))]
+
+
+@given(st.lists(steps, max_size=40))
+def test_majorities_before_and_after_a_step_have_a_voter_in_common(taken: list[Step]) -> None:
+    configuration = Configuration.of(7, TRIO.members)
+    gone: set[bytes] = set()
+    for step in taken:
+        try:
+            after = step(configuration)
+        except MembershipRefused:
+            continue
+        assert step(after) is after, "a step that is repeated changes nothing"
+        assert all(before & now for before in majorities(configuration) for now in majorities(after))
+        assert len({member.name for member in after.members}) == len(after.members) <= MEMBERS_MAX
+        assert len({member.address for member in after.members}) == len(after.members)
+        known = [member.id for member in after.members if member.id]
+        assert len(set(known)) == len(known)
+        gone.update(member.id for member in configuration.members if member.id and member.id not in known)
+        assert gone.isdisjoint(known), "an id never comes again"
+        assert read_configuration(make_configuration(5, after)) == after
+        configuration = after
+
+
+def test_only_the_last_that_were_removed_are_remembered() -> None:
+    configuration = TRIO
+    for number in range(100, 110 + REMOVED_MAX):
+        configuration = configuration.replaced("n2", identity(number), address(2), VERSIONS)
+    assert len(configuration.removed) == REMOVED_MAX
+    assert not configuration.is_removed(identity(2))
+    assert configuration.is_removed(identity(108 + REMOVED_MAX))
+
+
+# Entries
+
+
+def test_an_entry_tells_what_it_is_and_when_it_was_made() -> None:
+    entry = make_configuration(12345, TRIO)
+    assert is_configuration(entry)
+    assert entry[0] == CONFIGURATION
+    assert configuration_time_ms(entry) == 12345
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"",
+        b"\xc0",
+        msgpack.packb([b"c", 8, [["n1"]], []]),
+        msgpack.packb([b"c", 8, 5, []]),
+        b"\xc1",
+        b"\x94\xc0",
+    ],
+)
+def test_what_cannot_be_read_is_no_configuration(tail: bytes) -> None:
+    with pytest.raises(MalformedConfiguration):
+        read_configuration(make_configuration(0, TRIO)[:10] + tail)
+
+
+@pytest.mark.parametrize("entry", [b"", b"\xc1", b"\0" * 20, b"\xc1\x02" + b"\0" * 20])
+def test_another_entry_is_no_configuration(entry: bytes) -> None:
+    with pytest.raises(MalformedConfiguration):
+        read_configuration(entry)
+
+
+# Which one counts
+
+
+def test_the_newest_in_the_log_counts_until_its_entry_is_deleted() -> None:
+    four = TRIO.joined("n4", identity(4), address(4), VERSIONS)
+    five = four.promoted("n4")
+    configurations = Configurations(TRIO)
+    configurations.appended(10, make_configuration(0, four))
+    configurations.appended(12, make_configuration(0, five))
+    assert (configurations.newest_index, configurations.newest) == (12, five)
+    configurations.cut_from(13)
+    assert configurations.newest == five
+    configurations.cut_from(11)
+    assert (configurations.newest_index, configurations.newest) == (10, four)
+    configurations.cut_from(2)
+    assert (configurations.newest_index, configurations.newest) == (0, TRIO)
+
+
+def test_what_is_applied_cannot_be_deleted_any_more() -> None:
+    four = TRIO.joined("n4", identity(4), address(4), VERSIONS)
+    configurations = Configurations(TRIO)
+    configurations.appended(10, make_configuration(0, four))
+    configurations.appended(12, make_configuration(0, four.promoted("n4")))
+    assert configurations.applied(10) == four
+    configurations.cut_from(11)
+    assert configurations.newest == four
+    configurations.begin(20, TRIO)
+    assert (configurations.newest_index, configurations.newest) == (20, TRIO)
