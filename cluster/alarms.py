@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from cluster.envelope import Alarm
 
 if TYPE_CHECKING:
+    from cluster.configurations import Configurations
     from cluster.log.space import Space
-    from cluster.membership import Membership
     from cluster.peers import Peers
 
 RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
@@ -23,11 +23,11 @@ RESOURCES = {Alarm.MEMORY: "memory", Alarm.DISK: "disk"}
 class Alarms:
     """What publishers must wait for: what is short at this node, or at so many that no majority is left."""
 
-    def __init__(self, membership: Membership, peers: Peers, space: Space) -> None:
+    def __init__(self, configurations: Configurations, peers: Peers, space: Space) -> None:
         self.active = Alarm(0)
         """What is short, as of the last `look`; empty if publishers need not wait."""
         self.low_on_memory = False
-        self._membership = membership
+        self._configurations = configurations
         self._peers = peers
         self._space = space
 
@@ -45,7 +45,7 @@ class Alarms:
         """Find out what is short; True if that has changed."""
         active = self.own(now_s)
         for alarm in Alarm:
-            if not self._membership.has_majority_without(self._peers.alarmed(alarm)):
+            if not self._configurations.membership.has_majority_without(self._peers.alarmed(alarm)):
                 active |= alarm
         has_changed = active != self.active
         self.active = active

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cluster.configuration import configuration_time_ms, read_configuration
 from cluster.entry import KIND_EXPEL, BatchView, batches_of, entry_time_ms
 from cluster.origins import Admission
 
@@ -47,7 +48,26 @@ class Applying:
         for ordinal, batch in enumerate(batches_of(payload)):
             if batch.kind != KIND_EXPEL:
                 self._batch(index, ordinal, batch, view, effects)
-            elif self._expulsion(batch, effects):
+            elif self._expel(batch.origin, batch.incarnation, effects):
+                expelled_at = len(effects) - 1
+        effects.extend(state.machine.end_entry(state.time_ms))
+        return effects, expelled_at
+
+    def configuration(self, payload: bytes) -> tuple[list[Any], int | None]:
+        """Apply an entry with a configuration: whoever is no member by it holds nothing any more.
+
+        Returns the same as `entry`.
+        """
+        state = self._state
+        state.time_ms = max(state.time_ms, configuration_time_ms(payload))
+        before, state.configuration = state.configuration, read_configuration(payload)
+        effects: list[Any] = []
+        expelled_at = None
+        for name, origin in state.origins.living():
+            old, new = before and before.member(name), state.configuration.member(name)
+            if new is not None and (old is None or old.id in (None, new.id)):
+                continue
+            if self._expel(name, origin.incarnation, effects):
                 expelled_at = len(effects) - 1
         effects.extend(state.machine.end_entry(state.time_ms))
         return effects, expelled_at
@@ -56,6 +76,8 @@ class Applying:
         self, index: int, ordinal: int, batch: BatchView, payload: memoryview, effects: list[Any]
     ) -> None:
         state = self._state
+        if state.configuration is not None and batch.origin not in state.configuration.membership.members:
+            return
         admission = state.origins.admit(batch.origin, batch.incarnation, batch.sequence)
         if admission is Admission.DROP:
             return
@@ -69,13 +91,13 @@ class Applying:
             own.applied(batch.sequence)
             effects.append(Confirmed(batch.sequence))
 
-    def _expulsion(self, batch: BatchView, effects: list[Any]) -> bool:
-        """Expel the origin that the batch names. Returns whether that is this node, in its present incarnation."""
+    def _expel(self, name: str, incarnation: int, effects: list[Any]) -> bool:
+        """Give a node up, unless it has another incarnation by now; True if it is this node."""
         state = self._state
-        if not state.origins.expel(batch.origin, batch.incarnation):
+        if not state.origins.expel(name, incarnation):
             return False
-        effects.extend(state.machine.origin_down(batch.origin, state.time_ms, expelled=True))
-        if (batch.origin, batch.incarnation) != (self._submissions.origin, self._submissions.incarnation):
+        effects.extend(state.machine.origin_down(name, state.time_ms, expelled=True))
+        if (name, incarnation) != (self._submissions.origin, self._submissions.incarnation):
             return False
         effects.append(Expelled())
         return True

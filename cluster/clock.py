@@ -81,7 +81,7 @@ class ClusterClock:
     ) -> None:
         """`members` is the number of members, `time_ms` the time of the last entry, or 0 if there is none."""
         self._name = name
-        self._members = members
+        self.members = members
         self._own = SteadyClock(wall_ms, now_s, patience_s)
         self._peers: dict[str, float] = {}
         """By how much each connected peer's steady clock is ahead of this node's monotonic clock, in milliseconds."""
@@ -120,7 +120,7 @@ class ClusterClock:
         """Take in a reading of this node's wall clock; to be called once a second."""
         self._own.look(wall_ms, now_s)
         self._agree(now_s)
-        if quorum.is_majority(1 + len(self._peers), self._members):
+        if quorum.is_majority(1 + len(self._peers), self.members):
             self._watch(wall_ms - self._time_ms(now_s))
 
     def hear(self, peer: str, steady_ms: int, now_s: float) -> None:
@@ -136,12 +136,12 @@ class ClusterClock:
         """Put time forward to the clocks of a majority, or slow it down if it is ahead, if enough clocks are known."""
         offsets = [self._own.offset_ms, *self._peers.values()]
         self._base_ms, self._base_s, self._pace = self._time_ms(now_s), now_s, 1.0
-        if not quorum.is_majority(len(offsets), self._members):
+        if not quorum.is_majority(len(offsets), self.members):
             return
         # A majority's clocks have reached the one, and a majority's have not passed the other; of an odd number of
         # members that are all known both are the median.
-        reached_ms = now_s * 1000 + quorum.reached(offsets, self._members)
-        passed_ms = now_s * 1000 + quorum.not_passed(offsets, self._members)
+        reached_ms = now_s * 1000 + quorum.reached(offsets, self.members)
+        passed_ms = now_s * 1000 + quorum.not_passed(offsets, self.members)
         lead_ms = reached_ms - self._base_ms
         if lead_ms > 0:
             if lead_ms > OFF_MS:

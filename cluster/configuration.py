@@ -44,6 +44,7 @@ REMOVED_MAX = 100
 """So many of those that were removed last are remembered, to tell them so."""
 
 _HEAD = Struct("<BBQ")
+_FIRST_BYTE = bytes([CONFIGURATION])
 
 
 class MembershipRefused(Exception):
@@ -259,8 +260,8 @@ class Configuration:
         return (*self.removed, Removed(member.id or NOBODY, member.name))[-REMOVED_MAX:]
 
 
-def make_configuration(time_ms: int, configuration: Configuration) -> bytes:
-    """The entry with a configuration."""
+def fields_of(configuration: Configuration) -> Any:
+    """The configuration as msgpack can pack it."""
     members = [
         (
             member.name,
@@ -273,12 +274,27 @@ def make_configuration(time_ms: int, configuration: Configuration) -> bytes:
         )
         for member in configuration.members
     ]
-    fields = (configuration.cluster, configuration.version, members, configuration.removed)
-    return _HEAD.pack(CONFIGURATION, FORMAT_VERSION, time_ms) + pack(fields)
+    return configuration.cluster, configuration.version, members, configuration.removed
+
+
+def configuration_from(fields: Any) -> Configuration:
+    """The configuration that `fields_of` was given, from what msgpack has unpacked. Raises MalformedConfiguration."""
+    try:
+        cluster, version, members, removed = fields
+        return Configuration(
+            cluster, version, tuple(map(_read_member, members)), tuple(Removed(*row) for row in removed)
+        )
+    except (ValueError, TypeError) as error:
+        raise MalformedConfiguration(f"a configuration that cannot be read: {error}") from error
+
+
+def make_configuration(time_ms: int, configuration: Configuration) -> bytes:
+    """The entry with a configuration."""
+    return _HEAD.pack(CONFIGURATION, FORMAT_VERSION, time_ms) + pack(fields_of(configuration))
 
 
 def is_configuration(entry: bytes) -> bool:
-    return entry[0] == CONFIGURATION
+    return entry[:1] == _FIRST_BYTE
 
 
 def configuration_time_ms(entry: bytes) -> int:
@@ -293,12 +309,10 @@ def read_configuration(entry: bytes) -> Configuration:
             f"no configuration of format {FORMAT_VERSION} begins with {entry[:2].hex()}"
         )
     try:
-        cluster, version, members, removed = msgpack.unpackb(entry[_HEAD.size :])
-        return Configuration(
-            cluster, version, tuple(map(_read_member, members)), tuple(Removed(*row) for row in removed)
-        )
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        fields = msgpack.unpackb(entry[_HEAD.size :])
+    except (ValueError, msgpack.UnpackException) as error:
         raise MalformedConfiguration(f"a configuration that cannot be read: {error}") from error
+    return configuration_from(fields)
 
 
 def _read_member(row: Any) -> Member:

@@ -16,42 +16,56 @@ from typing import TYPE_CHECKING
 from cluster.configuration import read_configuration
 
 if TYPE_CHECKING:
-    from cluster.configuration import Configuration
+    from cluster.configuration import Configuration, Member
+    from cluster.membership import Membership
 
 
 class Configurations:
     """The configurations of one log, oldest first."""
 
+    newest: Configuration
+    """The configuration that counts."""
+    newest_index: int
+    """The index of the entry that holds it; 0 if no entry does."""
+    membership: Membership
+    """Who votes and who learns by the configuration that counts."""
+    committed: Configuration
+    """The newest configuration that this node knows to be committed, because it has applied it."""
+    known: dict[str, Member]
+    """All members by name, as of the newest configuration that has one of that name. Who is not in the one that counts
+    may still be in the one that is committed, and has to be told of what comes: it may even lead."""
+
     def __init__(self, configuration: Configuration) -> None:
         """Begin with what counts as long as the log has none."""
-        self._known = [(0, configuration)]
-        """The index of the entry of each, ascending; 0 for one that is not of the log."""
-
-    @property
-    def newest(self) -> Configuration:
-        """The configuration that counts."""
-        return self._known[-1][1]
-
-    @property
-    def newest_index(self) -> int:
-        """The index of the entry that holds the newest one; 0 if no entry does."""
-        return self._known[-1][0]
+        self._held = [(0, configuration)]
+        """The configurations with the indexes of their entries, ascending."""
+        self._note()
 
     def begin(self, index: int, configuration: Configuration) -> None:
         """The state of a checkpoint was taken over, which has this configuration; its entry is at or before `index`."""
-        self._known = [(index, configuration)]
+        self._held = [(index, configuration)]
+        self._note()
 
     def appended(self, index: int, entry: bytes) -> None:
         """An entry with a configuration is in the log now. Raises MalformedConfiguration."""
-        self._known.append((index, read_configuration(entry)))
+        self._held.append((index, read_configuration(entry)))
+        self._note()
 
     def cut_from(self, index: int) -> None:
         """The entries from `index` on were deleted; none of them was committed."""
-        while len(self._known) > 1 and self._known[-1][0] >= index:
-            self._known.pop()
+        if len(self._held) > 1 and self._held[-1][0] >= index:
+            self._held = [self._held[0], *(held for held in self._held[1:] if held[0] < index)]
+            self._note()
 
     def applied(self, index: int) -> Configuration:
-        """The entry at `index`, which holds a configuration, is committed and applied: no earlier one can come back."""
-        position = [known for known, _ in self._known].index(index)
-        del self._known[:position]
-        return self._known[0][1]
+        """The entry at `index`, which holds a configuration, is committed and applied: no earlier one comes back."""
+        position = [held_index for held_index, _ in self._held].index(index)
+        del self._held[:position]
+        self._note()
+        return self.committed
+
+    def _note(self) -> None:
+        self.newest_index, self.newest = self._held[-1]
+        self.committed = self._held[0][1]
+        self.membership = self.newest.membership
+        self.known = {member.name: member for _, held in self._held for member in held.members}

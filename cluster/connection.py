@@ -23,6 +23,7 @@ from cluster.handshake import Handshake, HandshakeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cluster.handshake import Terms
     from cluster.ports import Buffer
 
 log = logging.getLogger(__name__)
@@ -141,8 +142,9 @@ class PeerConnection(asyncio.BufferedProtocol):
         return self._handshake.peer
 
     @property
-    def process(self) -> bytes:
-        return self._handshake.process
+    def terms(self) -> Terms | None:
+        """What the peer has told of itself; None until it has proved who it is."""
+        return self._handshake.terms
 
     async def wait_authenticated(self) -> None:
         """Return once the epoch has begun; raises HandshakeError or OSError if it never does."""

@@ -1,6 +1,7 @@
 """The directory of one group on one node: what is in it, and how a node starts from it.
 
     identity                whose it is (identity.py)
+    member                  its id as a member of a cluster (identity.py)
     start-0, -1             its incarnation, whether writes may be lost (identity.py)
     hardstate-0, -1         term, vote, standing (log/hardstate.py)
     log/                    segments, manifest, checkpoints
@@ -23,7 +24,15 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cluster.identity import Claim, Identity, Owner, claim_directory, forget_writes_lost, note_writes_lost
+from cluster.identity import (
+    Claim,
+    Identity,
+    Owner,
+    claim_directory,
+    forget_writes_lost,
+    member_id,
+    note_writes_lost,
+)
 from cluster.log.checkpoints import Checkpoint, load_newest, remove_checkpoints
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.journal import SegmentedJournal
@@ -62,6 +71,10 @@ class GroupDirectory:
         """Begin a new incarnation. Raises `ForeignDirectory`, `OtherVersion`, `OtherMembers`."""
         identity = Identity(self._owner, machine_version, tuple(sorted(members)))
         return claim_directory(self._disk, self.path, identity, wall_ms, leap)
+
+    def member_id(self, new_id: bytes) -> bytes:
+        """The id of this directory as a member of a cluster; `new_id` if it has none yet."""
+        return member_id(self._disk, self.path, self._owner, new_id)
 
     # Starting
 

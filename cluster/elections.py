@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from cluster.membership import Membership
+    from cluster.configurations import Configurations
 
 NEVER_S = -1.0e9
 
@@ -40,12 +40,12 @@ class LogEnd(NamedTuple):
 class Elections:
     """What one member knows of leaders and of its own pre-votes."""
 
-    def __init__(self, name: str, membership: Membership, patience_s: float) -> None:
+    def __init__(self, name: str, configurations: Configurations, patience_s: float) -> None:
         """A leader that was heard within the last `patience_s` seconds counts as alive."""
         self.is_won = False
         """Whether this member may campaign: it has won a round, and has heard no leader since."""
         self._name = name
-        self._membership = membership
+        self._configurations = configurations
         self._patience_s = patience_s
         self._heard_s = NEVER_S
         """When a leader was last heard, on the monotonic clock."""
@@ -76,7 +76,7 @@ class Elections:
         """Begin a round. Returns its number, or None if this member is a majority by itself and need not ask."""
         self._round += 1
         self._granted_by = {self._name}
-        if self._membership.is_majority(self._granted_by):
+        if self._configurations.membership.is_majority(self._granted_by):
             return None
         self._is_asking = True
         return self._round
@@ -91,7 +91,7 @@ class Elections:
         if number != self._round:
             return False
         self._granted_by.add(peer)
-        if not self._membership.is_majority(self._granted_by):
+        if not self._configurations.membership.is_majority(self._granted_by):
             return False
         self.give_up()
         self.is_won = True
@@ -106,7 +106,7 @@ class Elections:
     def elects(self, peer: str) -> bool:
         """Count a peer's vote in the current campaign. True if a majority has voted for this member."""
         self._votes.add(peer)
-        return self._membership.is_majority(self._votes)
+        return self._configurations.membership.is_majority(self._votes)
 
     def is_better(self, peer: str, theirs: LogEnd, ours: LogEnd) -> bool:
         """Whether a peer that asks should lead rather than this member, as far as their logs tell."""

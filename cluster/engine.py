@@ -54,9 +54,9 @@ from cluster.seams import NoDumps, NoPoller, Outbox, StableNode, ambient
 if TYPE_CHECKING:
     from pysyncobj.node import Node
 
+    from cluster.configurations import Configurations
     from cluster.log.journal import SegmentedJournal
     from cluster.log.views import Entry
-    from cluster.membership import Membership
     from cluster.ports import Runtime
 
 APPLY_BUDGET_S = 0.005
@@ -106,6 +106,7 @@ class Engine(SyncObj):
     _SyncObj__raftMatchIndex: dict[Node, int]
     _SyncObj__lastResponseTime: dict[Node, float]
     _SyncObj__connectedNodes: set[Node]
+    _SyncObj__otherNodes: set[Node]
     _SyncObj__readonlyNodes: set[Node]
     _SyncObj__transferInProgress: bool
     _SyncObj__setCurrentTerm: Callable[[int, str | None], None]
@@ -116,7 +117,7 @@ class Engine(SyncObj):
     def __init__(
         self,
         name: str,
-        membership: Membership,
+        configurations: Configurations,
         journal: SegmentedJournal,
         timing: Timing,
         runtime: Runtime,
@@ -133,17 +134,20 @@ class Engine(SyncObj):
         """Whether the last turn has left entries to be applied or sent: call `turn` again soon."""
         self._timing = timing
         self._runtime = runtime
-        self._membership = membership
+        self._configurations = configurations
         self._apply_entry = apply
-        self._nodes = {peer: StableNode(peer) for peer in membership.others(name)}
-        self._voters = [peer for peer in self._nodes if peer in membership.voters]
-        self.progress = self._unknown_progress()
+        self._nodes: dict[str, StableNode] = {}
+        self._directories: dict[str, bytes | None] = {}
+        """The id of each peer, as far as it is known."""
+        self._voters: list[str] = []
+        """The peers that vote and are counted."""
+        self.progress: dict[str, Progress] = {}
         """What this leader knows of each peer."""
         self._stored_is_told = True
         self._heard_told_s = 0.0
         """When a majority was last heard, as pysyncobj was told, on the monotonic clock."""
         self._answers = Answers(timing.heartbeat_s / 2)
-        self._elections = Elections(name, membership, timing.election_min_s)
+        self._elections = Elections(name, configurations, timing.election_min_s)
         self._append_due = False
         self._name = name
         ambient.runtime = runtime
@@ -160,10 +164,8 @@ class Engine(SyncObj):
             journalFile=journal,
             dynamicMembershipChange=False,
         )
-        voters = [self._nodes[peer] for peer in self._voters]
-        super().__init__(StableNode(name), voters, conf, transportClass=Outbox)  # pyright: ignore[reportArgumentType]
-        # Learners are sent appends and counted nowhere.
-        self._SyncObj__readonlyNodes = {node for node in self._nodes.values() if node not in voters}
+        super().__init__(StableNode(name), [], conf, transportClass=Outbox)  # pyright: ignore[reportArgumentType]
+        self.follow_configuration()
         self._SyncObj__serializer = NoDumps()
         self._poller = NoPoller()
         # The first deadline is short: a pre-vote does no harm if there is a leader, and without one nobody need wait.
@@ -184,6 +186,10 @@ class Engine(SyncObj):
     @property
     def _is_candidate(self) -> bool:
         return self._SyncObj__raftState == Role.CANDIDATE
+
+    @property
+    def _may_campaign(self) -> bool:
+        return self.may_vote and self.may_lead and self._name in self._configurations.membership.voters
 
     @property
     def leader(self) -> str | None:
@@ -216,6 +222,56 @@ class Engine(SyncObj):
     def matched_index(self) -> int:
         """The last entry up to which this log is known to be that of the current term's leader; 0 if none is."""
         return self._answers.matched_index(self.term)
+
+    # Members
+
+    def follow_configuration(self) -> None:
+        """Go by the configuration that counts now: whom to send to, and whom to count."""
+        known, voters = self._configurations.known, self._configurations.membership.voters
+        self._followed = known
+        for peer in list(self._nodes):
+            if peer not in known:
+                self._forget_peer(peer)
+        for peer, member in known.items():
+            if peer != self._name:
+                self._know_peer(peer, member.id)
+        self._voters = [peer for peer in self._nodes if peer in voters]
+        self._SyncObj__otherNodes = {self._nodes[peer] for peer in self._voters}
+        # Learners, and members that are about to be removed, are sent appends and counted nowhere.
+        self._SyncObj__readonlyNodes = {node for peer, node in self._nodes.items() if peer not in voters}
+        self._stored_is_told = False
+
+    def _follow_log(self) -> None:
+        """Go by the newest configuration in the log, if another one is that now (Raft thesis, 4.1)."""
+        if self._configurations.known is not self._followed:
+            self.follow_configuration()
+
+    def _know_peer(self, peer: str, directory: bytes | None) -> None:
+        """Keep a peer, unless another directory has its name now, of which nothing is known."""
+        node = self._nodes.setdefault(peer, StableNode(peer))
+        before = self._directories.get(peer)
+        self._directories[peer] = directory
+        is_another = before is not None and directory != before
+        if peer not in self.progress or is_another:
+            self.progress[peer] = Progress(self._runtime.monotonic())
+            self._SyncObj__raftNextIndex[node] = self.journal.last_index + 1
+            self._SyncObj__raftMatchIndex[node] = 0
+            self._SyncObj__lastResponseTime[node] = self._heard_told_s
+        if is_another:
+            self._SyncObj__connectedNodes.discard(node)  # until its own link says that it is there
+
+    def _forget_peer(self, peer: str) -> None:
+        node = self._nodes.pop(peer)
+        del self.progress[peer], self._directories[peer]
+        for known in (
+            self._SyncObj__raftNextIndex,
+            self._SyncObj__raftMatchIndex,
+            self._SyncObj__lastResponseTime,
+        ):
+            known.pop(node, None)
+        self._SyncObj__connectedNodes.discard(node)
+        if self._SyncObj__raftLeader == node:
+            self._SyncObj__raftLeader = None
 
     # What happens to the engine
 
@@ -298,6 +354,7 @@ class Engine(SyncObj):
         index = self.journal.last_index + 1
         self.journal.add(payload, index, self.term)
         self._append_due = True
+        self._follow_log()
         return index
 
     def transfer_leadership(self, without: Collection[str] = ()) -> bool:
@@ -318,6 +375,7 @@ class Engine(SyncObj):
     def turn(self, compose: Callable[[], None]) -> None:
         """One tick: elections, commit, apply; then `compose` may propose; then the appends leave, once."""
         self._enter()
+        self._follow_log()
         self.behind = False
         if self.is_leader:
             self._tell_majority()
@@ -361,7 +419,7 @@ class Engine(SyncObj):
                 )
             case Vote():
                 self._receive_vote(peer, message)
-            case TimeoutNow() if self.may_vote and self.may_lead:
+            case TimeoutNow() if self._may_campaign:
                 self._receive_stock(node, type="timeout_now", term=message.term)
             case VoteRequest() | TimeoutNow():
                 pass
@@ -503,6 +561,7 @@ class Engine(SyncObj):
             self._receive_stock_append(node, message)
         finally:
             self.journal.keep_tail = False
+            self._follow_log()
 
     def _receive_stock_append(self, node: Node, message: Append) -> None:
         self._receive_stock(
@@ -576,13 +635,13 @@ class Engine(SyncObj):
             own_index = self._stored_index()
             stored = {peer: min(known.acknowledged, own_index) for peer, known in self.progress.items()}
             stored[self._name] = own_index
-            majority_index = self._membership.reached(stored)
+            majority_index = self._configurations.membership.reached(stored)
             self._SyncObj__raftMatchIndex = dict.fromkeys(self._nodes.values(), majority_index)
         now_s = self._runtime.monotonic()
         if now_s - self._heard_told_s > self._timing.election_max_s / 2:
             heard_s = {peer: known.heard_s for peer, known in self.progress.items()}
             heard_s[self._name] = now_s
-            self._heard_told_s = self._membership.reached(heard_s)
+            self._heard_told_s = self._configurations.membership.reached(heard_s)
             self._SyncObj__lastResponseTime = dict.fromkeys(self._nodes.values(), self._heard_told_s)
 
     def _stored_index(self) -> int:
@@ -632,7 +691,7 @@ class Engine(SyncObj):
         now_s = self._runtime.monotonic()
         if self._SyncObj__raftElectionDeadline >= now_s:
             return
-        if not (self.may_vote and self.may_lead):
+        if not self._may_campaign:
             self._SyncObj__raftLeader = None
             self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
             return

@@ -16,7 +16,7 @@ Law: no entry is applied twice, none out of order, and a submission is repeated 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -25,6 +25,15 @@ from cluster.alarms import Alarms
 from cluster.applying import Applying, Expelled
 from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
 from cluster.clock import PATIENCE_S, ClusterClock, bounded
+from cluster.configuration import (
+    ID_BYTES,
+    Configuration,
+    Member,
+    PeerAddress,
+    is_configuration,
+    make_configuration,
+)
+from cluster.configurations import Configurations
 from cluster.departures import Departures
 from cluster.directory import GroupDirectory
 from cluster.elections import Role
@@ -55,7 +64,6 @@ from cluster.log.segment import CorruptJournal
 from cluster.log.space import CHECK_INTERVAL_S, Space
 from cluster.log_matching import ForeignLog
 from cluster.machine import Machine
-from cluster.membership import Membership
 from cluster.peers import MemberStatus, Peers, member_status
 from cluster.ports import Buffer, Disk, Links, Runtime
 from cluster.recovery import Recovery
@@ -78,7 +86,8 @@ class GroupConfig:
     """The names of this member and its peers, and the group's times and sizes."""
 
     name: str
-    peers: Sequence[str]
+    nodes: Mapping[str, PeerAddress]
+    """The members that the cluster begins with, this one among them, and where the others reach them."""
     cluster: str
     group_id: int = 0
     timing: Timing = field(default_factory=Timing)
@@ -120,6 +129,10 @@ class GroupConfig:
             self.segment_bytes,
             self.segment_entries,
         )
+
+
+class NotNow(Exception):
+    """The members cannot be changed at this moment; nothing has changed."""
 
 
 class GroupEvents(Protocol):
@@ -185,7 +198,11 @@ class Group:
         self._runtime = runtime
         self._links = links
         self._events: GroupEvents = _Nobody()
-        self._membership = Membership.of_voters([config.name, *config.peers])
+        members = [Member(name, address) for name, address in config.nodes.items()]
+        self.configurations = Configurations(Configuration.of(machine.version, members))
+        """The configurations in the log. The newest one counts."""
+        self._members = self.configurations.known
+        """The members that links and peers go by."""
         self._reign = Reign(None, 0)
         self._handover = Handover()
         self._tried_full_disk_s = 0.0
@@ -204,18 +221,21 @@ class Group:
 
         owner = Owner(config.cluster, config.name, config.group_id)
         directory = self._directory = GroupDirectory(disk, f"groups/{config.group_id}", owner)
-        self._incarnations = Incarnations(directory, runtime, machine.version, self._membership.members)
+        self._incarnations = Incarnations(directory, runtime, machine.version, sorted(config.nodes))
         claim = self._incarnations.begin()
+        self.member_id = directory.member_id(runtime.random.randbytes(ID_BYTES))
+        """The id of this node's data directory."""
         self._submissions.begin(claim.incarnation)
         self.journal, checkpoint = directory.start(
             claim,
             self._state,
-            partial(_open_journal, config, disk, directory, self.disk_failed),
-            repairable=bool(config.peers),
+            partial(_open_journal, config, disk, directory, self.configurations, self.disk_failed),
+            repairable=bool(self.peers),
         )
+        self._begin_configurations(checkpoint.index if checkpoint else 0)
         self._clock = ClusterClock(
             config.name,
-            len(self._membership.voters),
+            len(self.configurations.membership.voters),
             self._state.time_ms,
             self._wall_ms(),
             runtime.monotonic(),
@@ -223,7 +243,7 @@ class Group:
         )
         self.engine = engine(
             config.name,
-            self._membership,
+            self.configurations,
             self.journal,
             config.timing,
             runtime,
@@ -231,10 +251,10 @@ class Group:
             checkpoint.index if checkpoint else 1,
         )
         self._make_durable()
-        self.recovery = Recovery(config.name, self._membership, directory.hard_state)
-        self._peers = Peers(config.peers, runtime.monotonic())
+        self.recovery = Recovery(config.name, self.configurations, directory.hard_state)
+        self._peers = Peers(self.peers, runtime.monotonic())
         space = Space(disk, self.journal, config.disk_free_limit_bytes, runtime.monotonic())
-        self._alarms = Alarms(self._membership, self._peers, space)
+        self._alarms = Alarms(self.configurations, self._peers, space)
         self.housekeeping = Housekeeping(
             disk,
             directory.log,
@@ -265,10 +285,58 @@ class Group:
         self._events = events
         self._turns.is_on = True
         self.recovery.turn(self.engine, self.journal)
+        self._links.configure(self.member_id, self.configurations)
         self._links.register(self.config.group_id, self)
         self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
         self._beat()
         self._tell_status()
+
+    # Members
+
+    def change_configuration(self, step: Callable[[Configuration], Configuration]) -> int:
+        """Propose the configuration that comes of a step; returns the index of the entry in which it is, or was.
+
+        Only a leader may be asked. Raises MembershipRefused, and NotNow if it may be asked again in a moment.
+        """
+        engine, held = self.engine, self.configurations
+        if not engine.is_leader or self._handover.is_on(self._runtime.monotonic()):
+            raise NotNow("this node does not lead")
+        # A leader that has committed nothing in its term does not know what is committed (thesis 4.1, as corrected
+        # in 2015), and two changes at once could have majorities without a common voter.
+        if (
+            held.newest_index > engine.commit_index
+            or self.journal.term_at(engine.commit_index) != engine.term
+        ):
+            raise NotNow("an earlier change is not committed yet")
+        after = step(held.newest)
+        if after is held.newest:
+            return held.newest_index
+        index = engine.propose(make_configuration(self.time_ms(), after))
+        self._turns.ask()
+        return index
+
+    def _begin_configurations(self, index: int) -> None:
+        """Find the configurations of the log behind `index`, the entry that the state is of."""
+        if self._state.configuration is not None:
+            self.configurations.begin(index, self._state.configuration)
+        for later in range(index + 1, self.journal.last_index + 1):
+            entry = self.journal.read(later)
+            if is_configuration(entry):
+                self.configurations.appended(later, entry)
+
+    def _follow_configuration(self) -> None:
+        """Have links, peers and clock go by the members that there are now."""
+        held = self.configurations
+        if held.known is self._members:
+            return
+        before, self._members = self._members, held.known
+        for name in self._members.keys() ^ before.keys():
+            log.info("node %s is %s", name, "a member now" if name in self._members else "no member any more")
+        self.engine.follow_configuration()
+        self._clock.members = len(held.membership.voters)
+        self._peers.configure(self.peers, self._runtime.monotonic())
+        self._links.configure(self.member_id, held)
+        self._turns.ask()
 
     def _make_durable(self) -> None:
         """Sync what opening the journal has added to it, such as a new log's first entry. Raises OSError.
@@ -288,7 +356,7 @@ class Group:
         With damage of what was once stored, a node with peers stops only when the others can go on without it: it
         comes back as a learner.
         """
-        if isinstance(error, CorruptJournal) and self.config.peers:
+        if isinstance(error, CorruptJournal) and self.peers:
             if self.damage is None:
                 log.error("%s: this node will be repaired from the others", error)
                 self.damage = error
@@ -306,7 +374,7 @@ class Group:
         if self.engine.is_leader:
             if not self._handover.is_on(self._runtime.monotonic()):
                 self.transfer_leadership()
-        elif self._membership.is_majority(voters):
+        elif self.configurations.membership.is_majority(voters):
             self._directory.note_damage(self.damage)
             self._stop_for(self.damage)
 
@@ -381,13 +449,21 @@ class Group:
         return self._reign.leader
 
     @property
+    def peers(self) -> tuple[str, ...]:
+        """The other members, also such as are about to be removed."""
+        return tuple(name for name in self.configurations.known if name != self.config.name)
+
+    def _is_majority_alone(self) -> bool:
+        return self.configurations.membership.is_majority([self.config.name])
+
+    @property
     def is_alone(self) -> bool:
         """Whether no other member is connected."""
-        return not any(map(self._links.connected, self.config.peers))
+        return not any(map(self._links.connected, self.peers))
 
     def statuses(self) -> list[MemberStatus]:
         """The status of every member: this node's as it is now, the others' as they last told it."""
-        return [self._status_of(name) for name in self._membership.members]
+        return [self._status_of(name) for name in self.configurations.membership.members]
 
     def _status_of(self, name: str) -> MemberStatus:
         if name == self.config.name:
@@ -470,6 +546,9 @@ class Group:
     def frame_received(self, peer: str, frame: bytes) -> None:
         if not self._turns.is_on:
             return
+        self._follow_configuration()
+        if peer not in self._members:
+            return
         self._peers.heard(peer, self._runtime.monotonic())
         try:
             message = decode(frame)
@@ -533,8 +612,9 @@ class Group:
         # that it is congested.
         if self.engine.outbox:
             self._send()
+        self._follow_configuration()
         # A lone member counts itself as the majority, so it must not tick while its tail is not on disk.
-        alone_and_unsynced = not self.config.peers and self.journal.synced < self.journal.written
+        alone_and_unsynced = self.journal.synced < self.journal.written and self._is_majority_alone()
         if not alone_and_unsynced:
             self._note_leader()
             self._check_incarnation()
@@ -589,7 +669,7 @@ class Group:
         needed = self._events.needed_from()
         if not self.engine.is_leader:
             return needed
-        connected = filter(self._links.connected, self.config.peers)
+        connected = filter(self._links.connected, self.peers)
         fed = self._giver.needed_from(self.engine, connected, self.config.retained_bytes)
         return min((index for index in (needed, fed) if index is not None), default=None)
 
@@ -649,6 +729,7 @@ class Group:
         self._directory.restore(self._state, checkpoint)
         self._clock.follow(self._state.time_ms, self._runtime.monotonic())
         self.journal.adopt(installable.segments, installable.runs)
+        self._begin_configurations(checkpoint.index)
         self.engine.installed(checkpoint.index)
         self.housekeeping.begin(checkpoint)
         self.snapshots_installed += 1
@@ -687,7 +768,7 @@ class Group:
             self.engine.hold_back(peer)
 
     def _tell_peers(self, message: Message) -> None:
-        for peer in self.config.peers:
+        for peer in self.peers:
             self._transmit(peer, message)
 
     def _tell_status(self) -> None:
@@ -765,7 +846,7 @@ class Group:
 
     def _expel_the_gone(self) -> None:
         now_s = self._runtime.monotonic()
-        for peer in self.config.peers:
+        for peer in self.peers:
             origin = self._state.origins.get(peer)
             if origin is None or origin.expelled:
                 continue
@@ -778,11 +859,16 @@ class Group:
     # Applying
 
     def _apply(self, index: int, _term: int, payload: bytes) -> None:
-        if not is_regular(payload):
+        changes_members = is_configuration(payload)
+        if not (changes_members or is_regular(payload)):
             return
         begun_s = self._runtime.monotonic()
         try:
-            effects, expelled_at = self._applying.entry(index, payload)
+            if changes_members:
+                effects, expelled_at = self._applying.configuration(payload)
+                self.configurations.applied(index)
+            else:
+                effects, expelled_at = self._applying.entry(index, payload)
             self._clock.follow(self._state.time_ms, begun_s)
         except BaseException as error:
             # H10: whatever this is, every further entry would build on a state that differs from the other nodes'.
@@ -819,6 +905,7 @@ def _open_journal(
     config: GroupConfig,
     disk: Disk,
     directory: GroupDirectory,
+    configurations: Configurations,
     failed: Callable[[Exception], None],
     writes_lost: bool,
 ) -> SegmentedJournal:
@@ -828,6 +915,7 @@ def _open_journal(
         directory.identity,
         failed,
         directory.hard_state,
+        configurations,
         writes_lost=writes_lost,
         segment_bytes=config.segment_bytes,
         segment_entries=config.segment_entries,

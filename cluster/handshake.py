@@ -21,8 +21,12 @@ While the secret is changed a node accepts two. A dialler proves that it knows t
 either, and proves itself with the one that the dialler has shown. Two nodes that have one secret in common find it,
 because a dialler whose secret is rejected tries its next one on a new connection (links.py).
 
-Terms that differ are no matter of authentication: each side then knows the other's, says so and ends the attempt. The
-acceptor sends its WELCOME before it does.
+Terms that do not fit are no matter of authentication: each side then knows the other's, says so and ends the attempt.
+The acceptor sends its WELCOME before it does.
+
+Two versions of these messages are spoken, because the nodes of a cluster get a new program one after the other. All
+messages of a conversation have the version of its HELLO; a dialler whose version is rejected begins again with the
+earlier one (links.py).
 
 Law: nothing but these messages is parsed before the proof, no more than one message is ever kept, and every
 nonce is given by the caller, used once.
@@ -31,21 +35,28 @@ nonce is given by the caller, used once.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from enum import IntEnum
 from hashlib import sha256
 from struct import Struct
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
+from cluster.configuration import ID_BYTES, Versions
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Iterable
 
     from cluster.ports import Buffer
 
 MAGIC = b"qqPL"
-VERSION = 3
+VERSIONS = (3, 4)
+"""The versions of these messages that are spoken; a dialler begins with the last one. In version 3 the terms have no
+ids and no range of versions: the program of release 0.1 knows one state version, and is told the agreed one."""
 NAME_BYTES_MAX = 64
 NONCE_BYTES = 32
 PROCESS_BYTES = 16
+NO_ID = bytes(ID_BYTES)
+"""In place of an id that is not there."""
 
 _DIALLER = b"qq peer link: proof of the dialler"
 _ACCEPTOR = b"qq peer link: proof of the acceptor"
@@ -55,8 +66,11 @@ _ACCEPTOR = b"qq peer link: proof of the acceptor"
 _HEADER = Struct("<4sHB")
 _HELLO = Struct("<4sHB64s64s64s32s")
 _CHALLENGE = Struct("<4sHB64s64s32s")
-_TERMS = Struct(f"<32sHI{PROCESS_BYTES}s")
-_PROOF = Struct(f"<4sHB{_TERMS.size}s32s")
+_TERMS = {
+    3: Struct(f"<32sHI{PROCESS_BYTES}s"),
+    4: Struct(f"<32sHI{PROCESS_BYTES}sHH{ID_BYTES}s{ID_BYTES}s"),
+}
+_PROOF = {version: Struct(f"<4sHB{terms.size}s32s") for version, terms in _TERMS.items()}
 _REJECT = Struct("<4sHBB")
 
 MESSAGE_BYTES_MAX = _HELLO.size
@@ -71,11 +85,14 @@ class _MessageKind(IntEnum):
 
 
 _LAYOUTS = {
-    _MessageKind.HELLO: _HELLO,
-    _MessageKind.CHALLENGE: _CHALLENGE,
-    _MessageKind.PROOF: _PROOF,
-    _MessageKind.WELCOME: _PROOF,
-    _MessageKind.REJECT: _REJECT,
+    version: {
+        _MessageKind.HELLO: _HELLO,
+        _MessageKind.CHALLENGE: _CHALLENGE,
+        _MessageKind.PROOF: proof,
+        _MessageKind.WELCOME: proof,
+        _MessageKind.REJECT: _REJECT,
+    }
+    for version, proof in _PROOF.items()
 }
 
 
@@ -86,7 +103,9 @@ class HandshakeError(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.reply = _REJECT.pack(MAGIC, VERSION, _MessageKind.REJECT, self.reason) if self.reason else b""
+        self.reply = (
+            _REJECT.pack(MAGIC, VERSIONS[-1], _MessageKind.REJECT, self.reason) if self.reason else b""
+        )
 
 
 class WrongClusterError(HandshakeError):
@@ -139,6 +158,24 @@ class SecondProcessError(DisagreementError):
     reason: ClassVar[int] = 7
 
 
+class OtherClusterError(DisagreementError):
+    """It is a member of another cluster, which has the same name and secret."""
+
+    reason: ClassVar[int] = 8
+
+
+class OtherDirectoryError(DisagreementError):
+    """There is a member of its name, with another data directory."""
+
+    reason: ClassVar[int] = 9
+
+
+class RemovedMemberError(DisagreementError):
+    """Its data directory belonged to a member that was removed."""
+
+    reason: ClassVar[int] = 10
+
+
 _REJECTIONS: dict[int, tuple[type[HandshakeError], str]] = {
     WrongClusterError.reason: (WrongClusterError, "it belongs to another cluster"),
     WrongSecretError.reason: (WrongSecretError, "its cluster secret differs"),
@@ -150,6 +187,15 @@ _REJECTIONS: dict[int, tuple[type[HandshakeError], str]] = {
         SecondProcessError,
         "another process with this node's name is connected to it; stop one of the two",
     ),
+    OtherClusterError.reason: (OtherClusterError, "it belongs to another cluster of the same name"),
+    OtherDirectoryError.reason: (
+        OtherDirectoryError,
+        "the member of this node's name has another data directory",
+    ),
+    RemovedMemberError.reason: (
+        RemovedMemberError,
+        "this node's data directory was removed from the cluster",
+    ),
 }
 
 
@@ -159,34 +205,75 @@ class Terms(NamedTuple):
     members_digest: bytes
     members_count: int
     state_version: int
+    """The version of the state that this node's log has agreed on."""
     process: bytes
-    """Random bytes that name the process: two processes must not be counted under one name."""
+    """A random name of this process: two processes must not be counted under one node name."""
+    versions: Versions
+    """Which versions of the state its program can run."""
+    cluster: bytes = NO_ID
+    """The cluster that its log is of; `NO_ID` as long as its log has no configuration."""
+    member: bytes = NO_ID
+    """The id of its data directory; `NO_ID` from a node of release 0.1."""
 
     @classmethod
-    def of(cls, members: Iterable[str], state_version: int, process: bytes) -> Self:
+    def of(
+        cls,
+        members: Iterable[str],
+        state_version: int,
+        process: bytes,
+        versions: Versions | None = None,
+        cluster: bytes = NO_ID,
+        member: bytes = NO_ID,
+    ) -> Self:
         """Make the terms of a node; `members` are the names of all nodes of the cluster, in any order."""
         names = sorted(members)
         digest = sha256(b"".join(map(_name_field, names))).digest()
-        return cls(digest, len(names), state_version, process)
+        versions = versions or Versions(state_version, state_version)
+        return cls(digest, len(names), state_version, process, versions, cluster, member)
+
+    def packed(self, version: int) -> bytes:
+        """These terms as they stand in a message of this version."""
+        common = (self.members_digest, self.members_count, self.state_version, self.process)
+        if version == VERSIONS[0]:
+            return _TERMS[version].pack(*common)
+        return _TERMS[version].pack(*common, *self.versions, self.cluster, self.member)
+
+    @classmethod
+    def unpacked(cls, data: bytes, version: int) -> Self:
+        """The terms from a message of this version."""
+        digest, count, state_version, process, *more = _TERMS[version].unpack(data)
+        if not more:
+            return cls(digest, count, state_version, process, Versions(state_version, state_version))
+        low, high, cluster, member = more
+        return cls(digest, count, state_version, process, Versions(low, high), cluster, member)
 
 
 def disagreement(own: Terms, peer: str, theirs: Terms) -> DisagreementError | None:
     """Why two members must not hear each other, or None.
 
-    Votes and acknowledgements are counted against a list of members, so one that has another list would make a second
-    majority. One of another state version would acknowledge entries of which it makes something else.
+    One whose program cannot run the version that the other's log has agreed on would acknowledge entries of which it
+    makes something else. As long as neither log has a configuration, votes and acknowledgements are counted against the
+    list in each node's file, so a node that has another list would make a second majority.
     """
-    if (theirs.members_digest, theirs.members_count) != (own.members_digest, own.members_count):
+    if NO_ID not in (own.cluster, theirs.cluster) and own.cluster != theirs.cluster:
+        return OtherClusterError(
+            f"node {peer!r} belongs to another cluster, which has the same name and secret: "
+            "its data directory is not of this cluster"
+        )
+    if own.cluster == theirs.cluster == NO_ID and theirs[:2] != own[:2]:
         return OtherMembersError(
             f"node {peer!r} has another list of members ({theirs.members_count} names) than this node "
             f"({own.members_count}): put the same list into the configuration of all nodes"
         )
-    if theirs.state_version != own.state_version:
+    if not (theirs.versions.include(own.state_version) and own.versions.include(theirs.state_version)):
         return OtherStateVersionError(
-            f"node {peer!r} runs version {theirs.state_version} of the state, this node {own.state_version}: "
-            "start the same program version on all nodes"
+            f"node {peer!r} is at version {theirs.state_version} of the state and can run {theirs.versions}, this node "
+            f"is at {own.state_version} and can run {own.versions}: start a program on both that can run both"
         )
     return None
+
+
+Judge = Callable[[str, Terms], HandshakeError | None]
 
 
 class Credentials(NamedTuple):
@@ -212,8 +299,10 @@ class Handshake:
         """The name of the other side; to be believed once `authenticated`."""
         self.rest = b""
         """Bytes that have arrived after the last message: they begin the first frames."""
-        self.process = b""
-        """The name of the other side's process (`Terms.process`); empty until it has proved who it is."""
+        self.version = VERSIONS[-1]
+        """The version of the messages of this conversation; an acceptor goes by the HELLO."""
+        self.terms: Terms | None = None
+        """What the other side has told of itself; None until it has proved who it is."""
         self._secrets = identity.secrets
         """The secrets that a proof may be made with; after the first proof only the one that it was made with."""
         self._terms = identity.terms
@@ -249,7 +338,7 @@ class Handshake:
         _, version, kind = _HEADER.unpack_from(inbox)
         if kind != _MessageKind.REJECT:
             self._check_header(version, kind)
-        size = _LAYOUTS[_MessageKind(kind)].size
+        size = _LAYOUTS[self.version][_MessageKind(kind)].size
         if len(inbox) < size:
             return None
         message, self.rest = bytes(inbox[:size]), bytes(inbox[size:])
@@ -261,9 +350,11 @@ class Handshake:
         return message
 
     def _check_header(self, version: int, kind: int) -> None:
-        if version != VERSION:
+        if self._awaited is _MessageKind.HELLO and version in VERSIONS:
+            self.version = version
+        if version != self.version:
             raise VersionMismatchError(
-                f"the peer speaks version {version} of the protocol, this node {VERSION}"
+                f"the peer speaks version {version} of the protocol, this node {_spoken()}"
             )
         if kind != self._awaited:
             raise GarbageError(f"peer message {kind} where {self._awaited.name} is due")
@@ -277,8 +368,10 @@ class Handshake:
     def _prove_self(self, kind: _MessageKind, role: bytes) -> bytes:
         """Make the message with the terms of this node and the proof that they are its own."""
         self._secrets = self._secrets[:1]
-        terms = _TERMS.pack(*self._terms)
-        message = _PROOF.pack(MAGIC, VERSION, kind, terms, self._hmac(self._secrets[0], role, terms))
+        terms = self._terms.packed(self.version)
+        message = _PROOF[self.version].pack(
+            MAGIC, self.version, kind, terms, self._hmac(self._secrets[0], role, terms)
+        )
         self._transcript += message
         return message
 
@@ -287,7 +380,7 @@ class Handshake:
 
     def _check_proof(self, message: bytes, role: bytes) -> Terms:
         """Return the terms of the other side. Raises WrongSecretError if the proof does not fit them."""
-        _, _, _, terms, proof = _PROOF.unpack(message)
+        _, _, _, terms, proof = _PROOF[self.version].unpack(message)
         proved = [
             secret for secret in self._secrets if hmac.compare_digest(proof, self._hmac(secret, role, terms))
         ]
@@ -295,22 +388,34 @@ class Handshake:
             raise WrongSecretError(f"node {self.peer!r} has proved no secret that this node accepts")
         self._secrets = tuple(proved)
         self._transcript += message
-        theirs = Terms(*_TERMS.unpack(terms))
-        self.process = theirs.process
+        theirs = self.terms = Terms.unpacked(terms, self.version)
         return theirs
 
 
 class DiallerHandshake(Handshake):
-    """The side that opened the connection, to one expected peer."""
+    """The side that opened the connection, to one expected peer.
 
-    def __init__(self, identity: Credentials, expected_peer: str, nonce: bytes) -> None:
+    `judge` is told the name and the terms of the peer, when it has proved to know the secret, and returns why it is not
+    the expected one, or None.
+    """
+
+    def __init__(
+        self,
+        identity: Credentials,
+        expected_peer: str,
+        nonce: bytes,
+        judge: Judge,
+        version: int = VERSIONS[-1],
+    ) -> None:
         super().__init__(identity, nonce, _MessageKind.CHALLENGE)
         self.peer = expected_peer
+        self.version = version
         self._expected = _name_field(expected_peer)
+        self._judge = judge
 
     def opening(self) -> bytes:
         hello = _HELLO.pack(
-            MAGIC, VERSION, _MessageKind.HELLO, self._cluster, self._node, self._expected, self._nonce
+            MAGIC, self.version, _MessageKind.HELLO, self._cluster, self._node, self._expected, self._nonce
         )
         self._transcript = hello
         return hello
@@ -318,7 +423,8 @@ class DiallerHandshake(Handshake):
     def _answer(self, message: bytes) -> bytes:
         if self._awaited is _MessageKind.CHALLENGE:
             return self._prove(message)
-        error = disagreement(self._terms, self.peer, self._check_proof(message, _ACCEPTOR))
+        theirs = self._check_proof(message, _ACCEPTOR)
+        error = disagreement(self._terms, self.peer, theirs) or self._judge(self.peer, theirs)
         if error is not None:
             raise error
         self.authenticated = True
@@ -335,35 +441,28 @@ class DiallerHandshake(Handshake):
 
 
 class AcceptorHandshake(Handshake):
-    """The side that listens; only `callers` may dial it, one process of each name at a time.
+    """The side that listens.
 
-    `is_second` is told a name and a process, and says whether another process of that name is there already.
+    `judge` is told the name and the terms of whoever has proved to know the secret, and returns why it is not let in,
+    or None.
     """
 
-    def __init__(
-        self,
-        identity: Credentials,
-        callers: Collection[str],
-        nonce: bytes,
-        is_second: Callable[[str, bytes], bool],
-    ) -> None:
+    def __init__(self, identity: Credentials, nonce: bytes, judge: Judge) -> None:
         super().__init__(identity, nonce, _MessageKind.HELLO)
-        self._callers = {_name_field(name): name for name in callers}
-        self._is_second = is_second
+        self._judge = judge
 
     def _answer(self, message: bytes) -> bytes:
         if self._awaited is _MessageKind.HELLO:
             return self._challenge(message)
         theirs = self._check_proof(message, _DIALLER)
         welcome = self._prove_self(_MessageKind.WELCOME, _ACCEPTOR)
+        error = self._judge(self.peer, theirs)
+        if error is not None:
+            raise error
         error = disagreement(self._terms, self.peer, theirs)
         if error is not None:
             error.reply = welcome
             raise error
-        if self._is_second(self.peer, theirs.process):
-            raise SecondProcessError(
-                f"another process calls itself node {self.peer!r}, which is connected; stop one of the two"
-            )
         self.authenticated = True
         return welcome
 
@@ -374,11 +473,9 @@ class AcceptorHandshake(Handshake):
             raise UnknownNodeError(
                 f"node {_shown(node)} looks for {_shown(expected)} at {_shown(self._node)}"
             )
-        if node not in self._callers:
-            raise UnknownNodeError(f"node {_shown(node)} is no peer that dials {_shown(self._node)}")
-        self.peer = self._callers[node]
+        self.peer = _named(node)
         challenge = _CHALLENGE.pack(
-            MAGIC, VERSION, _MessageKind.CHALLENGE, self._cluster, self._node, self._nonce
+            MAGIC, self.version, _MessageKind.CHALLENGE, self._cluster, self._node, self._nonce
         )
         self._transcript = hello + challenge
         self._awaited = _MessageKind.PROOF
@@ -393,6 +490,17 @@ def _name_field(name: str) -> bytes:
     return encoded.ljust(NAME_BYTES_MAX, b"\0")
 
 
+def _named(field: bytes) -> str:
+    """The name in a field. Raises UnknownNodeError if it is none."""
+    try:
+        name = field.rstrip(b"\0").decode()
+        if _name_field(name) == field:
+            return name
+    except ValueError:
+        pass
+    raise UnknownNodeError(f"{_shown(field)} is not the name of a node")
+
+
 def _shown(field: bytes) -> str:
     """Make a stranger's name fit for the log: harmless and short."""
     return repr(field.rstrip(b"\0").decode(errors="replace"))
@@ -404,5 +512,10 @@ def _rejection(message: bytes) -> HandshakeError:
         return GarbageError(f"the peer rejects this node for the unknown reason {reason}")
     cause, text = _REJECTIONS[reason]
     if cause is VersionMismatchError:
-        text = f"{text} ({version}, this node {VERSION})"
+        text = f"{text} ({version}, this node {_spoken()})"
     return RejectedError(f"the peer rejects this node: {text}", cause)
+
+
+def _spoken() -> str:
+    """The versions that this node speaks, for a text."""
+    return " and ".join(map(str, VERSIONS))

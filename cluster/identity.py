@@ -17,7 +17,7 @@ directory that was claimed before needs no space.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from struct import Struct
 from typing import NamedTuple
 
@@ -31,10 +31,13 @@ from cluster.ports import Disk, pack
 FILE = "identity"
 START_FILES = ("start-0", "start-1")
 FORMAT_VERSION = 4
+MEMBER_FILE = "member"
+MEMBER_FORMAT_VERSION = 1
 
 _OTHER_FORMATS = (2, 3)
 """Earlier formats, which were written by other versions of the machine."""
 _MAGIC = b"RIDY"
+_MEMBER_MAGIC = b"RMEM"
 _START_FORMAT = 1
 _START_MAGIC = b"RSTA"
 _START = Struct("<QBH")
@@ -127,6 +130,31 @@ def claim_directory(disk: Disk, directory: str, identity: Identity, wall_ms: int
         with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
             _store(disk, directory, identity)
     return Claim(start.incarnation, writes_lost)
+
+
+def member_id(disk: Disk, directory: str, owner: Owner, new_id: bytes) -> bytes:
+    """The id of this data directory as a member of a cluster; `new_id` if it has none yet, durably.
+
+    Raises ForeignDirectory if the file is damaged, ForeignJournal, UnknownFormat or OSError. It is a file of its own
+    because programs of release 0.1 do not know it.
+    """
+    path = path_in(directory, MEMBER_FILE)
+    try:
+        copies = read_copies(disk, path, _MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key())
+    except FileNotFoundError:
+        copies = []
+        known = new_id
+    else:
+        known = next((copy for copy in copies if copy is not None), b"")
+        if not known:
+            raise ForeignDirectory(
+                f"{path} is damaged, so nobody knows which member this is: give the node an empty data directory "
+                "(the cluster replaces the member)"
+            )
+    if not copies or None in copies:
+        with unless_there_is_no_space() if copies else nullcontext():
+            disk.replace_file(path, pack_twice(_MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key(), known))
+    return known
 
 
 def _store(disk: Disk, directory: str, identity: Identity) -> None:

@@ -29,22 +29,28 @@ from cluster.handshake import (
     MESSAGE_BYTES_MAX,
     NONCE_BYTES,
     PROCESS_BYTES,
+    VERSIONS,
     AcceptorHandshake,
     Credentials,
     DiallerHandshake,
     DisagreementError,
     HandshakeError,
     RejectedError,
+    SecondProcessError,
     Terms,
+    VersionMismatchError,
     WrongSecretError,
 )
+from cluster.known_members import KnownMembers
 from cluster.sockets import connect, listen
 from cluster.strangers import Places
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Coroutine, Sequence
 
+    from cluster.configuration import Versions
+    from cluster.configurations import Configurations
     from cluster.connection import Frame
     from cluster.ports import Buffer, LinkEvents
     from cluster.sockets import Address
@@ -83,22 +89,20 @@ class PeerLinks:
         node: str,
         cluster: str,
         cluster_secrets: Sequence[bytes],
-        peers: Mapping[str, Address],
         bind: Address,
         *,
-        state_version: int,
+        versions: Versions,
         tls: PeerTls | None = None,
         limits: LinkLimits | None = None,
     ) -> None:
-        """`peers` are the addresses at which the other nodes listen, by name; `bind` is where this one does.
+        """`bind` is where this node listens, `versions` which versions of the state its program can run.
 
-        These names and `node` are the members: a peer with another list, or another `state_version`, is refused.
+        Who the members are is told by `configure`, before `start`.
         """
-        if node in peers:
-            raise ValueError(f"node {node!r} is listed as its own peer")
-        terms = Terms.of([node, *peers], state_version, secrets.token_bytes(PROCESS_BYTES))
-        self._identity = Credentials(cluster, node, tuple(cluster_secrets), terms)
-        self._peers = dict(peers)
+        self._known = KnownMembers(node, versions, secrets.token_bytes(PROCESS_BYTES))
+        self._cluster = cluster
+        self._node = node
+        self._secrets = tuple(cluster_secrets)
         self._bind = bind
         self._tls = tls
         self._limits = limits or LinkLimits()
@@ -113,8 +117,11 @@ class PeerLinks:
         """The connections that were accepted and have not authenticated a peer."""
         self._missing: set[str] = set()
         """Peers that were lost, or have not come since the start, and are not known to be dead."""
-        self._awaited = set(peers)
+        self._awaited: set[str] = set()
         """Peers that have not connected since the start: they may be starting, too."""
+        self._has_started = False
+        self._dialling: dict[str, asyncio.Task[None]] = {}
+        """The tasks that dial, by peer."""
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,10 +136,9 @@ class PeerLinks:
         listener = await listen(self._bind)
         self._accepting = self._spawn(accept_all(listener, self._take, self._complaints, "peer"))
         self._accepting.add_done_callback(lambda _: listener.close())
-        for peer in sorted(self._peers):
-            if self._identity.node < peer:
-                self._spawn(self._keep_dialled(peer))
-            self._probes[peer] = self._spawn(self._probe_absent(peer))
+        self._has_started = True
+        for peer in sorted(self._known.addresses):
+            self._look_for(peer)
 
     async def stop(self) -> None:
         """Close everything, after sending what is queued if that goes quickly. No more events."""
@@ -159,14 +165,48 @@ class PeerLinks:
 
     def renew_secrets(self, cluster_secrets: Sequence[bytes]) -> None:
         """Use and accept other secrets in the handshakes that begin from now on."""
-        self._identity = self._identity._replace(secrets=tuple(cluster_secrets))
+        self._secrets = tuple(cluster_secrets)
 
     def _take_links(self) -> list[PeerConnection]:
         connections = list(self._links.values())
         self._links.clear()
         return connections
 
+    def _look_for(self, peer: str) -> None:
+        """Dial a peer as long as it is a member, if that is this node's part; and find out whether it is dead."""
+        if self._node < peer:
+            self._dialling[peer] = self._spawn(self._keep_dialled(peer))
+        self._probes[peer] = self._spawn(self._probe_absent(peer))
+
+    def _look_no_more(self, peer: str) -> None:
+        for tasks in (self._dialling, self._probes):
+            task = tasks.pop(peer, None)
+            if task is not None:
+                task.cancel()
+        self._missing.discard(peer)
+        self._awaited.discard(peer)
+        self._refusals.pop(peer, None)
+        connection = self._links.pop(peer, None)
+        if connection is not None:
+            connection.close()
+
     # The port.
+
+    def configure(self, member_id: bytes, configurations: Configurations) -> None:
+        """Keep links to the members, and to nobody else. One that has moved is dialled at its new address."""
+        before = self._known.addresses.keys()
+        self._known.configure(member_id, configurations)
+        now = self._known.addresses.keys()
+        for peer in before - now:
+            self._look_no_more(peer)
+        for peer, connection in list(self._links.items()):
+            if connection.terms is not None and not self._known.is_of(peer, connection.terms):
+                connection.abort()  # it is of a directory that has been replaced
+        new = sorted(now - before)
+        self._awaited.update(new)
+        if self._has_started:
+            for peer in new:
+                self._look_for(peer)
 
     def register(self, group_id: int, events: LinkEvents) -> None:
         """Deliver frames of this group, and connection events from now on, to `events`."""
@@ -267,7 +307,7 @@ class PeerLinks:
         if peer in self._missing:
             self._missing.discard(peer)
             found = f"waiting for peer {peer}" if peer in self._awaited else f"peer {peer} is dead"
-            log.info("%s: nobody listens at %s:%d", found, *self._peers[peer])
+            log.info("%s: nobody listens at %s:%d", found, *self._known.addresses[peer])
             self._report_lost(peer, dead=True)
 
     async def _probe_absent(self, peer: str) -> None:
@@ -282,7 +322,7 @@ class PeerLinks:
             await asyncio.sleep(delay_s)
             try:
                 async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                    sock = await connect(*self._peers[peer])
+                    sock = await connect(*self._known.addresses[peer])
             except ConnectionRefusedError:
                 self._refused(peer)
                 return
@@ -303,7 +343,9 @@ class PeerLinks:
                 if isinstance(error, ConnectionRefusedError):
                     self._refused(peer)
                 elif reason != logged:
-                    log.warning("cannot connect to peer %s at %s:%d: %s", peer, *self._peers[peer], reason)
+                    log.warning(
+                        "cannot connect to peer %s at %s:%d: %s", peer, *self._known.addresses[peer], reason
+                    )
                 logged = reason
             else:
                 await connection.gone.wait()
@@ -317,7 +359,7 @@ class PeerLinks:
 
         A peer does not say which secrets it accepts: where one is refused, the next may fit.
         """
-        *others, last = self._identity.secrets
+        *others, last = self._secrets
         for secret in others:
             try:
                 return await self._dial_with(secret, peer)
@@ -326,10 +368,25 @@ class PeerLinks:
                     raise
         return await self._dial_with(last, peer)
 
+    def _credentials(self, cluster_secrets: Sequence[bytes]) -> Credentials:
+        return Credentials(self._cluster, self._node, tuple(cluster_secrets), self._known.terms)
+
     async def _dial_with(self, secret: bytes, peer: str) -> PeerConnection:
-        host, port = self._peers[peer]
-        identity = self._identity._replace(secrets=(secret,))
-        handshake = DiallerHandshake(identity, peer, secrets.token_bytes(NONCE_BYTES))
+        """Dial with this secret, in the newest version of the handshake that the peer speaks."""
+        older, newest = VERSIONS
+        try:
+            return await self._dial_in(newest, secret, peer)
+        except RejectedError as error:
+            if error.cause is not VersionMismatchError:
+                raise
+        return await self._dial_in(older, secret, peer)
+
+    async def _dial_in(self, version: int, secret: bytes, peer: str) -> PeerConnection:
+        host, port = self._known.addresses[peer]
+        identity = self._credentials([secret])
+        handshake = DiallerHandshake(
+            identity, peer, secrets.token_bytes(NONCE_BYTES), self._known.judge_acceptor, version
+        )
         connection = PeerConnection(self, handshake, self._limits)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):
@@ -367,9 +424,8 @@ class PeerLinks:
         self._complaints.about("strangers", text)
 
     async def _admit(self, sock: socket.socket, host: str) -> None:
-        callers = [peer for peer in self._peers if peer < self._identity.node]
         nonce = secrets.token_bytes(NONCE_BYTES)
-        handshake = AcceptorHandshake(self._identity, callers, nonce, self._is_second)
+        handshake = AcceptorHandshake(self._credentials(self._secrets), nonce, self._judge)
         connection = PeerConnection(self, handshake, self._limits)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):
@@ -390,10 +446,19 @@ class PeerLinks:
         finally:
             connection.abandon()
 
+    def _judge(self, peer: str, terms: Terms) -> HandshakeError | None:
+        """Why a node that knows the secret is not let in under this name, or None."""
+        error = self._known.judge_dialler(peer, terms)
+        if error is None and self._is_second(peer, terms.process):
+            return SecondProcessError(
+                f"another process calls itself node {peer!r}, which is connected; stop one of the two"
+            )
+        return error
+
     def _is_second(self, peer: str, process: bytes) -> bool:
         """Whether another process of this name is connected and not silent: two must not vote under one name."""
         link = self._links.get(peer)
-        if link is None or link.process == process:
+        if link is None or link.terms is None or link.terms.process == process:
             return False
         return asyncio.get_running_loop().time() - link.heard_s < _SILENT_AFTER_S
 

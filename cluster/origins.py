@@ -53,6 +53,10 @@ class Origins:
         self._origins[name] = known._replace(expelled=True)
         return True
 
+    def living(self) -> list[tuple[str, Origin]]:
+        """The nodes that are not expelled, in the order of their names."""
+        return [(name, origin) for name, origin in sorted(self._origins.items()) if not origin.expelled]
+
     def get(self, name: str) -> Origin | None:
         return self._origins.get(name)
 

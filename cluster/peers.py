@@ -58,6 +58,10 @@ class Peers:
     def __init__(self, names: Iterable[str], now_s: float) -> None:
         self._peers = {name: KnownPeer(now_s) for name in names}
 
+    def configure(self, names: Iterable[str], now_s: float) -> None:
+        """Keep what is known of these members, and begin with those that are new."""
+        self._peers = {name: self._peers.get(name) or KnownPeer(now_s) for name in names}
+
     def status(self, peer: str) -> Status | None:
         return self._peers[peer].status
 

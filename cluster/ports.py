@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import msgpack
+
+if TYPE_CHECKING:
+    from cluster.configurations import Configurations
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -183,6 +186,13 @@ class Links(Protocol):
 
     def register(self, group_id: int, events: LinkEvents) -> None:
         """Deliver frames of this group, and connection events, to `events`."""
+        ...
+
+    def configure(self, member_id: bytes, configurations: Configurations) -> None:
+        """Keep links to the members by these configurations, under their names, and to nobody else.
+
+        `member_id` is the id of this node's data directory.
+        """
         ...
 
     def send(self, peer: str, group_id: int, buffers: Sequence[Buffer]) -> None:

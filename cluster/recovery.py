@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING
 from cluster.log.hardstate import HardState, Standing
 
 if TYPE_CHECKING:
+    from cluster.configurations import Configurations
     from cluster.engine import Engine
     from cluster.envelope import Status
     from cluster.log.hardstate import HardStateFile
     from cluster.log.journal import SegmentedJournal
-    from cluster.membership import Membership
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,9 @@ ROUNDS = 2
 class Recovery:
     """The standing of this node, and how it becomes a voter again."""
 
-    def __init__(self, name: str, membership: Membership, hard_state: HardStateFile) -> None:
+    def __init__(self, name: str, configurations: Configurations, hard_state: HardStateFile) -> None:
         self._name = name
-        self._membership = membership
-        self._peers = membership.others(name)
+        self._configurations = configurations
         self._hard_state = hard_state
         self._heard: dict[str, Status] = {}
         """The last status of each other member that was heard since this start, by name."""
@@ -53,6 +52,10 @@ class Recovery:
         """Term and last index that a leader told last; a learner that holds its log up to there is a voter again."""
         self._hopeless_for = 0
         """How many statuses were heard in a row with which no majority seemed left that has its log."""
+
+    @property
+    def _peers(self) -> tuple[str, ...]:
+        return self._configurations.membership.others(self._name)
 
     @property
     def standing(self) -> Standing:
@@ -127,7 +130,7 @@ class Recovery:
         has_past = Standing.LEARNER in standings.values() or any(
             status.last_index > 1 for status in self._heard.values()
         )
-        if not has_past or self._membership.has_majority_without(lost):
+        if not has_past or self._configurations.membership.has_majority_without(lost):
             return None
         last = max((status.last_index for status in self._heard.values()), default=0)
         return (

@@ -14,25 +14,30 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
+from cluster.configuration import configuration_from, fields_of
 from cluster.origins import Origins
 from cluster.ports import pack
 
 if TYPE_CHECKING:
+    from cluster.configuration import Configuration
     from cluster.machine import FrozenCopy, Machine
 
-_THREE = b"\x93"
+_ARRAYS = {3: b"\x93", 4: b"\x94"}
+"""Msgpack's headers of arrays, by the number of their elements."""
 _BYTES = b"\xc6"
-"""Msgpack's header of bytes whose length follows in four bytes; `_THREE` is that of an array of three elements."""
+"""Msgpack's header of bytes whose length follows in four bytes."""
 
 
 class GroupState:
-    """The replicated state of one group: the cluster's time, the origins of batches and the machine."""
+    """The replicated state of one group: time, origins of batches, machine and configuration."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.origins = Origins()
         self.time_ms = 0
         """The cluster's time at the last applied entry, in milliseconds; never goes backwards."""
+        self.configuration: Configuration | None = None
+        """The configuration that was applied last; None as long as the log has none, and the nodes' files count."""
 
     def freeze(self) -> FrozenState:
         """Make a copy of the state as it is now; cheap, since packing it is left to `FrozenState.dump`."""
@@ -40,7 +45,7 @@ class GroupState:
         was_collecting = gc.isenabled()
         gc.disable()
         try:
-            return FrozenState(self.time_ms, self.origins.dump(), self.machine.freeze())
+            return FrozenState(self.time_ms, self.origins.dump(), self.machine.freeze(), self.configuration)
         finally:
             if was_collecting:
                 gc.enable()
@@ -48,27 +53,38 @@ class GroupState:
     def load(self, data: bytes) -> None:
         """Replace the state by one that `FrozenState.dump` has packed. Raises ValueError if `data` is none."""
         try:
-            time_ms, rows, machine = msgpack.unpackb(data)
+            time_ms, rows, machine, *fields = msgpack.unpackb(data)
+            configuration = configuration_from(*fields) if fields else None
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise ValueError(f"not a state: {error}") from error
         self.machine.load(machine)
         self.origins.load(rows)
         self.time_ms = time_ms
+        self.configuration = configuration
 
 
 class FrozenState:
     """A copy of the state at one index. Its methods may be called on any thread."""
 
-    def __init__(self, time_ms: int, origins: list[tuple[str, int, int, bool]], machine: FrozenCopy) -> None:
+    def __init__(
+        self,
+        time_ms: int,
+        origins: list[tuple[str, int, int, bool]],
+        machine: FrozenCopy,
+        configuration: Configuration | None,
+    ) -> None:
         self._time_ms = time_ms
         self._origins = origins
         self._machine = machine
+        self._configuration = configuration
 
     def dump(self) -> bytes:
         machine = self._machine.dump()
         # The same bytes as `pack([time, origins, machine])`, which would hold up the loop to copy a large state.
-        parts = [_THREE, pack(self._time_ms), pack(self._origins), _BYTES, len(machine).to_bytes(4), machine]
-        return b"".join(parts)
+        parts = [pack(self._time_ms), pack(self._origins), _BYTES + len(machine).to_bytes(4) + machine]
+        if self._configuration is not None:
+            parts.append(pack(fields_of(self._configuration)))
+        return _ARRAYS[len(parts)] + b"".join(parts)
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
         """See `FrozenCopy.counts`."""

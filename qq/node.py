@@ -19,6 +19,7 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
 from cluster.complaints import Complaints
+from cluster.configuration import PeerAddress, Versions
 from cluster.engine import Timing
 from cluster.envelope import Alarm
 from cluster.group import Group, GroupConfig
@@ -122,9 +123,8 @@ class Node:
             config.name,
             config.cluster_name,
             self._secrets.current if self._secrets else config.secrets,
-            {node.name: (node.host, node.peer_port) for node in config.nodes if node.name != config.name},
             (config.peer_host, config.address.peer_port),
-            state_version=self.machine.version,
+            versions=Versions(self.machine.version, self.machine.version),
             tls=self._peer_tls.current if self._peer_tls else None,
         )
         limits = _http_limits(config.limits, self._shares.http)
@@ -335,7 +335,7 @@ class Node:
         config, limits = self.config, self.config.limits
         return GroupConfig(
             name=config.name,
-            peers=sorted(node.name for node in config.nodes if node.name != config.name),
+            nodes={node.name: PeerAddress(node.host, node.peer_port) for node in config.nodes},
             cluster=config.cluster_name,
             timing=Timing(config.election_timeout_min_s, config.election_timeout_max_s, config.heartbeat_s),
             segment_bytes=limits.segment_bytes,

@@ -19,6 +19,7 @@ from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.applying import Confirmed, Expelled
+from cluster.configuration import PeerAddress, Versions
 from cluster.engine import Engine, Timing
 from cluster.group import Group, GroupConfig
 from cluster.identity import OtherMembers, OtherVersion
@@ -89,6 +90,11 @@ class Options:
     """What production bounds to a megabyte: entries, forwards, appends."""
     skew_max_ms: int = 5_000
     clock_patience_s: float = 3.0
+
+
+def address_of(name: str) -> PeerAddress:
+    """Where the others reach a simulated node: there is one address for each name."""
+    return PeerAddress(name, 1)
 
 
 class NodeEvents:
@@ -192,7 +198,7 @@ class SimulatedNode:
         self.runtime = runtime
         self._cluster.network.host_has_power(self.name)
         self.machine = watcher.machine(foreign=self.foreign)
-        links = self._cluster.network.attach(self.name, runtime, self.members, self.machine.version)
+        links = self._cluster.network.attach(self.name, runtime, Versions(*[self.machine.version] * 2))
         config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
         try:
@@ -320,7 +326,7 @@ class SimulatedCluster:
         options = self.options
         return GroupConfig(
             name=node.name,
-            peers=[name for name in node.members if name != node.name],
+            nodes={name: address_of(name) for name in node.members},
             cluster=CLUSTER,
             timing=options.timing,
             dead_origin_grace_s=0.6,

@@ -17,10 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.catch_up import CHUNK_BYTES, WINDOW
+from cluster.configuration import Versions
+from cluster.configurations import Configurations
 from cluster.connection import FrameTooLargeError, LinkBacklog, LinkLimits
 from cluster.entry import ENTRY_BYTES_MAX
 from cluster.envelope import FRAME_BYTES_MAX
-from cluster.handshake import PROCESS_BYTES, Terms, disagreement
+from cluster.handshake import NO_ID, Terms, disagreement
+from cluster.known_members import KnownMembers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +103,9 @@ class Pipe:
     moving: bool = False
 
 
+ANY_VERSIONS = Versions(0, 2**16 - 1)
+
+
 class Connection:
     """One epoch of a pair of nodes; `dialler` is the smaller name."""
 
@@ -111,6 +117,8 @@ class Connection:
             dialler: Pipe(dialler, acceptor, LinkBacklog(limits)),
             acceptor: Pipe(acceptor, dialler, LinkBacklog(limits)),
         }
+        self.terms: dict[str, Terms] = {}
+        """What each end has told of itself."""
         self.broken = False
         """Reset on the way: nothing that is sent from now on arrives, though the ends may not know yet."""
 
@@ -119,15 +127,18 @@ class SimulatedLinks:
     """The `Links` port of one process life."""
 
     def __init__(
-        self, network: Network, name: str, runtime: SimulatedRuntime, members: Sequence[str], terms: Terms
+        self, network: Network, name: str, runtime: SimulatedRuntime, versions: Versions, process: bytes
     ) -> None:
         self.name = name
-        self.members = members
-        self.terms = terms
+        self.known = KnownMembers(name, versions, process)
         self.runtime = runtime
         self.current: dict[str, Connection] = {}
         self.events: LinkEvents | None = None
         self._network = network
+
+    def configure(self, member_id: bytes, configurations: Configurations) -> None:
+        self.known.configure(member_id, configurations)
+        self._network.configured(self)
 
     def register(self, group_id: int, events: LinkEvents) -> None:
         if group_id != GROUP or self.events is not None:
@@ -165,17 +176,23 @@ class Network:
     # Processes
 
     def attach(
-        self, name: str, runtime: SimulatedRuntime, members: Sequence[str] = (), version: int = 0
+        self, name: str, runtime: SimulatedRuntime, versions: Versions = ANY_VERSIONS, process: bytes = NO_ID
     ) -> SimulatedLinks:
-        """A process of this name begins to listen and to dial, with this list of members, or all, and state version."""
-        members = members or self._names
-        links = SimulatedLinks(self, name, runtime, members, Terms.of(members, version, bytes(PROCESS_BYTES)))
+        """A process of this name begins to listen and to dial; its program can run these versions of the state."""
+        links = SimulatedLinks(self, name, runtime, versions, process)
         self._links[name] = links
         self._hosts[name] = Host.UP
         for peer in self._names:
             if peer != name:
                 self._dial_soon(min(name, peer), max(name, peer))
         return links
+
+    def configured(self, links: SimulatedLinks) -> None:
+        """Close the connections to those who are no members any more, or of whom another directory is one now."""
+        for peer, connection in list(links.current.items()):
+            terms = connection.terms[peer]
+            if not links.known.is_of(peer, terms):
+                self._world.after(0.0, partial(self._close_end, connection, links.name))
 
     def process_ended(self, name: str, *, power_loss: bool) -> None:
         """The kernel closes the connections of a killed process; a host without power says nothing."""
@@ -346,8 +363,10 @@ class Network:
         links = self._links.get(dialler)
         if links is None or acceptor in links.current:
             return
-        if acceptor not in links.members:
-            self._dial_soon(dialler, acceptor)  # its next life may have another list
+        if acceptor not in links.known.addresses:
+            self._dial_soon(
+                dialler, acceptor
+            )  # it may become a member, or the next life may have another list
             return
         reachable = self.reachable(dialler, acceptor)
         if reachable and self._hosts[acceptor] is Host.REFUSING:
@@ -366,11 +385,16 @@ class Network:
 
     def _agree(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> bool:
         """The handshake. Its messages are not simulated, what it decides is."""
-        listed = dialler.name in acceptor.members
-        return listed and disagreement(acceptor.terms, dialler.name, dialler.terms) is None
+        ours, theirs = dialler.known, acceptor.known
+        return (
+            theirs.judge_dialler(dialler.name, ours.terms) is None
+            and disagreement(theirs.terms, dialler.name, ours.terms) is None
+            and ours.judge_acceptor(acceptor.name, theirs.terms) is None
+        )
 
     def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> None:
         connection = Connection(dialler.name, acceptor.name, self.options.limits)
+        connection.terms = {links.name: links.known.terms for links in (dialler, acceptor)}
         self._connections.append(connection)
         self._dialling[dialler.name, acceptor.name] = True
         self._world.after(self._delay_s(), partial(self._open_acceptor, connection, dialler, acceptor))

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, overload
 
 from pysyncobj.journal import Journal
 
+from cluster.configuration import is_configuration
 from cluster.entry import ENTRY_BYTES_MAX
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.manifest import log_start, row_of, segment_name
@@ -57,6 +58,7 @@ from cluster.log.term_runs import TermRuns
 from cluster.log.views import Entry, EntrySlice, LazyEntry
 
 if TYPE_CHECKING:
+    from cluster.configurations import Configurations
     from cluster.ports import Disk
 
 SEGMENT_BYTES = 64 * 2**20
@@ -94,6 +96,7 @@ class SegmentedJournal(Journal):
         identity: bytes,
         on_failure: Callable[[Exception], None],
         hard_state: HardStateFile,
+        configurations: Configurations | None = None,
         *,
         writes_lost: bool = True,
         segment_bytes: int = SEGMENT_BYTES,
@@ -121,6 +124,8 @@ class SegmentedJournal(Journal):
         self._identity = identity
         self._on_failure = on_failure
         self._hard_state = hard_state
+        self._configurations = configurations
+        """They hear of entries with configurations that are added and deleted; None: nobody does."""
         self._failed = False
         self._segment_bytes = segment_bytes
         self._segment_entries = segment_entries
@@ -369,6 +374,8 @@ class SegmentedJournal(Journal):
         self._last = entry
         self.last_index = idx
         self.written += 1
+        if self._configurations is not None and is_configuration(command):
+            self._configurations.appended(idx, command)
 
     def _begin(self, index: int) -> None:
         """Begin an empty log with this index. Raises JournalMisuseError if it is below 1, or the log not empty."""
@@ -433,6 +440,8 @@ class SegmentedJournal(Journal):
         self._flight_index = min(self._flight_index, index - 1)
         self.last_index = index - 1
         self._note_last()
+        if self._configurations is not None:
+            self._configurations.cut_from(index)
 
     def _cut_sealed(self, index: int) -> None:
         """Delete the entries from `index` on, which is at or before the first entry of the open segment."""

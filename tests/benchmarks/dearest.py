@@ -120,7 +120,7 @@ def apply(machine: QueueMachine, commands: Sequence[Command], messages: Sequence
 
 def filled(machine: QueueMachine, works: Iterator[tuple[Command, list[bytes]]]) -> Iterator[Work]:
     """Entries of as many commands as a leader would put into one."""
-    limit = GroupConfig("n1", [], "c").entry_weight_max * WEIGHT_STEPS
+    limit = GroupConfig("n1", {}, "c").entry_weight_max * WEIGHT_STEPS
     commands: list[Command] = []
     messages: list[bytes] = []
     steps = 0

@@ -207,7 +207,7 @@ def test_a_seed_that_chance_has_chosen_is_printed(
 
 
 def test_where_somebody_else_hurts_nodes_the_drain_waits_until_a_silent_node_is_given_up() -> None:
-    given_up_s = GroupConfig("n1", ["n1"], "c").silent_origin_grace_s
+    given_up_s = GroupConfig("n1", {}, "c").silent_origin_grace_s
     quiet_s = plan_of(Options(endpoints=(HERE,))).quiet_s
     assert run_module.QUIET_S < given_up_s + 5 < quiet_s < course_module.DRAIN_PATIENCE_S
     assert plan_of(Options(endpoints=(HERE,), quiet_s=0.5)).quiet_s == 0.5

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from memberships import configurations_of
 
 from cluster.elections import Elections, LogEnd
-from cluster.membership import Membership
 
-QUINTET = Membership.of_voters("abcde")
 PATIENCE_S = 1.0
 
 
 @pytest.fixture
 def elections() -> Elections:
-    return Elections("b", QUINTET, PATIENCE_S)
+    return Elections("b", configurations_of("abcde"), PATIENCE_S)
 
 
 def test_a_round_is_won_with_a_majority_of_different_voters(elections: Elections) -> None:
@@ -26,7 +25,7 @@ def test_a_round_is_won_with_a_majority_of_different_voters(elections: Elections
 
 
 def test_one_that_is_a_majority_by_itself_has_nobody_to_ask() -> None:
-    assert Elections("a", Membership.of_voters(["a"]), PATIENCE_S).ask() is None
+    assert Elections("a", configurations_of("a"), PATIENCE_S).ask() is None
 
 
 def test_answers_to_an_earlier_round_do_not_count(elections: Elections) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pysyncobj.pickle
 import pysyncobj.syncobj as stock
 import pytest
+from memberships import configurations_of
 from pysyncobj import SyncObj, SyncObjConf, replicated
 from pysyncobj.journal import Journal
 from pysyncobj.node import Node
@@ -26,6 +27,7 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
+from cluster.configuration import PeerAddress
 from cluster.elections import Role
 from cluster.engine import Departure, Engine, Timing
 from cluster.envelope import (
@@ -44,7 +46,6 @@ from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
 from cluster.log.segment import CorruptJournal, Record
 from cluster.log_matching import ForeignLog
-from cluster.membership import Membership
 from cluster.seams import PINNED_VERSION, instrument
 
 PEERS = ("b", "c")
@@ -207,7 +208,10 @@ class OurNode:
         self.world.now_s = 100.0
         self.disk = SimulatedDisk(self.world.random("disk"), self.world.after)
         hard_state = HardStateFile(self.disk, "", b"test")
-        self.journal = SegmentedJournal(self.disk, "log", b"test", _raise, hard_state, **journal)
+        self.configurations = configurations_of(["a", *peers], learners)
+        self.journal = SegmentedJournal(
+            self.disk, "log", b"test", _raise, hard_state, self.configurations, **journal
+        )
         if terms:
             self.journal.setCurrentTerm(terms[-1], None)
         for entry in log_of(*terms):
@@ -215,7 +219,7 @@ class OurNode:
         self.applied: list[tuple[int, bytes]] = []
         self.engine = Engine(
             "a",
-            Membership(frozenset(["a", *peers]), frozenset(learners)),
+            self.configurations,
             self.journal,
             Timing(),
             self.runtime,
@@ -753,7 +757,7 @@ def test_h10_an_exception_in_the_machine_stops_the_node() -> None:
     )
     network = Network(world, ["a"], NetworkOptions(), world.random("network"))
     disk = SimulatedDisk(world.random("disk"), world.after)
-    config = GroupConfig("a", [], "test")
+    config = GroupConfig("a", {"a": PeerAddress("a", 1)}, "test")
     group = Group(config, Broken(), runtime, disk, network.attach("a", runtime))
     group.start(NoEvents())
     world.run_until(10.0)

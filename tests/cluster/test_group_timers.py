@@ -16,6 +16,7 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import EPOCH_MS, SimulatedRuntime, WallClock, World
 from cluster.clock import PATIENCE_S
+from cluster.configuration import PeerAddress
 from cluster.directory import GroupDirectory
 from cluster.entry import batches_of, entry_time_ms, is_regular
 from cluster.group import Group, GroupConfig, GroupEvents
@@ -127,8 +128,8 @@ class Member:
         failed = trio.failures.append
         self.runtime = SimulatedRuntime(trio.world, self.wall, random, _nothing, failed, _nothing)
         links = trio.network.attach(self.name, self.runtime)
-        peers = [name for name in trio.names if name != self.name]
-        config = GroupConfig(self.name, peers, "test", dead_origin_grace_s=1e9, silent_origin_grace_s=1e9)
+        nodes = {name: PeerAddress(name, 1) for name in trio.names}
+        config = GroupConfig(self.name, nodes, "test", dead_origin_grace_s=1e9, silent_origin_grace_s=1e9)
         self.group = group(config, self.machine, self.runtime, self.disk, links)
         self.group.start(self)
 

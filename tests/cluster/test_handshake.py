@@ -1,24 +1,27 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.configuration import Versions
 from cluster.handshake import (
     MAGIC,
     MESSAGE_BYTES_MAX,
-    VERSION,
+    VERSIONS,
     AcceptorHandshake,
     Credentials,
     DiallerHandshake,
     GarbageError,
     Handshake,
     HandshakeError,
+    Judge,
+    OtherClusterError,
+    OtherDirectoryError,
     OtherMembersError,
     OtherStateVersionError,
     RejectedError,
+    RemovedMemberError,
     SecondProcessError,
     Terms,
     UnknownNodeError,
@@ -38,8 +41,8 @@ PROCESS = b"the process of..."[:16]
 TERMS = Terms.of(MEMBERS, 7, PROCESS)
 
 
-def nobody_else(_peer: str, _process: bytes) -> bool:
-    return False
+def everybody(_peer: str, _terms: Terms) -> None:
+    """Let everybody in who knows the secret."""
 
 
 def dialler(
@@ -49,20 +52,21 @@ def dialler(
     secrets: tuple[bytes, ...] = (SECRET,),
     nonce: bytes = NONCE_1,
     terms: Terms = TERMS,
+    judge: Judge = everybody,
+    version: int = VERSIONS[-1],
 ) -> DiallerHandshake:
-    return DiallerHandshake(Credentials(cluster, node, secrets, terms), expected, nonce)
+    return DiallerHandshake(Credentials(cluster, node, secrets, terms), expected, nonce, judge, version)
 
 
 def acceptor(
     node: str = "n2",
-    callers: tuple[str, ...] = ("n1",),
     cluster: str = "c",
     secrets: tuple[bytes, ...] = (SECRET,),
     nonce: bytes = NONCE_2,
     terms: Terms = TERMS,
-    is_second: Callable[[str, bytes], bool] = nobody_else,
+    judge: Judge = everybody,
 ) -> AcceptorHandshake:
-    return AcceptorHandshake(Credentials(cluster, node, secrets, terms), callers, nonce, is_second)
+    return AcceptorHandshake(Credentials(cluster, node, secrets, terms), nonce, judge)
 
 
 def converse(one: DiallerHandshake, other: AcceptorHandshake) -> list[bytes]:
@@ -188,7 +192,7 @@ def test_who_knows_only_the_other_secret_of_a_dialler_cannot_answer_it() -> None
             return TERMS
 
     one = dialler(secrets=(NEW, OLD))
-    other = Impostor(Credentials("c", "n2", (OLD,), TERMS), ["n1"], NONCE_2, nobody_else)
+    other = Impostor(Credentials("c", "n2", (OLD,), TERMS), NONCE_2, everybody)
     welcome = other.receive(one.receive(other.receive(one.opening())))
     assert isinstance(error_of(one, welcome), WrongSecretError)
 
@@ -279,8 +283,8 @@ def test_members_that_disagree_refuse_each_other_and_both_know_why(name: str) ->
         )
     else:
         assert str(told) == (
-            f"node 'n2' runs version 7 of the state, this node {terms.state_version}: start the same program version "
-            "on all nodes"
+            f"node 'n2' is at version 7 of the state and can run 7, this node is at {terms.state_version} and can run "
+            f"{terms.state_version}: start a program on both that can run both"
         )
 
 
@@ -305,31 +309,95 @@ def test_terms_are_those_of_who_proves_itself() -> None:
     assert isinstance(error_of(other, forged), WrongSecretError)
 
 
-def test_a_second_process_of_a_name_is_told_so() -> None:
-    asked: list[tuple[str, bytes]] = []
+ENOUGH = Versions(7, 8)
+IDS = {name: name.encode() * 8 for name in ("c1", "c2", "d1", "d2")}
 
-    def somebody_else(peer: str, process: bytes) -> bool:
-        asked.append((peer, process))
-        return True
 
-    one, other = dialler(), acceptor(is_second=somebody_else)
+def living(version: int = 8, cluster: str = "c1", member: str = "d1", versions: Versions = ENOUGH) -> Terms:
+    """The terms of a node whose log has a configuration."""
+    return Terms.of(MEMBERS, version, PROCESS, versions, IDS[cluster], IDS[member])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (living(), living(member="d2")),
+        (living(), Terms.of(["n1"], 7, PROCESS, ENOUGH)),  # its log has no configuration yet
+        (living(), living(versions=Versions(8, 9))),
+        (Terms.of(MEMBERS, 7, PROCESS, ENOUGH), TERMS),
+    ],
+)
+def test_members_whose_programs_can_run_what_the_other_has_agreed_on_hear_each_other(
+    one: Terms, other: Terms
+) -> None:
+    for dialling, accepting in ((one, other), (other, one)):
+        converse(dialler(terms=dialling), acceptor(terms=accepting))
+
+
+@pytest.mark.parametrize(
+    ("terms", "error_type", "text"),
+    [
+        (living(cluster="c2"), OtherClusterError, "node 'n1' belongs to another cluster"),
+        (
+            living(9, versions=Versions(8, 9)),
+            OtherStateVersionError,
+            "node 'n1' is at version 9 of the state",
+        ),
+        (
+            TERMS,
+            OtherStateVersionError,
+            "is at version 7 of the state and can run 7, this node is at 8 and can run 7 to 8",
+        ),
+    ],
+)
+def test_members_of_other_clusters_and_of_other_programs_refuse_each_other(
+    terms: Terms, error_type: type[HandshakeError], text: str
+) -> None:
+    one, other = dialler(terms=terms), acceptor(terms=living())
     error = error_of(other, one.receive(other.receive(one.opening())))
-    assert isinstance(error, SecondProcessError)
-    assert asked == [("n1", PROCESS)]
+    told = error_of(one, error.reply)
+    assert type(error) is type(told) is error_type
+    assert text in str(error)
+
+
+def test_a_node_of_the_last_release_is_spoken_to_in_its_version() -> None:
+    one, other = dialler(version=3, terms=TERMS), acceptor(terms=Terms.of(MEMBERS, 7, PROCESS, ENOUGH))
+    messages = converse(one, other)
+    assert [message[4] for message in messages] == [3, 3, 3, 3]
+    assert len(messages[2]) == 93
+    assert other.terms == TERMS
+    assert one.terms == TERMS
+
+
+@pytest.mark.parametrize(
+    "judged", [RemovedMemberError, OtherDirectoryError, SecondProcessError, UnknownNodeError]
+)
+def test_who_is_judged_is_told_why(judged: type[HandshakeError]) -> None:
+    asked: list[tuple[str, Terms]] = []
+
+    def judge(peer: str, terms: Terms) -> HandshakeError:
+        asked.append((peer, terms))
+        return judged("because")
+
+    one, other = dialler(), acceptor(judge=judge)
+    error = error_of(other, one.receive(other.receive(one.opening())))
+    assert type(error) is judged
+    assert asked == [("n1", TERMS)]
     told = error_of(one, error.reply)
     assert isinstance(told, RejectedError)
-    assert told.cause is SecondProcessError
+    assert told.cause is judged
 
 
-def test_swapped_names_are_refused() -> None:
-    # n2 must not dial n1: of two nodes the smaller one dials.
-    error = error_of(acceptor(node="n1", callers=()), dialler(node="n2", expected="n1").opening())
-    assert isinstance(error, UnknownNodeError)
-    assert str(error) == "node 'n2' is no peer that dials 'n1'"
+def test_a_dialler_judges_who_answers() -> None:
+    one, other = dialler(judge=lambda *_: OtherDirectoryError("because")), acceptor()
+    welcome = other.receive(one.receive(other.receive(one.opening())))
+    assert isinstance(error_of(one, welcome), OtherDirectoryError)
 
 
-def test_an_unknown_caller_is_refused() -> None:
-    error = error_of(acceptor(), dialler(node="stranger").opening())
+@pytest.mark.parametrize("name", [b"\xff" * 64, b"\0" * 64, b"a\0b".ljust(64, b"\0")])
+def test_a_caller_without_a_name_is_refused(name: bytes) -> None:
+    hello = dialler().opening()
+    error = error_of(acceptor(), hello[:71] + name + hello[135:])
     assert isinstance(error, UnknownNodeError)
     assert error.reply
 
@@ -352,16 +420,16 @@ def test_a_dialler_refuses_an_answer_from_another_node() -> None:
 def test_another_version_is_told_so_in_a_form_that_every_version_reads() -> None:
     one = dialler()
     hello = one.opening()
-    next_version = (VERSION + 1).to_bytes(2, "little")
+    next_version = (VERSIONS[-1] + 1).to_bytes(2, "little")
     newer = hello[:4] + next_version + hello[6:] + b"more of whatever that version has"
     error = error_of(acceptor(), newer)
     assert isinstance(error, VersionMismatchError)
-    assert str(error) == f"the peer speaks version {VERSION + 1} of the protocol, this node {VERSION}"
+    assert str(error) == "the peer speaks version 5 of the protocol, this node 3 and 4"
     reply_of_newer = error.reply[:4] + next_version + error.reply[6:]
     told = error_of(one, reply_of_newer)
     assert isinstance(told, RejectedError)
     assert told.cause is VersionMismatchError
-    assert f"({VERSION + 1}, this node {VERSION})" in str(told)
+    assert "(5, this node 3 and 4)" in str(told)
 
 
 def test_garbage_is_noticed_at_its_first_byte_and_not_answered() -> None:

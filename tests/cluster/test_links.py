@@ -22,8 +22,10 @@ from hypothesis import strategies as st
 
 from cluster import connection as connection_module
 from cluster import links as links_module
+from cluster.configuration import Configuration, Member, PeerAddress, Versions
+from cluster.configurations import Configurations
 from cluster.connection import FrameBuffer, FrameTooLargeError, LinkBacklog, LinkLimits
-from cluster.handshake import DiallerHandshake, HandshakeError, RejectedError, SecondProcessError
+from cluster.handshake import NO_ID, DiallerHandshake, HandshakeError, RejectedError, SecondProcessError
 from cluster.links import PeerLinks, PeerTls
 
 if TYPE_CHECKING:
@@ -77,8 +79,9 @@ class Recorder:
 
 
 class Node:
-    def __init__(self, links: PeerLinks) -> None:
+    def __init__(self, links: PeerLinks, members: list[Member], version: int) -> None:
         self.links = links
+        links.configure(NO_ID, Configurations(Configuration.of(version, members)))
         self.recorder = Recorder()
         links.register(GROUP, self.recorder)
 
@@ -113,16 +116,20 @@ def make_nodes(
                 name,
                 "c",
                 secrets.get(name, (SECRET,)),
-                {peer: address for peer, address in addresses.items() if peer != name}
-                | dict.fromkeys((unknown or {}).get(name, ()), nowhere),
                 addresses[name],
-                state_version=(versions or {}).get(name, 7),
+                versions=Versions(*[(versions or {}).get(name, 7)] * 2),
                 tls=tls,
                 limits=limits,
-            )
+            ),
+            members(addresses | dict.fromkeys((unknown or {}).get(name, ()), nowhere)),
+            (versions or {}).get(name, 7),
         )
         for name in names
     }
+
+
+def members(addresses: Mapping[str, tuple[str, int]]) -> list[Member]:
+    return [Member(name, PeerAddress(*address)) for name, address in addresses.items()]
 
 
 @asynccontextmanager
@@ -184,9 +191,9 @@ async def stranger(node: Node) -> Impersonator:
 
 async def impersonate(name: str, node: Node, process: bytes = bytes(16)) -> Impersonator:
     one = await stranger(node)
-    own = node.links._identity
+    own = node.links._credentials([SECRET])
     identity = own._replace(node=name, terms=own.terms._replace(process=process))
-    handshake = DiallerHandshake(identity, own.node, random.randbytes(32))
+    handshake = DiallerHandshake(identity, own.node, random.randbytes(32), lambda *_: None)
     one.send(handshake.opening())
     try:
         while not handshake.authenticated:
@@ -554,9 +561,8 @@ def test_strangers_are_dropped_with_few_lines_while_peers_go_on(
             left = await stranger(target)
             left.writer.close()
             wrong = await stranger(target)
-            handshake = DiallerHandshake(
-                target.links._identity._replace(node="n1", secrets=(b"guess",)), "n2", bytes(32)
-            )
+            guessing = target.links._credentials([b"guess"])._replace(node="n1")
+            handshake = DiallerHandshake(guessing, "n2", bytes(32), lambda *_: None)
             wrong.send(handshake.opening())
             wrong.send(handshake.receive(await wrong.reader.readexactly(167)))
             assert len(await wrong.left_alone()) == 8
@@ -688,7 +694,10 @@ def test_other_secrets_count_for_the_connections_that_begin_then(
     run(story())
 
 
-VERSIONS = "node {!r} runs version {} of the state, this node {}: start the same program version on all nodes"
+OTHERS = (
+    "node {!r} is at version {} of the state and can run {}, this node is at {} and can run {}: start a program on "
+    "both that can run both"
+)
 LISTS = (
     "node {!r} has another list of members ({} names) than this node ({}): put the same list into the configuration "
     "of all nodes"
@@ -696,7 +705,7 @@ LISTS = (
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "another version": (
         {"versions": {"n2": 6}},
-        [VERSIONS.format("n1", 7, 6), VERSIONS.format("n2", 6, 7)],
+        [OTHERS.format("n1", 7, 7, 6, 6), OTHERS.format("n2", 6, 6, 7, 7)],
     ),
     "another list": (
         {"unknown": {"n1": ["n3", "n4"]}},
@@ -864,11 +873,11 @@ def test_a_port_in_use_is_an_error_of_start(run: Run) -> None:
 
 def test_impossible_configurations_are_refused() -> None:
     here = ("127.0.0.1", 1)
-    with pytest.raises(ValueError, match="its own peer"):
-        PeerLinks("n1", "c", [SECRET], {"n1": here}, here, state_version=7)
     with pytest.raises(ValueError, match="at least 231"):
-        PeerLinks("n1", "c", [SECRET], {}, here, state_version=7, limits=LinkLimits(stranger_bytes_max=100))
-    links = PeerLinks("n1", "c", [SECRET], {}, here, state_version=7)
+        PeerLinks(
+            "n1", "c", [SECRET], here, versions=Versions(7, 7), limits=LinkLimits(stranger_bytes_max=100)
+        )
+    links = PeerLinks("n1", "c", [SECRET], here, versions=Versions(7, 7))
     links.register(GROUP, Recorder())
     with pytest.raises(ValueError, match="group 7 is registered already"):
         links.register(GROUP, Recorder())

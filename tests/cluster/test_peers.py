@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from memberships import configurations_of
 
 from cluster.alarms import Alarms
 from cluster.envelope import Alarm, Status
 from cluster.log.hardstate import Standing
-from cluster.membership import Membership
 from cluster.peers import Peers, member_status
 
 STATUS = Status(*range(1, len(Status._fields) + 1))._replace(
@@ -67,7 +67,7 @@ def test_what_is_told_of_a_member() -> None:
 
 def test_publishers_wait_for_this_node_or_when_no_majority_can_store(peers: Peers) -> None:
     room = Room()
-    alarms = Alarms(Membership.of_voters("abcde"), peers, room)  # pyright: ignore[reportArgumentType]
+    alarms = Alarms(configurations_of("abcde"), peers, room)  # pyright: ignore[reportArgumentType]
     peers.said("b", STATUS._replace(alarm=Alarm.DISK))
     peers.said("c", STATUS._replace(alarm=Alarm.DISK | Alarm.MEMORY))
     assert not alarms.look(10.0)

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from memberships import configurations_of
 
 from chaos.sim.disk import SimulatedDisk
 from cluster.envelope import Status
 from cluster.log.hardstate import HardState, HardStateFile, Standing
-from cluster.membership import Membership
 from cluster.recovery import ROUNDS, Recovery
 
 IDENTITY = b"cluster/n1/0"
@@ -45,7 +45,7 @@ class Node:
         if state is not None:
             self.file.store(state)
         self.engine = engine
-        self.recovery = Recovery("n1", Membership.of_voters(["n1", *peers]), self.file)
+        self.recovery = Recovery("n1", configurations_of(["n1", *peers]), self.file)
 
     def turn(self) -> Standing:
         self.recovery.turn(cast("Any", self.engine), cast("Any", self.engine.journal))

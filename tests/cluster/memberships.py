@@ -1,0 +1,23 @@
+"""Configurations for tests, from the names of their members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cluster.configuration import Configuration, Member, PeerAddress
+from cluster.configurations import Configurations
+
+
+def configuration_of(voters: Iterable[str], learners: Iterable[str] = ()) -> Configuration:
+    """The configuration with these members, whose directories and addresses follow from their names."""
+    voting = [_member(name, is_voter=True) for name in voters]
+    return Configuration.of(8, [*voting, *(_member(name, is_voter=False) for name in learners)])
+
+
+def configurations_of(voters: Iterable[str], learners: Iterable[str] = ()) -> Configurations:
+    """What a log holds in which nothing but this counts."""
+    return Configurations(configuration_of(voters, learners))
+
+
+def _member(name: str, *, is_voter: bool) -> Member:
+    return Member(name, PeerAddress(name, 1), name.encode().rjust(16), is_voter=is_voter)
