@@ -142,6 +142,11 @@ class PeerConnection(asyncio.BufferedProtocol):
         return self._handshake.peer
 
     @property
+    def protocol(self) -> int:
+        """The version of the handshake, and so of the protocol behind it."""
+        return self._handshake.version
+
+    @property
     def terms(self) -> Terms | None:
         """What the peer has told of itself; None until it has proved who it is."""
         return self._handshake.terms

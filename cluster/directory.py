@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING
 
 from cluster.identity import (
     Claim,
-    Identity,
     Owner,
     claim_directory,
     forget_writes_lost,
     member_id,
     note_writes_lost,
+    store_identity,
 )
 from cluster.log.checkpoints import Checkpoint, load_newest, remove_checkpoints
 from cluster.log.hardstate import HardState, HardStateFile, Standing
@@ -40,6 +40,7 @@ from cluster.log.manifest import MANIFEST_NAME
 from cluster.log.segment import CorruptJournal, UnknownFormat
 
 if TYPE_CHECKING:
+    from cluster.configuration import Configuration, Versions
     from cluster.ports import Disk
     from cluster.state import GroupState
 
@@ -67,10 +68,24 @@ class GroupDirectory:
         disk.make_directory(path)
         self.hard_state = HardStateFile(disk, path, self.identity)
 
-    def claim(self, wall_ms: int, machine_version: int, members: Sequence[str], leap: int) -> Claim:
+    def claim(self, wall_ms: int, versions: Versions, members: Sequence[str], leap: int) -> Claim:
         """Begin a new incarnation. Raises `ForeignDirectory`, `OtherVersion`, `OtherMembers`."""
-        identity = Identity(self._owner, machine_version, tuple(sorted(members)))
-        return claim_directory(self._disk, self.path, identity, wall_ms, leap)
+        names = tuple(sorted(members))
+        self._identity, claim = claim_directory(
+            self._disk, self.path, self._owner, versions, names, wall_ms, leap
+        )
+        return claim
+
+    def note_configuration(self, configuration: Configuration) -> None:
+        """Let a start know by what the log goes now: which version, and whether it says who the members are.
+
+        Durable when this returns. Raises OSError.
+        """
+        listed = () if configuration.cluster else configuration.membership.members
+        identity = self._identity._replace(machine_version=configuration.version, members=listed)
+        if identity != self._identity:
+            store_identity(self._disk, self.path, identity)
+            self._identity = identity
 
     def member_id(self, new_id: bytes) -> bytes:
         """The id of this directory as a member of a cluster; `new_id` if it has none yet."""

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from cluster.configuration import ID_BYTES
 from cluster.entry import ENTRY_BYTES_MAX
 from cluster.ports import Buffer, pack
 
@@ -152,6 +153,18 @@ class Status(NamedTuple):
     """Its wall clock without jumps that are not believed yet (clock.py)."""
 
 
+class Introduction(NamedTuple):
+    """What a node tells on each new link: which data directory it has, where it is, what its program can run."""
+
+    member_id: bytes
+    host: str
+    """The host and the port at which the others reach it."""
+    port: int
+    low: int
+    """The lowest version of the state that its program can run, and the highest."""
+    high: int
+
+
 class SnapshotFile(NamedTuple):
     """A sealed segment that belongs to a snapshot, with entries from `first` to before `end`."""
 
@@ -229,6 +242,7 @@ Message = (
     | SnapshotChunk
     | Withdrawn
     | Spoilt
+    | Introduction
 )
 
 
@@ -240,6 +254,7 @@ _KIND_APPEND = 1
 _KIND_FORWARD = 2
 _KIND_CHUNK = 11
 _KIND_OFFER = 12
+_KIND_INTRODUCTION = 17
 _SMALL: dict[int, type[Any]] = {
     3: Appended,
     4: VoteRequest,
@@ -277,6 +292,8 @@ def encode(message: Message) -> list[Buffer]:
         return [_CHUNK.pack(_KIND_CHUNK, *message[:4]), message.data]
     if isinstance(message, Offer):
         return [bytes([_KIND_OFFER]), pack(message)]
+    if isinstance(message, Introduction):
+        return [bytes([_KIND_INTRODUCTION]), pack(message)]
     return [_SMALL_KINDS[type(message)], pack(message)]
 
 
@@ -295,6 +312,8 @@ def decode(frame: bytes) -> Message:
             if not all(map(_is_count, numbers)):
                 raise MalformedFrame("Offer with other fields than numbers")
             return Offer._make([*numbers, [_decode_small(SnapshotFile, row) for row in segments]])
+        if kind == _KIND_INTRODUCTION:
+            return _decode_introduction(msgpack.unpackb(frame[1:], use_list=False))
         return _decode_small(_SMALL[kind], msgpack.unpackb(frame[1:], use_list=False))
     except (struct.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise MalformedFrame(f"frame of kind {kind}, {len(frame)} bytes: {error}") from error
@@ -304,6 +323,15 @@ def _decode_small(message_type: type[Any], fields: Any) -> Any:
     if not isinstance(fields, tuple) or not all(map(_is_count, fields)):  # pyright: ignore[reportUnknownArgumentType]
         raise MalformedFrame(f"{message_type.__name__} with other fields than numbers")
     return message_type(*fields)
+
+
+def _decode_introduction(fields: Any) -> Introduction:
+    member_id, host, *numbers = fields
+    if not isinstance(member_id, bytes) or len(member_id) != ID_BYTES or not isinstance(host, str):
+        raise MalformedFrame("Introduction without an id or a host")
+    if not all(map(_is_count, numbers)):
+        raise MalformedFrame("Introduction with other fields than numbers")
+    return Introduction(member_id, host, *numbers)
 
 
 def _is_count(field: object) -> bool:

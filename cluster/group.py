@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -29,7 +30,9 @@ from cluster.configuration import (
     ID_BYTES,
     Configuration,
     Member,
+    MembershipRefused,
     PeerAddress,
+    Versions,
     is_configuration,
     make_configuration,
 )
@@ -38,11 +41,13 @@ from cluster.departures import Departures
 from cluster.directory import GroupDirectory
 from cluster.elections import Role
 from cluster.engine import Engine, Timing
+from cluster.enrolment import Enrolment
 from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
     Alarm,
     Fetch,
     Forward,
+    Introduction,
     MalformedFrame,
     Message,
     Offer,
@@ -54,6 +59,7 @@ from cluster.envelope import (
     encode,
 )
 from cluster.handover import Handover
+from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import Owner
 from cluster.incarnation import Incarnations
 from cluster.log.hardstate import Standing
@@ -76,6 +82,8 @@ log = logging.getLogger(__name__)
 SNAPSHOT_ID_BITS = 20
 """Snapshots are numbered from the incarnation shifted by this many bits: one life gives fewer, so none is repeated."""
 
+OLDEST_PROTOCOL = PROTOCOLS[0]
+"""What nodes of release 0.1 speak, which know no introductions."""
 IN_FLIGHT_MAX = 2
 """At most this many entries are proposed and not yet committed. More would only make the entries smaller."""
 STATUS_INTERVAL_S = 1.0
@@ -199,7 +207,7 @@ class Group:
         self._links = links
         self._events: GroupEvents = _Nobody()
         members = [Member(name, address) for name, address in config.nodes.items()]
-        self.configurations = Configurations(Configuration.of(machine.version, members))
+        self.configurations = Configurations(Configuration.of(machine.versions[0], members))
         """The configurations in the log. The newest one counts."""
         self._members = self.configurations.known
         """The members that links and peers go by."""
@@ -215,16 +223,20 @@ class Group:
         self._state = GroupState(machine)
         self._submissions = PendingSubmissions(config.name)
         self._proposals = Proposals()
+        self._enrolment = Enrolment(config.timing.election_min_s)
         self._applying = Applying(self._state, self._submissions)
         self._turns = TurnTimer(runtime, self._turn, config.timing.heartbeat_s / 2)
         self._departures = Departures(self._transmit)
 
         owner = Owner(config.cluster, config.name, config.group_id)
         directory = self._directory = GroupDirectory(disk, f"groups/{config.group_id}", owner)
-        self._incarnations = Incarnations(directory, runtime, machine.version, sorted(config.nodes))
+        self._incarnations = Incarnations(
+            directory, runtime, Versions(*machine.versions), sorted(config.nodes)
+        )
         claim = self._incarnations.begin()
         self.member_id = directory.member_id(runtime.random.randbytes(ID_BYTES))
         """The id of this node's data directory."""
+        self._enrolment.introduced(config.name, self._introduction())
         self._submissions.begin(claim.incarnation)
         self.journal, checkpoint = directory.start(
             claim,
@@ -315,6 +327,25 @@ class Group:
         self._turns.ask()
         return index
 
+    def _mind_members(self) -> None:
+        """Take the step that is due, if any; what cannot be done now is tried again with the next beat."""
+        configuration, progress = self.configurations.newest, self.engine.progress
+        learners = {
+            name: progress[name].acknowledged
+            for name in configuration.membership.learners
+            if name in progress
+        }
+        new_id = partial(self._runtime.random.randbytes, ID_BYTES)
+        step = self._enrolment.next_step(
+            configuration, learners, self.journal.last_index, self._runtime.monotonic(), new_id
+        )
+        if step is not None:
+            with suppress(NotNow, MembershipRefused):
+                self.change_configuration(step)
+
+    def _introduction(self) -> Introduction:
+        return Introduction(self.member_id, *self.config.nodes[self.config.name], *self.machine.versions)
+
     def _begin_configurations(self, index: int) -> None:
         """Find the configurations of the log behind `index`, the entry that the state is of."""
         if self._state.configuration is not None:
@@ -332,6 +363,8 @@ class Group:
         before, self._members = self._members, held.known
         for name in self._members.keys() ^ before.keys():
             log.info("node %s is %s", name, "a member now" if name in self._members else "no member any more")
+        # Before this node vouches for the entry: a program that cannot run the version must find that out.
+        self._directory.note_configuration(held.newest)
         self.engine.follow_configuration()
         self._clock.members = len(held.membership.voters)
         self._peers.configure(self.peers, self._runtime.monotonic())
@@ -512,6 +545,8 @@ class Group:
     def peer_connected(self, peer: str) -> None:
         self._peers.connected(peer, self._runtime.monotonic())
         self._departures.drop(peer)
+        if self._links.protocol(peer) > OLDEST_PROTOCOL:
+            self._transmit(peer, self._introduction())
         self._transmit(peer, self._own_status())
         self.engine.peer_connected(peer)
         self._taker.connected(peer)
@@ -572,6 +607,8 @@ class Group:
                 self._peers.said(peer, message)
                 self._clock.hear(peer, message.steady_ms, self._runtime.monotonic())
                 self.recovery.heard(peer, message, leads=leads)
+            case Introduction():
+                self._enrolment.introduced(peer, message)
             case Offer():
                 self.engine.check_snapshot(peer, message.index, message.term)
                 self._taker.offered(peer, message)
@@ -585,6 +622,7 @@ class Group:
                 self._giver.spoilt(peer, message)
             case _ if self.recovery.standing is not Standing.BLANK:
                 self.engine.receive(peer, message)
+                self._follow_configuration()
                 self._start_sync()
             case _:
                 pass  # a blank node must promise nothing: it may have promised something else before
@@ -599,6 +637,7 @@ class Group:
             self._leave_if_the_others_can_go_on()
             if self.engine.is_leader:
                 self._expel_the_gone()
+                self._mind_members()
             self._runtime.call_later(self._turns.beat_s, self._beat)
 
     def _turn(self) -> None:

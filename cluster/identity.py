@@ -1,12 +1,12 @@
 """Whose data directory this is, how often it was started, and whether the disk may have lost unsynced writes since.
 
-A directory belongs to one node of one cluster with one list of members, and to one version of the machine: another
-would not make the same of the entries that are in the log. All that is written once, when the directory is new, and
-never changes. Its incarnation grows with every start: the cluster tells by it that what an earlier process of the same
-name held is gone.
+A directory belongs to one node of one cluster, and its log is at one version of the state: a program that cannot run
+that one would not make the same of the entries. As long as the log has no configuration, the directory also belongs to
+one list of members. Its incarnation grows with every start: the cluster tells by it that what an earlier process of the
+same name held is gone. Its id as a member is made once.
 
-Lives here: the files `identity` (log/twofold.py) and `start-0`, `start-1` (log/register.py). Not here: what lost
-writes mean for the log (log/segment.py), what members have to agree on when they meet (handshake.py).
+Lives here: the files `identity` and `member` (log/twofold.py), `start-0`, `start-1` (log/register.py). Not here: what
+lost writes mean for the log (log/segment.py), what members have to agree on when they meet (handshake.py).
 
     body of the register = incarnation u64 | writes may be lost u8 | length u16 | session of the disk
 
@@ -17,12 +17,13 @@ directory that was claimed before needs no space.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple
 
 import msgpack
 
+from cluster.configuration import Versions
 from cluster.log.register import Register
 from cluster.log.segment import CorruptJournal, JournalError, UnknownFormat, path_in
 from cluster.log.twofold import pack_twice, read_copies, read_twice, unless_there_is_no_space
@@ -49,14 +50,11 @@ class ForeignDirectory(Exception):
 
 
 class OtherVersion(JournalError):
-    """The directory was written by another version of the machine."""
+    """The log has agreed on a version of the state that this program cannot run."""
 
-    def __init__(self, directory: str, found: int | None, wanted: int) -> None:
-        which = "an older version" if found is None else f"version {found}"
-        self.what = (
-            f"the log was written by {which} of the state, and this program has version {wanted}; start the program "
-            "version that wrote it, or begin anew with an empty directory on every node"
-        )
+    def __init__(self, directory: str, found: int | None, versions: Versions) -> None:
+        which = "an earlier version than any known here" if found is None else f"version {found}"
+        self.what = f"the log is at {which} of the state, and this program can run {versions}: start one that can run it"
         super().__init__(f"{directory}: {self.what}")
 
 
@@ -86,6 +84,7 @@ class Identity(NamedTuple):
 
     owner: Owner
     machine_version: int
+    """The version of the state that the log has agreed on."""
     members: tuple[str, ...]
     """The names of all nodes of the cluster, ascending. Their addresses are not in it, and may change."""
 
@@ -106,16 +105,24 @@ class Claim(NamedTuple):
     """Whether writes that were not synced may be lost: the machine was started anew, or a sync has failed."""
 
 
-def claim_directory(disk: Disk, directory: str, identity: Identity, wall_ms: int, leap: int) -> Claim:
-    """Claim the directory for `identity` and count a new incarnation, durably.
+def claim_directory(
+    disk: Disk,
+    directory: str,
+    owner: Owner,
+    versions: Versions,
+    members: tuple[str, ...],
+    wall_ms: int,
+    leap: int,
+) -> tuple[Identity, Claim]:
+    """Claim the directory for `owner` and count a new incarnation, durably; `members` are those of the node's file.
 
     Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or OSError. The incarnation is at least
     `wall_ms`, so that a node that lost its directory still comes back with a higher one. If there is no count to go on
     from, it is `leap` above that: clocks that start anew with the machine may give the same time again.
     """
     is_new = FILE not in disk.list_directory(directory)
-    if not is_new:
-        _check(disk, directory, identity)
+    new = Identity(owner, versions.low, members)
+    identity = new if is_new else _checked(disk, directory, owner, versions, members)
     register, last = _last_start(disk, directory, identity.owner)
     session = disk.session()
     # All is stored at once: a start that finds the new session must find the loss, too, since it cannot see it itself.
@@ -125,11 +132,11 @@ def claim_directory(disk: Disk, directory: str, identity: Identity, wall_ms: int
     register.store(_packed(start))
     if is_new:
         # The identity is stored last: a directory that has one has all the files that its next claim overwrites.
-        _store(disk, directory, identity)
+        store_identity(disk, directory, identity)
     elif None in load_copies(disk, directory):
         with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
-            _store(disk, directory, identity)
-    return Claim(start.incarnation, writes_lost)
+            store_identity(disk, directory, identity)
+    return identity, Claim(start.incarnation, writes_lost)
 
 
 def member_id(disk: Disk, directory: str, owner: Owner, new_id: bytes) -> bytes:
@@ -138,26 +145,38 @@ def member_id(disk: Disk, directory: str, owner: Owner, new_id: bytes) -> bytes:
     Raises ForeignDirectory if the file is damaged, ForeignJournal, UnknownFormat or OSError. It is a file of its own
     because programs of release 0.1 do not know it.
     """
-    path = path_in(directory, MEMBER_FILE)
     try:
-        copies = read_copies(disk, path, _MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key())
+        copies = load_member_copies(disk, directory, owner.key())
     except FileNotFoundError:
-        copies = []
-        known = new_id
-    else:
-        known = next((copy for copy in copies if copy is not None), b"")
-        if not known:
-            raise ForeignDirectory(
-                f"{path} is damaged, so nobody knows which member this is: give the node an empty data directory "
-                "(the cluster replaces the member)"
-            )
-    if not copies or None in copies:
-        with unless_there_is_no_space() if copies else nullcontext():
-            disk.replace_file(path, pack_twice(_MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key(), known))
+        _store_member_id(disk, directory, owner, new_id)
+        return new_id
+    known = next((copy for copy in copies if copy is not None), None)
+    if known is None:
+        raise ForeignDirectory(
+            f"{path_in(directory, MEMBER_FILE)} is damaged, so nobody knows which member this is: give the node an "
+            "empty data directory"
+        )
+    if None in copies:
+        with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
+            _store_member_id(disk, directory, owner, known)
     return known
 
 
-def _store(disk: Disk, directory: str, identity: Identity) -> None:
+def load_member_copies(disk: Disk, directory: str, owner_key: bytes) -> list[bytes | None]:
+    """Each of the two copies of the member's id, None for a damaged one.
+
+    Raises UnknownFormat, ForeignJournal or FileNotFoundError.
+    """
+    return read_copies(disk, path_in(directory, MEMBER_FILE), _MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner_key)
+
+
+def _store_member_id(disk: Disk, directory: str, owner: Owner, known: bytes) -> None:
+    data = pack_twice(_MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key(), known)
+    disk.replace_file(path_in(directory, MEMBER_FILE), data)
+
+
+def store_identity(disk: Disk, directory: str, identity: Identity) -> None:
+    """Let the directory say this of itself, durably. Raises OSError."""
     body = pack([*identity.owner, identity.machine_version, identity.members])
     disk.replace_file(path_in(directory, FILE), pack_twice(_MAGIC, FORMAT_VERSION, _ANYBODY, body))
 
@@ -222,8 +241,13 @@ def _unpack(body: bytes) -> Identity:
     return Identity(Owner(cluster, node, group_id), machine_version, tuple(members))
 
 
-def _check(disk: Disk, directory: str, wanted: Identity) -> None:
-    """Check that the directory is this node's. Raises ForeignDirectory, OtherVersion, OtherMembers or UnknownFormat."""
+def _checked(
+    disk: Disk, directory: str, owner: Owner, versions: Versions, members: tuple[str, ...]
+) -> Identity:
+    """What the directory says of itself, if it is this node's.
+
+    Raises ForeignDirectory, OtherVersion, OtherMembers or UnknownFormat.
+    """
     path = path_in(directory, FILE)
     try:
         found = _unpack(read_twice(disk, path, _MAGIC, FORMAT_VERSION, _ANYBODY))
@@ -233,15 +257,16 @@ def _check(disk: Disk, directory: str, wanted: Identity) -> None:
         ) from error
     except UnknownFormat as error:
         if error.version in _OTHER_FORMATS:
-            raise OtherVersion(directory, None, wanted.machine_version) from error
+            raise OtherVersion(directory, None, versions) from error
         raise
-    if found.owner != wanted.owner:
+    if found.owner != owner:
         whose = f"node {found.owner.node!r} of cluster {found.owner.cluster!r}"
         raise ForeignDirectory(
-            f"{path}: the directory belongs to {whose}, not to node {wanted.owner.node!r} of "
-            f"{wanted.owner.cluster!r}; check the data directory setting"
+            f"{path}: the directory belongs to {whose}, not to node {owner.node!r} of {owner.cluster!r}; "
+            "check the data directory setting"
         )
-    if found.machine_version != wanted.machine_version:
-        raise OtherVersion(directory, found.machine_version, wanted.machine_version)
-    if found.members != wanted.members:
-        raise OtherMembers(directory, found.members, wanted.members)
+    if not versions.include(found.machine_version):
+        raise OtherVersion(directory, found.machine_version, versions)
+    if found.members and found.members != members:
+        raise OtherMembers(directory, found.members, members)
+    return found

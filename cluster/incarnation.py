@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cluster.clock import bounded
 
 if TYPE_CHECKING:
+    from cluster.configuration import Versions
     from cluster.directory import GroupDirectory
     from cluster.identity import Claim
     from cluster.ports import Runtime
@@ -26,11 +27,11 @@ class Incarnations:
     """Begins the lives of one node, which are counted in its directory."""
 
     def __init__(
-        self, directory: GroupDirectory, runtime: Runtime, machine_version: int, members: Sequence[str]
+        self, directory: GroupDirectory, runtime: Runtime, versions: Versions, members: Sequence[str]
     ) -> None:
         self._directory = directory
         self._runtime = runtime
-        self._machine_version = machine_version
+        self._versions = versions
         self._members = members
 
     def begin(self, known: int | None = None) -> Claim:
@@ -38,7 +39,7 @@ class Incarnations:
         # Not simply the next one: a life that was lost may have had that, in entries that are yet to come.
         least = 0 if known is None else known + self._leap()
         wall_ms = max(bounded(self._runtime.wall_ms()), least)
-        return self._directory.claim(wall_ms, self._machine_version, self._members, self._leap())
+        return self._directory.claim(wall_ms, self._versions, self._members, self._leap())
 
     def _leap(self) -> int:
         return self._runtime.random.randint(1, INCARNATION_LEAP)

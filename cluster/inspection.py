@@ -15,9 +15,18 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from cluster.configuration import Versions
 from cluster.directory import ASIDE_PREFIX, DAMAGE, INCOMING, moving_checkpoint
 from cluster.identity import FILE as IDENTITY_NAME
-from cluster.identity import START_FILES, Identity, OtherVersion, Start, load_start
+from cluster.identity import (
+    MEMBER_FILE,
+    START_FILES,
+    Identity,
+    OtherVersion,
+    Start,
+    load_member_copies,
+    load_start,
+)
 from cluster.identity import load_copies as load_identity_copies
 from cluster.log.checkpoints import checkpoint_name, list_checkpoints, read_checkpoint
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
@@ -186,14 +195,14 @@ class EntryFound:
 
 
 def inspect(
-    disk: Disk, directory: str, describe_state: DescribeState, machine_version: int
+    disk: Disk, directory: str, describe_state: DescribeState, versions: Versions
 ) -> Iterator[Finding]:
     """Look at everything in a group's directory; each finding comes as soon as it is known.
 
-    `machine_version` is that of the program which is to start there. If it is unknown whose the directory is, `Whose`
-    is the only finding, because no other file can be checked then. Raises OSError.
+    `versions` are those that the program which is to start there can run. If it is unknown whose the directory is,
+    `Whose` is the only finding, because no other file can be checked then. Raises OSError.
     """
-    inspection = _Inspection(disk, directory, describe_state, machine_version)
+    inspection = _Inspection(disk, directory, describe_state, versions)
     yield inspection.whose
     if inspection.whose.identity is not None:
         yield from inspection.findings()
@@ -217,11 +226,11 @@ def entries(
 
 class _Inspection:
     def __init__(
-        self, disk: Disk, directory: str, describe_state: DescribeState, machine_version: int | None
+        self, disk: Disk, directory: str, describe_state: DescribeState, versions: Versions | None
     ) -> None:
-        """Without a `machine_version`, that of the directory is not checked."""
+        """Without `versions`, the version of the directory is not checked."""
         self._disk = disk
-        self._machine_version = machine_version
+        self._versions = versions
         self._directory = directory
         self._log = path_in(directory, _LOG)
         self._describe_state = describe_state
@@ -234,6 +243,7 @@ class _Inspection:
     def findings(self) -> Iterator[Finding]:
         hard = self._find_hard_state()
         yield hard
+        yield from self._find_member_trouble()
         found, manifest = self.find_manifest()
         empty = manifest is None or not manifest.names()
         if (
@@ -280,14 +290,31 @@ class _Inspection:
             start, bad = load_start(self._disk, self._directory, whole[0].owner)
         except (UnknownFormat, ForeignJournal) as error:
             return Whose(whole[0], None, _problem(error))
-        found, wanted = whole[0].machine_version, self._machine_version
-        if wanted not in (None, found):
-            what = OtherVersion(self._directory, found, wanted).what
+        found, versions = whole[0].machine_version, self._versions
+        if versions is not None and not versions.include(found):
+            what = OtherVersion(self._directory, found, versions).what
             return Whose(whole[0], start, Problem(what, Cure.OPERATOR))
         if bad:
             what = f"{' and '.join(bad)}: damaged or missing; written anew"
             return Whose(whole[0], start, Problem(what, Cure.SPARE))
         return Whose(whole[0], start, _half(len(whole)))
+
+    def _find_member_trouble(self) -> Iterator[Trouble]:
+        """What is wrong with the id of the member, if anything is; a directory of release 0.1 has none yet."""
+        if MEMBER_FILE not in self._names:
+            return
+        try:
+            copies = load_member_copies(self._disk, self._directory, self._identity)
+        except (UnknownFormat, ForeignJournal) as error:
+            yield Trouble(MEMBER_FILE, _problem(error))
+            return
+        whole = [copy for copy in copies if copy is not None]
+        if not whole:
+            yield Trouble(
+                MEMBER_FILE, Problem("both copies are damaged: which member this is, is lost", Cure.OPERATOR)
+            )
+        elif (problem := _half(len(whole))) is not None:
+            yield Trouble(MEMBER_FILE, problem)
 
     def _find_hard_state(self) -> HardStateFound:
         try:
@@ -451,7 +478,7 @@ class _Inspection:
 
     def _find_leftovers(self, manifest: Manifest | None) -> Iterator[Leftover]:
         for name in self._names:
-            if name not in (IDENTITY_NAME, *START_FILES, *HARD_STATE_NAMES, _LOG):
+            if name not in (IDENTITY_NAME, MEMBER_FILE, *START_FILES, *HARD_STATE_NAMES, _LOG):
                 yield self._find_leftover(name)
         checkpoints = list_checkpoints(self._disk, self._log) if self._log_names else []
         belonging = {

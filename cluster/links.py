@@ -236,6 +236,9 @@ class PeerLinks:
     def connected(self, peer: str) -> bool:
         return peer in self._links
 
+    def protocol(self, peer: str) -> int:
+        return self._links[peer].protocol
+
     def congested(self, peer: str) -> bool:
         connection = self._links.get(peer)
         return connection is not None and connection.congested

@@ -43,8 +43,11 @@ class Machine(Protocol):
     """What a group calls, in log order. The effects are opaque to the group."""
 
     @property
-    def version(self) -> int:
-        """The version of the state and of what entries do to it; a node refuses the directory of another version."""
+    def versions(self) -> tuple[int, int]:
+        """The lowest and the highest version of the state that this program can run; a node refuses other directories.
+
+        A version says what entries do, and how the state is written.
+        """
         ...
 
     def apply_batch(

@@ -124,7 +124,7 @@ class Node:
             config.cluster_name,
             self._secrets.current if self._secrets else config.secrets,
             (config.peer_host, config.address.peer_port),
-            versions=Versions(self.machine.version, self.machine.version),
+            versions=Versions(*self.machine.versions),
             tls=self._peer_tls.current if self._peer_tls else None,
         )
         limits = _http_limits(config.limits, self._shares.http)

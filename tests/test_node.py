@@ -14,7 +14,8 @@ import pika
 import pika.exceptions
 import pytest
 
-from cluster.identity import Identity, Owner, claim_directory
+from cluster.configuration import Versions
+from cluster.identity import Owner, claim_directory
 from cluster.log.segment import CorruptJournal
 from cluster.realworld import AsyncioRuntime, RealDisk
 from qq import memory, node
@@ -166,14 +167,13 @@ def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: 
     disk = RealDisk(tmp_path)
     disk.make_directory("groups/0")
     owner = Owner(CONFIG.cluster_name, CONFIG.name, 0)
-    claim_directory(disk, "groups/0", Identity(owner, VERSION - 1, (CONFIG.name,)), 1, 0)
+    claim_directory(disk, "groups/0", owner, Versions(VERSION - 1, VERSION - 1), (CONFIG.name,), 1, 0)
     disk.close()
     with pytest.raises(StartError) as caught:
         asyncio.run(node.run(dataclasses.replace(CONFIG, data_dir=tmp_path)))
     assert str(caught.value) == (
-        f"{tmp_path}: groups/0: the log was written by version {VERSION - 1} of the state, and this program has "
-        f"version {VERSION}; start the program version that wrote it, or begin anew with an empty directory on every "
-        "node"
+        f"{tmp_path}: groups/0: the log is at version {VERSION - 1} of the state, and this program can run {VERSION}: "
+        "start one that can run it"
     )
 
 

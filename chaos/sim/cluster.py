@@ -198,7 +198,7 @@ class SimulatedNode:
         self.runtime = runtime
         self._cluster.network.host_has_power(self.name)
         self.machine = watcher.machine(foreign=self.foreign)
-        links = self._cluster.network.attach(self.name, runtime, Versions(*[self.machine.version] * 2))
+        links = self._cluster.network.attach(self.name, runtime, Versions(*self.machine.versions))
         config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
         try:

@@ -111,7 +111,7 @@ class Ledger:
         self._alarms: list[int] = []
         """When they are due, ascending."""
 
-    version = 1
+    versions = (1, 1)
 
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview

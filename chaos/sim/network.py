@@ -22,7 +22,7 @@ from cluster.configurations import Configurations
 from cluster.connection import FrameTooLargeError, LinkBacklog, LinkLimits
 from cluster.entry import ENTRY_BYTES_MAX
 from cluster.envelope import FRAME_BYTES_MAX
-from cluster.handshake import NO_ID, Terms, disagreement
+from cluster.handshake import NO_ID, VERSIONS, Terms, disagreement
 from cluster.known_members import KnownMembers
 
 if TYPE_CHECKING:
@@ -152,6 +152,9 @@ class SimulatedLinks:
 
     def connected(self, peer: str) -> bool:
         return peer in self.current
+
+    def protocol(self, peer: str) -> int:  # noqa: ARG002 - all simulated nodes speak the newest one
+        return VERSIONS[-1]
 
     def congested(self, peer: str) -> bool:
         connection = self.current.get(peer)

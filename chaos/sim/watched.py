@@ -68,8 +68,8 @@ class WatchedMachine:
         self._witness = witness
 
     @property
-    def version(self) -> int:
-        return self.inner.version
+    def versions(self) -> tuple[int, int]:
+        return self.inner.versions
 
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
@@ -127,8 +127,9 @@ class ForeignMachine(WatchedMachine):
     """Of another version of the program, which does not know all commands and passes over batches that have them."""
 
     @property
-    def version(self) -> int:
-        return self.inner.version + 1
+    def versions(self) -> tuple[int, int]:
+        newest = self.inner.versions[1] + 1
+        return newest, newest
 
     def _carry_out(
         self, origin: str, index: int, ordinal: int, time_ms: int, body: memoryview

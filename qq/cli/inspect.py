@@ -15,6 +15,13 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
+from cluster.configuration import (
+    CONFIGURATION,
+    MalformedConfiguration,
+    Versions,
+    configuration_time_ms,
+    read_configuration,
+)
 from cluster.entry import (
     KIND_EXPEL,
     REGULAR,
@@ -83,7 +90,7 @@ def inspect(directory: Path) -> int:
         problems: dict[str, Problem] = {}
         is_learner = False
         last_title = ""
-        for finding in find_all(disk, "", _describe_state, QueueMachine.version):
+        for finding in find_all(disk, "", _describe_state, Versions(*QueueMachine.versions)):
             title = _title(finding)
             if title != last_title:
                 print(f"\n{title}")
@@ -298,6 +305,8 @@ def _entry_lines(found: EntryFound) -> Iterator[str]:
     if is_compacted(payload):
         yield f"{head}  compacted, {len(payload):,} bytes"
         yield from _kept_lines(payload)
+    elif payload[:1] == bytes((CONFIGURATION,)):
+        yield from _configuration_lines(head, payload)
     elif payload[:1] != bytes((REGULAR,)):
         kind = _ENTRY_TYPES.get(payload[0], f"type {payload[0]}") if payload else "empty"
         yield f"{head}  {kind}"
@@ -321,6 +330,20 @@ def _kept_lines(payload: bytes) -> Iterator[str]:
     for ordinal, part in parts.items():
         yield f"  batch {ordinal}, {len(part):,} bytes"
         yield from _part_lines(part)
+
+
+def _configuration_lines(head: str, payload: bytes) -> Iterator[str]:
+    try:
+        configuration = read_configuration(payload)
+    except MalformedConfiguration as error:
+        yield f"{head}  not readable: {error}"
+        return
+    version = configuration.version
+    yield f"{head}  {_time(configuration_time_ms(payload))}  the members, at version {version} of the state"
+    for member in configuration.members:
+        role = "voter" if member.is_voter else "learner"
+        directory = member.id.hex() if member.id else "awaited"
+        yield f"    {member.name}  {role}  {member.address}  {directory}{'  drained' if member.is_drained else ''}"
 
 
 def _batch_lines(ordinal: int, view: BatchView, payload: bytes) -> Iterator[str]:

@@ -12,6 +12,7 @@ from zlib import crc32
 
 import pytest
 
+from cluster.configuration import Versions
 from cluster.directory import GroupDirectory
 from cluster.entry import KIND_EXPEL, make_batch, make_compacted, make_entry
 from cluster.identity import Owner
@@ -94,7 +95,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
             segment_entries=8,
         )
 
-    claim = group.claim(INCARNATION, QueueMachine.version, ["n1"], 0)
+    claim = group.claim(INCARNATION, Versions(*QueueMachine.versions), ["n1"], 0)
     journal, _ = group.start(claim, state, open_journal, repairable=False)
     group.hard_state.store(HardState(1, "n2", Standing.VOTER))
     for index, entry in enumerate(ENTRIES, 1):

@@ -16,7 +16,7 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import EPOCH_MS, SimulatedRuntime, WallClock, World
 from cluster.clock import PATIENCE_S
-from cluster.configuration import PeerAddress
+from cluster.configuration import PeerAddress, Versions
 from cluster.directory import GroupDirectory
 from cluster.entry import batches_of, entry_time_ms, is_regular
 from cluster.group import Group, GroupConfig, GroupEvents
@@ -40,7 +40,7 @@ class Alarms:
         """When each was due, and the time of the entry that rang it."""
         self.entries = 0
 
-    version = 1
+    versions = (1, 1)
 
     def apply_batch(
         self,
@@ -558,4 +558,4 @@ def test_a_disk_that_fails_at_the_start_is_told_to_who_starts_and_remembered(
         member.start()
     assert not alone.failures
     directory = GroupDirectory(member.disk, "groups/0", Owner("test", "a", 0))
-    assert directory.claim(0, member.machine.version, ["a"], 1).writes_lost
+    assert directory.claim(0, Versions(*member.machine.versions), ["a"], 1).writes_lost

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
+from cluster.configuration import Versions
 from cluster.identity import (
     FILE,
+    MEMBER_FILE,
     START_FILES,
     Claim,
     ForeignDirectory,
@@ -20,7 +22,9 @@ from cluster.identity import (
     Owner,
     claim_directory,
     forget_writes_lost,
+    member_id,
     note_writes_lost,
+    store_identity,
 )
 from cluster.log.segment import UnknownFormat
 from cluster.log.twofold import pack_twice
@@ -51,7 +55,7 @@ def claim(
     members: tuple[str, ...] = MEMBERS,
     leap: int = 0,
 ) -> Claim:
-    return claim_directory(disk, "group", Identity(owner, version, members), wall_ms, leap)
+    return claim_directory(disk, "group", owner, Versions(version, version), members, wall_ms, leap)[1]
 
 
 def test_an_incarnation_is_later_than_the_last_and_not_before_the_clock() -> None:
@@ -82,8 +86,7 @@ def test_the_directory_of_another_version_of_the_machine_is_refused_and_stays(ve
     with pytest.raises(OtherVersion) as caught:
         claim(disk)
     assert str(caught.value) == (
-        f"group: the log was written by version {version} of the state, and this program has version 7; start the "
-        "program version that wrote it, or begin anew with an empty directory on every node"
+        f"group: the log is at version {version} of the state, and this program can run 7: start one that can run it"
     )
     assert disk.read_file(f"group/{FILE}") == before
     claim(disk, version=version)
@@ -105,11 +108,54 @@ def test_the_directory_of_a_cluster_with_other_members_is_refused_and_stays(memb
     claim(disk)
 
 
+def test_a_directory_whose_log_says_who_the_members_are_needs_no_list() -> None:
+    disk = a_disk()
+    claim(disk)
+    identity = Identity(OWNER, 8, ())
+    store_identity(disk, "group", identity)
+    found, _ = claim_directory(disk, "group", OWNER, Versions(7, 8), ("somebody",), 0, 0)
+    assert found == identity
+    with pytest.raises(OtherVersion, match="at version 8 of the state, and this program can run 7"):
+        claim(disk)
+
+
+# The id of the member
+
+
+def id_of(disk: SimulatedDisk, new_id: bytes = b"n" * 16) -> bytes:
+    return member_id(disk, "group", OWNER, new_id)
+
+
+def test_the_id_of_a_member_is_made_once() -> None:
+    disk = a_disk()
+    assert id_of(disk, b"1" * 16) == id_of(disk, b"2" * 16) == b"1" * 16
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_one_copy_of_the_id_is_enough_and_the_other_one_is_mended(half: int) -> None:
+    disk = a_disk()
+    known = id_of(disk)
+    whole = disk.read_file(f"group/{MEMBER_FILE}")
+    damaged = bytearray(whole)
+    damaged[half * len(whole) // 2 + 5] ^= 1
+    disk.replace_file(f"group/{MEMBER_FILE}", bytes(damaged))
+    assert id_of(disk, b"2" * 16) == known
+    assert disk.read_file(f"group/{MEMBER_FILE}") == whole
+
+
+def test_without_a_whole_copy_nobody_knows_which_member_it_is() -> None:
+    disk = a_disk()
+    id_of(disk)
+    disk.replace_file(f"group/{MEMBER_FILE}", b"whatever")
+    with pytest.raises(ForeignDirectory, match="nobody knows which member this is"):
+        id_of(disk)
+
+
 def test_a_directory_of_an_older_format_is_refused() -> None:
     disk = a_disk()
     for old in (2, 3):
         disk.replace_file(f"group/{FILE}", pack_twice(b"RIDY", old, b"", pack([*OWNER, 5, "session"])))
-        with pytest.raises(OtherVersion, match=r"an older version .* this program has version 7"):
+        with pytest.raises(OtherVersion, match=r"an earlier version .* this program can run 7"):
             claim(disk)
     disk.replace_file(f"group/{FILE}", pack_twice(b"RIDY", 1, b"", b""))
     with pytest.raises(UnknownFormat, match="format version 1"):

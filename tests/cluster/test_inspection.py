@@ -10,6 +10,7 @@ from zlib import crc32
 
 import pytest
 
+from cluster.configuration import Versions
 from cluster.directory import MOVING, GroupDirectory
 from cluster.identity import ForeignDirectory, OtherVersion, Owner
 from cluster.inspection import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 OWNER = Owner("qq", "n1", 0)
 MEMBERS = ["n1", "n2", "n3"]
 MACHINE_VERSION = 7
+VERSIONS = Versions(MACHINE_VERSION, MACHINE_VERSION)
 GROUP = "groups/0"
 SEGMENT_ENTRIES = 10
 SPARSE, DENSE, SECOND_DENSE, OPEN = (
@@ -79,7 +81,7 @@ class World:
         self.group = GroupDirectory(self.disk, GROUP, OWNER)
 
     def start(self) -> SegmentedJournal:
-        claim = self.group.claim(1000, MACHINE_VERSION, MEMBERS, 0)
+        claim = self.group.claim(1000, VERSIONS, MEMBERS, 0)
         journal, _ = self.group.start(claim, cast("Any", State()), self.open, repairable=False)
         return journal
 
@@ -152,7 +154,7 @@ def content(directory: Path) -> dict[str, bytes]:
 def found_in(group: Path) -> list[Finding]:
     """The findings; nothing on the disk may have changed by looking."""
     before = content(group)
-    found = list(inspect(reading(group), "", describe, MACHINE_VERSION))
+    found = list(inspect(reading(group), "", describe, VERSIONS))
     assert content(group) == before
     return found
 
@@ -280,7 +282,7 @@ def of_another_machine(group: Path) -> None:
     """A directory that a program with another machine has made."""
     disk = RealDisk(group.parent.parent)
     disk.remove(f"{GROUP}/identity")
-    GroupDirectory(disk, GROUP, OWNER).claim(1000, MACHINE_VERSION - 1, MEMBERS, 0)
+    GroupDirectory(disk, GROUP, OWNER).claim(1000, Versions(6, 6), MEMBERS, 0)
     disk.close()
 
 

@@ -147,11 +147,11 @@ def test_a_node_of_another_version_neither_starts_nor_counts(tmp_path: Path) -> 
         third.kill()
         with of_an_older_version(tmp_path):
             assert (
-                f"the log was written by version {VERSION} of the state, and this program has version {OLDER}; start"
+                f"the log is at version {VERSION} of the state, and this program can run {OLDER}: start"
             ) in refusal(third)
             empty(third)
             third.start()
-        what = "node {!r} runs version {} of the state, this node {}: start the same program version on all nodes"
+        what = "node {0!r} is at version {1} of the state and can run {1}, this node is at {2} and can run {2}: start"
         until_said([first, second], "cannot connect to peer n3")
         until_said([third], "refused a connection from 127.0.0.1: " + what.format("n1", VERSION, OLDER))
         until_said([third], what.format("n2", VERSION, OLDER))
