@@ -17,7 +17,7 @@ from typing import Any
 import pysyncobj.pickle
 import pysyncobj.syncobj as stock
 import pytest
-from memberships import configurations_of
+from memberships import configuration_of, configurations_of
 from pysyncobj import SyncObj, SyncObjConf, replicated
 from pysyncobj.journal import Journal
 from pysyncobj.node import Node
@@ -27,13 +27,14 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
-from cluster.configuration import PeerAddress
+from cluster.configuration import PeerAddress, Versions, make_configuration
 from cluster.elections import Role
 from cluster.engine import Departure, Engine, Timing
 from cluster.envelope import (
     Append,
     Appended,
     Hearing,
+    HigherTerm,
     LogEntry,
     PreVote,
     PreVoteRequest,
@@ -264,6 +265,15 @@ class OurNode:
         self.turn()
         self.engine.receive("b", Vote(self.engine.term))
         assert self.engine.is_leader
+        self.turn()
+
+    def stored_by(self, index: int, *peers: str) -> None:
+        """Let these peers, and this node's own disk, hold the log up to `index`."""
+        self.turn()
+        self.journal.sync_now()
+        self.engine.synced()
+        for peer in peers:
+            self.engine.receive(peer, appended(self.engine.term, index + 1))
         self.turn()
 
     def append(self, prev_index: int, terms: Sequence[int], commit_index: int = 1, term: int = 9) -> None:
@@ -1044,3 +1054,92 @@ def test_the_engine_refuses_another_version(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(stock, "VERSION", "0.3.18")
     with pytest.raises(RuntimeError, match=r"0\.3\.18"):
         instrument()
+
+
+# Members that come and go
+
+
+def entry_with(voters: str, learners: str = "") -> bytes:
+    return make_configuration(0, configuration_of(voters, learners))
+
+
+def leading() -> OurNode:
+    """A leader that has committed an entry of its own term."""
+    node = OurNode(0)
+    node.lead()
+    node.stored_by(node.journal.last_index, *PEERS)
+    assert node.engine.commit_index == node.journal.last_index
+    return node
+
+
+def test_a_leader_counts_by_the_newest_configuration_before_it_is_committed() -> None:
+    node = leading()
+    index = node.engine.propose(entry_with("abcd"))
+    node.engine.peer_connected("d")
+    node.stored_by(index, "b")
+    assert node.engine.commit_index == index - 1, "two of four are no majority"
+    node.stored_by(index, "d")
+    assert node.engine.commit_index == index
+
+
+def test_a_learner_is_sent_entries_and_counts_nowhere_until_it_is_promoted() -> None:
+    node = leading()
+    index = node.engine.propose(entry_with("abc", "d"))
+    node.engine.peer_connected("d")
+    node.turn()
+    assert node.appends_to("d")
+    node.stored_by(index, "d")
+    assert node.engine.commit_index == index - 1
+    node.stored_by(index, "b")
+    assert node.engine.commit_index == index
+    promotion = node.engine.propose(entry_with("abcd"))
+    node.stored_by(promotion, "b", "d")
+    assert node.engine.commit_index == promotion
+
+
+def test_a_leader_that_is_removed_leads_until_that_is_committed_and_does_not_count_itself() -> None:
+    node = leading()
+    index = node.engine.propose(entry_with("bc"))
+    node.stored_by(index, "b")
+    assert node.engine.is_leader
+    assert node.engine.commit_index == index - 1, "b and c both have to have it"
+    node.stored_by(index, "c")
+    assert node.engine.commit_index == index
+    node.engine.receive("b", HigherTerm(node.engine.term + 1))
+    node.engine.outbox.clear()
+    node.wait(10.0)
+    assert node.sent(PreVoteRequest) == [], "who is no member does not stand for election"
+
+
+def test_who_is_removed_is_told_of_it_until_it_is_applied_and_is_forgotten_then() -> None:
+    node = leading()
+    index = node.engine.propose(entry_with("ab"))
+    node.turn()
+    assert [entry.index for append in node.appends_to("c") for entry in append.entries][-1:] == [index]
+    node.stored_by(index, "c")
+    assert node.engine.commit_index == index - 1, "it does not count"
+    node.stored_by(index, "b")
+    assert node.engine.commit_index == index
+    node.configurations.applied(index)
+    node.turn()
+    assert set(node.engine.progress) == {"b"}
+
+
+def test_a_configuration_whose_entry_is_deleted_does_not_count_any_more() -> None:
+    node = OurNode(0)
+    node.engine.receive("b", Append(9, 1, 1, 0, [LogEntry(entry_with("abcde"), 2, 9)]))
+    assert set(node.engine.progress) == {"b", "c", "d", "e"}
+    node.engine.receive("c", Append(10, 1, 1, 0, [LogEntry(NO_OP, 2, 10)]))
+    assert set(node.engine.progress) == {"b", "c"}
+    assert node.configurations.newest == configuration_of("abc")
+
+
+def test_nothing_of_a_lost_directory_counts_for_the_one_that_takes_its_place() -> None:
+    node = leading()
+    index = node.engine.propose(b"\0whatever")
+    node.stored_by(index, "c")
+    held = node.configurations.newest
+    replaced = held.replaced("c", b"x" * 16, PeerAddress("c", 1), Versions(8, 8))
+    node.engine.propose(make_configuration(0, replaced))
+    assert node.engine.acknowledged_index("c") == 0
+    assert node.configurations.membership.learners == {"c"}

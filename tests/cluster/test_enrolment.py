@@ -1,0 +1,139 @@
+"""What a leader does about the members by itself."""
+
+from __future__ import annotations
+
+import pytest
+from memberships import configuration_of
+
+from cluster.configuration import Configuration, Member, PeerAddress, Versions
+from cluster.enrolment import Enrolment
+from cluster.envelope import Introduction, MalformedFrame, decode, encode
+from cluster.ports import pack
+
+CLUSTER = b"c" * 16
+ROUND_S = 1.0
+NOBODY_HOLDS_ANYTHING: dict[str, int] = {}
+
+
+def introduction(name: str, *, port: int = 1, low: int = 7, high: int = 8) -> Introduction:
+    return Introduction(name.encode().rjust(16), name, port, low, high)
+
+
+def make_id() -> bytes:
+    return CLUSTER
+
+
+def taken(enrolment: Enrolment, configuration: Configuration, now_s: float = 0.0) -> Configuration:
+    """The configuration after the step that is due, if one is."""
+    step = enrolment.next_step(configuration, NOBODY_HOLDS_ANYTHING, 10, now_s, make_id)
+    return configuration if step is None else step(configuration)
+
+
+FILES = Configuration.of(7, [Member(name, PeerAddress(name, 1)) for name in ("a", "b", "c")])
+"""What nodes are started with."""
+TOLD = Configuration.of(
+    8,
+    [Member(name, PeerAddress(name, 1), name.encode().rjust(16), versions=Versions(7, 8)) for name in "abc"],
+    CLUSTER,
+)
+"""The same members when they have told who they are."""
+
+
+def test_the_first_configuration_is_made_when_all_members_have_told_who_they_are() -> None:
+    enrolment = Enrolment(ROUND_S)
+    for name in ("a", "b"):
+        enrolment.introduced(name, introduction(name))
+        assert taken(enrolment, FILES) is FILES
+    enrolment.introduced("c", introduction("c"))
+    assert taken(enrolment, FILES) == TOLD
+    assert taken(enrolment, TOLD) is TOLD
+
+
+@pytest.mark.parametrize(("low", "high"), [(7, 7), (9, 9)])
+def test_a_program_that_cannot_run_the_next_version_keeps_all_at_this_one(low: int, high: int) -> None:
+    enrolment = Enrolment(ROUND_S)
+    for name in "abc":
+        enrolment.introduced(name, introduction(name))
+    enrolment.introduced("b", introduction("b", low=low, high=high))
+    assert taken(enrolment, FILES) is FILES
+
+
+def test_who_has_moved_or_has_another_program_is_noted() -> None:
+    enrolment = Enrolment(ROUND_S)
+    enrolment.introduced("b", introduction("b", port=5, low=8, high=9))
+    after = taken(enrolment, TOLD)
+    assert after.member("b") == Member("b", PeerAddress("b", 5), b"b".rjust(16), versions=Versions(8, 9))
+    assert taken(enrolment, after) is after
+
+
+def test_another_directory_is_not_taken_for_the_member() -> None:
+    enrolment = Enrolment(ROUND_S)
+    enrolment.introduced("b", introduction("b")._replace(member_id=b"x" * 16))
+    assert taken(enrolment, TOLD) is TOLD
+
+
+def test_the_version_is_raised_when_every_member_has_told_that_it_can_run_it() -> None:
+    enrolment = Enrolment(ROUND_S)
+    configuration = TOLD
+    for name in "abc":
+        assert configuration.version == 8
+        enrolment.introduced(name, introduction(name, low=8, high=9))
+        configuration = taken(enrolment, configuration)
+    assert taken(enrolment, configuration).version == 9
+
+
+class Learning:
+    """A learner that is given the log of a leader."""
+
+    def __init__(self) -> None:
+        self.enrolment = Enrolment(ROUND_S)
+        members = configuration_of("abc", "d").members
+        self.configuration = Configuration.of(8, members, CLUSTER)
+
+    def is_promoted(self, held: int, last_index: int, now_s: float) -> bool:
+        step = self.enrolment.next_step(self.configuration, {"d": held}, last_index, now_s, make_id)
+        return step is not None and "d" in step(self.configuration).membership.voters
+
+
+def test_a_learner_votes_when_it_was_given_a_round_in_a_short_time() -> None:
+    learning = Learning()
+    assert not learning.is_promoted(5, 100, 0.0)
+    assert not learning.is_promoted(99, 150, 0.9)
+    assert learning.is_promoted(100, 200, 1.0)
+
+
+def test_a_round_that_takes_long_is_followed_by_another_one() -> None:
+    learning = Learning()
+    assert not learning.is_promoted(5, 100, 0.0)
+    assert not learning.is_promoted(100, 200, 1.1)
+    assert not learning.is_promoted(199, 300, 1.2)
+    assert learning.is_promoted(200, 300, 2.1)
+
+
+def test_a_learner_of_whom_nothing_is_known_or_that_connects_anew_begins_again() -> None:
+    learning = Learning()
+    assert not learning.is_promoted(0, 100, 0.0)
+    assert not learning.is_promoted(100, 100, 5.0)
+    learning.enrolment.introduced("d", introduction("d")._replace(member_id=b"d".rjust(16)))
+    assert not learning.is_promoted(100, 100, 5.5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (b"short", "h", 1, 7, 8),
+        (b"i" * 16, 5, 1, 7, 8),
+        (b"i" * 16, "h", "x", 7, 8),
+        (b"i" * 16, "h", 1, 7),
+        (b"i" * 16,),
+    ],
+)
+def test_what_is_no_introduction_is_a_malformed_frame(fields: tuple[object, ...]) -> None:
+    kind = bytes(encode(introduction("n1"))[0])
+    with pytest.raises(MalformedFrame):
+        decode(kind + pack(fields))
+
+
+def test_an_introduction_is_carried() -> None:
+    told = introduction("n1", port=5680)
+    assert decode(b"".join(encode(told))) == told
