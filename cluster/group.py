@@ -542,7 +542,14 @@ class Group:
 
     # Links
 
+    def _is_member(self, peer: str) -> bool:
+        """Whether a peer that links tell of still is a member, or is again: they hear of that a moment later."""
+        self._follow_configuration()
+        return peer in self._members
+
     def peer_connected(self, peer: str) -> None:
+        if not self._is_member(peer):
+            return
         self._peers.connected(peer, self._runtime.monotonic())
         self._departures.drop(peer)
         if self._links.protocol(peer) > OLDEST_PROTOCOL:
@@ -554,6 +561,8 @@ class Group:
         self._turns.ask()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
+        if not self._is_member(peer):
+            return
         self._departures.drop(peer)
         self._clock.forget(peer)
         self.engine.peer_lost(peer)
@@ -564,12 +573,12 @@ class Group:
         self._turns.ask()
 
     def peer_drained(self, peer: str) -> None:
-        if self._links.connected(peer):
+        if self._links.connected(peer) and self._is_member(peer):
             self.engine.peer_resumed(peer)
             self._turns.ask()
 
     def part_received(self, peer: str) -> None:
-        if not self._turns.is_on:
+        if not (self._turns.is_on and self._is_member(peer)):
             return
         self._peers.heard(peer, self._runtime.monotonic())
         self._taker.part_received(peer)
@@ -579,10 +588,7 @@ class Group:
                 self._turns.ask()
 
     def frame_received(self, peer: str, frame: bytes) -> None:
-        if not self._turns.is_on:
-            return
-        self._follow_configuration()
-        if peer not in self._members:
+        if not (self._turns.is_on and self._is_member(peer)):
             return
         self._peers.heard(peer, self._runtime.monotonic())
         try:

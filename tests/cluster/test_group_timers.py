@@ -128,7 +128,7 @@ class Member:
         failed = trio.failures.append
         self.runtime = SimulatedRuntime(trio.world, self.wall, random, _nothing, failed, _nothing)
         links = trio.network.attach(self.name, self.runtime)
-        nodes = {name: PeerAddress(name, 1) for name in trio.names}
+        nodes = {name: PeerAddress(name, 1) for name in {*trio.listed, self.name}}
         config = GroupConfig(self.name, nodes, "test", dead_origin_grace_s=1e9, silent_origin_grace_s=1e9)
         self.group = group(config, self.machine, self.runtime, self.disk, links)
         self.group.start(self)
@@ -167,8 +167,10 @@ class Member:
 class Trio:
     """Three members, or fewer, in one world."""
 
-    def __init__(self, names: Sequence[str] = ("a", "b", "c")) -> None:
+    def __init__(self, names: Sequence[str] = ("a", "b", "c"), listed: Sequence[str] = ()) -> None:
+        """`listed` are the members that each node's file lists besides itself; all if none are told."""
         self.names = names
+        self.listed = listed or names
         self.world = World(1)
         self.network = Network(self.world, names, NetworkOptions(), self.world.random("network"))
         self.failures: list[BaseException] = []
