@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from chaos.sim import client_workload
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import Options
 from chaos.sim.run import Simulation
 from qq.amqp_server.channel.publishing import PublishingMethods
+from qq.amqp_server.connection import ClientConnection
 from qq.machine.effects import Deliver, Known, Reply
 from qq.sessions import dispatch
 from qq.sessions.broker import Broker
@@ -71,6 +73,12 @@ def confirms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def confirms_what_it_has_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot may have skipped that messages were refused."""
+    monkeypatch.setattr(client_workload, "PUBLISH_TIMEOUTS_MS", (0,))
+    monkeypatch.setattr(PublishingMethods, "refuse_unconfirmed", PublishingMethods.confirm)
+
+
+def confirms_what_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_workload, "PUBLISH_TIMEOUTS_MS", (300,))
     monkeypatch.setattr(PublishingMethods, "refuse_unconfirmed", PublishingMethods.confirm)
 
 
@@ -105,6 +113,10 @@ def keeps_what_sessions_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Broker, "session_ended", end)
 
 
+def leaves_half_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClientConnection, "eof_received", lambda _: True)
+
+
 def goes_on_when_expelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Broker, "_expelled", lambda self: self.submissions.give_up())
 
@@ -114,10 +126,12 @@ def goes_on_when_expelled(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (confirms_at_once, "is confirmed, and not in the log"),
         (confirms_what_it_has_not_seen, "before it is returned"),
-        (refusals_are_confirms, "were never delivered"),
-        (tells_deliveries_again, "as if it were"),
+        (confirms_what_is_late, "is confirmed, and not in the log"),
+        (refusals_are_confirms, "promise='lost'"),
+        (tells_deliveries_again, "promise='unmarked_duplicate'"),
         (forgets_answers, "waits for answers|is not connected"),
         (keeps_what_sessions_held, "messages are left"),
+        (leaves_half_a_connection, "waits for"),
         (goes_on_when_expelled, "is confirmed, and not in the log"),
     ],
 )

@@ -10,6 +10,12 @@ from pipeline_histories import History, Story
 
 from chaos.judge import Violation, violations
 from chaos.pipeline import job
+from chaos.sim.amqp_client import QUEUES
+from chaos.sim.client_workload import ClientWorkload, LoggedMessages
+from chaos.sim.cluster import Options
+from chaos.sim.run import Simulation
+from chaos.workloads.world import QUORUM, QueuePlan
+from qq.amqp_server.channel.publishing import PublishingMethods
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +23,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 
 STORIES = 600
-JUDGED_BY_BOTH = ("lost", "phantom", "unmarked_duplicate", "dedup_duplicate", "order", "tx_atomic")
+JUDGED_BY_BOTH = {"lost", "phantom", "unmarked_duplicate", "dedup_duplicate", "order", "tx_atomic"}
+CLIENT_RUN = Options(queues=True, clients=True, duration_s=10.0, submit_interval_s=0.1, faults={"kill": 1.0})
 
 
 def tell_anything(story: Story, random: Random) -> None:
@@ -55,27 +62,43 @@ def tell_anything(story: Story, random: Random) -> None:
                 pass
 
 
-@pytest.fixture(scope="module")
-def anything() -> History:
+def found_by_the_job(history: History, directory: Path, monkeypatch: pytest.MonkeyPatch) -> set[Violation]:
+    monkeypatch.setattr(job, "EXAMPLES", 10_000)
+    history.write(directory)
+    verdict = job.check(directory)
+    assert verdict.error is None
+    return {
+        Violation(promise.name, example["queue"], example["id"])
+        for promise in verdict.promises
+        for example in promise.examples
+    }
+
+
+def test_both_judges_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = History()
     for number in range(STORIES):
         tell_anything(Story(history, f"story-{number}"), Random(number))
     history.rows.sort(key=lambda row: row["time_ns"])
-    return history
+    found = violations(history.rows)
+    assert found == found_by_the_job(history, tmp_path, monkeypatch)
+    assert {violation.promise for violation in found} == JUDGED_BY_BOTH
 
 
-def test_both_judges_find_the_same(
-    anything: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_both_judges_find_the_same_in_what_simulated_clients_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "EXAMPLES", 10_000)
-    anything.write(tmp_path)
-    found = {
-        Violation(promise.name, example["queue"], example["id"])
-        for promise in job.check(tmp_path).promises
-        if promise.name in JUDGED_BY_BOTH
-        for example in promise.examples
-    }
-    expected = violations(anything.rows)
-    assert found == expected
-    broken = {violation.promise for violation in expected}
-    assert broken == {*JUDGED_BY_BOTH}
+    """Of nodes that confirm what they have refused."""
+    monkeypatch.setattr(
+        PublishingMethods, "refuse", lambda self, _, last: PublishingMethods.confirm(self, last)
+    )
+    monkeypatch.setattr(LoggedMessages, "check", lambda *_: None)
+    monkeypatch.setattr(ClientWorkload, "judge", lambda _: None)
+    simulation = Simulation(1, CLIENT_RUN)
+    simulation.run()
+    assert isinstance(simulation.workload, ClientWorkload)
+    history = History()
+    history.rows += simulation.workload.history.rows
+    history.queues |= {name: QueuePlan(name, QUORUM).described("clients", drained=True) for name in QUEUES}
+    found = violations(history.rows)
+    assert {violation.promise for violation in found} == {"lost"}
+    assert found == found_by_the_job(history, tmp_path, monkeypatch)
