@@ -38,18 +38,16 @@ class Violation(NamedTuple):
     id: str
 
 
-class Seen(NamedTuple):
+@dataclass(slots=True)
+class Seen:
     """A delivery; it says of itself whether it is the first of its message."""
 
     time_ns: int
     call: int
     consumer: Consumer
+    connection: str
     connected_ns: int
     is_first: bool
-
-    @property
-    def connection(self) -> str:
-        return self.consumer[1]
 
 
 @dataclass(slots=True)
@@ -69,14 +67,11 @@ class Life:
     channel: tuple[str, int] = ("", 0)
     """Connection and channel that it was published on."""
     seen: list[Seen] = field(default_factory=list)
+    deliveries: int = 0
     unmarked: int = 0
     dead_arrivals: int = 0
     acks: int = 0
     rejects: int = 0
-
-    @property
-    def deliveries(self) -> int:
-        return len(self.seen)
 
     @property
     def first(self) -> Seen:
@@ -90,9 +85,13 @@ class Life:
             case "deliver":
                 is_dead = bool(row.get("deaths"))
                 is_first = not (row.get("redelivered") or is_dead)
+                self.deliveries += 1
                 self.dead_arrivals += is_dead
                 self.unmarked += is_first
-                self.seen.append(Seen(row["time_ns"], row["call"], _consumer(row), connected_ns, is_first))
+                consumer = _consumer(row)
+                self.seen.append(
+                    Seen(row["time_ns"], row["call"], consumer, consumer[1], connected_ns, is_first)
+                )
             case "ack":
                 self.acks += 1
             case "reject":

@@ -34,49 +34,26 @@ Fact = Any
 class Facts(Protocol):
     """The life of a message in one queue, as its clients have seen it."""
 
-    @property
-    def invokes(self) -> Fact:
-        """Attempts to publish it there."""
-
-    @property
-    def oks(self) -> Fact:
-        """Those of them that were confirmed."""
-
-    @property
-    def fails(self) -> Fact:
-        """Those that certainly failed. Of all others nobody knows."""
-
-    @property
-    def attempt(self) -> Fact:
-        """Number of the last attempt, as its publisher counts, also over queues."""
-
-    @property
-    def dedup(self) -> Fact:
-        """1 if the broker was told to deduplicate it, else 0."""
-
-    @property
-    def confirmed_ns(self) -> Fact: ...
-
-    @property
-    def sequence(self) -> Fact:
-        """Among the messages of its publisher."""
-
-    @property
-    def deliveries(self) -> Fact: ...
-
-    @property
-    def unmarked(self) -> Fact:
-        """First deliveries: neither redelivered nor of a dead letter."""
-
-    @property
-    def dead_arrivals(self) -> Fact:
-        """Deliveries as a dead letter."""
-
-    @property
-    def acks(self) -> Fact: ...
-
-    @property
-    def rejects(self) -> Fact: ...
+    invokes: Fact
+    """Attempts to publish it there; of those that are neither among `oks` nor `fails`, nobody knows."""
+    oks: Fact
+    """Those of them that were confirmed, ..."""
+    fails: Fact
+    """... and that certainly failed."""
+    attempt: Fact
+    """Number of the last attempt, as its publisher counts."""
+    dedup: Fact
+    """1 if the broker was told to deduplicate it, else 0."""
+    confirmed_ns: Fact
+    sequence: Fact
+    """Among the messages of its publisher."""
+    deliveries: Fact
+    unmarked: Fact
+    """First deliveries: neither redelivered nor of a dead letter."""
+    dead_arrivals: Fact
+    """Deliveries as a dead letter."""
+    acks: Fact
+    rejects: Fact
 
 
 def may_be_there(message: Facts) -> Fact:
@@ -133,20 +110,13 @@ def may_prove_late(message: Facts) -> Fact:
 class Arrival(Protocol):
     """A delivery."""
 
-    @property
-    def connection(self) -> Fact: ...
-
-    @property
-    def time_ns(self) -> Fact: ...
-
-
-class FirstArrival(Arrival, Protocol):
-    @property
-    def connected_ns(self) -> Fact:
-        """When its connection was asked for."""
+    time_ns: Fact
+    connection: Fact
+    connected_ns: Fact
+    """When its connection was asked for."""
 
 
-def was_sent_before(other: Arrival, first: FirstArrival) -> Fact:
+def was_sent_before(other: Arrival, first: Arrival) -> Fact:
     """Whether what says that it is the first delivery was certainly sent after another one.
 
     Deliveries on different connections may be seen in another order than they were sent. So their times prove something

@@ -37,7 +37,7 @@ def lost(messages: DataFrame, traceable: DataFrame, reach: DataFrame) -> DataFra
 
 
 def phantom(messages: DataFrame, reach: DataFrame) -> DataFrame:
-    """Not published, neither there nor where its dead letters would come from."""
+    """Delivered, and published neither there nor where it could have come from as a dead letter."""
     found = messages.filter(promises.is_phantom(MESSAGE))
     reachable = (
         messages.filter(promises.may_be_there(MESSAGE))

@@ -15,13 +15,14 @@ from chaos.pipeline.transforms.messages import MESSAGE, columns, connected, is_f
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_FOUND = ("queue", "id", "dedup", "last_unmarked_ns")
+
 
 def duplicates(messages: DataFrame, rows: DataFrame) -> DataFrame:
     """More first deliveries than messages; or a first delivery that was certainly sent after another one."""
     too_many = messages.filter(promises.is_new_too_often(MESSAGE))
     single = messages.filter(promises.may_prove_late(MESSAGE))
-    columns = ("queue", "id", "dedup", "last_unmarked_ns")
-    found = too_many.select(*columns).unionByName(_late(single, rows).select(*columns))
+    found = too_many.select(*_FOUND).unionByName(_late(single, rows))
     promise = F.when(F.col("dedup") == 1, "dedup_duplicate").otherwise("unmarked_duplicate")
     return violation(promise, found, "deliver", "last_unmarked_ns")
 
@@ -42,4 +43,4 @@ def _late(single: DataFrame, rows: DataFrame) -> DataFrame:
         .join(first.alias("first"), ["queue", "id"])
         .filter(promises.was_sent_before(columns("seen"), columns("first")))
     )
-    return earlier.select("queue", "id", "dedup", "last_unmarked_ns").distinct()
+    return earlier.select(*_FOUND).distinct()
