@@ -132,6 +132,7 @@ def goes_on_when_expelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Broker, "_expelled", lambda self: self.submissions.give_up())
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("hazard", "seen"),
     [
