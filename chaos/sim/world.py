@@ -146,7 +146,8 @@ class SimulatedRuntime:
         self._world.after(0.0, partial(self.enter, callback))
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Event:
-        return self._world.after(max(delay_s, TICK_S), partial(self.enter, callback))
+        wait_s = TICK_S if 0 < delay_s < TICK_S else delay_s
+        return self._world.after(wait_s, partial(self.enter, callback))
 
     def fail(self, error: BaseException) -> None:
         if self.alive:
