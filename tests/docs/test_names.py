@@ -152,6 +152,10 @@ def known_settings() -> dict[str, set[str]]:
     return known
 
 
+def test_sections_are_those_that_are_read() -> None:
+    assert {*config.SECTIONS, "nodes"} == known_settings().keys()
+
+
 def test_every_setting_is_in_the_reference_and_every_setting_there_is_one() -> None:
     described: dict[str, set[str]] = {}
     section = ""
