@@ -236,7 +236,7 @@ LABELS = {"rabbitmq_node", "rabbitmq_cluster", "rabbitmq_version"}
 
 @cache
 def known_metrics() -> set[str]:
-    raft = RaftMetrics(1, True, "voter", 1, 1, 1, 1, 1, 1, 1)
+    raft = RaftMetrics(1, True, "voter", 1, 1, 1, 1, 1, 1, 1, 3)
     disk, memory = DiskMetrics(1, 1, 1, False), MemoryMetrics(1, False)
     snapshot = MetricsSnapshot("n1", "c", "v", Counters(), raft, disk, memory, 0.0, 1, 1, 1, 1)
     samples = (sample for family in node_registry(lambda: snapshot).collect() for sample in family.samples)
