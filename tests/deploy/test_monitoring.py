@@ -38,7 +38,7 @@ FROM_PROMETHEUS = {"node", "job"}
 """Labels that are not the node's own."""
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(
-    PROMTOOL is None, reason="there is no promtool: put the one of Prometheus' release archive on PATH"
+    PROMTOOL is None, reason="there is no promtool: put that of Prometheus on PATH (CONTRIBUTING.md)"
 )
 
 
@@ -194,11 +194,16 @@ def test_the_operators_rules_are_the_alerts() -> None:
 
 @needs_promtool
 @pytest.mark.parametrize(
-    ("check", "file"),
-    [("config", "prometheus.yml"), ("config", "kubernetes.yml"), ("rules", "alerts.yml")],
+    ("verb", "what", "file"),
+    [
+        ("check", "config", DEPLOY / "prometheus" / "prometheus.yml"),
+        ("check", "config", DEPLOY / "prometheus" / "kubernetes.yml"),
+        ("check", "rules", DEPLOY / "prometheus" / "alerts.yml"),
+        ("test", "rules", Path(__file__).with_name("alerts.yml")),
+    ],
 )
-def test_promtool_takes_the_files(check: str, file: str) -> None:
-    command = [str(PROMTOOL), "check", check, str(DEPLOY / "prometheus" / file)]
+def test_promtool_takes_the_files_and_alerts_fire(verb: str, what: str, file: Path) -> None:
+    command = [str(PROMTOOL), verb, what, str(file)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
