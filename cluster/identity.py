@@ -53,8 +53,10 @@ class OtherVersion(JournalError):
     """The log has agreed on a version of the state that this program cannot run."""
 
     def __init__(self, directory: str, found: int | None, versions: Versions) -> None:
-        which = "an earlier version than any known here" if found is None else f"version {found}"
-        self.what = f"the log is at {which} of the state, and this program can run {versions}: start one that can run it"
+        log_at = "an earlier version than any known here" if found is None else f"version {found}"
+        self.what = (
+            f"the log is at {log_at} of the state, and this program can run {versions}: start one that can"
+        )
         super().__init__(f"{directory}: {self.what}")
 
 

@@ -173,7 +173,7 @@ def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: 
         asyncio.run(node.run(dataclasses.replace(CONFIG, data_dir=tmp_path)))
     assert str(caught.value) == (
         f"{tmp_path}: groups/0: the log is at version {VERSION - 1} of the state, and this program can run {VERSION}: "
-        "start one that can run it"
+        "start one that can"
     )
 
 

@@ -86,7 +86,7 @@ def test_the_directory_of_another_version_of_the_machine_is_refused_and_stays(ve
     with pytest.raises(OtherVersion) as caught:
         claim(disk)
     assert str(caught.value) == (
-        f"group: the log is at version {version} of the state, and this program can run 7: start one that can run it"
+        f"group: the log is at version {version} of the state, and this program can run 7: start one that can"
     )
     assert disk.read_file(f"group/{FILE}") == before
     claim(disk, version=version)
