@@ -6,6 +6,7 @@ from random import Random
 from types import SimpleNamespace
 
 from chaos.sim.disk import SimulatedDisk
+from cluster.configuration import Versions
 from cluster.directory import GroupDirectory
 from cluster.handover import HANDOVER_S, Handover
 from cluster.identity import Owner
@@ -39,7 +40,7 @@ def test_a_life_is_above_its_last_one_above_the_clock_and_above_what_the_cluster
     directory = GroupDirectory(disk, "groups/0", Owner("test", "a", 0))
     runtime = SimpleNamespace(random=Random(1), now_ms=10**9)
     runtime.wall_ms = lambda: runtime.now_ms
-    lives = Incarnations(directory, runtime, 1, ["a"])  # pyright: ignore[reportArgumentType]
+    lives = Incarnations(directory, runtime, Versions(1, 1), ["a"])  # pyright: ignore[reportArgumentType]
     first = lives.begin().incarnation
     assert first >= 10**9
     runtime.now_ms = -(10**15)
