@@ -176,7 +176,7 @@ def test_a_clock_that_nobody_can_judge_is_not_said_to_be_off(caplog: pytest.LogC
 def test_the_log_tells_that_time_was_put_forward(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = clock_of(1, wall_ms=NOON_MS + DAY_MS)
-    text = "the last entry is 86400.0 s old by the clocks of a majority of the members"
+    text = "the last entry applied here is 86400.0 s old by the clocks of a majority of the members"
     assert lines(caplog) == [("INFO", text)]
     caplog.clear()
     live(clock, NOON_MS + 2 * DAY_MS, int(PATIENCE_S))
@@ -201,5 +201,5 @@ def test_who_comes_back_with_a_wrong_clock_does_not_say_that_time_was_put_forwar
     clock = clock_of(3, wall_ms=NOON_MS - DAY_MS)
     clock.hear("n2", NOON_MS + 10_000, BEGIN_S)
     clock.hear("n3", NOON_MS + 10_000, BEGIN_S)
-    text = "the last entry is 10.0 s old by the clocks of a majority of the members"
+    text = "the last entry applied here is 10.0 s old by the clocks of a majority of the members"
     assert lines(caplog) == [("INFO", text)]
