@@ -158,7 +158,10 @@ class ClusterClock:
                 "time is put forward by %.1f s: the clocks of a majority of the members say so", seconds
             )
         elif self._knows_entry:
-            log.info("the last entry applied here is %.1f s old by the clocks of a majority of the members", seconds)
+            log.info(
+                "the last entry applied here is %.1f s old by the clocks of a majority of the members",
+                seconds,
+            )
 
     def _watch(self, off_ms: float) -> None:
         """Say once that this node's wall clock is off, and once that it is not any more."""

@@ -87,9 +87,9 @@ class GroupDirectory:
             store_identity(self._disk, self.path, identity)
             self._identity = identity
 
-    def member_id(self, new_id: bytes) -> bytes:
-        """The id of this directory as a member of a cluster; `new_id` if it has none yet."""
-        return member_id(self._disk, self.path, self._owner, new_id)
+    def member_id(self, incarnation: int) -> bytes:
+        """The id of this directory as a member of a cluster, made now of this incarnation if it has none yet."""
+        return member_id(self._disk, self.path, self._owner, incarnation)
 
     # Starting
 

@@ -234,7 +234,7 @@ class Group:
             directory, runtime, Versions(*machine.versions), sorted(config.nodes)
         )
         claim = self._incarnations.begin()
-        self.member_id = directory.member_id(runtime.random.randbytes(ID_BYTES))
+        self.member_id = directory.member_id(claim.incarnation)
         """The id of this node's data directory."""
         self._enrolment.introduced(config.name, self._introduction())
         self._submissions.begin(claim.incarnation)
@@ -552,7 +552,9 @@ class Group:
             return
         self._peers.connected(peer, self._runtime.monotonic())
         self._departures.drop(peer)
-        if self._links.protocol(peer) > OLDEST_PROTOCOL:
+        low, high = self.machine.versions
+        # Whose program can run one version only never goes to a log with a configuration: nobody asks who it is.
+        if low < high and self._links.protocol(peer) > OLDEST_PROTOCOL:
             self._transmit(peer, self._introduction())
         self._transmit(peer, self._own_status())
         self.engine.peer_connected(peer)

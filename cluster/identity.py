@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from hashlib import sha256
 from struct import Struct
 from typing import NamedTuple
 
 import msgpack
 
-from cluster.configuration import Versions
+from cluster.configuration import ID_BYTES, Versions
 from cluster.log.register import Register
 from cluster.log.segment import CorruptJournal, JournalError, UnknownFormat, path_in
 from cluster.log.twofold import pack_twice, read_copies, read_twice, unless_there_is_no_space
@@ -141,17 +142,19 @@ def claim_directory(
     return identity, Claim(start.incarnation, writes_lost)
 
 
-def member_id(disk: Disk, directory: str, owner: Owner, new_id: bytes) -> bytes:
-    """The id of this data directory as a member of a cluster; `new_id` if it has none yet, durably.
+def member_id(disk: Disk, directory: str, owner: Owner, incarnation: int) -> bytes:
+    """The id of this data directory as a member of a cluster; if it has none yet, a new one is stored.
 
-    Raises ForeignDirectory if the file is damaged, ForeignJournal, UnknownFormat or OSError. It is a file of its own
-    because programs of release 0.1 do not know it.
+    That is made of the incarnation that begins now, because no other life of this node has the same number. Raises
+    ForeignDirectory if the file is damaged, ForeignJournal, UnknownFormat or OSError. It is a file of its own because
+    programs of release 0.1 do not know it.
     """
     try:
         copies = load_member_copies(disk, directory, owner.key())
     except FileNotFoundError:
-        _store_member_id(disk, directory, owner, new_id)
-        return new_id
+        new = sha256(owner.key() + incarnation.to_bytes(8)).digest()[:ID_BYTES]
+        _store_member_id(disk, directory, owner, new)
+        return new
     known = next((copy for copy in copies if copy is not None), None)
     if known is None:
         raise ForeignDirectory(

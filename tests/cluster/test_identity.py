@@ -122,13 +122,15 @@ def test_a_directory_whose_log_says_who_the_members_are_needs_no_list() -> None:
 # The id of the member
 
 
-def id_of(disk: SimulatedDisk, new_id: bytes = b"n" * 16) -> bytes:
-    return member_id(disk, "group", OWNER, new_id)
+def id_of(disk: SimulatedDisk, incarnation: int = 1) -> bytes:
+    return member_id(disk, "group", OWNER, incarnation)
 
 
-def test_the_id_of_a_member_is_made_once() -> None:
+def test_the_id_of_a_member_is_made_once_and_another_directory_gets_another_one() -> None:
     disk = a_disk()
-    assert id_of(disk, b"1" * 16) == id_of(disk, b"2" * 16) == b"1" * 16
+    assert id_of(disk, 1) == id_of(disk, 2) == id_of(a_disk(), 1)
+    assert id_of(disk) != id_of(a_disk(), 2)
+    assert id_of(disk) != member_id(a_disk(), "group", OWNER._replace(node="b"), 1)
 
 
 @pytest.mark.parametrize("half", [0, 1])
@@ -139,7 +141,7 @@ def test_one_copy_of_the_id_is_enough_and_the_other_one_is_mended(half: int) -> 
     damaged = bytearray(whole)
     damaged[half * len(whole) // 2 + 5] ^= 1
     disk.replace_file(f"group/{MEMBER_FILE}", bytes(damaged))
-    assert id_of(disk, b"2" * 16) == known
+    assert id_of(disk, 2) == known
     assert disk.read_file(f"group/{MEMBER_FILE}") == whole
 
 

@@ -19,11 +19,12 @@ from chaos.sim.cluster import Options, Parts
 from chaos.sim.network import Connection, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, draw_options, run, with_largest_entries
 from cluster.clock import ClusterClock
+from cluster.configuration import Versions
 from cluster.connection import LinkBacklog
 from cluster.engine import Engine
 from cluster.envelope import Append, Appended
 from cluster.group import Group
-from cluster.identity import Identity
+from cluster.identity import Identity, Owner
 from cluster.log.compaction import Compact, compact_entry
 from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
@@ -382,7 +383,7 @@ class LinksWhoeverIsListed(Network):
     """The handshake compares neither lists nor versions."""
 
     def _agree(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> bool:
-        return dialler.name in acceptor.members
+        return dialler.name in acceptor.known.addresses
 
 
 def write_anew(register: Register, path: str, data: bytes) -> None:
@@ -390,8 +391,11 @@ def write_anew(register: Register, path: str, data: bytes) -> None:
     register._disk.replace_file(path, data)
 
 
-def let_everybody_in(_disk: Disk, _directory: str, _identity: Identity) -> None:
-    """In place of `identity._check`: whatever the configuration says now is right."""
+def let_everybody_in(
+    _disk: Disk, _directory: str, owner: Owner, versions: Versions, members: tuple[str, ...]
+) -> Identity:
+    """In place of `identity._checked`: whatever the node's file says now is right."""
+    return Identity(owner, versions.low, members)
 
 
 def let_clocks_jump(_checks: Checks, _time_ms: int) -> None:
@@ -674,7 +678,7 @@ HAZARDS = [
     ),
     Hazard(Parts(), FULL_DISKS, 20, "No space left", ("cluster.log.register.Register._write", write_anew)),
     Hazard(
-        Parts(), LISTS, 20, "both lead term", ("cluster.identity._check", let_everybody_in), first_seed=14
+        Parts(), LISTS, 20, "both lead term", ("cluster.identity._checked", let_everybody_in), first_seed=14
     ),
     Hazard(Parts(network=LinksWhoeverIsListed), VERSIONS, 20, "another state"),
     Hazard(
@@ -682,7 +686,7 @@ HAZARDS = [
         LISTS,
         20,
         "both lead term",
-        ("cluster.identity._check", let_everybody_in),
+        ("cluster.identity._checked", let_everybody_in),
         first_seed=6,
     ),
     Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged"),
