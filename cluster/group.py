@@ -262,6 +262,7 @@ class Group:
             self._apply,
             checkpoint.index if checkpoint else 1,
         )
+        self.engine.may_lead = self.damage is None
         self._make_durable()
         self.recovery = Recovery(config.name, self.configurations, directory.hard_state)
         self._peers = Peers(self.peers, runtime.monotonic())
@@ -350,10 +351,15 @@ class Group:
         """Find the configurations of the log behind `index`, the entry that the state is of."""
         if self._state.configuration is not None:
             self.configurations.begin(index, self._state.configuration)
-        for later in range(index + 1, self.journal.last_index + 1):
-            entry = self.journal.read(later)
-            if is_configuration(entry):
-                self.configurations.appended(later, entry)
+        try:
+            for later in range(index + 1, self.journal.last_index + 1):
+                entry = self.journal.read(later)
+                if is_configuration(entry):
+                    self.configurations.appended(later, entry)
+        except CorruptJournal as error:
+            # What it cannot read may be a configuration, so it must not lead; a lone node finds out when it applies it.
+            if self.peers:
+                self._note_damage(error)
 
     def _follow_configuration(self) -> None:
         """Have links, peers and clock go by the members that there are now."""
@@ -390,13 +396,16 @@ class Group:
         comes back as a learner.
         """
         if isinstance(error, CorruptJournal) and self.peers:
-            if self.damage is None:
-                log.error("%s: this node will be repaired from the others", error)
-                self.damage = error
+            self._note_damage(error)
             self._leave_if_the_others_can_go_on()
         else:
             self._directory.note_writes_lost()
             self._stop_for(error)
+
+    def _note_damage(self, error: CorruptJournal) -> None:
+        if self.damage is None:
+            log.error("%s: this node will be repaired from the others", error)
+            self.damage = error
 
     def _leave_if_the_others_can_go_on(self) -> None:
         """Stop for damage, as a follower, once the other voters are a majority without this node."""
