@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from qq.testing import ClusterNode, LocalCluster
 
 PATIENCE_S = 45.0
-RATE = 300
+RATE = 150
 """Messages a second over all publishers, each of which goes to two queues."""
 ENOUGH = 20
 """Confirms or deliveries that show that a client works."""
