@@ -22,12 +22,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgpack
 
 from cluster.membership import Membership
-from cluster.ports import pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -290,7 +289,9 @@ def configuration_from(fields: Any) -> Configuration:
 
 def make_configuration(time_ms: int, configuration: Configuration) -> bytes:
     """The entry with a configuration."""
-    return _HEAD.pack(CONFIGURATION, FORMAT_VERSION, time_ms) + pack(fields_of(configuration))
+    return _HEAD.pack(CONFIGURATION, FORMAT_VERSION, time_ms) + cast(
+        "bytes", msgpack.packb(fields_of(configuration))
+    )
 
 
 def is_configuration(entry: bytes) -> bool:

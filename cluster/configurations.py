@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.configuration import read_configuration
+from cluster.configuration import is_configuration, read_configuration
 
 if TYPE_CHECKING:
     from cluster.configuration import Configuration, Member
@@ -47,7 +47,9 @@ class Configurations:
         self._note()
 
     def appended(self, index: int, entry: bytes) -> None:
-        """An entry with a configuration is in the log now. Raises MalformedConfiguration."""
+        """An entry is in the log now, perhaps one with a configuration. Raises MalformedConfiguration."""
+        if not is_configuration(entry):
+            return
         self._held.append((index, read_configuration(entry)))
         self._note()
 

@@ -254,7 +254,7 @@ _KIND_APPEND = 1
 _KIND_FORWARD = 2
 _KIND_CHUNK = 11
 _KIND_OFFER = 12
-_KIND_INTRODUCTION = 17
+_KIND_INTRODUCTION = 18
 _SMALL: dict[int, type[Any]] = {
     3: Appended,
     4: VoteRequest,

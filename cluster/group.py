@@ -62,6 +62,7 @@ from cluster.handover import Handover
 from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import Owner
 from cluster.incarnation import Incarnations
+from cluster.link_ports import Links
 from cluster.log.hardstate import Standing
 from cluster.log.housekeeping import Housekeeping, HousekeepingSettings
 from cluster.log.journal import SegmentedJournal
@@ -71,7 +72,7 @@ from cluster.log.space import CHECK_INTERVAL_S, Space
 from cluster.log_matching import ForeignLog
 from cluster.machine import Machine
 from cluster.peers import MemberStatus, Peers, member_status
-from cluster.ports import Buffer, Disk, Links, Runtime
+from cluster.ports import Buffer, Disk, Runtime
 from cluster.recovery import Recovery
 from cluster.state import GroupState
 from cluster.submission import PendingSubmissions, Proposals, Reign
@@ -353,9 +354,7 @@ class Group:
             self.configurations.begin(index, self._state.configuration)
         try:
             for later in range(index + 1, self.journal.last_index + 1):
-                entry = self.journal.read(later)
-                if is_configuration(entry):
-                    self.configurations.appended(later, entry)
+                self.configurations.appended(later, self.journal.read(later))
         except CorruptJournal as error:
             # What it cannot read may be a configuration, so it must not lead; a lone node finds out when it applies it.
             if self.peers:

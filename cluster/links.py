@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from cluster.configuration import Versions
     from cluster.configurations import Configurations
     from cluster.connection import Frame
-    from cluster.ports import Buffer, LinkEvents
+    from cluster.link_ports import LinkEvents
+    from cluster.ports import Buffer
     from cluster.sockets import Address
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What the cluster needs from the outside world: time, randomness, a disk and links to the peers.
+"""What the cluster needs from the outside world: time, randomness and a disk; its links are in link_ports.py.
 
 Lives here: the protocols only. `realworld.py` and `links.py` implement them on asyncio and the operating system;
 the simulator (`chaos/sim`) implements them under a seed.
@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgpack
-
-if TYPE_CHECKING:
-    from cluster.configurations import Configurations
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -152,60 +149,6 @@ class Disk(Protocol):
         self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]
     ) -> None:
         """Like `submit`, on a third thread, for what may take seconds."""
-        ...
-
-
-class LinkEvents(Protocol):
-    """What a group hears from its links; all calls are on the loop."""
-
-    def peer_connected(self, peer: str) -> None:
-        """A new epoch begins: nothing of an earlier connection will arrive any more."""
-        ...
-
-    def peer_lost(self, peer: str, *, dead: bool) -> None:
-        """The epoch has ended. `dead`: the peer's host answered that no such process listens any more.
-
-        Called again with ``dead=True`` if that is learnt only after the connection was lost, and so for a peer that was
-        not there when this node started.
-        """
-        ...
-
-    def peer_drained(self, peer: str) -> None:
-        """A congested link has room again."""
-        ...
-
-    def part_received(self, peer: str) -> None:
-        """A part of a frame has arrived: the peer is alive, though the frame takes a while."""
-        ...
-
-    def frame_received(self, peer: str, frame: bytes) -> None: ...
-
-
-class Links(Protocol):
-    """One authenticated FIFO stream per peer."""
-
-    def register(self, group_id: int, events: LinkEvents) -> None:
-        """Deliver frames of this group, and connection events, to `events`."""
-        ...
-
-    def configure(self, member_id: bytes, configurations: Configurations) -> None:
-        """Keep links to the members by these configurations, under their names, and to nobody else.
-
-        `member_id` is the id of this node's data directory.
-        """
-        ...
-
-    def send(self, peer: str, group_id: int, buffers: Sequence[Buffer]) -> None:
-        """Queue one frame on the peer's current epoch; dropped if there is none. Never raises.
-
-        A frame of any size that `envelope.encode` makes is taken as long as the link is not congested.
-        """
-        ...
-
-    def connected(self, peer: str) -> bool: ...
-
-    def congested(self, peer: str) -> bool:
-        """Whether more is queued for the peer than the link's limit; if so, hold back until `peer_drained`."""
         ...
 
 

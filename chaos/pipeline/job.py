@@ -15,9 +15,9 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -30,7 +30,18 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chaos.history import SUFFIX
 from chaos.pipeline.schemas import BLOCK, BROKEN, FILE, HISTORY, PLACE, QUEUES, REACH
-from chaos.pipeline.session import FAILURES, LOCAL, QUICK, SparkError, Table, arrow, brief, collect, session
+from chaos.pipeline.session import (
+    FAILURES,
+    LOCAL,
+    QUICK,
+    SparkError,
+    Table,
+    arrow,
+    brief,
+    collect,
+    frame_of,
+    session,
+)
 from chaos.pipeline.transforms import timeline
 from chaos.pipeline.transforms.arrival import lost, owed, phantom
 from chaos.pipeline.transforms.duplicates import duplicates
@@ -49,7 +60,7 @@ FORMAT = 1
 EXAMPLES = 20
 """Rows that are shown of each broken promise."""
 QUICK_BYTES = 256 * 2**20
-"""A smaller history is judged sooner than it takes to make Spark fast."""
+"""A smaller history is judged sooner than it takes to make Spark fast, and fits into memory."""
 PARTITION_BYTES = 64 * 2**20
 """Of the history, for each part that is shuffled: it fits into memory as a hash table."""
 SHOWN = 100
@@ -101,26 +112,23 @@ class Run:
     rows: int | None = None
     """As many were recorded; None if that was not said yet when it was."""
 
-    def described(self) -> list[tuple[Any, ...]]:
+    def described(self) -> list[Mapping[str, Any]]:
         """The queues in the columns of `QUEUES`."""
-        return [
-            tuple({**queue, "queue": name}.get(key) for key in QUEUES.names)
-            for name, queue in self.queues.items()
-        ]
+        return [{**queue, "queue": name} for name, queue in self.queues.items()]
 
     def any_queue(self, key: str) -> bool:
         """Whether this is said of any queue."""
         return any(queue.get(key) not in {None, False} for queue in self.queues.values())
 
-    def reach(self) -> Iterator[tuple[str, str]]:
-        """Pairs of a queue and one where a message of it may turn up."""
+    def reach(self) -> Iterator[Mapping[str, str]]:
+        """The columns of `REACH`: a queue, and one where a message of it may turn up."""
         for queue in self.queues:
             seen: list[str] = []
             target: str | None = queue
             while target is not None and target not in seen:
                 seen.append(target)
                 target = self.queues.get(target, {}).get("dead_letters_to")
-            yield from ((queue, target) for target in seen)
+            yield from ({"queue": queue, "target": target} for target in seen)
 
 
 class Evidence(NamedTuple):
@@ -150,15 +158,16 @@ def _check(directory: Path, master: str, started_s: float) -> Verdict:
     run = read_run(directory)
     files = history_files(directory)
     size = sum(file.stat().st_size for file in files)
-    settings = QUICK if size < QUICK_BYTES and master.startswith("local") else {}
+    is_small = size < QUICK_BYTES and master.startswith("local")
     with (
-        session(master, directory / "logs" / "spark.log", settings) as spark,
+        session(master, directory / "logs" / "spark.log", QUICK if is_small else {}) as spark,
         TemporaryDirectory(dir=directory, prefix="check-") as scratch,
     ):
         partitions = max(spark.sparkContext.defaultParallelism, size // PARTITION_BYTES)
         spark.conf.set("spark.sql.shuffle.partitions", partitions)
         try:
-            return _Check(directory, spark, run, Path(scratch)).verdict(files, started_s)
+            keep = _in_memory if is_small else partial(_in_files, Path(scratch))
+            return _Check(directory, spark, run, keep).verdict(files, started_s)
         except FAILURES as error:
             raise SparkError(f"the check failed in Spark: {brief(error)}") from error
 
@@ -224,16 +233,30 @@ def read_rows(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
     return reduce(DataFrame.unionByName, read)
 
 
-class _Check:
-    """One check under way. What is needed more than once is kept in files: any executor can read them."""
+def _in_memory(_name: str, frame: DataFrame) -> DataFrame:
+    """Compute it, for the one process that does everything; a file takes longer to write than to fill."""
+    return frame.localCheckpoint()
 
-    def __init__(self, directory: Path, spark: SparkSession, run: Run, scratch: Path) -> None:
+
+def _in_files(directory: Path, name: str, frame: DataFrame) -> DataFrame:
+    """Compute it, for all executors: any of them can read files, whichever of them dies."""
+    place = str(directory / name)
+    frame.write.parquet(place)
+    return frame.sparkSession.read.schema(frame.schema).parquet(place)
+
+
+class _Check:
+    """One check under way. What is needed more than once is computed once, and kept."""
+
+    def __init__(
+        self, directory: Path, spark: SparkSession, run: Run, keep: Callable[[str, DataFrame], DataFrame]
+    ) -> None:
         self._directory = directory
         self._spark = spark
         self._run = run
-        self._scratch = scratch
-        self._queues = spark.createDataFrame(run.described(), QUEUES)
-        self._reach = spark.createDataFrame(list(run.reach()), REACH)
+        self._kept = keep
+        self._queues = frame_of(spark, run.described(), QUEUES)
+        self._reach = frame_of(spark, list(run.reach()), REACH)
 
     def verdict(self, files: Sequence[Path], started_s: float) -> Verdict:
         everything = self._kept("rows", read_rows(self._spark, files))
@@ -266,11 +289,6 @@ class _Check:
             figures=_figures(about, tables, arrow(outages), promises),
             problems=self._run.problems,
         )
-
-    def _kept(self, name: str, frame: DataFrame) -> DataFrame:
-        place = str(self._scratch / name)
-        frame.write.parquet(place)
-        return self._spark.read.schema(frame.schema).parquet(place)
 
     def _evidence(
         self, about: DataFrame, rows: DataFrame, operations: Mapping[str, Any]

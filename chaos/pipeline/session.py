@@ -12,18 +12,21 @@ import warnings
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from chaos.pipeline import java
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, Row
+    from pyspark.sql.types import StructType
 
 LOCAL = "local[2]"
 LOCAL_MEMORY = "2g"
@@ -134,6 +137,15 @@ def _sockets_left_open() -> Generator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield
+
+
+def frame_of(spark: SparkSession, rows: Sequence[Mapping[str, Any]], schema: StructType) -> DataFrame:
+    """A few rows, with null for what they do not say.
+
+    They are given as a table of Arrow: all else passes through Python processes of Spark, as often as it is read.
+    """
+    columns = {name: [row.get(name) for row in rows] for name in schema.names}
+    return spark.createDataFrame(pa.table(columns, to_arrow_schema(schema)), schema)
 
 
 def collect(frame: DataFrame) -> list[Row]:

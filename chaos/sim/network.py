@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from chaos.sim.world import SimulatedRuntime, World
-    from cluster.ports import Buffer, LinkEvents
+    from cluster.link_ports import LinkEvents
+    from cluster.ports import Buffer
 
 GROUP = 0
 PROBES = 6

@@ -21,12 +21,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 from pysyncobj.journal import Journal
 
-from cluster.configuration import is_configuration
-from cluster.entry import ENTRY_BYTES_MAX
+from cluster.entry import ENTRY_BYTES_MAX, is_regular
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.manifest import log_start, row_of, segment_name
 from cluster.log.sealed import footer_bytes
@@ -58,7 +57,6 @@ from cluster.log.term_runs import TermRuns
 from cluster.log.views import Entry, EntrySlice, LazyEntry
 
 if TYPE_CHECKING:
-    from cluster.configurations import Configurations
     from cluster.ports import Disk
 
 SEGMENT_BYTES = 64 * 2**20
@@ -72,6 +70,18 @@ CACHED_ENTRY_OVERHEAD_BYTES = 200  # tuple, integers, bytes header and dictionar
 
 class JournalMisuseError(Exception):
     """The caller broke the contract of the journal; its state is as before."""
+
+
+class EntryObserver(Protocol):
+    """Who has to know at once which entries are in the log: of others than batches, which are few."""
+
+    def appended(self, index: int, entry: bytes) -> None:
+        """The entry at `index`, which holds no batches, is in the log now."""
+        ...
+
+    def cut_from(self, index: int) -> None:
+        """The entries from `index` on were deleted."""
+        ...
 
 
 class SegmentedJournal(Journal):
@@ -96,7 +106,7 @@ class SegmentedJournal(Journal):
         identity: bytes,
         on_failure: Callable[[Exception], None],
         hard_state: HardStateFile,
-        configurations: Configurations | None = None,
+        observer: EntryObserver | None = None,
         *,
         writes_lost: bool = True,
         segment_bytes: int = SEGMENT_BYTES,
@@ -124,8 +134,7 @@ class SegmentedJournal(Journal):
         self._identity = identity
         self._on_failure = on_failure
         self._hard_state = hard_state
-        self._configurations = configurations
-        """They hear of entries with configurations that are added and deleted; None: nobody does."""
+        self._observer = observer
         self._failed = False
         self._segment_bytes = segment_bytes
         self._segment_entries = segment_entries
@@ -374,8 +383,8 @@ class SegmentedJournal(Journal):
         self._last = entry
         self.last_index = idx
         self.written += 1
-        if self._configurations is not None and is_configuration(command):
-            self._configurations.appended(idx, command)
+        if self._observer is not None and not is_regular(command):
+            self._observer.appended(idx, command)
 
     def _begin(self, index: int) -> None:
         """Begin an empty log with this index. Raises JournalMisuseError if it is below 1, or the log not empty."""
@@ -440,8 +449,8 @@ class SegmentedJournal(Journal):
         self._flight_index = min(self._flight_index, index - 1)
         self.last_index = index - 1
         self._note_last()
-        if self._configurations is not None:
-            self._configurations.cut_from(index)
+        if self._observer is not None:
+            self._observer.cut_from(index)
 
     def _cut_sealed(self, index: int) -> None:
         """Delete the entries from `index` on, which is at or before the first entry of the open segment."""

@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections import Counter, defaultdict
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -96,23 +97,33 @@ def _wait_for_confirms(file: Path, process: str, connections: int) -> None:
     """Wait until, of what is flushed, the process has had confirms on so many connections."""
     seen: set[str] = set()
     confirm = re.compile(rf'"process":"{process}",.*"type":"ok","op":"publish",.*"connection":"([^"]+)"')
-    while len(seen) < connections:
-        time.sleep(0.2)
-        seen = set(confirm.findall(file.read_text()))
+    for lines in _flushed(file):
+        seen.update(confirm.findall(lines))
+        if len(seen) >= connections:
+            break
 
 
 def _wait_for_all(file: Path) -> None:
     """Wait until, of what is flushed, every workload has done enough."""
     done: Counter[tuple[str, str]] = Counter()
     row = re.compile(r'"type":"ok","op":"(\w+)","workload":"(\w+)"')
-    while done["delete", "churn"] < DELETIONS or any(
-        done[op, name] < ENOUGH
-        for name in WORKLOADS
-        for op in ("publish", "deliver")
-        if (op, name) != ("deliver", "backlog")
-    ):
-        time.sleep(0.2)
-        done = Counter(row.findall(file.read_text()))
+    enough = dict.fromkeys(product(("publish", "deliver"), WORKLOADS), ENOUGH)
+    enough["deliver", "backlog"] = 0
+    enough["delete", "churn"] = DELETIONS
+    for lines in _flushed(file):
+        done.update(row.findall(lines))
+        if all(done[what] >= count for what, count in enough.items()):
+            break
+
+
+def _flushed(file: Path) -> Generator[str]:
+    """The whole lines that have come since the last time, for ever."""
+    rest = ""
+    with file.open(encoding="utf-8") as rows:
+        while True:
+            time.sleep(0.2)
+            lines, _, rest = (rest + rows.read()).rpartition("\n")
+            yield lines
 
 
 @pytest.fixture(params=["peaceful", "killed"])

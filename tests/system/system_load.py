@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from qq.testing import ClusterNode, LocalCluster
 
 PATIENCE_S = 45.0
-RATE = 300
+RATE = 150
 """Messages a second over all publishers, each of which goes to two queues."""
-ENOUGH = 20
+ENOUGH = 10
 """Confirms or deliveries that show that a client works."""
 SHOWN = 20
 SHARED, ORDERED = "shared", "ordered"

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from chaos.pipeline.schemas import HISTORY
-from chaos.pipeline.session import collect
+from chaos.pipeline.session import collect, frame_of
 from chaos.pipeline.transforms.timeline import faults
 
 # Spark has to be started.
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 NS = 10**9
 ENDED_S = 100
+WINDOWS = StructType().add("start", "double").add("end", "double").add("node", "string")
 Window = tuple[float, float]
 
 
@@ -38,12 +40,17 @@ def found(
 ) -> list[dict[str, Any]]:
     """The table of these rows, with windows of the whole cluster and of nodes."""
     spark.conf.set("spark.sql.shuffle.partitions", 2)
-    history = spark.createDataFrame([tuple(map(row.get, HISTORY.names)) for row in rows], HISTORY)
-    columns = "start double, end double, node string"
-    at_nodes = [(*window, node) for node, windows in of_nodes.items() for window in windows]
-    unavailable = spark.createDataFrame(at_nodes, columns)
-    outages = spark.createDataFrame([(*window, "everywhere") for window in everywhere or []], columns)
-    table = faults(history, unavailable, outages, 0, ENDED_S * NS)
+    unavailable = [(*window, node) for node, windows in of_nodes.items() for window in windows]
+    outages = [(*window, "everywhere") for window in everywhere or []]
+    table = faults(
+        frame_of(spark, rows, HISTORY),
+        *(
+            frame_of(spark, [dict(zip(WINDOWS.names, window, strict=True)) for window in windows], WINDOWS)
+            for windows in (unavailable, outages)
+        ),
+        0,
+        ENDED_S * NS,
+    )
     return [row.asDict() for row in collect(table)]
 
 

@@ -13,14 +13,17 @@ import pytest
 from pipeline_histories import History, Story, died
 from pyspark.sql import SparkSession
 
-from chaos.pipeline import java
-from chaos.pipeline.job import SHOWN, Verdict, check, describe, main
+from chaos.pipeline import java, job
+from chaos.pipeline.job import SHOWN, Promise, Verdict, check, describe, main
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
 ROW = '{"time_ns": 1, "process": "con", "call": 1, "type": "ok", "op": "deliver"}'
+
+
+LINE_BYTES = 1024
 
 
 def lines_of(run: Path) -> tuple[Path, list[str]]:
@@ -80,15 +83,15 @@ def test_a_line_that_is_no_row_is_named(run: Path, spark: SparkSession, line: st
     assert not list(run.glob("check-*"))
 
 
-@pytest.mark.parametrize("block_bytes", ["1g", "300b"], ids=["one block", "a block for each line"])
+@pytest.mark.parametrize("block_bytes", [2**30, LINE_BYTES], ids=["one block", "a block for each line"])
 @pytest.mark.parametrize("earlier_ns", [0, 5_000_000], ids=["equal", "falling"])
 def test_a_row_that_is_not_later_than_the_one_before_is_named(
-    run: Path, spark: SparkSession, earlier_ns: int, block_bytes: str
+    run: Path, spark: SparkSession, earlier_ns: int, block_bytes: int
 ) -> None:
     file, lines = lines_of(run)
     before, row = (json.loads(line) for line in lines[6:8])
-    lines[7] = json.dumps(row | {"time_ns": before["time_ns"] - earlier_ns}) + "\n"
-    file.write_text("".join(lines))
+    lines[7] = json.dumps(row | {"time_ns": before["time_ns"] - earlier_ns})
+    file.write_text("".join(f"{line.strip():{LINE_BYTES - 1}}\n" for line in lines))
     limits = {f"spark.sql.files.{name}": block_bytes for name in ("maxPartitionBytes", "openCostInBytes")}
     kept = {name: spark.conf.get(name) for name in limits}
     try:
@@ -150,7 +153,10 @@ def as_parquet(run: Path, **changes: Any) -> Path:
     return table
 
 
-def test_a_history_may_be_parquet(run: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_history_may_be_parquet_and_larger_than_memory(
+    run: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job, "QUICK_BYTES", 0)
     _, rows = lines_of(run)
     as_parquet(run)
     change_meta(run, "rows", None)  # one that does not say how much it recorded is judged without
@@ -215,17 +221,11 @@ def test_a_ratio_of_few_deliveries_is_not_said_to_be_kept(gone_wrong: tuple[Path
     assert line.split() == ["priority_ratio", "0", "0", "nothing", "to", "check"]
 
 
-def test_of_what_is_broken_both_is_told_the_promises_and_the_run(
-    run: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, lines = lines_of(run)
-    change_meta(run, "problems", ["the cluster does not heal"])
-    change_meta(run, "rows", None)
-    file.write_text("".join(lines[:-3]))  # the last message is not delivered
-    assert main([str(run)]) == 1
-    assert (
-        "INVALID: broken: lost; problems of the run: the cluster does not heal (" in capsys.readouterr().out
-    )
+def test_of_what_is_broken_both_is_told_the_promises_and_the_run() -> None:
+    broken = Promise("lost", False, checked=3, violations=1, examples=[{"id": "story#3"}], text="it arrives")
+    verdict = Verdict(False, None, rows=9, promises=[broken], problems=["the cluster does not heal"])
+    *_, last = describe(verdict).splitlines()
+    assert last == "INVALID: broken: lost; problems of the run: the cluster does not heal (9 rows in 0.0 s)"
 
 
 def test_a_failure_is_a_line_and_an_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
