@@ -6,6 +6,7 @@ receipt and never on sending; the others are msgpack arrays of the fields.
     append = 1 | term u64 | commit u64 | prev index u64 | prev term u64 | count u32 | table | payload...
     table  = (term u64, length u32)...
     chunk  = 11 | snapshot u64 | file u32 | offset u64 | crc32 u32 | data
+    transfer = 17 | term u64 | name
 
 Law: a frame that a node makes has at most `FRAME_BYTES_MAX`, so every link takes it.
 """
@@ -112,6 +113,13 @@ class TimeoutNow(NamedTuple):
     term: int
 
 
+class Transfer(NamedTuple):
+    """Asks the leader of `term` to hand over to the member `to`, or to anybody if that is empty."""
+
+    term: int
+    to: str
+
+
 class Forward(NamedTuple):
     """Batches for the leader of `term`, in their wire form one behind the other."""
 
@@ -150,6 +158,8 @@ class Status(NamedTuple):
     """Its wall clock, in milliseconds since 1970."""
     steady_ms: int
     """Its wall clock without jumps that are not believed yet (clock.py)."""
+    hears_leader: int
+    """1 if it leads, or has heard the leader within the last moments; else 0."""
 
 
 class SnapshotFile(NamedTuple):
@@ -222,6 +232,7 @@ Message = (
     | PreVote
     | HigherTerm
     | TimeoutNow
+    | Transfer
     | Forward
     | Status
     | Offer
@@ -240,6 +251,7 @@ _KIND_APPEND = 1
 _KIND_FORWARD = 2
 _KIND_CHUNK = 11
 _KIND_OFFER = 12
+_KIND_TRANSFER = 17
 _SMALL: dict[int, type[Any]] = {
     3: Appended,
     4: VoteRequest,
@@ -257,6 +269,7 @@ _SMALL: dict[int, type[Any]] = {
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
 _APPEND = struct.Struct("<BQQQQI")
 _FORWARD = struct.Struct("<BQ")
+_TRANSFER = struct.Struct("<BQ")
 _CHUNK = struct.Struct("<BQIQI")
 _ENTRY_FORMAT = "QI"
 
@@ -275,6 +288,8 @@ def encode(message: Message) -> list[Buffer]:
         return [_FORWARD.pack(_KIND_FORWARD, message.term), *message.batches]
     if isinstance(message, SnapshotChunk):
         return [_CHUNK.pack(_KIND_CHUNK, *message[:4]), message.data]
+    if isinstance(message, Transfer):
+        return [_TRANSFER.pack(_KIND_TRANSFER, message.term), message.to.encode()]
     if isinstance(message, Offer):
         return [bytes([_KIND_OFFER]), pack(message)]
     return [_SMALL_KINDS[type(message)], pack(message)]
@@ -290,6 +305,8 @@ def decode(frame: bytes) -> Message:
             return Forward(_FORWARD.unpack_from(frame)[1], [frame[_FORWARD.size :]])
         if kind == _KIND_CHUNK:
             return SnapshotChunk._make([*_CHUNK.unpack_from(frame)[1:], memoryview(frame)[_CHUNK.size :]])
+        if kind == _KIND_TRANSFER:
+            return Transfer(_TRANSFER.unpack_from(frame)[1], frame[_TRANSFER.size :].decode())
         if kind == _KIND_OFFER:
             *numbers, segments = msgpack.unpackb(frame[1:], use_list=False)
             if not all(map(_is_count, numbers)):

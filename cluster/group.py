@@ -40,10 +40,12 @@ from cluster.envelope import (
     SnapshotChunk,
     Spoilt,
     Status,
+    Transfer,
     Withdrawn,
     decode,
     encode,
 )
+from cluster.fitness import Verdict, may_stop, why_not_lead
 from cluster.handover import Handover
 from cluster.identity import Owner
 from cluster.incarnation import Incarnations
@@ -71,6 +73,8 @@ SNAPSHOT_ID_BITS = 20
 IN_FLIGHT_MAX = 2
 """At most this many entries are proposed and not yet committed. More would only make the entries smaller."""
 STATUS_INTERVAL_S = 1.0
+SILENT_S = 3 * STATUS_INTERVAL_S
+"""What a peer has last said of itself counts no more when it has been silent for this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,17 +366,31 @@ class Group:
     def pending_bytes(self) -> int:
         return self._submissions.pending_bytes
 
-    def transfer_leadership(self) -> bool:
-        """Hand leadership to a peer, before a planned stop; `leader` tells when it has changed.
+    def transfer_leadership(self, to: str | None = None) -> bool:
+        """Hand leadership to this peer, or to any; `leader` tells when it has changed.
 
-        Returns False if this node does not lead, or no peer is connected.
+        Returns False if nothing is begun: this node does not lead, no peer is connected, or the one that is meant is
+        not fit, is this node itself, or would get in the way of a handover that is under way.
         Nothing is proposed meanwhile: a peer that lacks the latest entry could not be elected.
         """
+        now_s = self._runtime.monotonic()
         if not self.engine.is_leader or self.is_alone:
             return False
-        self._handover.begin(self._runtime.monotonic())
+        if to is not None and (
+            to == self.config.name or self._handover.is_on(now_s) or self.why_not_lead(to) is not None
+        ):
+            return False
+        self._handover.begin(now_s, to)
         self._turns.ask()
         return True
+
+    def ask_for_transfer(self, to: str | None) -> None:
+        """Have the leader, whoever that is, hand over to this member, or to any. `leader` tells when it has."""
+        leader, term = self._reign
+        if leader == self.config.name:
+            self.transfer_leadership(to)
+        elif leader is not None:
+            self._transmit(leader, Transfer(term, to or ""))
 
     # Reading
 
@@ -388,6 +406,27 @@ class Group:
     def statuses(self) -> list[MemberStatus]:
         """The status of every member: this node's as it is now, the others' as they last told it."""
         return [self._status_of(name) for name in self._membership.members]
+
+    def why_not_lead(self, name: str) -> str | None:
+        """Why leadership should not go to this member, as far as is known here; None if it may."""
+        return why_not_lead(name, self._known())
+
+    def may_stop(self, name: str) -> Verdict:
+        """Whether the others go on when this member stops, as far as is known here."""
+        return may_stop(name, self.leader, self._membership, self._known())
+
+    def _known(self) -> dict[str, Status | None]:
+        """What each member that is heard says of itself, and None for the others."""
+        now_s = self._runtime.monotonic()
+        known: dict[str, Status | None] = {self.config.name: self._own_status()}
+        for peer in self.config.peers:
+            is_heard = self._links.connected(peer) and self._peers.silent_s(peer, now_s) < SILENT_S
+            known[peer] = self._peers.status(peer) if is_heard else None
+        return known
+
+    @property
+    def members(self) -> Sequence[str]:
+        return self._membership.members
 
     def _status_of(self, name: str) -> MemberStatus:
         if name == self.config.name:
@@ -412,6 +451,7 @@ class Group:
             self._clock.time_ms(now_s),
             self._wall_ms(),
             self._clock.steady_ms(now_s),
+            int(engine.hears_leader()),
         )
 
     def time_ms(self) -> int:
@@ -493,6 +533,9 @@ class Group:
                 self._peers.said(peer, message)
                 self._clock.hear(peer, message.steady_ms, self._runtime.monotonic())
                 self.recovery.heard(peer, message, leads=leads)
+            case Transfer():
+                if message.term == self.engine.term:
+                    self.transfer_leadership(message.to or None)
             case Offer():
                 self.engine.check_snapshot(peer, message.index, message.term)
                 self._taker.offered(peer, message)
@@ -565,6 +608,9 @@ class Group:
         if reign.leader or self._reign.leader:  # that there is still none is not logged with each term
             log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         self._reign = reign
+        self._tell_peers(
+            self._own_status()
+        )  # else they would know for up to a second that it hears no leader
         self._turns.ask()  # submissions go to the new leader
         self._events.leader_changed(*reign)
 
@@ -737,7 +783,8 @@ class Group:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
         if self._handover.is_on(self._runtime.monotonic()):
-            self._handover.ask(partial(self.engine.transfer_leadership, self._peers.not_voting()))
+            unfit = [*self._peers.not_voting(), *self._handover.not_meant(self.config.peers)]
+            self._handover.ask(partial(self.engine.transfer_leadership, unfit))
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)
