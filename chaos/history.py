@@ -201,6 +201,32 @@ class SteadyClock:
         return time.monotonic_ns() + self._offset_ns
 
 
+class Records(Protocol):
+    """Where rows go."""
+
+    def record(self, process: str, call: int, type_: Type, op: Operation, fields: Fields) -> None:
+        """Append one row. Keys whose value is None are left out."""
+        ...
+
+
+class KeptRows:
+    """Rows in memory, for a history that is judged where it was made."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.rows: list[Row] = []
+        self._clock = clock
+
+    def record(self, process: str, call: int, type_: Type, op: Operation, fields: Fields) -> None:
+        last_ns = self.rows[-1]["time_ns"] if self.rows else 0
+        time_ns = max(self._clock.now_ns(), last_ns + 1)
+        self.rows.append(_new_row(time_ns, process, call, type_, op, fields))
+
+
+def _new_row(time_ns: int, process: str, call: int, type_: Type, op: Operation, fields: Fields) -> Row:
+    row: Any = {"time_ns": time_ns, "process": process, "call": call, "type": type_, "op": op}
+    return row | {key: value for key, value in fields.items() if value is not None}
+
+
 class Recorder:
     """Appends rows to one file, for all threads. If the harness is killed, the last second may be missing."""
 
@@ -226,13 +252,12 @@ class Recorder:
         return Process(self, name, workload)
 
     def record(self, process: str, call: int, type_: Type, op: Operation, fields: Fields) -> None:
-        """Append one row. Keys whose value is None are left out; nothing happens after `close`."""
-        row = {"time_ns": 0, "process": process, "call": call, "type": type_, "op": op}
-        row |= {key: value for key, value in fields.items() if value is not None}
+        """Append one row; after `close` nothing happens."""
         with self._lock:
             if self._file.closed:
                 return
-            self._last_ns = row["time_ns"] = max(self.clock.now_ns(), self._last_ns + 1)
+            self._last_ns = max(self.clock.now_ns(), self._last_ns + 1)
+            row = _new_row(self._last_ns, process, call, type_, op, fields)
             self._file.write(self._encode(row) + "\n")
             self.counts[op, type_] += 1
             if time.monotonic() - self._flushed_s > FLUSH_INTERVAL_S:
@@ -256,9 +281,9 @@ class Recorder:
 class Process:
     """One client, or the nemesis: numbers its calls."""
 
-    def __init__(self, recorder: Recorder, name: str, workload: str | None) -> None:
+    def __init__(self, records: Records, name: str, workload: str | None = None) -> None:
         self.name = name
-        self._recorder = recorder
+        self._records = records
         self._numbers = count(1)
         self._always: Fields = {} if workload is None else {"workload": workload}
 
@@ -266,19 +291,19 @@ class Process:
         """Record that something begins; what comes back records how it ended."""
         fields = self._always | fields
         number = next(self._numbers)
-        self._recorder.record(self.name, number, "invoke", op, fields)
-        return Call(self._recorder, self.name, number, op, fields)
+        self._records.record(self.name, number, "invoke", op, fields)
+        return Call(self._records, self.name, number, op, fields)
 
     def event(self, op: Operation, type_: Type = "ok", **fields: Unpack[Fields]) -> None:
         """Record something that nobody asked for."""
-        self._recorder.record(self.name, next(self._numbers), type_, op, self._always | fields)
+        self._records.record(self.name, next(self._numbers), type_, op, self._always | fields)
 
 
 class Call:
     """An operation under way. Only the first end counts."""
 
-    def __init__(self, recorder: Recorder, process: str, number: int, op: Operation, fields: Fields) -> None:
-        self._recorder = recorder
+    def __init__(self, records: Records, process: str, number: int, op: Operation, fields: Fields) -> None:
+        self._records = records
         self._process = process
         self._number = number
         self._op: Operation = op
@@ -299,7 +324,7 @@ class Call:
     def _end(self, type_: Type, more: Fields) -> None:
         if not self._is_over:
             self._is_over = True
-            self._recorder.record(self._process, self._number, type_, self._op, self._fields | more)
+            self._records.record(self._process, self._number, type_, self._op, self._fields | more)
 
 
 def read(directory: Path) -> list[Row]:

@@ -14,6 +14,7 @@ its own, which `key_file` names instead of `key`.
 from __future__ import annotations
 
 import math
+import os
 import re
 import tomllib
 from dataclasses import dataclass, field, fields
@@ -31,7 +32,9 @@ NODES_MAX = 7  # every entry goes to every node: more members cost speed and add
 SECRET_LENGTH_MIN = 16  # the only thing between a peer port and the log
 SECRETS_MAX = 2  # the one in use, and the one that takes its place
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")  # a name is part of file names, metrics and wire messages
-_ENVIRONMENT_PREFIX = "QQ_"
+ENVIRONMENT_PREFIX = "QQ_"
+SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "product")
+"""Of the file, but for the `[[nodes]]`."""
 # Kubernetes tells every pod of its services, and one of them may be called "qq", or begin like that.
 _OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 TLS_VERSIONS = ("1.2", "1.3")
@@ -47,6 +50,8 @@ class _DefaultUser(TypedDict):
 
 class ConfigError(OperatingError):
     """The configuration cannot be used."""
+
+    exit_status = os.EX_CONFIG  # of its own: a start with the same configuration ends in the same way
 
 
 @dataclass(frozen=True, slots=True)
@@ -577,11 +582,11 @@ class _Reader:
             for key in table:
                 if key not in self._known[section]:
                     raise self._error(section, key, "there is no such key")
-        known = {_variable(section, key) for section, keys in self._known.items() for key in keys}
-        sections = tuple(_variable(section, "") for section in self._known)
+        known = {variable_of(section, key) for section, keys in self._known.items() for key in keys}
+        sections = tuple(variable_of(section, "") for section in self._known)
         for variable in sorted(self._environ.keys() - known):
             is_of_others = _OF_KUBERNETES.fullmatch(variable) and not variable.startswith(sections)
-            if variable.startswith(_ENVIRONMENT_PREFIX) and not is_of_others:
+            if variable.startswith(ENVIRONMENT_PREFIX) and not is_of_others:
                 raise ConfigError(f"environment: {variable}: there is no such key")
 
     def _find(self, section: str, key: str) -> Any:
@@ -589,7 +594,7 @@ class _Reader:
         table = self._document.get(section, {})
         if not isinstance(table, dict):
             raise ConfigError(f"{self._path}: [{section}]: must be a section")
-        return self._environ.get(_variable(section, key), table.get(key))
+        return self._environ.get(variable_of(section, key), table.get(key))
 
     def _required(self, section: str, key: str, default: Any) -> Any:
         value = self._find(section, key)
@@ -608,16 +613,17 @@ class _Reader:
         return value
 
     def _in_environment(self, section: str, key: str) -> bool:
-        return _variable(section, key) in self._environ
+        return variable_of(section, key) in self._environ
 
     def _error(self, section: str, key: str, what: str) -> ConfigError:
         if self._in_environment(section, key):
-            return ConfigError(f"environment: {_variable(section, key)}: {what}")
+            return ConfigError(f"environment: {variable_of(section, key)}: {what}")
         return ConfigError(f"{self._path}: [{section}] {key}: {what}")
 
 
-def _variable(section: str, key: str) -> str:
-    return f"{_ENVIRONMENT_PREFIX}{section}_{key}".upper()
+def variable_of(section: str, key: str) -> str:
+    """Tell what a key is called in the environment."""
+    return f"{ENVIRONMENT_PREFIX}{section}_{key}".upper()
 
 
 def _number_in(text: str) -> float | None:

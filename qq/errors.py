@@ -10,6 +10,9 @@ from enum import IntEnum
 class OperatingError(Exception):
     """Something outside the program is wrong; the text is one line for the operator."""
 
+    exit_status = 1
+    """Of a command that ends with this error."""
+
 
 class StartError(OperatingError):
     """The node cannot start or cannot go on."""

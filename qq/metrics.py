@@ -91,6 +91,7 @@ class RaftMetrics:
     """Changes of leader that this node has seen."""
     snapshots_installed: int
     """How often this node took another's state, because what it lacked was no longer in the leader's log."""
+    members: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,7 @@ def _gauges(snapshot: MetricsSnapshot) -> Iterator[Metric]:
 
 def _raft(raft: RaftMetrics) -> Iterator[Metric]:
     yield _gauge("raft_term", "Term of this node", raft.term)
+    yield _gauge("raft_members", "Nodes that this node's cluster has, up or down", raft.members)
     yield _gauge("raft_leader", "1 if this node is the leader", int(raft.is_leader))
     yield _standing(raft.standing)
     yield _gauge("raft_first_index", "First entry in this node's log", raft.first_index)

@@ -412,6 +412,7 @@ class Node:
                 checkpoint_index=group.housekeeping.newest_index,
                 elections=self.broker.elections,
                 snapshots_installed=group.snapshots_installed,
+                members=len(self.config.nodes),
             ),
             disk=DiskMetrics(
                 log_bytes=journal.disk_bytes,

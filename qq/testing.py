@@ -23,7 +23,6 @@ directory is left.
 
 from __future__ import annotations
 
-import os
 import random
 import secrets
 import signal
@@ -39,7 +38,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from qq.cli.asking import ask, change, why_not_ready
-from qq.cli.launch import PARENT_VARIABLE, SERVE_COMMAND
+from qq.cli.launch import SERVE_COMMAND, node_environment
 from qq.cli.layout import (
     HOST,
     HTTP_PORT_OFFSET,
@@ -128,7 +127,7 @@ class ClusterNode:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
+                env=node_environment(),
                 start_new_session=True,  # Ctrl-C is for the test
             )
 

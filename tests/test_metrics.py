@@ -23,6 +23,7 @@ def scrape(counters: Counters) -> dict[str, float]:
         checkpoint_index=70,
         elections=2,
         snapshots_installed=3,
+        members=3,
     )
     disk = DiskMetrics(log_bytes=5000, free_bytes=9000, free_limit_bytes=10_000, alarm=True)
     memory = MemoryMetrics(limit_bytes=7000, alarm=True)
@@ -50,6 +51,7 @@ def test_gauges_have_the_names_of_rabbitmq() -> None:
         "rabbitmq_queue_messages_ready": 10,
         "rabbitmq_queue_messages_unacked": 5,
         "rabbitmq_raft_term": 7,
+        "rabbitmq_raft_members": 3,
         "rabbitmq_raft_leader": 1,
         "rabbitmq_raft_first_index": 40,
         "rabbitmq_raft_last_index": 100,

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import secrets
 import shutil
@@ -44,7 +43,7 @@ import aiohttp
 from chaos.live.faulty_disk import lose_power
 from chaos.live.faulty_node import DISK_DIRECTORY, Faults
 from chaos.live.toxiproxy import Route, Stream, Toxiproxy
-from qq.cli.launch import PARENT_VARIABLE
+from qq.cli.launch import node_environment
 from qq.config import NodeAddress
 from qq.errors import OperatingError
 
@@ -165,7 +164,7 @@ class LiveCluster:
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=STDOUT,
-                env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
+                env=node_environment(),
                 start_new_session=True,  # Ctrl-C is for the harness
             )
         self._watchers[name] = asyncio.create_task(self._watch(name))

@@ -125,7 +125,7 @@ def main() -> int:
         )
     except OperatingError as error:
         print(error, file=sys.stderr)
-        return 1
+        return error.exit_status
 
 
 if __name__ == "__main__":

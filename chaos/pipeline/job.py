@@ -42,6 +42,7 @@ from chaos.pipeline.transforms.removal import removed, resurrected
 from chaos.pipeline.transforms.rows import checked, falling, parsed, tally, with_ends_of_transactions
 from chaos.pipeline.transforms.single_active import single_active, single_active_deliveries
 from chaos.pipeline.transforms.transactions import parts, transactions, tx_atomic
+from chaos.promises import PROMISES
 from qq.errors import OperatingError
 
 FORMAT = 1
@@ -53,22 +54,6 @@ PARTITION_BYTES = 64 * 2**20
 """Of the history, for each part that is shuffled: it fits into memory as a hash table."""
 SHOWN = 100
 """Characters of a broken line."""
-
-PROMISES = {
-    "lost": "every message that was confirmed arrives, if its queue was emptied and nobody removed it",
-    "phantom": "only what was published arrives",
-    "resurrected": "what was purged or deleted does not come back",
-    "unmarked_duplicate": "what arrives again is marked redelivered",
-    "dedup_duplicate": "what is published with a publisher id arrives once, however often it is published",
-    "order": "the messages of a publisher are delivered in the order in which they were published",
-    "delivery_limit": "no message comes back more often than its queue allows",
-    "priority_ratio": "while both wait, two messages of high priority are delivered for each normal one",
-    "single_active": "a queue with a single active consumer serves one consumer at a time",
-    "tx_atomic": "of a transaction that was committed everything happens, of any other nothing",
-    "dead_letter": "a dead letter arrives exactly once",
-}
-"""Each in a sentence."""
-
 
 Tables = Mapping[str, Table]
 """What the report shows, by name."""
@@ -300,7 +285,7 @@ class _Check:
             "lost": Evidence(owed(due), lost(about, due, reach)),
             "phantom": Evidence(delivered, phantom(about, reach)),
             "unmarked_duplicate": Evidence(
-                delivered.filter("not coalesce(dedup, false)"), again.filter("promise = 'unmarked_duplicate'")
+                delivered.filter("dedup = 0"), again.filter("promise = 'unmarked_duplicate'")
             ),
             "order": Evidence(comparable(about), order(about, who)),
         }
@@ -310,11 +295,11 @@ class _Check:
         if operations.keys() & {"tx_commit", "tx_rollback"}:
             published = self._kept("parts", parts(about, due, rows, reach))
             evidence["tx_atomic"] = Evidence(
-                transactions(rows), tx_atomic(published, about, due, rows, reach)
+                transactions(rows), tx_atomic(published, about, due, rows, reach, who)
             )
         if run.any_queue("dedup"):
             evidence["dedup_duplicate"] = Evidence(
-                delivered.filter("dedup"), again.filter("promise = 'dedup_duplicate'")
+                delivered.filter("dedup = 1"), again.filter("promise = 'dedup_duplicate'")
             )
         if run.any_queue("delivery_limit"):
             evidence["delivery_limit"] = Evidence(limited(rows, queues), delivery_limit(about, rows, queues))

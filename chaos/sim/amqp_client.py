@@ -1,7 +1,8 @@
 """An AMQP client of a simulated node: octets in, octets out, and a mind of its own.
 
 Lives here: what it does at random, what it is told, and what of that cannot be right by itself. Not here: the octets'
-way (client_socket.py), what is right for all clients together (told.py).
+way (client_socket.py), what is right for all clients together: it writes down what it sees, as the clients of live runs
+do (chaos/history.py), and that is judged (chaos/judge.py).
 
 Law: it knows the protocol from pamqp, not from the node's code, and believes only what it is told.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import pamqp.frame
 from pamqp import commands, header
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from chaos.history import Call, Fields, Process
     from chaos.sim.client_socket import ClientSocket
-    from chaos.sim.told import Told
     from chaos.sim.world import World
 
 Basic, Channel, Confirm, Connection, Exchange, Queue, Tx = (
@@ -53,6 +55,8 @@ UNCONFIRMED_MAX = 40
 THINKING_MAX_S = 0.8
 AWAY_MAX_S = 1.0
 NOT_READING_MAX_S = 1.5
+IGNORING_MAX_S = 6.0
+"""Longer than a node waits for a client that does not read its last words."""
 LARGE_BYTES = 20_000
 GONE_TEXT = "lost while the node was away"
 """An internal error that is none: the node says that it cannot give what it has taken from its queue."""
@@ -63,8 +67,8 @@ class Published:
     """What was published and is not confirmed."""
 
     ident: str
-    queues: tuple[str, ...]
-    is_unroutable: bool
+    calls: list[Call]
+    """One for each queue to which it goes."""
 
 
 @dataclass(slots=True)
@@ -96,14 +100,19 @@ class AmqpClient:
         self,
         name: str,
         world: World,
-        told: Told,
+        process: Process,
+        confirmed: Callable[[str], None],
+        fail: Callable[[str], None],
         connect: Callable[[AmqpClient], ClientSocket | None],
         interval_s: float,
     ) -> None:
+        """It tells of each message that is `confirmed` at once, and fails if it is told what cannot be."""
         self.name = name
         self._world = world
         self._random: Random = world.random(f"client {name}")
-        self._told = told
+        self._process = process
+        self._tell_confirmed = confirmed
+        self._tell_failure = fail
         self._connect = connect
         self._interval_s = interval_s
         self._socket: ClientSocket | None = None
@@ -112,6 +121,9 @@ class AmqpClient:
         self._stopped = self._draining = False
         self._last = 0
         """Number of the last message."""
+        self._tags = count(1)
+        """Of consumers."""
+        self._transactions = count(1)
         self._reset()
 
     def _reset(self) -> None:
@@ -121,7 +133,12 @@ class AmqpClient:
         self._next_publish = 1
         self._confirmed = 0
         self._returned: set[str] = set()
-        self._blocked = self._closing = False
+        self._blocked = False
+        self._closing = False
+        """It begins nothing more on this connection."""
+        self._has_offended = False
+        self._finished = False
+        """It sends nothing more on it."""
         self._is_ready = False
         """Everything is declared."""
 
@@ -135,12 +152,16 @@ class AmqpClient:
         """Begin nothing any more."""
         self._stopped = True
 
-    def drain(self) -> None:
-        """Consume whatever there is."""
+    def settle(self) -> None:
+        """Settle, in a transaction, all that was got and is not settled yet."""
         self._draining = True
         if self._is_ready:
-            self._drain_all()
             self._transact()
+
+    def drain(self) -> None:
+        """Connect anew, and consume whatever there is: what comes now was sent after all that was answered before."""
+        if self._is_ready and not self._closing:
+            self._close()
 
     @property
     def complaint(self) -> str:
@@ -160,14 +181,24 @@ class AmqpClient:
             if self._socket is None:
                 self._later(self._random.uniform(0.05, AWAY_MAX_S), self._connect_again)
                 return
+            self._process.invoke("connect", connection=self._connection)
             self._socket.send(b"AMQP\x00\x00\x09\x01")
 
     def lost(self) -> None:
         """The connection is gone: what was not confirmed may be there or not, and what was held comes back."""
         self._socket = None
-        self._told.lost(self.name)
+        self._process.event("connect", "info", connection=self._connection, detail="lost")
         self._reset()
         self._later(self._random.uniform(0.0, AWAY_MAX_S), self._connect_again)
+
+    @property
+    def _connection(self) -> str:
+        return f"{self.name}#{self._generation}"
+
+    def _on(self, number: int, **more: Unpack[Fields]) -> Fields:
+        """What the history says of something on a channel."""
+        where: Fields = {"connection": self._connection, "channel": number}
+        return where | more
 
     def _later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._world.after(delay_s, callback)
@@ -176,13 +207,13 @@ class AmqpClient:
         generation = self._generation
 
         def still() -> None:
-            if self._generation == generation and self._socket is not None:
+            if self._generation == generation and self._socket is not None and not self._finished:
                 callback()
 
         self._later(delay_s, still)
 
     def _fail(self, what: str) -> None:
-        self._told.fail(f"client {self.name} {what}")
+        self._tell_failure(f"client {self.name} {what}")
 
     # What it does
 
@@ -213,9 +244,12 @@ class AmqpClient:
             self._close_a_channel()
         elif choice < 0.97:
             self._stop_reading()
+        elif choice < 0.977:
+            self._close()
+        elif choice < 0.981:
+            self._offend()
         elif choice < 0.985:
-            self._call(0, Connection.Close(200, "bye", 0, 0), Connection.CloseOk, self._closed)
-            self._closing = True
+            self._finish()
         else:
             self._drop()
 
@@ -224,11 +258,18 @@ class AmqpClient:
         if self._is_ready:
             self._publish_some()
 
-    def _message(self) -> tuple[str, bytes]:
+    def _publish(
+        self, number: int, exchange: str, key: str, queues: tuple[str, ...], tx: str | None = None
+    ) -> Published:
         self._last += 1
         ident = f"{self.name}:{self._last}"
+        about = self._on(number, id=ident, publisher=self.name, sequence=self._last, attempt=1, tx=tx)
+        calls = [self._process.invoke("publish", **(about | {"queue": queue})) for queue in queues]
         size = LARGE_BYTES if self._random.random() < 0.02 else 0
-        return ident, f"{ident} ".encode().ljust(size, b".")
+        body = f"{ident} ".encode().ljust(size, b".")
+        method = Basic.Publish(exchange=exchange, routing_key=key, mandatory=not queues)
+        self._send(number, method, header.ContentHeader(0, len(body), Basic.Properties()), ContentBody(body))
+        return Published(ident, calls)
 
     def _place(self) -> tuple[str, str, tuple[str, ...]]:
         """Exchange, routing key and the queues to which they lead."""
@@ -250,30 +291,24 @@ class AmqpClient:
         ):
             return
         for _ in range(self._random.randint(1, 8)):
-            exchange, key, queues = self._place()
-            ident, body = self._message()
-            self._unconfirmed[self._next_publish] = Published(ident, queues, not queues)
+            self._unconfirmed[self._next_publish] = self._publish(PUBLISHING, *self._place())
             self._next_publish += 1
-            self._told.published(ident, queues)
-            self._send_message(PUBLISHING, exchange, key, body, mandatory=not queues)
-
-    def _send_message(
-        self, number: int, exchange: str, key: str, body: bytes, *, mandatory: bool = False
-    ) -> None:
-        method = Basic.Publish(exchange=exchange, routing_key=key, mandatory=mandatory)
-        self._send(number, method, header.ContentHeader(0, len(body), Basic.Properties()), ContentBody(body))
 
     def _consume(self, number: int, queue: str, prefetch: int) -> None:
         channel = self._channels.get(number)
         if channel is None or not channel.is_open or channel.calls or len(channel.consumers) >= 2:
             return
-        tag = f"{queue} {self._told.fresh()}"
+        self._begin_to_consume(channel, queue, prefetch)
+
+    def _begin_to_consume(self, channel: ClientChannel, queue: str, prefetch: int) -> None:
+        tag = f"{queue} {self.name}.{next(self._tags)}"
 
         def consuming(_: Any) -> None:
             channel.consumers[tag] = queue
 
-        self._call(number, Basic.Qos(prefetch_count=prefetch), Basic.QosOk)
-        self._call(number, Basic.Consume(queue=queue, consumer_tag=tag), Basic.ConsumeOk, consuming)
+        self._call(channel.number, Basic.Qos(prefetch_count=prefetch), Basic.QosOk)
+        self._process.invoke("consume", **self._on(channel.number, queue=queue, consumer=tag))
+        self._call(channel.number, Basic.Consume(queue=queue, consumer_tag=tag), Basic.ConsumeOk, consuming)
 
     def _cancel(self) -> None:
         for number in CONSUMING:
@@ -298,28 +333,22 @@ class AmqpClient:
         channel = self._channels.get(TRANSACTING)
         if channel is None or not channel.is_open or channel.calls or self._blocked:
             return
-        idents: list[tuple[str, tuple[str, ...]]] = []
+        tx = f"{self.name}/{next(self._transactions)}"
+        idents: list[str] = []
         for _ in range(self._random.randint(0, 4)):
             queue = self._random.choice([queue for queue in QUEUES if queue != SMALL])
-            ident, body = self._message()
-            self._told.published(ident, (queue,))
-            idents.append((ident, (queue,)))
-            self._send_message(TRANSACTING, "", queue, body)
-        settled: list[tuple[str, str]] = []
-        for tag, message in list(channel.unacked.items()):
+            idents.append(self._publish(TRANSACTING, "", queue, (queue,), tx).ident)
+        for tag in list(channel.unacked):
             if self._draining or self._random.random() < 0.6:
-                del channel.unacked[tag]
-                settled.append(message)
-                self._send(TRANSACTING, Basic.Ack(tag))
+                self._settle(channel, tag, "ack", Basic.Ack(tag), tx)
             else:
-                del channel.unacked[tag]
-                self._send(TRANSACTING, Basic.Reject(tag, requeue=True))
+                self._settle(channel, tag, "nack", Basic.Reject(tag, requeue=True), tx)
+        commit = self._process.invoke("tx_commit", **self._on(TRANSACTING, tx=tx))
 
         def committed(_: Any) -> None:
-            for ident, queues in idents:
-                self._told.confirmed(ident, queues)
-            for message in settled:
-                self._told.settled(*message)
+            commit.ok()
+            for ident in idents:
+                self._tell_confirmed(ident)
 
         self._call(TRANSACTING, Tx.Commit(), Tx.CommitOk, committed)
 
@@ -340,11 +369,29 @@ class AmqpClient:
                 number, Channel.Close(200, "", 0, 0), Channel.CloseOk, lambda _: self._open_channel(number)
             )
 
-    def _stop_reading(self) -> None:
+    def _stop_reading(self, most_s: float = NOT_READING_MAX_S) -> None:
         assert self._socket is not None
         self._socket.read(reads=False)
         socket = self._socket
-        self._later(self._random.uniform(0.0, NOT_READING_MAX_S), lambda: socket.read(reads=True))
+        self._later(self._random.uniform(0.0, most_s), lambda: socket.read(reads=True))
+
+    def _close(self) -> None:
+        """In good order."""
+        self._call(0, Connection.Close(200, "bye", 0, 0), Connection.CloseOk, self._closed)
+        self._closing = True
+
+    def _offend(self) -> None:
+        """Break the protocol, so that the node closes the connection; and perhaps do not read that."""
+        if self._random.random() < 0.5:
+            self._stop_reading(IGNORING_MAX_S)
+        self._send(0, Basic.Ack(1))
+        self._closing = self._has_offended = True
+
+    def _finish(self) -> None:
+        """Close one half of the connection: send nothing more, and read what comes until the node closes the other."""
+        assert self._socket is not None
+        self._socket.finish()
+        self._closing = self._finished = True
 
     def _drop(self) -> None:
         assert self._socket is not None
@@ -359,7 +406,7 @@ class AmqpClient:
     # The protocol
 
     def _send(self, number: int, *frames: Any) -> None:
-        if self._socket is not None:
+        if self._socket is not None and not self._finished:
             self._socket.send(b"".join(pamqp.frame.marshal(frame, number) for frame in frames))
 
     def _call(
@@ -463,14 +510,8 @@ class AmqpClient:
         channel = self._channels[CONSUMING[0]]
         if not channel.is_open:
             return
-        self._call(CONSUMING[0], Basic.Qos(prefetch_count=200), Basic.QosOk)
         for queue in QUEUES:
-            tag = f"{queue} drain {self._told.fresh()}"
-
-            def consuming(_: Any, tag: str = tag, queue: str = queue) -> None:
-                channel.consumers[tag] = queue
-
-            self._call(CONSUMING[0], Basic.Consume(queue=queue, consumer_tag=tag), Basic.ConsumeOk, consuming)
+            self._begin_to_consume(channel, queue, prefetch=200)
 
     def _answered(self, number: int, frame: Any) -> None:
         channel = self._channels.get(number)
@@ -485,7 +526,8 @@ class AmqpClient:
     def _closed_by_node(self, frame: Any) -> None:
         if frame.reply_code == 541 and GONE_TEXT not in frame.reply_text:
             self._fail(f"is told of an error of the node: {frame.reply_text}")
-        if frame.reply_code not in (320, 506, 541):
+        is_deserved = self._has_offended and frame.reply_code == 504
+        if not is_deserved and frame.reply_code not in (320, 506, 541):
             self._fail(f"has its connection closed: {frame.reply_code} {frame.reply_text}")
         self._send(0, Connection.CloseOk())
         self._closed(None)
@@ -521,16 +563,23 @@ class AmqpClient:
         if isinstance(frame, Basic.Return):
             self._returned.add(ident)
             return
+        self._delivered(channel, frame, queue, ident)
+
+    def _delivered(self, channel: ClientChannel, frame: Any, queue: str, ident: str) -> None:
         tag = frame.delivery_tag or 0
         if tag != channel.next_tag:
             self._fail(f"is given tag {tag} on channel {channel.number} after {channel.next_tag - 1}")
         channel.next_tag += 1
+        consumer: str | None = None
         if isinstance(frame, Basic.Deliver):
             consumer = frame.consumer_tag or ""
             queue = consumer.split(" ", 1)[0]
             if consumer not in channel.consumers:
                 self._fail(f"is given a message for {consumer}, which does not consume")
-        self._told.delivered(self.name, queue, ident, redelivered=frame.redelivered)
+        arrived = self._on(
+            channel.number, queue=queue, id=ident, consumer=consumer, redelivered=frame.redelivered
+        )
+        self._process.event("deliver", **arrived)
         channel.unacked[tag] = (queue, ident)
         if isinstance(frame, Basic.Deliver):
             delay_s = 0.0 if self._draining else self._random.uniform(0.0, THINKING_MAX_S)
@@ -549,20 +598,32 @@ class AmqpClient:
             return
         choice = 0.0 if self._draining else self._random.random()
         if choice < 0.6:
-            del channel.unacked[tag]
-            self._send(channel.number, Basic.Ack(tag))
+            self._settle(channel, tag, "ack", Basic.Ack(tag))
         elif choice < 0.75:
-            for earlier in [held for held in channel.unacked if held <= tag]:
-                del channel.unacked[earlier]
-            self._send(channel.number, Basic.Ack(tag, multiple=True))
+            *earlier, _ = [held for held in channel.unacked if held <= tag]
+            for each in earlier:
+                self._settle(channel, each, "ack")
+            self._settle(channel, tag, "ack", Basic.Ack(tag, multiple=True))
         elif choice < 0.85:
-            del channel.unacked[tag]
-            self._send(channel.number, Basic.Nack(tag, requeue=True))
+            self._settle(channel, tag, "nack", Basic.Nack(tag, requeue=True))
         elif choice < 0.92:
-            del channel.unacked[tag]
-            self._send(channel.number, Basic.Reject(tag, requeue=True))
+            self._settle(channel, tag, "nack", Basic.Reject(tag, requeue=True))
         else:
             self._while_connected(self._random.uniform(0.5, 3.0), partial(self._decide, channel, tag))
+
+    def _settle(
+        self,
+        channel: ClientChannel,
+        tag: int,
+        op: Literal["ack", "nack"],
+        frame: Frame | None = None,
+        tx: str | None = None,
+    ) -> None:
+        """Without a frame, another one says so of this message, too."""
+        queue, ident = channel.unacked.pop(tag)
+        self._process.invoke(op, **self._on(channel.number, queue=queue, id=ident, tx=tx))
+        if frame is not None:
+            self._send(channel.number, frame)
 
     # Confirms
 
@@ -576,9 +637,12 @@ class AmqpClient:
             published = self._unconfirmed.pop(tag)
             if isinstance(frame, Basic.Nack):
                 continue
-            if published.is_unroutable and published.ident not in self._returned:
+            if published.calls:
+                self._tell_confirmed(published.ident)
+            elif published.ident not in self._returned:
                 self._fail(f"is confirmed {published.ident}, which no queue got, before it is returned")
-            self._told.confirmed(published.ident, published.queues)
+            for call in published.calls:
+                call.ok()
 
 
 def _without(channel: ClientChannel, tag: str, _: Any) -> None:

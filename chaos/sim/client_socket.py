@@ -1,21 +1,22 @@
 """A client's TCP connection to a simulated node, under the production connection (`qq.amqp_server.connection`).
 
-Lives here: octets on their way, in order and late, and what becomes of them when a side goes or does not read. Not
-here: what they say (amqp_client.py), the network between nodes (network.py).
+Lives here: octets on their way, in order and late, and what becomes of them when a side ends, half or whole, or does
+not read. Not here: what they say (amqp_client.py), the network between nodes (network.py).
 
-Law: what one side has written the other reads in that order, or the connection is lost; and a process that is paused or
-gone neither reads nor writes.
+Law: what one side has written the other reads in that order. Behind it comes the end, if the connection was closed; if
+it was reset, the end may come before the last of it. A process that is paused or gone neither reads nor writes.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from qq.amqp_server.connection import ClientConnection, Peer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
     from chaos.sim.cluster import SimulatedNode
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 DELAY_MAX_S = 0.02
 NOTICED_AFTER_S = 0.3
 """So late at most a client notices that its node is gone."""
+RESETS = 0.5
+"""So many ends of a process, at either side, lose what is on its way."""
+_END = b""
+"""Behind all that was written."""
 
 
 class ClientSide(Protocol):
@@ -58,13 +63,21 @@ class ClientSocket:
         self._inbound: deque[bytes] = deque()
         """Arrived at the node, which does not read."""
         self._unread: deque[bytes] = deque()
-        """Written by the node, not taken by the client."""
+        """Arrived at the client, which does not read."""
         self._unread_bytes = 0
+        """Written by the node, not taken by the client."""
         self._high, self._low = 65_536, 16_384
         self._reads = True
         self._client_reads = True
         self._writing_paused = False
-        self._closing = self._ended = False
+        self._closing = False
+        """The node reads no more, and writes only what it has left to write."""
+        self._is_lost = False
+        """Nor that; its connection hears of the end now, ..."""
+        self._ended = False
+        """... or has."""
+        self._is_cut = False
+        """What the node has written last arrives no more."""
         self._over = False
         """For the client."""
         self._to_node_s = self._to_client_s = world.now_s
@@ -75,12 +88,20 @@ class ClientSocket:
     # The client's side
 
     def send(self, data: bytes) -> None:
-        self._to_node_s = self._later(self._to_node_s, partial(self._arrived, data))
+        self._to_node_s = self._later(self._to_node_s, partial(self._enter, partial(self._arrived, data)))
+
+    def finish(self) -> None:
+        """Send nothing more, and read on."""
+        self.send(_END)
 
     def drop(self) -> None:
-        """The client is gone, without a word."""
+        """The client's process ends: its kernel closes the connection, or resets it, as if there is more to read."""
         self._over = True
-        self._to_node_s = self._later(self._to_node_s, self._lost_by_node)
+        if self._unread or self._random.random() < RESETS:
+            ends = partial(self._end, ConnectionResetError("reset by the client"))
+            self._to_node_s = self._later(self._to_node_s, partial(self._enter, ends))
+        else:
+            self.finish()
 
     def read(self, *, reads: bool) -> None:
         """Have the client read, or leave what comes where it is."""
@@ -90,73 +111,93 @@ class ClientSocket:
 
     # On the way
 
-    def _later(self, not_before_s: float, callback: Any) -> float:
+    def _later(self, not_before_s: float, callback: Callable[[], None]) -> float:
         at_s = max(not_before_s, self._world.now_s + self._random.uniform(0.0, DELAY_MAX_S))
         self._world.at(at_s, callback)
         return at_s
 
-    def _enter(self, callback: Any) -> None:
+    def _enter(self, callback: Callable[[], None]) -> None:
         """Let the node's process do something, if it still is the one that has accepted the connection."""
         if self._node.life == self._life:
             self._node.runtime.enter(callback)
 
     def _arrived(self, data: bytes) -> None:
-        self._enter(partial(self._feed, data))
-
-    def _feed(self, data: bytes) -> None:
-        if self._closing:
-            return
         self._inbound.append(data)
         self._read_all()
 
     def _read_all(self) -> None:
         while self._inbound and self._reads and not self._closing:
-            self._connection.data_received(self._inbound.popleft())
+            data = self._inbound.popleft()
+            if data != _END:
+                self._connection.data_received(data)
+            elif not self._connection.eof_received():
+                self.close()
 
     def _left(self, data: bytes) -> None:
-        if not self._over:
+        """Let what the node has written come to the client, unless that is gone: then it is lost on the way."""
+        if self._over:
+            self._written(len(data))
+        elif not self._is_cut:
             self._unread.append(data)
             self._take()
 
     def _take(self) -> None:
         while self._unread and self._client_reads and not self._over:
             data = self._unread.popleft()
-            self._unread_bytes -= len(data)
-            self._client.received(data)
+            if data == _END:
+                self._lost_by_client()
+            else:
+                self._written(len(data))
+                self._client.received(data)
+
+    def _written(self, size: int) -> None:
+        """The node's kernel has got rid of so much."""
+        self._unread_bytes -= size
         if self._writing_paused and self._unread_bytes <= self._low:
             self._writing_paused = False
             self._enter(self._resume_writing)
+        if self._closing and not self._unread_bytes:
+            self._enter(self._end)
 
     def _resume_writing(self) -> None:
-        if not self._closing:
+        if not self._ended:
             self._connection.resume_writing()
+
+    def _end(self, error: Exception | None = None) -> None:
+        """For the node's connection."""
+        if self._ended:
+            return
+        self._ended = self._is_lost = self._closing = True
+        self._connection.connection_lost(error)
+        self._tell_client()
+
+    def _tell_client(self) -> None:
+        """Let the end come to the client: behind what has been written, or in place of it."""
+        end = self._lost_by_client if self._is_cut else partial(self._left, _END)
+        self._to_client_s = self._later(self._to_client_s, end)
 
     def _lost_by_client(self) -> None:
         if not self._over:
             self._over = True
+            self._unread.clear()
             self._client.lost()
 
-    def _lost_by_node(self) -> None:
-        self._enter(self._end)
-
-    def _end(self) -> None:
-        self._closing = True
-        if not self._ended:
-            self._ended = True
-            self._connection.connection_lost(None)
-
     def _look_at_node(self) -> None:
-        """A process that is gone resets its connections."""
-        if self._over:
+        """The kernel closes the connections of a process that is gone, or resets them."""
+        if self._over or self._ended:
             return
-        if self._node.life != self._life or not self._node.up:
-            self._lost_by_client()
-        else:
+        if self._node.life == self._life and self._node.up:
             self._world.after(self._random.uniform(0.0, NOTICED_AFTER_S), self._look_at_node)
+            return
+        self._ended = self._is_lost = self._closing = True
+        self._is_cut = self._random.random() < RESETS
+        self._tell_client()
 
     # The node's side
 
     def write(self, data: bytes) -> None:
+        if self._is_lost:
+            return
         self._unread_bytes += len(data)
         self._to_client_s = self._later(self._to_client_s, partial(self._left, data))
         if self._unread_bytes > self._high and not self._writing_paused:
@@ -184,10 +225,17 @@ class ClientSocket:
 
     def close(self) -> None:
         """All that was written arrives, and then the end."""
-        self.abort()
-
-    def abort(self) -> None:
         if not self._closing:
             self._closing = True
-            self._to_client_s = self._later(self._to_client_s, self._lost_by_client)
-            self._node.runtime.call_soon(self._end)
+            if not self._unread_bytes:
+                self._lose()
+
+    def abort(self) -> None:
+        """The end comes now, whatever has not been read yet."""
+        if not self._is_lost:
+            self._is_cut = self._random.random() < RESETS
+            self._lose()
+
+    def _lose(self) -> None:
+        self._is_lost = self._closing = True
+        self._node.runtime.call_soon(self._end)

@@ -1,7 +1,7 @@
 """AMQP clients at production sessions: what a client is told is what is judged.
 
-Lives here: the broker of each node's life, over the simulated group, and the clients of a run. Not here: what clients
-do and believe (amqp_client.py), what is right (told.py).
+Lives here: the broker of each node's life, over the simulated group, the clients of a run and their history. Not here:
+what clients do and believe (amqp_client.py), what is right (chaos/judge.py).
 
 Law: everything between the clients' octets and the ports of cluster/ports.py is production code, built as production
 builds it.
@@ -9,14 +9,18 @@ builds it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from chaos.history import KeptRows, Process
+from chaos.judge import violations
 from chaos.sim.amqp_client import AmqpClient
 from chaos.sim.client_socket import ClientSocket
 from chaos.sim.dead_letters import TaggedLog
-from chaos.sim.told import Told
+from chaos.sim.queue_checks import messages_of
 from chaos.sim.workload import Client, Generations
+from chaos.sim.world import WorldClock
 from cluster.applying import Confirmed, Expelled
 from cluster.strangers import Places
 from qq.amqp.connection import Settings
@@ -25,9 +29,10 @@ from qq.config import Limits
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
+from qq.stored.layout import frame_stop
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from chaos.sim.checks import Checks
     from chaos.sim.cluster import Options, SimulatedNode
@@ -36,19 +41,56 @@ if TYPE_CHECKING:
 
 CLIENTS = 6
 SALT = b"salt"
-LIMITS = Limits(write_buffer_bytes=16_384, publish_timeout_ms=0)
+PUBLISH_TIMEOUTS_MS = (0, 0, 300, 2_000)
+"""How long a message of a run may be unconfirmed until it is refused; 0: for ever."""
 FIRST_USER_S = 0.1
 """Between attempts of a leader to make the first user."""
 
 
-class NodeShell(NamedTuple):
+@dataclass(slots=True)
+class NodeShell:
     """What one life of a node has above its group."""
 
     life: int
     broker: Broker
     server: AmqpServer
-    told: list[Any]
+    told: list[Any] = field(default_factory=list)
     """Effects of the entry that is being applied."""
+    is_serving: bool = False
+    """It has begun to listen, and goes on until its end."""
+
+
+class LoggedMessages:
+    """Which messages of clients are in the log. It is the `AppliedListener` of the checks."""
+
+    def __init__(self, fail: Callable[[str], None]) -> None:
+        self._fail = fail
+        self._idents: set[str] = set()
+
+    def check(self, ident: str) -> None:
+        """A client is told that this message is safe."""
+        if ident not in self._idents:
+            self._fail(f"message {ident} is confirmed, and not in the log")
+
+    def batch(
+        self,
+        machine: Any,  # noqa: ARG002
+        origin: str,  # noqa: ARG002
+        index: int,  # noqa: ARG002
+        ordinal: int,  # noqa: ARG002
+        time_ms: int,  # noqa: ARG002
+        payload: memoryview,
+        effects: Sequence[Any],  # noqa: ARG002
+    ) -> None:
+        for message in messages_of(bytes(payload)).values():
+            body_at = frame_stop(message, 0) + 7
+            self._idents.add(message[body_at : message.index(b" ", body_at)].decode())
+
+    def entry_ended(self, machine: Any, time_ms: int, effects: Sequence[Any]) -> None:
+        """No messages come of the end of an entry, ..."""
+
+    def origin_down(self, machine: Any, origin: str, time_ms: int, effects: Sequence[Any]) -> None:
+        """... nor of that of a node."""
 
 
 class ClientWorkload(Generations[Client]):
@@ -60,17 +102,29 @@ class ClientWorkload(Generations[Client]):
     def __init__(self, world: World, checks: Checks, options: Options) -> None:
         super().__init__(checks)
         self.world = world
-        self.told = Told(checks.fail)
+        self.logged = LoggedMessages(checks.fail)
+        self.history = KeptRows(WorldClock(world))
+        timeout_ms = world.random("limits").choice(PUBLISH_TIMEOUTS_MS)
+        self._limits = Limits(write_buffer_bytes=16_384, publish_timeout_ms=timeout_ms)
         self._nodes: dict[str, SimulatedNode] = {}
         self._shells: dict[str, NodeShell] = {}
         """Of the present life of each node."""
         self._sockets = world.random("sockets")
-        self._amqp_clients = [
-            AmqpClient(f"a{number}", world, self.told, self._connect, options.submit_interval_s)
-            for number in range(CLIENTS)
-        ]
+        self._interval_s = options.submit_interval_s
+        self._amqp_clients = [self._new_amqp_client(f"a{number}") for number in range(CLIENTS)]
         for client in self._amqp_clients:
             client.start()
+
+    def _new_amqp_client(self, name: str) -> AmqpClient:
+        return AmqpClient(
+            name,
+            self.world,
+            Process(self.history, name),
+            self.logged.check,
+            self.checks.fail,
+            self._connect,
+            self._interval_s,
+        )
 
     # The course of a run
 
@@ -90,10 +144,19 @@ class ClientWorkload(Generations[Client]):
         """Who waits for what; empty at rest."""
         return next((client.complaint for client in self._amqp_clients if client.complaint), "")
 
+    def settle(self) -> None:
+        for client in self._amqp_clients:
+            client.settle()
+
     def drain(self) -> None:
-        self.told.draining = True
         for client in self._amqp_clients:
             client.drain()
+
+    def judge(self) -> None:
+        """After the drain: what clients have seen breaks no promise."""
+        found = sorted(violations(self.history.rows))
+        if found:
+            self.checks.fail(f"{len(found)} violations, the first are {found[:5]}")
 
     def left(self) -> int:
         """Messages in the queues, at the node that has most."""
@@ -106,7 +169,7 @@ class ClientWorkload(Generations[Client]):
     # Connections
 
     def _connect(self, client: AmqpClient) -> ClientSocket | None:
-        """Where somebody listens: as a node does, when it has caught up."""
+        """Where somebody listens."""
         nodes = [node for node in self._nodes.values() if self._listens(node)]
         if not nodes:
             return None
@@ -118,8 +181,14 @@ class ClientWorkload(Generations[Client]):
         return ClientSocket(self.world, self._sockets, node, server, place, client)
 
     def _listens(self, node: SimulatedNode) -> bool:
+        """As a node does, once it has caught up and takes full part, until its end."""
         shell = self._shell(node)
-        return node.up and shell is not None and shell.broker.live and bool(shell.broker.machine.users)
+        if not node.up or shell is None:
+            return False
+        if not shell.is_serving:
+            has_caught_up = shell.broker.live and node.group.describe_standing() is None
+            shell.is_serving = has_caught_up and bool(shell.broker.machine.users)
+        return shell.is_serving
 
     def _make_first_user(self, node: SimulatedNode, life: int) -> None:
         """As a node's composition root does it."""
@@ -140,9 +209,9 @@ class ClientWorkload(Generations[Client]):
         self._nodes[node.name] = node
         machine = cast("QueueMachine", node.machine.inner)
         log = TaggedLog(node, partial(self.submit, node))
-        broker = Broker(node.name, machine, log, node.disk, node.runtime, (), LIMITS)
+        broker = Broker(node.name, machine, log, node.disk, node.runtime, (), self._limits)
         server = AmqpServer(broker, Settings(), Places(100, 1000), complaints())
-        self._shells[node.name] = NodeShell(node.life, broker, server, [])
+        self._shells[node.name] = NodeShell(node.life, broker, server)
         self._make_first_user(node, node.life)
 
     def _shell(self, node: SimulatedNode) -> NodeShell | None:
@@ -171,7 +240,7 @@ class ClientWorkload(Generations[Client]):
         if shell is not None:
             effects = list(shell.told)
             shell.told.clear()
-            shell.broker.applied(0, effects)
+            shell.broker.applied(node.group.engine.applied_index, effects)
 
     def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None:
         super().resumed(node, sequence, outstanding)
@@ -182,7 +251,12 @@ class ClientWorkload(Generations[Client]):
     def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
         shell = self._shell(node)
         if shell is not None:
-            shell.broker.leader_changed(leader, 0)
+            shell.broker.leader_changed(leader, node.group.engine.term)
+
+    def alarm_changed(self, node: SimulatedNode, reason: str | None) -> None:
+        shell = self._shell(node)
+        if shell is not None:
+            shell.broker.alarm_changed(reason)
 
     def needed_from(self, node: SimulatedNode) -> int | None:
         shell = self._shell(node)

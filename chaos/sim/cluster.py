@@ -112,6 +112,9 @@ class NodeEvents:
     def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
         """Hear of whom the node takes for the leader."""
 
+    def alarm_changed(self, node: SimulatedNode, reason: str | None) -> None:
+        """Hear why publishers must wait, or that they need not any more (None)."""
+
     def needed_from(self, node: SimulatedNode) -> int | None:  # noqa: ARG002 - whoever reads no entries needs none
         """The first entry that is going to be read."""
         return None
@@ -296,7 +299,8 @@ class SimulatedNode:
         return min((index for index in needed if index is not None), default=None)
 
     def alarm_changed(self, reason: str | None) -> None:
-        """Clients look at `Group.alarm`."""
+        for events in self._cluster.events:
+            events.alarm_changed(self, reason)
 
 
 class SimulatedCluster:

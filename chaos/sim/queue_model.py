@@ -58,19 +58,21 @@ class QueueModel:
     number: int
     settings: QueueSettings
     ready: dict[Key, list[Message]] = field(default_factory=dict)
-    """And those that are delayed."""
+    """Messages that may be delivered, now or after a delay."""
     count: int = 0
-    """Of these."""
+    """How many these are."""
     held: int = 0
+    """How many consumers have and have not settled."""
     dying: deque[Message] = field(default_factory=deque)
-    """In the order of the machine."""
+    """Messages that are to be dead-lettered, in the order in which the machine does it."""
     died: list[Message] = field(default_factory=list)
-    """They follow, but were not looked for yet."""
+    """Messages that follow them, in an order that the machine has not been asked for yet."""
     dying_first: int = 0
+    """Number of the first of them, counted since the queue was declared."""
     expiries: list[tuple[int, int, Message]] = field(default_factory=list)
-    """A heap, with those that are not ready any more."""
+    """A heap of messages by the moment when they expire; some in it are not ready any more."""
     delays: list[tuple[int, int, Message]] = field(default_factory=list)
-    """A heap of those that were published with a delay, by the moment when they are due; likewise."""
+    """A heap of those that were published with a delay, by the moment when they are due; some are gone already."""
     order: dict[int, dict[int, Message]] = field(default_factory=dict)
     """By level and arrival, those that wait for their first delivery in their order."""
     newest: dict[int, int] = field(default_factory=dict)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chaos.course import Course, HealError, Plan
@@ -22,7 +21,7 @@ from chaos.sim.cluster import Options, Parts
 from chaos.sim.loop import SimulatedLoop
 from chaos.sim.run import CONVERGENCE_S, SERVICE_S, SLICE_S, Scene
 from chaos.sim.transport import SimulatedTransport
-from chaos.sim.world import EPOCH_MS
+from chaos.sim.world import WorldClock
 from chaos.workloads import catalog
 from chaos.workloads.transport import Endpoint
 from cluster.log.hardstate import Standing
@@ -30,8 +29,6 @@ from cluster.log.hardstate import Standing
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from chaos.sim.world import World
 
 RATE = 60.0
 """Messages a second of all workloads together: a simulated second of more takes longer than a real one."""
@@ -64,14 +61,6 @@ OPTIONS = Options(
     retained_bytes=256 * 1024,
     message_bytes_max=64 * 1024,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class WorldClock:
-    world: World
-
-    def now_ns(self) -> int:
-        return EPOCH_MS * 1_000_000 + int(self.world.now_s * 1e9)
 
 
 def record(

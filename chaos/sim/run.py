@@ -222,7 +222,7 @@ class Simulation(Scene):
     def _workload(self) -> ClientWorkload | LedgerWorkload | QueueWorkload:
         if self.options.clients:
             of_clients = ClientWorkload(self.world, self.checks, self.options)
-            self.checks.listener = of_clients.told
+            self.checks.listener = of_clients.logged
             return of_clients
         if self.options.queues:
             return QueueWorkload(self.world, self.checks, self.options, self.oracle)
@@ -255,9 +255,11 @@ class Simulation(Scene):
     def _check_clients(self, workload: ClientWorkload) -> None:
         """Everybody is told everything; what was confirmed can be consumed, and then nothing is left."""
         self._until(lambda: not workload.complaint, SERVICE_S, lambda: workload.complaint)
+        workload.settle()
+        self._until(lambda: not workload.complaint, SERVICE_S, lambda: workload.complaint)
         workload.drain()
         self._until(lambda: not workload.left(), DRAIN_S, lambda: f"{workload.left()} messages are left")
-        workload.told.check_nothing_lost()
+        workload.judge()
 
     def _until(self, done: Callable[[], bool], within_s: float, complaint: Callable[[], str]) -> None:
         deadline_s = self.world.now_s + within_s * (1 + self.options.disk_slowness / SLOW_DISK)

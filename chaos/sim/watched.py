@@ -1,4 +1,4 @@
-"""Machines that are watched: what each call did is compared with what it did in other lives, and states likewise.
+"""Machines that are watched: what each call did, and what state it left, is compared with what it was in other lives.
 
 Lives here: what stands between a group and its machine. Not here: what was seen before (checks.py), what it means for
 queues (queue_checks.py).

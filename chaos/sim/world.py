@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EPOCH_MS = 1_700_000_000_000
+TICK_S = 1e-6
+"""Who asks for less waits so long: a real clock goes on meanwhile, even if a sum of times is rounded."""
 
 
 class Event:
@@ -83,6 +85,16 @@ class World:
         return self._trace.hexdigest()
 
 
+class WorldClock:
+    """The true time, for histories."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now_ns(self) -> int:
+        return EPOCH_MS * 1_000_000 + int(self._world.now_s * 1e9)
+
+
 class WallClock:
     """A node's idea of the time of day: wrong, and changed now and then."""
 
@@ -134,7 +146,8 @@ class SimulatedRuntime:
         self._world.after(0.0, partial(self.enter, callback))
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Event:
-        return self._world.after(delay_s, partial(self.enter, callback))
+        wait_s = TICK_S if 0 < delay_s < TICK_S else delay_s
+        return self._world.after(wait_s, partial(self.enter, callback))
 
     def fail(self, error: BaseException) -> None:
         if self.alive:

@@ -258,6 +258,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _handle_all(self, events: list[Event]) -> None:
         for event in events:
+            if self._amqp.phase is Phase.CLOSING:
+                return  # one of them has failed the connection: nothing behind that is carried out or answered
             match event:
                 case LoginAttempt():
                     self._login(event)

@@ -128,6 +128,8 @@ class Outgoing:
 
     def send(self, frame: bytes) -> None:
         """Send a method. It does not wait for room: the connection limits methods by not reading more requests."""
+        if self._closed:
+            return
         if self._waiting:
             self._put_answer(frame)
         else:

@@ -3,7 +3,7 @@
 Lives here: the subcommands and their options. A command is a module with a function that returns the exit status; it is
 imported when it is called for, because a node is large and most commands are small.
 
-Law: an operating error is one line on standard error and exit status 1, never a traceback.
+Law: an operating error is one line on standard error and the exit status of its kind, never a traceback.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(options)
     except OperatingError as error:
         print(f"qq {_name(options)}: {error}", file=sys.stderr)
-        return 1
+        return error.exit_status
     except KeyboardInterrupt:  # before the command had its own signal handlers
         return 130
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.cli.layout import PASSWORD, USER
-from qq.config import read_hidden
+from qq.config import ConfigError, read_hidden
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
@@ -36,5 +36,8 @@ def client_login(
                 raise CommandError(f"environment: give either {_PASSWORD} or {_PASSWORD_FILE}")
             password_file = Path(environ[_PASSWORD_FILE])
     if password_file is not None:
-        password = read_hidden(password_file)
+        try:
+            password = read_hidden(password_file)
+        except ConfigError as error:
+            raise CommandError(str(error)) from None
     return ClientLogin(user or environ.get(_USER, USER), PASSWORD if password is None else password)

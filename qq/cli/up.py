@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import signal
 import socket
 from asyncio.subprocess import DEVNULL, STDOUT, Process
@@ -19,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from qq.cli.asking import why_not_ready
-from qq.cli.launch import PARENT_VARIABLE, SERVE_COMMAND
+from qq.cli.launch import SERVE_COMMAND, node_environment
 from qq.cli.layout import HOST, PASSWORD, USER, LocalNode, local_nodes, locked, prepare, write_cluster_file
 from qq.cli.screen import LogReader, Screen
 from qq.errors import CommandError
@@ -146,7 +145,7 @@ class _Cluster:
                     stdin=DEVNULL,
                     stdout=log,
                     stderr=STDOUT,
-                    env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
+                    env=node_environment(),
                     start_new_session=True,  # Ctrl-C is for us: we stop the nodes
                 )
         except OSError as error:

@@ -30,6 +30,7 @@ from qq.http.requests import (
 )
 from qq.http.view import Unavailable
 from qq.machine.commands import DeleteExchange, UnbindExchange, UnbindQueue
+from qq.machine.declaring import stripped
 from qq.routing.exchanges import DEFAULT_EXCHANGE, DEFAULT_EXCHANGE_SHOWN
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _name(request: web.Request, part: str) -> str:
 
 
 def _ends(request: web.Request) -> tuple[str, tuple[str, str]]:
-    """The source of the binding in the path, and the kind and the name of its destination."""
+    """The source of the binding in the path, and the kind and the name of its destination, as the log has them."""
     kind = KINDS[request.match_info["kind"]]
     name = request.match_info["destination"] if kind == "queue" else _name(request, "destination")
-    return _name(request, "source"), (kind, name)
+    return stripped(_name(request, "source")), (kind, stripped(name))

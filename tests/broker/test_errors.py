@@ -157,6 +157,26 @@ def test_both_sides_may_close_the_connection_at_once(raw: RawClient) -> None:
     raw.expect_end()
 
 
+def test_what_is_sent_together_with_a_mistake_of_the_connection_is_not_carried_out_behind_it(
+    node: ClusterNode, raw: RawClient, queue: str
+) -> None:
+    """Nor on a channel that is opened behind the mistake: connection.close is the last that the client hears."""
+    raw.write(
+        marshal(1, Basic.Qos(prefetch_size=1))
+        + marshal(2, Chan.Open())
+        + marshal(2, Chan.Flow(active=True))
+        + marshal(2, Queue.Declare(queue=queue))
+    )
+    raw.expect_close(540, "NOT_IMPLEMENTED - prefetch_size!=0 (1)")
+    raw.send(0, Conn.CloseOk())
+    with pytest.raises(EOFError):
+        raw.receive()
+    with RawClient(node.amqp_port) as other:
+        other.open_channel(1)
+        other.send(1, Queue.Declare(queue=queue, passive=True))
+        other.expect_close(404, f"NOT_FOUND - no queue '{queue}' {HERE}", channel=1)
+
+
 def test_a_closed_connection_returns_what_it_held(node: ClusterNode, raw: RawClient, queue: str) -> None:
     raw.call(1, Queue.Declare(queue=queue), Queue.DeclareOk)
     raw.write(publish(1, queue, b"m") * 4)

@@ -252,6 +252,23 @@ def test_a_consumer_whose_queue_is_gone_is_cancelled_and_one_not_yet_there_is_no
     client.expect_nothing_more()
 
 
+def test_nothing_follows_the_end_of_a_channel_whose_last_answer_a_snapshot_brings(
+    broker: LoneBroker, client: Client, other: Client
+) -> None:
+    client.consume("gone")
+    client.declare("q2")
+    client.call(1, Basic.Consume(queue="q2", consumer_tag="cancelled"), Basic.ConsumeOk)
+    broker.skip()
+    other.send(1, Queue.Delete(queue="q"))
+    other.settled()
+    client.send(1, Basic.Cancel("cancelled"), commands.Channel.Close(200, "bye", 0, 0))
+    client.settled()
+    broker.resume()
+    client.expect(Basic.CancelOk)
+    client.expect(commands.Channel.CloseOk)
+    client.expect_nothing_more()
+
+
 def test_several_consumers_cancelled_by_a_change_of_leader_hear_of_it(
     broker: LoneBroker, client: Client
 ) -> None:

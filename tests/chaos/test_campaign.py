@@ -12,7 +12,7 @@ import pytest
 from chaos import campaign
 from chaos.live.command import parse_duration
 from chaos.live.nemesis import NAMES
-from chaos.pipeline.job import PROMISES
+from chaos.promises import PROMISES
 
 
 class Runs:

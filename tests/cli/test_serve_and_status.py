@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socketserver
 import subprocess
@@ -72,7 +73,7 @@ def test_serve_says_in_one_line_why_the_node_cannot_start(tmp_path: Path, config
 
 def test_serve_says_in_one_line_what_is_wrong_with_the_configuration(tmp_path: Path, config: Path) -> None:
     with started(tmp_path, "serve", "--config", str(config), QQ_NODE_NAME="n9") as qq:
-        assert qq.exit_status() == 1
+        assert qq.exit_status() == os.EX_CONFIG
         assert qq.errors == f"qq serve: {config}: [node] name: 'n9' is not the name of one of the [[nodes]]\n"
 
 
@@ -80,7 +81,7 @@ def test_serve_refuses_a_variable_that_is_no_setting_but_those_of_commands(
     tmp_path: Path, config: Path
 ) -> None:
     with started(tmp_path, "serve", "--config", str(config), QQ_CLUSTR_SECRET="s" * 16) as qq:
-        assert qq.exit_status() == 1
+        assert qq.exit_status() == os.EX_CONFIG
         assert qq.errors == "qq serve: environment: QQ_CLUSTR_SECRET: there is no such key\n"
     of_status = {"QQ_USER": "guest", "QQ_PASSWORD": "guest", "QQ_PASSWORD_FILE": "p"}
     with started(tmp_path, "serve", "--config", str(config), **of_status) as qq:
@@ -129,7 +130,8 @@ def test_status_takes_the_password_from_an_option_or_the_environment(
 
     def said(*options: str, **environ: str) -> str:
         with started(tmp_path, "status", "--http", url, *options, **environ) as qq:
-            assert (qq.exit_status() == 0) is (qq.errors == "")
+            used_wrongly = "usage:" in qq.errors
+            assert qq.exit_status() == (2 if used_wrongly else 1 if qq.errors else 0)
             return qq.errors.removeprefix("qq status: ").removesuffix("\n")
 
     with started(tmp_path, "serve", "--config", str(config), **default) as node:

@@ -70,6 +70,17 @@ def test_three_nodes_are_described_before_the_cluster_is_called_ready(data_dir: 
                 assert answer.status == 200
 
 
+def test_nodes_are_given_settings_of_the_environment_and_nothing_else_that_begins_like_them(
+    data_dir: Path, base_port: int
+) -> None:
+    of_others = {"QQ_SECRET": "of another program", "QQ_NODE_NAME": "n1", "QQ_NODE_DATA_DIR": "/dev/null"}
+    settings = {"QQ_NODE_LOG_LEVEL": "error"}
+    with up(data_dir, base_port, "--nodes", "3", **of_others, **settings) as qq:
+        qq.until_line("cluster ready")
+        for node in nodes_of(data_dir):
+            assert (data_dir / node["name"] / "log").read_text() == f"{node['name']} serves\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_nodes_and_the_exit_status_is_0(
     data_dir: Path, base_port: int, number: signal.Signals

@@ -11,6 +11,8 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+RUNS_AS = 10001
+"""The user and the group of a node, in images, pods and on hosts."""
 WHEEL_OPTIONS = ("--no-deps", "--no-build-isolation")
 
 

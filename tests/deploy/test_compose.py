@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jsonschema import Draft202012Validator
 
 from chaos.live import toxiproxy
 from chaos.live.command import _parser, parse_duration, parse_endpoints
+from qq.cli import credentials
 from qq.config import ConfigError, NodeConfig, load
 from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
 
@@ -83,11 +85,18 @@ def test_nodes_need_a_secret() -> None:
 
 
 def test_password_and_secret_are_those_of_the_environment() -> None:
-    given = interpolated(document(FILE), {"QQ_PASSWORD": "p4ss", "QQ_SECRET": "s" * 16})["services"]
+    given = interpolated(document(FILE), {"QQ_PASSWORD": "p4ss", "QQ_CLUSTER_SECRET": "s" * 16})["services"]
     for name in NODES:
         assert given[name]["environment"]["QQ_USERS_DEFAULT_PASSWORD"] == "p4ss"
         assert given[name]["environment"]["QQ_CLUSTER_SECRET"] == "s" * 16
     assert "--password=p4ss" in given["chaos"]["command"]
+
+
+def test_a_shell_with_the_variables_of_the_file_can_start_a_node_that_is_not_in_a_container() -> None:
+    used = set(re.findall(r"\$\{(QQ_\w+)", FILE.read_text()))
+    assert used
+    settings = dict.fromkeys(used - {*credentials.VARIABLES}, "s" * 16)
+    load(ROOT / mounts("n1")["/etc/qq/node.toml"], SERVICES["n1"]["environment"] | settings)
 
 
 def test_no_two_services_take_the_same_port_of_the_machine() -> None:

@@ -9,13 +9,15 @@ import sys
 import zipfile
 from collections.abc import Generator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import metadata
 from pathlib import Path
 from threading import Thread
 
 import pytest
-from deployment import DEPLOY, WHEEL_OPTIONS
+from deployment import DEPLOY, RUNS_AS, WHEEL_OPTIONS
 from dockerfile import Instruction, stages
 
+from qq import __version__
 from qq.config import load
 from qq.testing import ClusterNode
 
@@ -45,9 +47,29 @@ def test_a_node_is_what_is_built_by_default() -> None:
 @pytest.mark.parametrize("stage", ["node", "chaos"])
 def test_nothing_runs_as_root(stage: str) -> None:
     user = only(stage, "USER").text
-    assert user == "10001:10001"
+    assert user == f"{RUNS_AS}:{RUNS_AS}"
     created = next(step.text for step in instructions(stage, "RUN") if "useradd" in step.text)
-    assert f"--uid {user.split(':', 1)[0]}" in created
+    assert f"groupadd --system --gid {RUNS_AS} qq" in created
+    assert f"useradd --system --uid {RUNS_AS} --gid qq" in created
+
+
+@pytest.mark.parametrize("stage", ["node", "chaos"])
+def test_an_image_says_what_it_is(stage: str) -> None:
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', only(stage, "LABEL").text))
+    arguments = dict(re.findall(r"^ARG (\w+)=(.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE))
+    assert labels.keys() == {"title", "description", "licenses", "version", "revision"}
+    assert (labels["licenses"], labels["version"], labels["revision"]) == (
+        metadata("qq-broker")["License-Expression"],
+        "${VERSION}",
+        "${REVISION}",
+    )
+    assert arguments["VERSION"] == __version__
+    # What stands before the first stage is not known in one that does not ask for it.
+    assert [step.text for step in instructions(stage, "ARG")] == ["VERSION", "REVISION"]
+
+
+def test_a_node_describes_itself_as_its_package_does() -> None:
+    assert f'description="{metadata("qq-broker")["Summary"]}"' in only("node", "LABEL").text
 
 
 def test_an_image_has_the_packages_and_not_what_they_were_built_with() -> None:

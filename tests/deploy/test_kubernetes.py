@@ -9,7 +9,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from deployment import DEPLOY, document, documents
+from deployment import DEPLOY, RUNS_AS, document, documents
 from dockerfile import stages
 
 from qq.config import ConfigError, NodeConfig, load
@@ -24,23 +24,38 @@ MANIFESTS = {
     for file in sorted(DIRECTORY.glob("*.yaml"))
     for manifest in documents(file)
 }
+NETWORK = MANIFESTS["NetworkPolicy", "qq"]["spec"]
 SECRET = document(DIRECTORY / "example" / "secret.yaml")
 SET = MANIFESTS["StatefulSet", "qq"]
 POD = SET["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 PODS = [f"qq-{number}" for number in range(SET["spec"]["replicas"])]
 MOUNTED = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
+CERT_MANAGER = {
+    (manifest["kind"], manifest["metadata"]["name"]): manifest
+    for manifest in documents(DIRECTORY / "cert-manager" / "certificates.yaml")
+}
+OPERATORS = [document(file) for file in sorted((DIRECTORY / "prometheus-operator").glob("*.yaml"))]
 VALUES = {"peer-secret": "s" * 16, "admin-password": "p4ss"}
+PORTS = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
 
 
 def config(pod: str, directory: Path, values: dict[str, str] = VALUES) -> NodeConfig:
-    """Load what the pod would load, with its Secret in this directory."""
-    for name, value in values.items():
-        (directory / name).write_text(value)
+    """Load what the pod would load, with its Secrets in this directory."""
+    contents = {
+        "secrets": values,
+        "tls": dict.fromkeys(("tls.crt", "tls.key"), "PEM"),
+        "peer-tls": dict.fromkeys(("tls.crt", "tls.key", "ca.crt"), "PEM"),
+    }
     file = directory / "node.toml"
     text = MANIFESTS["ConfigMap", "qq"]["data"][file.name]
-    assert text.count(MOUNTED["secrets"]) == len(values)
-    file.write_text(text.replace(MOUNTED["secrets"], str(directory)))
+    for volume, files in contents.items():
+        (directory / volume).mkdir()
+        for name, value in files.items():
+            (directory / volume / name).write_text(value)
+        assert text.count(f"{MOUNTED[volume]}/") == len(files)
+        text = text.replace(f"{MOUNTED[volume]}/", f"{directory / volume}/")
+    file.write_text(text)
     (name,) = CONTAINER["env"]
     assert name["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
     return load(file, {name["name"]: pod})
@@ -72,9 +87,13 @@ def test_a_pod_starts_with_its_configuration(pod: str, tmp_path: Path) -> None:
     assert loaded.secrets == (VALUES["peer-secret"].encode(),)
     assert loaded.default_password == VALUES["admin-password"]
     assert loaded.default_user not in loaded.loopback_users
-    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
     address = loaded.address
-    assert ports == {"amqp": address.amqp_port, "http": address.http_port, "peer": address.peer_port}
+    assert {
+        "amqps": address.amqps_port,
+        "amqp": address.amqp_port,
+        "http": address.http_port,
+        "peer": address.peer_port,
+    } == PORTS
     assert loaded.data_dir.is_relative_to(MOUNTED["data"])
     assert CONTAINER["args"] == ["--config", f"{MOUNTED['config']}/node.toml"]
 
@@ -87,34 +106,80 @@ def test_no_node_starts_with_the_secret_of_the_example(key: str, tmp_path: Path)
 
 def test_volumes_are_those_that_there_are() -> None:
     (claim,) = SET["spec"]["volumeClaimTemplates"]
-    config, secrets = POD["volumes"]
+    config, secrets, *tls = POD["volumes"]
     assert ("ConfigMap", config["configMap"]["name"]) in MANIFESTS
     assert secrets["secret"]["secretName"] == SECRET["metadata"]["name"]
     assert SECRET["stringData"].keys() == VALUES.keys()
-    assert MOUNTED.keys() == {claim["metadata"]["name"], config["name"], secrets["name"]}
+    for volume in tls:
+        name = volume["secret"]["secretName"]
+        assert CERT_MANAGER["Certificate", name]["spec"]["secretName"] == name
+    assert MOUNTED.keys() == {claim["metadata"]["name"], *(volume["name"] for volume in POD["volumes"])}
+
+
+def test_cert_manager_makes_certificates_that_a_node_can_use() -> None:
+    """Both sides of a link show the same one, and clients know the node under the name of its Service."""
+    peers, clients = (CERT_MANAGER["Certificate", name]["spec"] for name in ("qq-peer-tls", "qq-tls"))
+    assert {"client auth", "server auth"} <= set(peers["usages"])
+    assert {"server auth"} <= set(clients["usages"])
+    assert MANIFESTS["Service", "qq"]["metadata"]["name"] in clients["dnsNames"]
+    authorities = set()
+    for spec in (peers, clients):
+        authority = CERT_MANAGER["Issuer", spec["issuerRef"]["name"]]["spec"]["ca"]["secretName"]
+        authorities.add(authority)
+        signer = CERT_MANAGER["Certificate", authority]["spec"]
+        assert (signer["secretName"], signer["isCA"]) == (authority, True)
+        assert "selfSigned" in CERT_MANAGER["Issuer", signer["issuerRef"]["name"]]["spec"]
+    assert len(authorities) == 2  # whoever is trusted by clients must not make nodes
 
 
 def test_everything_selects_the_pods() -> None:
     labels = SET["spec"]["template"]["metadata"]["labels"]
     (apart,) = POD["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (spread,) = POD["topologySpreadConstraints"]
+    (monitor,) = [manifest for manifest in OPERATORS if manifest["kind"] == "PodMonitor"]
     selectors = [
         SET["spec"]["selector"]["matchLabels"],
         MANIFESTS["PodDisruptionBudget", "qq"]["spec"]["selector"]["matchLabels"],
         apart["labelSelector"]["matchLabels"],
+        spread["labelSelector"]["matchLabels"],
+        NETWORK["podSelector"]["matchLabels"],
+        monitor["spec"]["selector"]["matchLabels"],
         *(manifest["spec"]["selector"] for (kind, _), manifest in MANIFESTS.items() if kind == "Service"),
     ]
-    assert selectors == [labels] * 5
+    assert selectors == [labels] * 8
 
 
 def test_services_lead_to_ports_of_the_container() -> None:
-    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
     led = [
-        (port["port"], ports[port["targetPort"]])
+        (port["port"], PORTS[port["targetPort"]])
         for (kind, _), manifest in MANIFESTS.items()
         if kind == "Service"
         for port in manifest["spec"]["ports"]
     ]
-    assert sorted(led) == [(port, port) for port in sorted(ports.values())]
+    assert sorted(led) == [(port, port) for port in sorted(PORTS.values())]
+
+
+def test_nodes_reach_each_other_and_nobody_else_reaches_their_port() -> None:
+    """What is in the policy's lists may connect; without `from` it is everybody."""
+    names = {port: name for name, port in PORTS.items()}
+    admitted: dict[str, list[Any]] = {name: [] for name in PORTS}
+    for rule in NETWORK["ingress"]:
+        for port in rule["ports"]:
+            admitted[names[port["port"]]] += rule.get("from", ["everybody"])
+    pods = {"podSelector": NETWORK["podSelector"]}
+    assert admitted["peer"] == [pods]
+    assert admitted["amqps"] == ["everybody"]
+    assert "everybody" not in admitted["amqp"] + admitted["http"]
+    outgoing, dns = NETWORK["egress"]
+    assert outgoing == {"to": [pods], "ports": [{"port": PORTS["peer"]}]}
+    assert {port["port"] for port in dns["ports"]} == {53}
+
+
+def test_nodes_are_on_machines_of_their_own_and_where_it_can_be_in_zones_of_their_own() -> None:
+    (apart,) = POD["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (spread,) = POD["topologySpreadConstraints"]
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+    assert (spread["topologyKey"], spread["maxSkew"]) == ("topology.kubernetes.io/zone", 1)
 
 
 def test_a_new_cluster_can_form() -> None:
@@ -128,6 +193,12 @@ def test_a_new_cluster_can_form() -> None:
 def test_a_majority_stays() -> None:
     assert MANIFESTS["PodDisruptionBudget", "qq"]["spec"]["maxUnavailable"] == 1
     assert len(PODS) == 3
+
+
+def test_a_start_has_time_to_load_the_program() -> None:
+    """Nothing more: /livez answers while the log is read (tests/queues/test_queue_node_starting.py)."""
+    probe = CONTAINER["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 60
 
 
 @pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe", "readinessProbe"])
@@ -157,7 +228,7 @@ def test_a_pod_runs_as_the_image_does_and_may_do_nothing_else() -> None:
     (user,) = [step.text for step in stages(DEPLOY / "Dockerfile")["node"] if step.name == "USER"]
     context = POD["securityContext"]
     assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
-    assert context["fsGroup"] == context["runAsGroup"]
+    assert {context["runAsUser"], context["runAsGroup"], context["fsGroup"]} == {RUNS_AS}
     assert context["runAsNonRoot"] is True
     assert CONTAINER["securityContext"] == {
         "allowPrivilegeEscalation": False,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import urllib.request
+from collections.abc import Callable, Iterator
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
 from deployment import DEPLOY, ROOT, document
 from prometheus_client.parser import text_string_to_metric_families
 
-from qq.config import load
 from qq.testing import ClusterNode
 
 pytestmark = pytest.mark.xdist_group("deploy")
@@ -28,8 +31,15 @@ PROVIDER = document(GRAFANA / "provisioning" / "dashboards" / "qq.yml")
 RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 (SCRAPED,) = PROMETHEUS["scrape_configs"]
+(SCRAPED_IN_KUBERNETES,) = document(DEPLOY / "prometheus" / "kubernetes.yml")["scrape_configs"]
+OPERATOR = DEPLOY / "kubernetes" / "prometheus-operator"
+POD = document(DEPLOY / "kubernetes" / "statefulset.yaml")["spec"]["template"]
 FROM_PROMETHEUS = {"node", "job"}
 """Labels that are not the node's own."""
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="there is no promtool: put that of Prometheus on PATH (CONTRIBUTING.md)"
+)
 
 
 def expressions() -> list[str]:
@@ -68,17 +78,106 @@ def test_a_node_shows_every_label_that_somebody_asks_for(shown: dict[str, set[st
     assert [(name, label) for name, label in asked if label not in shown[name]] == []
 
 
-def test_prometheus_scrapes_all_nodes_and_gives_them_their_names() -> None:
+# The labels that Prometheus gives
+
+
+def relabeled(rules: list[dict[str, Any]], target: dict[str, str]) -> dict[str, str]:
+    """Carry out relabel_configs, as far as ours use them; a target that is not kept has no labels."""
+    labels = dict(target)
+    for rule in rules:
+        assert rule.keys() <= {"source_labels", "regex", "target_label", "action"}
+        (source,) = rule["source_labels"]
+        found = re.fullmatch(rule.get("regex", "(.*)"), labels.get(source, ""))
+        if rule.get("action") == "keep" and found is None:
+            return {}
+        if "target_label" in rule and found is not None:
+            labels[rule["target_label"]] = found[1]
+    return {name: value for name, value in labels.items() if not name.startswith("__")}
+
+
+def scraped_by_compose() -> list[dict[str, str]]:
     (static,) = SCRAPED["static_configs"]
-    loaded = load(
-        DEPLOY / "compose" / "node.toml",
-        {"QQ_NODE_NAME": "n1", "QQ_CLUSTER_SECRET": "x" * 16, "QQ_USERS_DEFAULT_PASSWORD": "x"},
+    job = {"job": SCRAPED["job_name"]}
+    return [relabeled(SCRAPED["relabel_configs"], {"__address__": at} | job) for at in static["targets"]]
+
+
+def pods() -> Iterator[dict[str, str]]:
+    """What Prometheus finds in Kubernetes: a target for each port of each pod."""
+    (container,) = POD["spec"]["containers"]
+    for number in range(3):
+        for port in container["ports"]:
+            name = {"__meta_kubernetes_pod_name": f"qq-{number}"}
+            yield {"__meta_kubernetes_pod_container_port_name": port["name"]} | name
+
+
+def scraped_in_kubernetes() -> list[dict[str, str]]:
+    (discovery,) = SCRAPED_IN_KUBERNETES["kubernetes_sd_configs"]
+    (selector,) = discovery["selectors"]
+    label, value = selector["label"].split("=")
+    assert POD["metadata"]["labels"][label] == value
+    job = {"job": SCRAPED_IN_KUBERNETES["job_name"]}
+    found = [relabeled(SCRAPED_IN_KUBERNETES["relabel_configs"], pod | job) for pod in pods()]
+    return [labels for labels in found if labels]
+
+
+def scraped_by_the_operator() -> list[dict[str, str]]:
+    spec = document(OPERATOR / "monitor.yaml")["spec"]
+    (endpoint,) = spec["podMetricsEndpoints"]
+    rules = [
+        {re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", key): value for key, value in rule.items()}
+        for rule in endpoint["relabelings"]
+    ]
+    job = {"job": POD["metadata"]["labels"][spec["jobLabel"]]}
+    port = {"__meta_kubernetes_pod_container_port_name": endpoint["port"]}
+    return [relabeled(rules, pod | job) for pod in pods() if pod.items() >= port.items()]
+
+
+@pytest.mark.parametrize(
+    ("scraped", "config"),
+    [
+        (scraped_by_compose, DEPLOY / "compose" / "node.toml"),
+        (scraped_in_kubernetes, DEPLOY / "kubernetes" / "config.yaml"),
+        (scraped_by_the_operator, DEPLOY / "kubernetes" / "config.yaml"),
+    ],
+)
+def test_prometheus_scrapes_all_nodes_and_gives_them_their_names(
+    scraped: Callable[[], list[dict[str, str]]], config: Path
+) -> None:
+    names = re.findall(r'^ *name = "(\w+|qq-\d)"\n *host', config.read_text(), re.MULTILINE)
+    assert len(names) == 3
+    assert scraped() == [{"job": "qq", "node": name} for name in names]
+
+
+def test_nothing_is_asked_for_that_no_target_has(shown: dict[str, set[str]]) -> None:
+    """Labels that no metric of a node has, and values of `job`, which come from Prometheus alone."""
+    texts = [
+        *expressions(),
+        *(panel_target.get("legendFormat", "") for panel in PANELS for panel_target in panel["targets"]),
+        *(text for rule in RULES for text in rule["annotations"].values()),
+        *(variable["definition"] for variable in DASHBOARD["templating"]["list"]),
+    ]
+    places = (
+        r"\bby \(([\w, ]+)\)",
+        r"\{\{(\w+)\}\}",
+        r"\$labels\.(\w+)",
+        r"label_values\(.*, (\w+)\)",
+        r"[{,] *(\w+)[=!]",
     )
-    assert static["targets"] == [f"{node.host}:{node.http_port}" for node in loaded.nodes]
-    (rule,) = SCRAPED["relabel_configs"]
-    assert (rule["source_labels"], rule["target_label"]) == (["__address__"], "node")
-    names = [re.fullmatch(rule["regex"], target) for target in static["targets"]]
-    assert [name and name[1] for name in names] == [node.name for node in loaded.nodes]
+    asked = {
+        label
+        for text in texts
+        for place in places
+        for labels in re.findall(place, text)
+        for label in labels.split(", ")
+    }
+    of_nodes = {label for labels in shown.values() for label in labels}
+    assert asked - of_nodes == FROM_PROMETHEUS
+    jobs = {job for text in texts for job in re.findall(r'job=~?"([^"]*)"', text)}
+    assert jobs == {labels["job"] for labels in scraped_by_compose()}
+
+
+def test_pods_are_not_scraped_a_second_time_with_other_labels() -> None:
+    assert "annotations" not in POD["metadata"]
 
 
 def test_prometheus_is_configured_with_what_it_knows() -> None:
@@ -86,9 +185,27 @@ def test_prometheus_is_configured_with_what_it_knows() -> None:
     assert SCRAPED.keys() == {"job_name", "static_configs", "relabel_configs"}
     for file in PROMETHEUS["rule_files"]:
         assert (DEPLOY / "prometheus" / file).exists()
-    for expression in expressions():
-        for job in re.findall(r'job="(\w+)"', expression):
-            assert job == SCRAPED["job_name"]
+
+
+def test_the_operators_rules_are_the_alerts() -> None:
+    rules = document(OPERATOR / "rules.yaml")
+    assert (rules["kind"], rules["spec"]) == ("PrometheusRule", ALERTS)
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("verb", "what", "file"),
+    [
+        ("check", "config", DEPLOY / "prometheus" / "prometheus.yml"),
+        ("check", "config", DEPLOY / "prometheus" / "kubernetes.yml"),
+        ("check", "rules", DEPLOY / "prometheus" / "alerts.yml"),
+        ("test", "rules", Path(__file__).with_name("alerts.yml")),
+    ],
+)
+def test_promtool_takes_the_files_and_alerts_fire(verb: str, what: str, file: Path) -> None:
+    command = [str(PROMTOOL), verb, what, str(file)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
@@ -97,7 +214,7 @@ def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
         assert rule.keys() - {"for"} == {"alert", "expr", "labels", "annotations"}
         assert rule["labels"]["severity"] in {"warning", "critical"}
         # A summary can name the node only if the expression has kept it.
-        is_aggregated = re.match(r"(?:sum|max|count)\(", rule["expr"]) is not None
+        is_aggregated = re.match(r"(?:sum|max|count|absent)\(", rule["expr"]) is not None
         assert ("$labels.node" in rule["annotations"]["summary"]) is not is_aggregated
 
 

@@ -11,9 +11,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from deployment import DEPLOY, ROOT
+from deployment import DEPLOY, ROOT, RUNS_AS
 
-from qq.config import load
+from qq.config import ConfigError, load
 from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
 
 FILE = DEPLOY / "systemd" / "qq.service"
@@ -59,6 +59,10 @@ def test_the_unit_starts_a_node_and_starts_it_again() -> None:
     assert int(UNIT["LimitNOFILE"][0]) >= 65536
 
 
+def test_a_node_with_a_mistake_in_its_configuration_is_not_started_again() -> None:
+    assert UNIT["RestartPreventExitStatus"] == [str(ConfigError.exit_status)]
+
+
 def test_a_node_is_given_the_time_that_it_needs_to_stop() -> None:
     assert "KillSignal" not in UNIT  # SIGTERM
     assert int(UNIT["TimeoutStopSec"][0]) >= 3 * (LEADER_HANDOVER_S + LAST_SYNC_S)
@@ -96,8 +100,10 @@ def test_the_program_of_the_unit_is_installed_with_what_it_needs_pinned_with_has
 
 def test_the_user_of_the_unit_is_created_and_may_read_what_the_node_reads_itself() -> None:
     ((*options, user),) = steps("useradd")
+    number = f"{RUNS_AS}"
     assert [user] == UNIT["User"]
-    assert "--user-group" in options
+    assert steps("groupadd") == [["--system", "--gid", number, *UNIT["Group"]]]
+    assert options[:5] == ["--system", "--uid", number, "--gid", *UNIT["Group"]]
     ((owner, *files),) = steps("chown")
     assert owner == f"root:{UNIT['Group'][0]}"
     assert files == [f"/etc/qq/{name}" for name in HIDDEN]

@@ -152,6 +152,10 @@ def known_settings() -> dict[str, set[str]]:
     return known
 
 
+def test_sections_are_those_that_are_read() -> None:
+    assert {*config.SECTIONS, "nodes"} == known_settings().keys()
+
+
 def test_every_setting_is_in_the_reference_and_every_setting_there_is_one() -> None:
     described: dict[str, set[str]] = {}
     section = ""
@@ -232,7 +236,7 @@ LABELS = {"rabbitmq_node", "rabbitmq_cluster", "rabbitmq_version"}
 
 @cache
 def known_metrics() -> set[str]:
-    raft = RaftMetrics(1, True, "voter", 1, 1, 1, 1, 1, 1, 1)
+    raft = RaftMetrics(1, True, "voter", 1, 1, 1, 1, 1, 1, 1, 3)
     disk, memory = DiskMetrics(1, 1, 1, False), MemoryMetrics(1, False)
     snapshot = MetricsSnapshot("n1", "c", "v", Counters(), raft, disk, memory, 0.0, 1, 1, 1, 1)
     samples = (sample for family in node_registry(lambda: snapshot).collect() for sample in family.samples)

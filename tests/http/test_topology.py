@@ -62,6 +62,16 @@ def test_line_ends_are_dropped_from_a_name_as_of_a_clients(node: Machine) -> Non
     assert [each["name"] for each in node.api("queues").json] == ["q"]
 
 
+@pytest.mark.parametrize("path", ["e/amq.direct%0A/q/q%0A", "e/amq.direct/e/amq.fanout%0D"])
+def test_a_binding_is_found_by_the_names_that_it_was_made_with(node: Machine, path: str) -> None:
+    """Line ends are dropped from those, too."""
+    node.api("queues/%2F/q", "PUT")
+    answer = node.api(f"bindings/%2F/{path}", "POST", json={"routing_key": "k"})
+    assert (answer.status, answer.headers.get("Location", "").endswith("/k")) == (201, True)
+    assert node.api(f"bindings/%2F/{path}/k", "DELETE").status == 204
+    assert node.api(f"bindings/%2F/{path}/k", "DELETE").status == 404
+
+
 def nested_json(depth: int) -> dict[str, Any]:
     return {} if depth == 1 else {"x": nested_json(depth - 1)}
 

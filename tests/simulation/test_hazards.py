@@ -156,7 +156,7 @@ _APPENDED = b"\x03"
 class AcknowledgesBeforeTheSync(Engine):
     """H1, the follower's side."""
 
-    def _acknowledgement_barrier(self) -> int:
+    def _acknowledgement_sync_point(self) -> int:
         return 0
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from chaos.pipeline.transforms.messages import arrived_elsewhere, is_unsettled, violation
+from chaos import promises
+from chaos.pipeline.transforms.messages import MESSAGE, arrived_elsewhere, violation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,7 +23,7 @@ def owed(traceable: DataFrame) -> DataFrame:
 
 def lost(messages: DataFrame, traceable: DataFrame, reach: DataFrame) -> DataFrame:
     """Confirmed, and never seen; or seen, never settled, and not seen again though the queue was emptied."""
-    gone = (F.col("deliveries") == 0) | (F.col("must_be_settled") & is_unsettled() & ~F.col("is_limited"))
+    gone = promises.is_gone(MESSAGE, F.col("must_be_settled"), F.col("is_limited"))
     missing = (
         owed(traceable)
         .filter(gone)
@@ -36,13 +37,12 @@ def lost(messages: DataFrame, traceable: DataFrame, reach: DataFrame) -> DataFra
 
 
 def phantom(messages: DataFrame, reach: DataFrame) -> DataFrame:
-    """Delivered, though nobody published it, or each publish of it certainly failed."""
-    delivered = messages.filter(F.col("deliveries") > 0)
-    refused = delivered.filter((F.col("invokes") > 0) & (F.col("invokes") == F.col("fails")))
+    """Delivered, and published neither there nor where it could have come from as a dead letter."""
+    found = messages.filter(promises.is_phantom(MESSAGE))
     reachable = (
-        messages.filter(F.col("invokes") > F.col("fails"))
+        messages.filter(promises.may_be_there(MESSAGE))
         .join(F.broadcast(reach.filter("queue <> target")), "queue")
         .select(F.col("target").alias("queue"), "id")
     )
-    unknown = delivered.filter(F.col("invokes") == 0).join(reachable, ["queue", "id"], "left_anti")
-    return violation("phantom", refused.unionByName(unknown), "deliver", "delivered_ns")
+    unknown = found.filter("invokes = 0").join(reachable, ["queue", "id"], "left_anti")
+    return violation("phantom", found.filter("invokes > 0").unionByName(unknown), "deliver", "delivered_ns")

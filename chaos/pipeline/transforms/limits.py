@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from chaos.pipeline.transforms.messages import arrived_elsewhere, copies, violation
+from chaos.pipeline.transforms.messages import MESSAGE, arrived_elsewhere, violation
+from chaos.promises import copies
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,7 +35,7 @@ def delivery_limit(messages: DataFrame, rows: DataFrame, queues: DataFrame) -> D
     too_many = (
         messages.filter("invokes > 0 and dead_arrivals = 0")
         .join(F.broadcast(limits), "queue")
-        .filter(F.col("deliveries") > copies() * (F.col("delivery_limit") + 1))
+        .filter(F.col("deliveries") > copies(MESSAGE) * (F.col("delivery_limit") + 1))
     )
     return counted.unionByName(
         violation("delivery_limit", too_many, "deliver", "last_delivered_ns")
@@ -77,7 +78,7 @@ def _arrived_twice(messages: DataFrame, rows: DataFrame) -> DataFrame:
         .agg(F.count("*").alias("arrivals"), F.max("time_ns").alias("last_ns"))
         .filter("arrivals > 1")
     )
-    published = messages.filter("invokes > 0").select("id", copies().alias("copies"))
+    published = messages.filter("invokes > 0").select("id", copies(MESSAGE).alias("copies"))
     return repeated.join(published, "id").filter("arrivals > copies")
 
 

@@ -8,10 +8,11 @@ So consumers, publishers and channels are 64-bit hashes here, good for telling a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from chaos import promises
 from chaos.pipeline.transforms.rows import vanished
 
 if TYPE_CHECKING:
@@ -19,6 +20,23 @@ if TYPE_CHECKING:
 
 CONSUMER = ("process", "connection", "channel", "consumer")
 """Who sees deliveries in the order in which the broker sent them."""
+
+
+class _Columns:
+    def __init__(self, frame: str) -> None:
+        self._prefix = frame and f"{frame}."
+
+    def __getattr__(self, name: str) -> Column:
+        return F.col(self._prefix + name)
+
+
+def columns(frame: str = "") -> Any:
+    """Facts for the rules of chaos/promises.py: the columns of a frame, by its alias if it has to be said which."""
+    return _Columns(frame)
+
+
+MESSAGE = columns()
+"""The facts of each row of `messages`."""
 
 
 def is_first_delivery() -> Column:
@@ -57,7 +75,7 @@ def messages(rows: DataFrame) -> DataFrame:
             F.max(F.when(invoke, F.col("sequence"))).alias("sequence"),
             F.max(F.when(invoke, F.coalesce("attempt", F.lit(1)))).alias("attempt"),
             F.max(F.when(invoke, F.coalesce("priority", F.lit(0)))).alias("priority"),
-            F.max(F.when(invoke, F.coalesce("dedup", F.lit(False)))).alias("dedup"),
+            F.coalesce(F.max(F.when(invoke & F.col("dedup"), 1)), F.lit(0)).alias("dedup"),
             F.max(F.when(invoke, F.col("tx").isNotNull())).alias("in_tx"),
             _count(deliver).alias("deliveries"),
             F.min(F.when(deliver, time_ns)).alias("delivered_ns"),
@@ -77,21 +95,6 @@ def messages(rows: DataFrame) -> DataFrame:
 
 def _count(condition: Column) -> Column:
     return F.count(F.when(condition, 1))
-
-
-def copies() -> Column:
-    """How many messages of an id there may be: one for each attempt that may have succeeded."""
-    return F.when(F.col("dedup"), F.lit(1)).otherwise(F.col("invokes") - F.col("fails"))
-
-
-def is_plain() -> Column:
-    """Published once, and confirmed: only of such messages it is known where they stand in the order."""
-    return (F.col("invokes") == 1) & (F.col("oks") == 1) & (F.col("attempt") == 1)
-
-
-def is_unsettled() -> Column:
-    """Delivered, and no consumer took it for good: an acknowledgement that was sent may have arrived."""
-    return (F.col("deliveries") > 0) & (F.col("acks") == 0) & (F.col("rejects") == 0)
 
 
 def fates(rows: DataFrame, queues: DataFrame, reach: DataFrame) -> DataFrame:
@@ -138,7 +141,7 @@ def traceable(messages: DataFrame, fates: DataFrame) -> DataFrame:
     origins = published.select("id", "invoked_ns")
     return (
         published.unionByName(dead.drop("invoked_ns").join(origins, "id"))
-        .withColumn("is_owed", (F.col("oks") > 0) | (F.col("dead_arrivals") > 0))
+        .withColumn("is_owed", promises.is_owed(MESSAGE))
         .join(F.broadcast(fates), "queue")
         .filter(F.col("vanished_ns").isNull() | (F.col("invoked_ns") > F.col("vanished_ns")))
         .drop("vanished_ns")

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from chaos.pipeline.transforms.messages import is_plain, violation
+from chaos import promises
+from chaos.pipeline.transforms.messages import MESSAGE, violation
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
 def comparable(messages: DataFrame) -> DataFrame:
-    return messages.filter(is_plain() & (F.col("unmarked") == 1))
+    return messages.filter(promises.is_comparable(MESSAGE))
 
 
 def order(messages: DataFrame, asked: DataFrame) -> DataFrame:
@@ -31,13 +32,10 @@ def order(messages: DataFrame, asked: DataFrame) -> DataFrame:
 
 
 def _late_at_a_consumer(messages: DataFrame) -> DataFrame:
-    """Columns queue, id, unmarked_ns: a consumer had seen before what must be behind it.
-
-    A message is behind another if it was published later on the same channel, or after the other was confirmed.
-    """
+    """Columns queue, id, unmarked_ns: a consumer had seen before what must be behind it."""
     stream = ("queue", "consumer", "publisher", "priority")
-    overtaken = (_before("sequence", *stream, "publish_channel") > F.col("sequence")) | (
-        _before("invoked_ns", *stream) > F.col("confirmed_ns")
+    overtaken = promises.is_overtaken(
+        MESSAGE, _before("sequence", *stream, "publish_channel"), _before("invoked_ns", *stream)
     )
     late = comparable(messages).withColumn("overtaken", overtaken).filter("overtaken")
     return late.select("queue", "id", "unmarked_ns")

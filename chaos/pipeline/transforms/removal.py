@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from chaos.pipeline.transforms.messages import CONSUMER, is_first_delivery, is_plain, violation
+from chaos.pipeline.transforms.messages import CONSUMER, MESSAGE, is_first_delivery, violation
 from chaos.pipeline.transforms.rows import removals
+from chaos.promises import is_plain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,7 +28,7 @@ def removed(messages: DataFrame, rows: DataFrame) -> DataFrame:
     """Columns queue, id, confirmed_ns: confirmed before a purge or a delete that happened."""
     last = _happened(rows).groupBy("queue").agg(F.max("invoked_ns").alias("removed_ns"))
     return (
-        messages.filter(is_plain())
+        messages.filter(is_plain(MESSAGE))
         .join(F.broadcast(last), "queue")
         .filter("confirmed_ns < removed_ns")
         .select("queue", "id", "confirmed_ns")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from chaos.pipeline.transforms.messages import CONSUMER, is_first_delivery, is_plain, violation
+from chaos.pipeline.transforms.messages import CONSUMER, MESSAGE, is_first_delivery, violation
+from chaos.promises import is_plain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +31,7 @@ def single_active_deliveries(messages: DataFrame, rows: DataFrame, queues: DataF
     of_consumer = Window.partitionBy(*CONSUMER).orderBy("time_ns")
     consumes = F.count(F.when((F.col("op") == "consume") & (F.col("type") == "invoke"), 1))
     published = messages.filter("invokes > 0").select(
-        "queue", "id", "invoked_ns", "publisher", "priority", "sequence", is_plain().alias("is_plain")
+        "queue", "id", "invoked_ns", "publisher", "priority", "sequence", is_plain(MESSAGE).alias("is_plain")
     )
     return (
         rows.filter(F.col("op").isin("deliver", "consume"))

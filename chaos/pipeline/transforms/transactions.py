@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from chaos.pipeline.transforms.messages import arrived_elsewhere, connected, copies, violation
+from chaos.pipeline.transforms.messages import CONSUMER, MESSAGE, arrived_elsewhere, violation
 from chaos.pipeline.transforms.rows import outcomes
+from chaos.promises import copies
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,7 +25,12 @@ def transactions(rows: DataFrame) -> DataFrame:
 
 
 def tx_atomic(
-    parts: DataFrame, messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame
+    parts: DataFrame,
+    messages: DataFrame,
+    traceable: DataFrame,
+    rows: DataFrame,
+    reach: DataFrame,
+    asked: DataFrame,
 ) -> DataFrame:
     """Of a commit something is missing, of what was not committed something is there; of an unknown outcome both.
 
@@ -40,7 +46,7 @@ def tx_atomic(
     return (
         violation("tx_atomic", missing, "publish", "invoked_ns")
         .unionByName(violation("tx_atomic", leaked, "deliver", "delivered_ns"))
-        .unionByName(violation("tx_atomic", _taken_back(parts, messages, rows), "deliver", "time_ns"))
+        .unionByName(violation("tx_atomic", _taken_back(parts, messages, rows, asked), "deliver", "time_ns"))
         .unionByName(
             violation("tx_atomic", _taken(parts, messages, traceable, rows, reach), "ack", "time_ns")
         )
@@ -76,8 +82,8 @@ def _acknowledgements(rows: DataFrame) -> DataFrame:
     )
 
 
-def _taken_back(parts: DataFrame, messages: DataFrame, rows: DataFrame) -> DataFrame:
-    """Columns queue, id, time_ns: delivered on a connection that was asked for after a commit had acknowledged it.
+def _taken_back(parts: DataFrame, messages: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFrame:
+    """Columns queue, id, time_ns: delivered to a consumer that was asked for after a commit had acknowledged it.
 
     A commit of unknown outcome has happened when something that was published in it is seen.
     """
@@ -90,15 +96,16 @@ def _taken_back(parts: DataFrame, messages: DataFrame, rows: DataFrame) -> DataF
     settled = (
         _acknowledgements(rows)
         .join(committed, "tx")
-        .join(messages.filter((F.col("invokes") > 0) & (copies() == 1)), ["queue", "id"], "left_semi")
+        .join(messages.filter((F.col("invokes") > 0) & (copies(MESSAGE) == 1)), ["queue", "id"], "left_semi")
         .groupBy("queue", "id")
         .agg(F.min("ended_ns").alias("settled_ns"))
     )
     return (
         rows.filter(F.col("op") == "deliver")
         .join(settled, ["queue", "id"])
-        .join(connected(rows), "connection")
-        .filter("connected_ns > settled_ns")
+        .withColumn("consumer", F.xxhash64(*CONSUMER))
+        .join(asked, "consumer")
+        .filter("asked_ns > settled_ns")
         .select("queue", "id", "time_ns")
     )
 
@@ -125,7 +132,7 @@ def _taken(
     )
     return (
         traceable.filter("is_owed and must_be_settled and not is_limited and rejects = 0")
-        .filter(copies() <= 1)
+        .filter(copies(MESSAGE) <= 1)
         .join(by_void, ["queue", "id"])
         # What was acknowledged in a transaction counts once in `messages.messages`, else both its begin and its end do.
         .filter("acks = void_acks")

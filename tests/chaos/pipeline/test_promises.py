@@ -8,7 +8,7 @@ import pytest
 from pipeline_histories import Judged, Row
 from pipeline_stories import HEALTHY, PLANTED
 
-from chaos.pipeline.job import PROMISES
+from chaos.promises import PROMISES
 
 # The first test waits for Spark and for the check that all others look at: half a minute, more on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]

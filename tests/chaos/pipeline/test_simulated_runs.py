@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.pipeline.job import PROMISES, Verdict, check
+from chaos.pipeline.job import Verdict, check
+from chaos.promises import PROMISES
 from chaos.sim.checks import Checks
 from chaos.sim.cluster import Parts
 from chaos.sim.network import NetworkOptions

@@ -1,0 +1,104 @@
+"""The judge in memory and the job find the same, whatever has happened."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from pipeline_histories import History, Story
+
+from chaos.judge import Violation, violations
+from chaos.pipeline import job
+from chaos.sim.amqp_client import QUEUES
+from chaos.sim.client_workload import ClientWorkload, LoggedMessages
+from chaos.sim.cluster import Options
+from chaos.sim.run import Simulation
+from chaos.workloads.world import QUORUM, QueuePlan
+from qq.amqp_server.channel.publishing import PublishingMethods
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
+
+STORIES = 600
+JUDGED_BY_BOTH = {"lost", "phantom", "unmarked_duplicate", "dedup_duplicate", "order", "tx_atomic"}
+CLIENT_RUN = Options(queues=True, clients=True, duration_s=10.0, submit_interval_s=0.1, faults={"kill": 1.0})
+
+
+def tell_anything(story: Story, random: Random) -> None:
+    """What clients may see of a few messages, likely or not."""
+    story.queue(dedup=True)
+    uncommitted = [f"{story.name}/{number}" for number in (1, 2)]
+    clients = [f"con-{number}#1" for number in (1, 2)]
+    is_settled = random.random() < 0.7
+    one_by_one = iter(range(1, 20)) if random.random() < 0.4 else None
+    """Each is published once, and confirmed."""
+    for _ in range(random.randint(3, 14)):
+        number, client = random.randint(1, 4), random.choice(clients)
+        tx = f"{story.name}/{random.randint(1, 2)}" if random.random() < 0.3 else None
+        outcome = random.choice(("ok", "ok", "ok", "unknown", "fail", None))
+        match random.choices(
+            ("connect", "consume", "publish", "deliver", "settle", "commit"), (1, 1, 6, 6, 3, 1)
+        ):
+            case ["connect"]:
+                story.connect(client)
+            case ["consume"]:
+                story.call("consume", client, queue=story.name, consumer=f"{client}.1")
+            case ["publish"] if one_by_one:
+                story.publish(next(one_by_one), by=f"pub#{random.randint(1, 2)}")
+            case ["publish"]:
+                fields = {"attempt": random.choice((1, 1, 1, 2)), "dedup": random.random() < 0.1 or None}
+                story.publish(number, outcome, f"pub#{random.randint(1, 2)}", **fields, tx=tx)
+            case ["deliver"]:
+                tag = random.choice((f"{client}.1", f"{client}.1", None))
+                story.deliver(number, client, redelivered=random.random() < 0.3, consumer=tag)
+            case ["settle"] if is_settled:
+                story.settle(number, random.choice(("ack", "ack", "nack", "reject")), client, tx=tx)
+            case ["commit"] if uncommitted:
+                story.call("tx_commit", client, outcome, tx=uncommitted.pop())
+            case _:
+                pass
+
+
+def found_by_the_job(history: History, directory: Path, monkeypatch: pytest.MonkeyPatch) -> set[Violation]:
+    monkeypatch.setattr(job, "EXAMPLES", 10_000)
+    history.write(directory)
+    verdict = job.check(directory)
+    assert verdict.error is None
+    return {
+        Violation(promise.name, example["queue"], example["id"])
+        for promise in verdict.promises
+        for example in promise.examples
+    }
+
+
+def test_both_judges_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History()
+    for number in range(STORIES):
+        tell_anything(Story(history, f"story-{number}"), Random(number))
+    history.rows.sort(key=lambda row: row["time_ns"])
+    found = violations(history.rows)
+    assert found == found_by_the_job(history, tmp_path, monkeypatch)
+    assert {violation.promise for violation in found} == JUDGED_BY_BOTH
+
+
+def test_both_judges_find_the_same_in_what_simulated_clients_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of nodes that confirm what they have refused."""
+    monkeypatch.setattr(
+        PublishingMethods, "refuse", lambda self, _, last: PublishingMethods.confirm(self, last)
+    )
+    monkeypatch.setattr(LoggedMessages, "check", lambda *_: None)
+    monkeypatch.setattr(ClientWorkload, "judge", lambda _: None)
+    simulation = Simulation(1, CLIENT_RUN)
+    simulation.run()
+    assert isinstance(simulation.workload, ClientWorkload)
+    history = History()
+    history.rows += simulation.workload.history.rows
+    history.queues |= {name: QueuePlan(name, QUORUM).described("clients", drained=True) for name in QUEUES}
+    found = violations(history.rows)
+    assert {violation.promise for violation in found} == {"lost"}
+    assert found == found_by_the_job(history, tmp_path, monkeypatch)

@@ -1,0 +1,91 @@
+"""The commands that make certificates in docs/how-to: a node and a client take what comes of them."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from deployment import ROOT
+
+from qq import tls
+from qq.config import ClientTls, TlsFiles
+
+HOW_TO = ROOT / "docs" / "how-to"
+SECRET = re.compile(r"secret generic (\S+) \\\n((?: *--from-file=\S+)+)")
+
+
+def block(document: str, beginning: str) -> str:
+    """The indented code that begins like this."""
+    code = re.findall(r"(?:^ {4}.*\n)+", (HOW_TO / document).read_text(), re.MULTILINE)
+    (found,) = [each for each in code if each.startswith(f"    {beginning}")]
+    return re.sub("^ {4}", "", found, flags=re.MULTILINE)
+
+
+def run(code: str, directory: Path) -> None:
+    functions = block("tls.md", "authority() {") + "kubectl() { :; }\n"
+    subprocess.run(
+        ["/bin/sh", "-ec", functions + code], cwd=directory, check=True, capture_output=True, timeout=60
+    )
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> None:
+    """Raises SSLError if one side does not take the other's certificate, looked at as newer Pythons do."""
+    for context in (server, client):
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+    upward, downward = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(downward, upward, server_hostname=name),
+        server.wrap_bio(upward, downward, server_side=True),
+    ]
+    for _ in range(3):
+        for side in sides:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    assert all(side.version() for side in sides)
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> dict[str, dict[str, Path]]:
+    """By name of the Secret that Kubernetes is given: the files in it."""
+    code = block("kubernetes.md", "namespace=")
+    run(code, tmp_path)
+    return {
+        name: {key: tmp_path / file for key, file in re.findall(r"--from-file=(\S+)=(\S+)", files)}
+        for name, files in SECRET.findall(code)
+    }
+
+
+def test_nodes_in_kubernetes_take_each_others_certificates(secrets: dict[str, dict[str, Path]]) -> None:
+    files = secrets["qq-peer-tls"]
+    made = tls.for_peers(TlsFiles(files["tls.crt"], files["tls.key"], files["ca.crt"])).current
+    shake_hands(made.server, made.client)
+
+
+@pytest.mark.parametrize("name", ["qq", "qq.default.svc.cluster.local"])
+def test_a_client_in_kubernetes_takes_the_certificate(secrets: dict[str, dict[str, Path]], name: str) -> None:
+    files = secrets["qq-tls"]
+    server = tls.for_clients(ClientTls(files["tls.crt"], files["tls.key"])).current
+    shake_hands(server, ssl.create_default_context(cafile=str(files["ca.crt"])), name)
+
+
+def test_the_two_authorities_do_not_sign_for_each_other(secrets: dict[str, dict[str, Path]]) -> None:
+    nodes, clients = secrets["qq-peer-tls"], secrets["qq-tls"]
+    stranger = tls.for_peers(TlsFiles(clients["tls.crt"], clients["tls.key"], nodes["ca.crt"])).current
+    node = tls.for_peers(TlsFiles(nodes["tls.crt"], nodes["tls.key"], nodes["ca.crt"])).current
+    with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+        shake_hands(node.server, stranger.client)
+
+
+def test_hosts_have_certificates_of_both_authorities(tmp_path: Path) -> None:
+    run(block("tls.md", "authority clients-ca"), tmp_path)
+    server = tls.for_clients(ClientTls(tmp_path / "n1.crt", tmp_path / "n1.key")).current
+    for name in ("n1", "10.0.0.1"):
+        shake_hands(server, ssl.create_default_context(cafile=str(tmp_path / "clients-ca.crt")), name)
+    files = TlsFiles(*(tmp_path / name for name in ("n1-peer.crt", "n1-peer.key", "nodes-ca.crt")))
+    made = tls.for_peers(files).current
+    shake_hands(made.server, made.client)
