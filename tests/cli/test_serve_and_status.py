@@ -130,8 +130,8 @@ def test_status_takes_the_password_from_an_option_or_the_environment(
 
     def said(*options: str, **environ: str) -> str:
         with started(tmp_path, "status", "--http", url, *options, **environ) as qq:
-            used_wrongly = "usage:" in qq.errors
-            assert qq.exit_status() == (2 if used_wrongly else 1 if qq.errors else 0)
+            status = qq.exit_status()
+            assert status == (2 if "usage:" in qq.errors else 1 if qq.errors else 0)
             return qq.errors.removeprefix("qq status: ").removesuffix("\n")
 
     with started(tmp_path, "serve", "--config", str(config), **default) as node:
