@@ -612,7 +612,7 @@ HAZARDS = [
     Hazard(
         Parts(), QUEUES, 10, "neither settled", ("qq.sessions.dead_letters.DeadLetters.turn", leave_the_dead)
     ),
-    Hazard(Parts(), QUEUES, 10, "elsewhere and is", ("chaos.sim.run.QueueMachine", GoesByItsOwnClock)),
+    Hazard(Parts(), QUEUES, 30, "elsewhere and is", ("chaos.sim.run.QueueMachine", GoesByItsOwnClock)),
     Hazard(
         Parts(),
         QUEUES,
