@@ -723,21 +723,22 @@ class Engine(SyncObj):
     def _receive_pre_vote_request(self, node: Node, message: PreVoteRequest) -> None:
         theirs, ours = LogEnd(message.last_term, message.last_index), self._log_end()
         is_better = self._elections.is_better(node.id, theirs, ours)
-        granted = self.may_vote and is_better and message.term > self.term and not self._has_live_leader()
+        granted = self.may_vote and is_better and message.term > self.term and not self.hears_leader()
         self._emit(node.id, PreVote(self.term, message.round, granted))
         if granted:
             # Let the other campaign: two elections at once split the votes.
             self._elections.give_up()
             patience_s = self._runtime.monotonic() + self._retry_s()
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, patience_s)
-        elif theirs < ours and not self._has_live_leader():
+        elif theirs < ours and not self.hears_leader():
             self._campaign_soon()  # the other cannot win, but we might
 
     def _log_end(self) -> LogEnd:
         last_index = self.journal.last_index
         return LogEnd(self.journal.term_at(last_index), last_index)
 
-    def _has_live_leader(self) -> bool:
+    def hears_leader(self) -> bool:
+        """Whether this member leads, or has heard the leader so lately that it counts as alive."""
         if self.is_leader:
             return True
         return self.leader is not None and self._elections.has_heard_leader(self._runtime.monotonic())

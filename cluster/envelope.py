@@ -6,6 +6,7 @@ receipt and never on sending; the others are msgpack arrays of the fields.
     append = 1 | term u64 | commit u64 | prev index u64 | prev term u64 | count u32 | table | payload...
     table  = (term u64, length u32)...
     chunk  = 11 | snapshot u64 | file u32 | offset u64 | crc32 u32 | data
+    transfer = 17 | term u64 | name
 
 Law: a frame that a node makes has at most `FRAME_BYTES_MAX`, so every link takes it.
 """
@@ -113,6 +114,13 @@ class TimeoutNow(NamedTuple):
     term: int
 
 
+class Transfer(NamedTuple):
+    """Asks the leader of `term` to hand over to the member `to`, or to anybody if that is empty."""
+
+    term: int
+    to: str
+
+
 class Forward(NamedTuple):
     """Batches for the leader of `term`, in their wire form one behind the other."""
 
@@ -151,6 +159,8 @@ class Status(NamedTuple):
     """Its wall clock, in milliseconds since 1970."""
     steady_ms: int
     """Its wall clock without jumps that are not believed yet (clock.py)."""
+    hears_leader: int = 0
+    """1 if it leads, or has heard the leader within the last moments; else 0."""
 
 
 class Introduction(NamedTuple):
@@ -235,6 +245,7 @@ Message = (
     | PreVote
     | HigherTerm
     | TimeoutNow
+    | Transfer
     | Forward
     | Status
     | Offer
@@ -250,10 +261,13 @@ class MalformedFrame(ValueError):
     """An authenticated peer sent something that is not a frame of this protocol."""
 
 
+STATUS_FIELDS_OF_RELEASE_0_1 = 14
+
 _KIND_APPEND = 1
 _KIND_FORWARD = 2
 _KIND_CHUNK = 11
 _KIND_OFFER = 12
+_KIND_TRANSFER = 17
 _KIND_INTRODUCTION = 18
 _SMALL: dict[int, type[Any]] = {
     3: Appended,
@@ -272,8 +286,18 @@ _SMALL: dict[int, type[Any]] = {
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
 _APPEND = struct.Struct("<BQQQQI")
 _FORWARD = struct.Struct("<BQ")
+_TRANSFER = struct.Struct("<BQ")
 _CHUNK = struct.Struct("<BQIQI")
 _ENTRY_FORMAT = "QI"
+
+
+def encode_for_release_0_1(message: Message) -> list[Buffer]:
+    """The frame as buffers for a node of that release; none for a message that it does not know."""
+    if isinstance(message, Transfer | Introduction):
+        return []
+    if isinstance(message, Status):
+        return [_SMALL_KINDS[Status], pack(message[:STATUS_FIELDS_OF_RELEASE_0_1])]
+    return encode(message)
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -290,6 +314,8 @@ def encode(message: Message) -> list[Buffer]:
         return [_FORWARD.pack(_KIND_FORWARD, message.term), *message.batches]
     if isinstance(message, SnapshotChunk):
         return [_CHUNK.pack(_KIND_CHUNK, *message[:4]), message.data]
+    if isinstance(message, Transfer):
+        return [_TRANSFER.pack(_KIND_TRANSFER, message.term), message.to.encode()]
     if isinstance(message, Offer):
         return [bytes([_KIND_OFFER]), pack(message)]
     if isinstance(message, Introduction):
@@ -307,6 +333,8 @@ def decode(frame: bytes) -> Message:
             return Forward(_FORWARD.unpack_from(frame)[1], [frame[_FORWARD.size :]])
         if kind == _KIND_CHUNK:
             return SnapshotChunk._make([*_CHUNK.unpack_from(frame)[1:], memoryview(frame)[_CHUNK.size :]])
+        if kind == _KIND_TRANSFER:
+            return Transfer(_TRANSFER.unpack_from(frame)[1], frame[_TRANSFER.size :].decode())
         if kind == _KIND_OFFER:
             *numbers, segments = msgpack.unpackb(frame[1:], use_list=False)
             if not all(map(_is_count, numbers)):

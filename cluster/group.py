@@ -54,10 +54,13 @@ from cluster.envelope import (
     SnapshotChunk,
     Spoilt,
     Status,
+    Transfer,
     Withdrawn,
     decode,
     encode,
+    encode_for_release_0_1,
 )
+from cluster.fitness import Verdict, may_stop, why_not_lead
 from cluster.handover import Handover
 from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import Owner
@@ -88,6 +91,8 @@ OLDEST_PROTOCOL = PROTOCOLS[0]
 IN_FLIGHT_MAX = 2
 """At most this many entries are proposed and not yet committed. More would only make the entries smaller."""
 STATUS_INTERVAL_S = 1.0
+SILENT_S = 3 * STATUS_INTERVAL_S
+"""What a peer has last said of itself counts no more when it has been silent for this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,17 +476,31 @@ class Group:
     def pending_bytes(self) -> int:
         return self._submissions.pending_bytes
 
-    def transfer_leadership(self) -> bool:
-        """Hand leadership to a peer, before a planned stop; `leader` tells when it has changed.
+    def transfer_leadership(self, to: str | None = None) -> bool:
+        """Hand leadership to this peer, or to any; `leader` tells when it has changed.
 
-        Returns False if this node does not lead, or no peer is connected.
+        Returns False if nothing is begun: this node does not lead, no peer is connected, or the one that is meant is
+        not fit, is this node itself, or would get in the way of a handover that is under way.
         Nothing is proposed meanwhile: a peer that lacks the latest entry could not be elected.
         """
+        now_s = self._runtime.monotonic()
         if not self.engine.is_leader or self.is_alone:
             return False
-        self._handover.begin(self._runtime.monotonic())
+        if to is not None and (
+            to == self.config.name or self._handover.is_on(now_s) or self.why_not_lead(to) is not None
+        ):
+            return False
+        self._handover.begin(now_s, to)
         self._turns.ask()
         return True
+
+    def ask_for_transfer(self, to: str | None) -> None:
+        """Have the leader, whoever that is, hand over to this member, or to any. `leader` tells when it has."""
+        leader, term = self._reign
+        if leader == self.config.name:
+            self.transfer_leadership(to)
+        elif leader is not None:
+            self._transmit(leader, Transfer(term, to or ""))
 
     # Reading
 
@@ -506,6 +525,27 @@ class Group:
         """The status of every member: this node's as it is now, the others' as they last told it."""
         return [self._status_of(name) for name in self.configurations.membership.members]
 
+    def why_not_lead(self, name: str) -> str | None:
+        """Why leadership should not go to this member, as far as is known here; None if it may."""
+        return why_not_lead(name, self._known())
+
+    def may_stop(self, name: str) -> Verdict:
+        """Whether the others go on when this member stops, as far as is known here."""
+        return may_stop(name, self.leader, self.configurations.membership, self._known())
+
+    def _known(self) -> dict[str, Status | None]:
+        """What each member that is heard says of itself, and None for the others."""
+        now_s = self._runtime.monotonic()
+        known: dict[str, Status | None] = {self.config.name: self._own_status()}
+        for peer in self.peers:
+            is_heard = self._links.connected(peer) and self._peers.silent_s(peer, now_s) < SILENT_S
+            known[peer] = self._peers.status(peer) if is_heard else None
+        return known
+
+    @property
+    def members(self) -> Sequence[str]:
+        return self.configurations.membership.members
+
     def _status_of(self, name: str) -> MemberStatus:
         if name == self.config.name:
             return member_status(name, self._own_status(), is_up=True, leads=name == self.leader)
@@ -529,6 +569,7 @@ class Group:
             self._clock.time_ms(now_s),
             self._wall_ms(),
             self._clock.steady_ms(now_s),
+            int(engine.hears_leader()),
         )
 
     def time_ms(self) -> int:
@@ -561,8 +602,7 @@ class Group:
         self._peers.connected(peer, self._runtime.monotonic())
         self._departures.drop(peer)
         low, high = self.machine.versions
-        # Whose program can run one version only never goes to a log with a configuration: nobody asks who it is.
-        if low < high and self._links.protocol(peer) > OLDEST_PROTOCOL:
+        if low < high:  # else its program never goes to a log with a configuration, and nobody asks who it is
             self._transmit(peer, self._introduction())
         self._transmit(peer, self._own_status())
         self.engine.peer_connected(peer)
@@ -625,6 +665,9 @@ class Group:
                 self.recovery.heard(peer, message, leads=leads)
             case Introduction():
                 self._enrolment.introduced(peer, message)
+            case Transfer():
+                if message.term == self.engine.term:
+                    self.transfer_leadership(message.to or None)
             case Offer():
                 self.engine.check_snapshot(peer, message.index, message.term)
                 self._taker.offered(peer, message)
@@ -700,6 +743,9 @@ class Group:
         if reign.leader or self._reign.leader:  # that there is still none is not logged with each term
             log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         self._reign = reign
+        self._tell_peers(
+            self._own_status()
+        )  # else they would know for up to a second that it hears no leader
         self._turns.ask()  # submissions go to the new leader
         self._events.leader_changed(*reign)
 
@@ -818,7 +864,12 @@ class Group:
         self._departures.send(outbox, self.journal.synced)
 
     def _transmit(self, peer: str, message: Message) -> None:
-        self._links.send(peer, self.config.group_id, encode(message))
+        if not self._links.connected(peer):
+            return
+        is_new = self._links.protocol(peer) > OLDEST_PROTOCOL
+        buffers = encode(message) if is_new else encode_for_release_0_1(message)
+        if buffers:
+            self._links.send(peer, self.config.group_id, buffers)
         if self._links.congested(peer):
             self.engine.hold_back(peer)
 
@@ -873,7 +924,8 @@ class Group:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
         if self._handover.is_on(self._runtime.monotonic()):
-            self._handover.ask(partial(self.engine.transfer_leadership, self._peers.not_voting()))
+            unfit = [*self._peers.not_voting(), *self._handover.not_meant(self.peers)]
+            self._handover.ask(partial(self.engine.transfer_leadership, unfit))
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
             batches = self._proposals.next_entry(self.config.entry_bytes_max, self.config.entry_weight_max)

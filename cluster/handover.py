@@ -1,13 +1,14 @@
 """A leader gives its office to a peer (Raft thesis 3.10).
 
-Lives here: how long a handover lasts, and that one peer is asked, once. Not here: who may be asked and how (engine.py).
+Lives here: how long a handover lasts, whom it is meant for, and that one peer is asked, once. Not here: who can lead
+(fitness.py), how one is asked (engine.py).
 
 Law: a handover ends by itself, so a leader goes on if nobody can take over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 HANDOVER_S = 1.0
 """A leader that hands over proposes nothing for this long at most; a handover takes two or three syncs."""
@@ -19,16 +20,23 @@ class Handover:
     def __init__(self) -> None:
         self._ends_s = 0.0
         self._is_asked = False
+        self._to: str | None = None
 
-    def begin(self, now_s: float) -> None:
+    def begin(self, now_s: float, to: str | None = None) -> None:
+        """Begin to hand over to this peer, or to anybody."""
         self._ends_s = now_s + HANDOVER_S
         self._is_asked = False
+        self._to = to
 
     def end(self) -> None:
         self._ends_s = 0.0
 
     def is_on(self, now_s: float) -> bool:
         return now_s < self._ends_s
+
+    def not_meant(self, peers: Iterable[str]) -> list[str]:
+        """Those of the peers that are not to take over."""
+        return [peer for peer in peers if self._to not in (None, peer)]
 
     def ask(self, ask_one: Callable[[], bool]) -> None:
         """Ask a peer, unless one was asked; `ask_one` returns False if there is none yet that has everything."""

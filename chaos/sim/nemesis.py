@@ -182,14 +182,11 @@ class Nemesis:
             self._until(self._short_or_long_s(8.0), node.runtime.go_on)
 
     def _transfer(self) -> None:
-        leader = self._cluster.leader()
-        if leader is not None:
-            group = leader.group
-
-            def transfer() -> None:
-                group.transfer_leadership()
-
-            leader.runtime.enter(transfer)
+        """Ask any node to have anybody else lead, or one that is named."""
+        asked = self._random.choice(self._cluster.nodes)
+        to = self._random.choice(self._cluster.names) if self._random.random() < 0.5 else None
+        if asked.up:
+            asked.runtime.enter(lambda: asked.group.ask_for_transfer(to))
 
     # Operators
 

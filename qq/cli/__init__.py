@@ -21,6 +21,8 @@ from qq.errors import OperatingError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qq.cli.remote import Remote
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name and return its exit status."""
@@ -29,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(options)
     except OperatingError as error:
-        print(f"qq {options.command}: {error}", file=sys.stderr)
+        print(f"qq {_name(options)}: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:  # before the command had its own signal handlers
         return 130
@@ -45,8 +47,12 @@ def _find_cluster() -> None:
     sys.path.insert(0, str(bundled if bundled.is_dir() else ours.parent))
 
 
+def _name(options: argparse.Namespace) -> str:
+    return " ".join(filter(None, [options.command, getattr(options, "subcommand", None)]))
+
+
 def _run(options: argparse.Namespace) -> int:
-    match options.command:
+    match _name(options):
         case "up":
             from qq.cli.up import up  # noqa: PLC0415
 
@@ -62,11 +68,21 @@ def _run(options: argparse.Namespace) -> int:
 
             return serve(options.config)
         case "status":
-            from qq.cli.credentials import client_login  # noqa: PLC0415
             from qq.cli.status import status  # noqa: PLC0415
 
-            login = client_login(options.user, options.password, options.password_file, os.environ)
-            return status(options.http, login.user, login.password, as_json=options.json)
+            return status(_remote(options), as_json=options.json)
+        case "leader show":
+            from qq.cli.operations import show_leader  # noqa: PLC0415
+
+            return show_leader(_remote(options))
+        case "leader transfer":
+            from qq.cli.operations import transfer_leadership  # noqa: PLC0415
+
+            return transfer_leadership(_remote(options), options.to)
+        case "check safe-to-stop":
+            from qq.cli.operations import check_safe_to_stop  # noqa: PLC0415
+
+            return check_safe_to_stop(_remote(options), options.node)
         case "inspect":
             from qq.cli.inspect import dump, inspect  # noqa: PLC0415
 
@@ -75,6 +91,15 @@ def _run(options: argparse.Namespace) -> int:
             return inspect(options.directory)
         case command:
             raise AssertionError(command)
+
+
+def _remote(options: argparse.Namespace) -> Remote:
+    """The node that the options tell to ask; raises OperatingError."""
+    from qq.cli.credentials import client_login  # noqa: PLC0415
+    from qq.cli.remote import Remote  # noqa: PLC0415
+
+    login = client_login(options.user, options.password, options.password_file, os.environ)
+    return Remote(options.http, login)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,17 +126,25 @@ def _parser() -> argparse.ArgumentParser:
     serve_command.add_argument("--config", type=Path, required=True, metavar="FILE")
 
     status_command = commands.add_parser("status", help="show the cluster as one of its nodes sees it")
-    status_command.add_argument("--http", default="http://127.0.0.1:15672", metavar="URL")
-    status_command.add_argument("--user", help="default: QQ_USER of the environment, or guest")
-    passwords = status_command.add_mutually_exclusive_group()
-    passwords.add_argument(
-        "--password-file",
-        type=Path,
-        metavar="FILE",
-        help="default: QQ_PASSWORD_FILE or QQ_PASSWORD of the environment, or the password guest",
-    )
-    passwords.add_argument("--password", help="others see it in the list of processes")
+    _add_node_options(status_command)
     status_command.add_argument("--json", action="store_true", help="print what the node answered")
+
+    leader_command = commands.add_parser("leader", help="show or change who leads")
+    leader_commands = leader_command.add_subparsers(dest="subcommand", required=True)
+    _add_node_options(leader_commands.add_parser("show", help="print the name of the node that leads"))
+    transfer_command = leader_commands.add_parser(
+        "transfer", help="have another node lead; returns when it does"
+    )
+    _add_node_options(transfer_command)
+    transfer_command.add_argument("--to", metavar="NODE", help="default: any other")
+
+    check_command = commands.add_parser("check", help="ask before you do something; exit status 0 is yes")
+    check_commands = check_command.add_subparsers(dest="subcommand", required=True)
+    stop_command = check_commands.add_parser(
+        "safe-to-stop", help="whether the cluster goes on without a node"
+    )
+    _add_node_options(stop_command)
+    stop_command.add_argument("--node", metavar="NODE", help="default: the node that is asked")
 
     inspect_command = commands.add_parser(
         "inspect", help="check the data directory of a node that does not run"
@@ -121,6 +154,20 @@ def _parser() -> argparse.ArgumentParser:
     inspect_command.add_argument("--from", dest="first", type=int, default=0, metavar="INDEX")
     inspect_command.add_argument("--to", dest="last", type=int, metavar="INDEX")
     return parser
+
+
+def _add_node_options(command: argparse.ArgumentParser) -> None:
+    """Let a command be told which node to ask, and as whom."""
+    command.add_argument("--http", default="http://127.0.0.1:15672", metavar="URL", help="the node to ask")
+    command.add_argument("--user", help="default: QQ_USER of the environment, or guest")
+    passwords = command.add_mutually_exclusive_group()
+    passwords.add_argument(
+        "--password-file",
+        type=Path,
+        metavar="FILE",
+        help="default: QQ_PASSWORD_FILE or QQ_PASSWORD of the environment, or the password guest",
+    )
+    passwords.add_argument("--password", help="others see it in the list of processes")
 
 
 def _base_port(text: str) -> int:

@@ -1,6 +1,6 @@
 """Who a command logs in as: the options, or else the environment.
 
-Lives here: the variables, and which of them counts. Not here: the options (cli/__init__.py), the login (status.py).
+Lives here: the variables, and which of them counts. Not here: the options (cli/__init__.py), the login (remote.py).
 
 Law: a password can be given without anybody seeing it in the list of processes.
 """

@@ -1,21 +1,17 @@
 """`qq status`: the cluster as one of its nodes sees it.
 
-Lives here: asking `/api/cluster` and printing the answer. Not here: what the answer means (http/view.py).
+Lives here: printing the answer of `/api/cluster`. Not here: asking (remote.py), what the answer means (http/view.py).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
+if TYPE_CHECKING:
+    from qq.cli.remote import Remote
 
-from qq.errors import CommandError
-
-_ANSWER_TIMEOUT_S = 10.0
 _MIB = 1024 * 1024
 _SUFFIX = re.compile("_(index|bytes|ms)$")
 _COLUMNS = (
@@ -34,35 +30,14 @@ _COLUMNS = (
 )
 
 
-def status(url: str, user: str, password: str, *, as_json: bool) -> int:
+def status(node: Remote, *, as_json: bool) -> int:
     """Print the state of the cluster; raises CommandError."""
-    answer = asyncio.run(_ask(url.rstrip("/") + "/api/cluster", user, password))
+    answer = node.get("/api/cluster")
     try:
         print(json.dumps(answer, indent=2) if as_json else _table(answer))
     except (KeyError, TypeError, AttributeError):
-        raise CommandError(f"{url}: the answer is not that of a qq node") from None
+        raise node.is_foreign() from None
     return 0
-
-
-async def _ask(url: str, user: str, password: str) -> Any:
-    headers = {"Authorization": aiohttp.encode_basic_auth(user, password, "utf-8")}
-    timeout = aiohttp.ClientTimeout(total=_ANSWER_TIMEOUT_S)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(url, headers=headers, allow_redirects=False) as response,
-        ):
-            if response.status == HTTPStatus.UNAUTHORIZED:
-                raise CommandError(f"{url}: login of {user!r} was refused")
-            if response.status != HTTPStatus.OK:
-                raise CommandError(f"{url}: HTTP status {response.status}")
-            return await response.json()
-    except TimeoutError:
-        raise CommandError(f"{url}: no answer within {_ANSWER_TIMEOUT_S:g} s") from None
-    except aiohttp.InvalidURL:
-        raise CommandError(f"{url}: is not a URL") from None
-    except (aiohttp.ClientError, ValueError) as error:
-        raise CommandError(f"{url}: {error}") from None
 
 
 def _table(answer: dict[str, Any]) -> str:

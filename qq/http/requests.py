@@ -154,10 +154,13 @@ async def write_list(request: web.Request, documents: Iterable[Mapping[str, Any]
 
 
 async def write_object(
-    request: web.Request, plain: Mapping[str, Any], lists: Mapping[str, Iterable[Mapping[str, Any]]]
+    request: web.Request,
+    plain: Mapping[str, Any],
+    lists: Mapping[str, Iterable[Mapping[str, Any]]],
+    status: HTTPStatus = HTTPStatus.OK,
 ) -> web.StreamResponse:
     """Answer with an object: what is small in it, and lists that may be long, in slices."""
-    response = web.StreamResponse(headers=_JSON)
+    response = web.StreamResponse(status=status, headers=_JSON)
     await response.prepare(request)
     separator = json.dumps(plain)[:-1] + (", " if plain else "")
     for name, documents in lists.items():

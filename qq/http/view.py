@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pamqp.commands import Basic
 
+    from cluster.fitness import Verdict
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.commands import Change, Declaration, Get, Table
     from qq.machine.policies import Policy
@@ -356,6 +357,28 @@ class ManagementView(Protocol):
 
     async def wait_applied(self) -> None:
         """Return when this node has applied all that the cluster has committed by now. Raises Unavailable."""
+        ...
+
+    # Nodes
+
+    def members(self) -> Sequence[str]:
+        """The names of all nodes of the cluster."""
+        ...
+
+    def leader(self) -> str | None: ...
+
+    async def transfer_leadership(self, to: str | None) -> str:
+        """Have this node lead, or any but the one that leads; return who leads then.
+
+        Raises ChangeRefused if it could not lead, and then nothing has been done.
+        """
+        ...
+
+    def may_stop(self, node: str | None) -> Verdict:
+        """Judge whether the cluster goes on when a node stops: the one of this name, or the one that is asked.
+
+        Raises ChangeRefused if there is no such node.
+        """
         ...
 
     # Changes

@@ -1,9 +1,10 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
-Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py), and how a
-change gets into the log (changes.py, sessions.py). Not here: HTTP and JSON (qq/http), what a change does (qq/machine).
+Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py), how a change
+gets into the log (changes.py, sessions.py), and who leads (leadership.py). Not here: HTTP and JSON (qq/http), what a
+change does (qq/machine).
 
-Law: only looks at the machine; what is to be changed goes through the log, like everything else.
+Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
+from qq.management.leadership import Leadership
 from qq.management.queues import QueueReports
 
 if TYPE_CHECKING:
@@ -20,10 +22,11 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 
-class Management(QueueReports, CatalogReports, Changes):
+class Management(QueueReports, CatalogReports, Changes, Leadership):
     """Implements `qq.http.view.ManagementView`."""
 
     def __init__(self, broker: Broker, group: Group, product: Product) -> None:
         QueueReports.__init__(self, broker, group)
         CatalogReports.__init__(self, broker, product)
         Changes.__init__(self, broker)
+        Leadership.__init__(self, group)

@@ -1,7 +1,8 @@
 """The command `qq` with a node that only listens on its ports, so that the commands are tested by themselves.
 
 `up`, `serve` and `status` are the real ones. The environment says how the node misbehaves:
-STUB_REFUSES=n2 (cannot start), STUB_STUBBORN=n2 (does not stop), STUB_CHATTY=n2 (fills its log).
+STUB_REFUSES=n2 (cannot start), STUB_STUBBORN=n2 (does not stop), STUB_CHATTY=n2 (fills its log),
+STUB_LEADER=n2 (leads).
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import CollectorRegistry
 
-from qq.errors import StartError
+from cluster.fitness import Verdict
+from qq.errors import ReplyCode, StartError
 from qq.http.app import build_app, listen
-from qq.http.view import ClusterStatus, NodeState, NodeStatus, QueueStatus
+from qq.http.view import ChangeRefused, ClusterStatus, NodeState, NodeStatus, QueueStatus
 
 if TYPE_CHECKING:
     from qq.config import NodeConfig
@@ -67,6 +69,19 @@ class Management:
 
     def queues(self, _vhost: str | None) -> list[QueueStatus]:
         return []
+
+    def leader(self) -> str | None:
+        return os.environ.get("STUB_LEADER")
+
+    async def transfer_leadership(self, to: str | None) -> str:
+        if to == "n9":
+            raise ChangeRefused(ReplyCode.NOT_FOUND, "'n9' is no node of this cluster")
+        if to == "n3":
+            await asyncio.sleep(1.5)
+        return to or "n2"
+
+    def may_stop(self, node: str | None) -> Verdict:
+        return Verdict(node is None, f"{node or 'n1'} it is")
 
 
 async def run(config: NodeConfig) -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 from memberships import configuration_of
 
 from cluster.configuration import Configuration, Member, PeerAddress, Versions
 from cluster.enrolment import Enrolment
-from cluster.envelope import Introduction, MalformedFrame, decode, encode
+from cluster.envelope import (
+    Introduction,
+    MalformedFrame,
+    Status,
+    Transfer,
+    Vote,
+    decode,
+    encode,
+    encode_for_release_0_1,
+)
 from cluster.ports import pack
 
 CLUSTER = b"c" * 16
@@ -136,4 +146,15 @@ def test_what_is_no_introduction_is_a_malformed_frame(fields: tuple[object, ...]
 
 def test_an_introduction_is_carried() -> None:
     told = introduction("n1", port=5680)
+    assert decode(b"".join(encode(told))) == told
+
+
+def test_a_node_of_release_0_1_is_sent_what_it_knows() -> None:
+    status = Status(*range(15))
+    assert encode_for_release_0_1(told := introduction("n1")) == []
+    assert encode_for_release_0_1(Transfer(5, "n1")) == []
+    [kind, fields] = encode_for_release_0_1(status)
+    assert msgpack.unpackb(fields) == list(range(14))
+    assert decode(bytes(kind) + bytes(fields)) == status._replace(hears_leader=0)
+    assert encode_for_release_0_1(Vote(7)) == encode(Vote(7))
     assert decode(b"".join(encode(told))) == told

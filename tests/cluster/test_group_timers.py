@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ from cluster.clock import PATIENCE_S
 from cluster.configuration import PeerAddress, Versions
 from cluster.directory import GroupDirectory
 from cluster.entry import batches_of, entry_time_ms, is_regular
+from cluster.envelope import Transfer, encode
 from cluster.group import Group, GroupConfig, GroupEvents
 from cluster.identity import Owner
 from cluster.log.journal import SegmentedJournal
@@ -355,6 +357,58 @@ def test_a_leader_that_hands_over_proposes_nothing_that_is_due(trio: Trio) -> No
     assert leader.ticks() == []
     trio.pass_ms(400)
     assert len(leader.ticks()) == 1
+
+
+def test_any_node_can_have_a_certain_one_lead(trio: Trio) -> None:
+    trio.start()
+    for to in "cbacab":
+        for asked in trio.members:
+            asked.runtime.enter(partial(asked.group.ask_for_transfer, to))
+            trio.until(lambda to=to: {member.group.leader for member in trio.members} == {to}, COMMIT_MS)
+            trio.pass_ms(20)  # they tell each other
+    asked = trio.leader()
+    asked.runtime.enter(partial(asked.group.ask_for_transfer, None))
+    trio.until(lambda: trio.members[0].group.leader not in (None, asked.name), ELECTION_MS)
+
+
+def test_leadership_stays_where_it_is_if_the_one_that_is_meant_is_not_fit(trio: Trio) -> None:
+    leader = trio.start()
+    asked, gone = [member for member in trio.members if member is not leader]
+    gone.end()
+    trio.pass_ms(4_000)
+    assert asked.group.why_not_lead(gone.name) is not None
+    assert asked.group.why_not_lead(leader.name) is None
+    for to in (gone.name, leader.name, "nobody"):
+        leader.set_alarms(20)
+        asked.runtime.enter(partial(asked.group.ask_for_transfer, to))
+        trio.until(lambda: not leader.machine.due, COMMIT_MS)
+    assert trio.leader() is leader
+
+
+def test_a_request_for_another_reign_does_nothing(trio: Trio) -> None:
+    leader = trio.start()
+    [asked, other] = [member for member in trio.members if member is not leader]
+    stale = b"".join(encode(Transfer(leader.group.engine.term - 1, other.name)))
+    leader.runtime.enter(partial(leader.group.frame_received, asked.name, stale))
+    trio.pass_ms(ELECTION_MS)
+    assert trio.leader() is leader
+
+
+def test_who_is_silent_or_cut_off_from_the_leader_is_not_counted(trio: Trio) -> None:
+    leader = trio.start()
+    one, other = [member for member in trio.members if member is not leader]
+    assert one.group.may_stop(one.name).is_safe
+    for cut in ((leader.name, other.name), (other.name, leader.name)):
+        trio.network.cut(*cut)
+    trio.until(lambda: not one.group.may_stop(one.name).is_safe, 5_000)
+    assert f"{other.name} does not hear the leader" in one.group.may_stop(one.name).text
+    for cut in ((leader.name, other.name), (other.name, leader.name)):
+        trio.network.heal(*cut)
+    trio.until(lambda: leader.group.may_stop(one.name).is_safe, 5_000)
+    other.runtime.pause()
+    trio.until(lambda: not leader.group.may_stop(one.name).is_safe, 5_000)
+    assert "does not answer" in leader.group.may_stop(one.name).text
+    assert leader.group.may_stop(other.name).is_safe
 
 
 def test_a_leader_without_a_majority_proposes_one_entry_and_it_is_replaced(trio: Trio) -> None:

@@ -35,6 +35,14 @@ def test_one_peer_is_asked_as_soon_as_there_is_one_and_the_handover_ends_by_itse
     assert not handover.is_on(7.0)
 
 
+def test_a_handover_is_for_one_peer_or_for_any() -> None:
+    handover = Handover()
+    handover.begin(1.0, "b")
+    assert handover.not_meant(["a", "b", "c"]) == ["a", "c"]
+    handover.begin(1.0)
+    assert handover.not_meant(["a", "b", "c"]) == []
+
+
 def test_a_life_is_above_its_last_one_above_the_clock_and_above_what_the_cluster_knows() -> None:
     disk = SimulatedDisk(Random(1), lambda _delay, callback: callback())
     directory = GroupDirectory(disk, "groups/0", Owner("test", "a", 0))

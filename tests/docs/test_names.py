@@ -265,8 +265,18 @@ def test_every_alert_is_described() -> None:
 
 @cache
 def commands() -> dict[str, argparse.ArgumentParser]:
-    (action,) = (each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction))
-    return action.choices
+    """The parser of each command, by its name; some have two words."""
+    return dict(commands_of(cli._parser()))
+
+
+def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, choice in action.choices.items():
+                parts = dict(commands_of(choice))
+                yield from ((f"{name} {part}", each) for part, each in parts.items())
+                if not parts:
+                    yield name, choice
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -276,16 +286,17 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 @documents
 def test_commands_of_qq_have_these_options(document: Path) -> None:
     for line in command_lines(document):
-        if not (found := re.match(r"(?:\S*/)?qq ([a-z]+)\b(.*)", line)):
+        if not (found := re.match(r"(?:\S*/)?qq ([a-z]+\b.*)", line)):
             continue
-        assert found[1] in commands(), f"{name_of(document)}: {line}"
-        for option in re.findall(r"(?<![\w-])--[a-z-]+", found[2].partition("#")[0]):
-            assert option in options_of(commands()[found[1]]), f"{name_of(document)}: {line}"
+        called = [name for name in commands() if re.match(rf"{name}(?![\w-])", found[1])]
+        assert len(called) == 1, f"{name_of(document)}: {line}"
+        for option in re.findall(r"(?<![\w-])--[a-z-]+", found[1].partition("#")[0]):
+            assert option in options_of(commands()[called[0]]), f"{name_of(document)}: {line}"
 
 
 def test_every_command_and_option_of_qq_is_in_the_reference() -> None:
     text = (REFERENCE / "cli.md").read_text()
-    chapters = dict(re.findall(r"^## `qq (\w+)`$(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL))
+    chapters = dict(re.findall(r"^## `qq ([a-z -]+)`$(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL))
     described = {
         command: set(re.findall(r"(?<=`)--[a-z-]+", "\n".join(re.findall(r"^\|.*", chapter, re.MULTILINE))))
         for command, chapter in chapters.items()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from pamqp.commands import Basic
 
 from cluster.applying import Confirmed
 from cluster.entry import batches_of, make_batch, make_entry
+from cluster.fitness import Verdict
 from cluster.log.segment import EntryGone
 from qq.amqp.connection import Settings
 from qq.config import Limits
@@ -60,10 +62,10 @@ class FakeView:
 
 
 class _Group:
-    """Applies at once what is submitted, and is all of its cluster."""
+    """Applies at once what is submitted, and knows of other nodes only what the test says."""
 
     pending_bytes = 0
-    leader = "n1"
+    config = SimpleNamespace(name="n1")
 
     broker: Broker
 
@@ -73,6 +75,27 @@ class _Group:
         self.unheard: list[Command] = []
         """What the cluster has committed and this node does not know yet: it comes before what is submitted now."""
         self._sequence = 0
+        self.leader: str | None = "n1"
+        self.members = ["n1", "n2", "n3"]
+        self.flaws: dict[str, str] = {}
+        """Why nodes are not fit to lead."""
+        self.verdict = Verdict(True, "it may be stopped")
+        self.asked_to_lead: list[str | None] = []
+        self.ignored_requests = 0
+        """How many of the next requests to lead come to nothing."""
+
+    def why_not_lead(self, name: str) -> str | None:
+        return self.flaws.get(name)
+
+    def may_stop(self, name: str) -> Verdict:
+        return self.verdict._replace(text=f"{name}: {self.verdict.text}")
+
+    def ask_for_transfer(self, to: str | None) -> None:
+        self.asked_to_lead.append(to)
+        if len(self.asked_to_lead) > self.ignored_requests:
+            successor = to or next(name for name in self.members if name != self.leader)
+            self.leader = None
+            asyncio.get_running_loop().call_soon(setattr, self, "leader", successor)
 
     def disk_failed(self, error: Exception) -> None:
         raise error
@@ -138,7 +161,7 @@ class MachineManagement(Management):
         product = Product(settings.product, settings.version, settings.cluster_name)
         super().__init__(broker, cast("Any", group), product)
         self.machine = broker.machine
-        self._group_that_pretends = group
+        self.group = group
         self.entries = group.entries
         self.asked: list[Any] = []
         """What was changed."""
@@ -153,7 +176,7 @@ class MachineManagement(Management):
 
     def make_elsewhere(self, *commands: Command) -> None:
         """Have a command of another node committed; this node has not heard of it."""
-        self._group_that_pretends.unheard += commands
+        self.group.unheard += commands
 
     def publish(self, payload: Any) -> None:
         """Have a batch with messages applied, and kept."""

@@ -28,6 +28,7 @@ PATHS = [
     ("queues/%2F/q/get", "POST"),
     ("exchanges/%2F/x", "PUT"),
     ("bindings/%2F/e/amq.topic/q/q", "POST"),
+    ("cluster/leader", "PUT"),
     ("definitions", "POST"),
     ("definitions/%2F", "POST"),
 ]
@@ -47,7 +48,7 @@ KEYS = [
     *("password", "password_hash", "hashing_algorithm", "limits", "metadata", "configure", "write", "read"),
     *("exchange", "value", "max-queues", "max-channels", "pattern", "definition", "priority", "apply-to"),
     *("durable", "auto_delete", "internal", "arguments", "type", "source", "destination", "routing_key"),
-    *("destination_type", "component", "count", "ackmode", "encoding", "truncate", "limit", "age_ms"),
+    *("destination_type", "component", "count", "ackmode", "encoding", "truncate", "limit", "age_ms", "to"),
     *(
         "x-max-length",
         "x-queue-type",

@@ -22,7 +22,8 @@ from qq.sessions.broker import Broker
 from qq.sessions.resume import resume
 from qq.sessions.submissions import Submissions
 
-SEEDS_MAX = 12
+SEEDS_MAX = 60
+"""The rarest of what is put back shows in one of twenty runs."""
 AWAY_S = 3.5
 """Shorter than a silent node is given up after, and long enough for the others to forget what it has missed."""
 OPTIONS = Options(

@@ -97,6 +97,10 @@ class Load:
         node.stop()
         self._world.deaths.end(node)
 
+    def fault_begins(self) -> None:
+        """Note the time, for something that hurts nobody but may take a moment."""
+        self._fault_s = time.monotonic()
+
     def pause(self, node: ClusterNode) -> None:
         self._fault_s = time.monotonic()
         node.pause()

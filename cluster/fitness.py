@@ -1,0 +1,78 @@
+"""Who goes on when a member stops, and who can lead: judged from what the members say of themselves.
+
+Lives here: the judgement, and its words for operators. Not here: what is known of each member (peers.py), how many are
+enough (membership.py), what is done about it (group.py).
+
+Law: pure. A member of which it is not known that it is fit is not fit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cluster.envelope import Alarm
+from cluster.log.hardstate import Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cluster.envelope import Status
+    from cluster.membership import Membership
+
+    Known = Mapping[str, Status | None]
+    """What each member has last said of itself; None for one that does not answer."""
+
+LAG_MAX = 2000
+"""A member that lacks no more entries than this counts as up to date. Members tell how far they are once a second, so
+even one that lacks nothing seems to lack what has come since."""
+
+
+class Verdict(NamedTuple):
+    """Whether something may be done, and a line that says why, or what to do first."""
+
+    is_safe: bool
+    text: str
+
+
+def flaw(name: str, known: Known) -> str | None:
+    """Why this member does not count as one that goes on, and what to do about it; None if it counts."""
+    status = known.get(name)
+    if status is None:
+        return f"{name} does not answer (start it, or look at its network)"
+    if status.standing != Standing.VOTER:
+        return f"{name} is under repair (wait until it is a voter)"
+    if not status.hears_leader:
+        return f"{name} does not hear the leader (look at the network between them)"
+    lacks = max(each.last_index for each in known.values() if each is not None) - status.last_index
+    if lacks > LAG_MAX:
+        return f"{name} lacks {lacks:,} entries of the log (wait until it has caught up)"
+    return None
+
+
+def why_not_lead(name: str, known: Known) -> str | None:
+    """Why leadership should not go to this member; None if it may."""
+    status = known.get(name)
+    if status is not None and status.alarm & Alarm.DISK:
+        return f"{name} is low on disk (make room on it)"
+    return flaw(name, known)
+
+
+def may_stop(name: str, leader: str | None, membership: Membership, known: Known) -> Verdict:
+    """Judge whether the voters that are left are a majority when this member stops."""
+    if leader is None:
+        flaws = [f"{each} does not answer" for each in membership.members if known.get(each) is None]
+        why = "; ".join(["no leader is known", *flaws])
+        return Verdict(False, f"do not stop {name}: {why}: start the nodes that are down")
+    others = sorted(membership.voters - {name})
+    flaws = {other: why for other in others if (why := flaw(other, known)) is not None}
+    fit = [other for other in others if other not in flaws]
+    names = ", ".join(fit)
+    if not membership.is_majority(fit):
+        few = f"{names or 'what is left'} would be no majority of {len(membership.voters)} voters"
+        return Verdict(False, f"do not stop {name}: " + "; ".join([few, *flaws.values()]))
+    if known.get(name) is None:
+        return Verdict(
+            True, f"{name} does not answer, as if it were stopped already; {names} go on without it"
+        )
+    note = "; it leads, and hands over before it stops" if name == leader else ""
+    return Verdict(True, f"{name} may be stopped: {names} go on{note}")

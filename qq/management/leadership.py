@@ -1,0 +1,108 @@
+"""Who leads, who shall lead, and who may stop.
+
+Lives here: waiting until leadership has moved. Not here: how it moves (cluster/handover.py), who is fit for it and who
+can be done without (cluster/fitness.py).
+
+Law: whoever is told that leadership has moved finds it moved at this node. Asked again, nothing is done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from qq.errors import ReplyCode
+from qq.http.view import ChangeRefused, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cluster.fitness import Verdict
+    from cluster.group import Group
+
+T = TypeVar("T")
+
+ASK_AGAIN_S = 2.5
+"""A handover takes milliseconds, and ends after a second. The leader is asked again after this time, and then no more:
+it may not have been told, or have taken the other node for unfit a moment before."""
+PATIENCE_S = 1.5
+"""How long to wait for a leader to be known and a node to be fit: what nodes say of themselves may be a second old."""
+_POLL_S = 0.01
+
+
+class Leadership:
+    """The part of `qq.http.view.ManagementView` that is about leadership."""
+
+    def __init__(self, group: Group) -> None:
+        self._cluster = group
+
+    def members(self) -> Sequence[str]:
+        return self._cluster.members
+
+    def leader(self) -> str | None:
+        return self._cluster.leader
+
+    async def transfer_leadership(self, to: str | None) -> str:
+        """Have this node lead, or any but the one that leads; return who leads then.
+
+        Raises ChangeRefused if it could not lead, and then nothing has been done; Unavailable.
+        """
+        group = self._cluster
+        former = await _until(self.leader, PATIENCE_S)
+        if former is None:
+            raise Unavailable(
+                "no leader is known: fewer than a majority of the nodes are up (`qq status` tells which)"
+            )
+        if to == former:
+            return former
+        await self._check_possible(former, to)
+
+        def successor() -> str | None:
+            leader = group.leader
+            return leader if leader == to or (to is None and leader != former) else None
+
+        for _ in range(2):
+            group.ask_for_transfer(to)
+            leader = await _until(successor, ASK_AGAIN_S)
+            if leader is not None:
+                return leader
+        what = f"{to or 'no other node'} has not taken over within {2 * ASK_AGAIN_S:g} s"
+        raise Unavailable(f"{what}; {group.leader or 'nobody'} leads; try again")
+
+    async def _check_possible(self, former: str, to: str | None) -> None:
+        """Raise ChangeRefused if this node, or if none is named nobody, could lead in place of the former leader."""
+        group = self._cluster
+        if to is None:
+            flaw = "there is no other node" if len(group.members) == 1 else None
+        else:
+            self._check_member(to)
+            await _until(lambda: group.why_not_lead(to) is None, PATIENCE_S)
+            flaw = group.why_not_lead(to)
+        if flaw is not None:
+            raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, f"{former} leads on: {flaw}")
+
+    def may_stop(self, node: str | None) -> Verdict:
+        """Judge whether the cluster goes on when a node stops: the one of this name, or this one.
+
+        Raises ChangeRefused if there is no such node.
+        """
+        if node is None:
+            node = self._cluster.config.name
+        self._check_member(node)
+        return self._cluster.may_stop(node)
+
+    def _check_member(self, name: str) -> None:
+        members = self._cluster.members
+        if name not in members:
+            raise ChangeRefused(
+                ReplyCode.NOT_FOUND, f"{name!r} is no node of this cluster, which has {', '.join(members)}"
+            )
+
+
+async def _until(look: Callable[[], T], within_s: float) -> T:
+    """Return what `look` finds as soon as that is something, or what it finds when the time is over."""
+    end_s = asyncio.get_running_loop().time() + within_s
+    # The group is not asynchronous: it has no event to wait for.
+    while not (found := look()) and asyncio.get_running_loop().time() < end_s:  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_S)
+    return found

@@ -1,0 +1,89 @@
+"""Who may stop and who may lead, judged from what the members say of themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.envelope import Alarm, Status
+from cluster.fitness import LAG_MAX, Verdict, may_stop, why_not_lead
+from cluster.log.hardstate import Standing
+from cluster.membership import Membership
+
+FIT = Status(*[0] * len(Status._fields))._replace(last_index=10_000, standing=Standing.VOTER, hears_leader=1)
+LEARNER = FIT._replace(standing=Standing.LEARNER)
+DEAF = FIT._replace(hears_leader=0)
+LAGGING = FIT._replace(last_index=FIT.last_index - LAG_MAX - 1)
+FULL = FIT._replace(alarm=Alarm.DISK)
+
+Known = dict[str, Status | None]
+
+
+def trio(a: Status | None = FIT, b: Status | None = FIT, c: Status | None = FIT) -> Known:
+    return {"a": a, "b": b, "c": c}
+
+
+def stopping(name: str, known: Known, leader: str | None = "a") -> Verdict:
+    return may_stop(name, leader, Membership.of_voters(known), known)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "text"),
+    [
+        ("b", trio(), "b may be stopped: a, c go on"),
+        ("a", trio(), "a may be stopped: b, c go on; it leads, and hands over before it stops"),
+        ("b", trio(b=LEARNER), "b may be stopped: a, c go on"),
+        ("b", trio(b=None), "b does not answer, as if it were stopped already; a, c go on without it"),
+        ("b", trio(c=FIT._replace(last_index=FIT.last_index - LAG_MAX)), "b may be stopped: a, c go on"),
+        ("b", trio(c=FULL), "b may be stopped: a, c go on"),
+        ("b", trio() | {"d": None, "e": FIT}, "b may be stopped: a, c, e go on"),
+    ],
+)
+def test_a_node_may_stop_if_the_others_are_a_majority(name: str, known: Known, text: str) -> None:
+    assert stopping(name, known) == Verdict(True, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "flaw"),
+    [
+        ("b", trio(c=None), "c does not answer (start it, or look at its network)"),
+        ("b", trio(c=LEARNER), "c is under repair (wait until it is a voter)"),
+        ("b", trio(c=DEAF), "c does not hear the leader (look at the network between them)"),
+        ("b", trio(c=LAGGING), "c lacks 2,001 entries of the log (wait until it has caught up)"),
+        ("a", trio(c=None), "c does not answer (start it, or look at its network)"),
+    ],
+)
+def test_a_node_may_not_stop_if_another_one_is_missing(name: str, known: Known, flaw: str) -> None:
+    verdict = stopping(name, known)
+    rest = "b" if name == "a" else "a"
+    assert verdict == Verdict(False, f"do not stop {name}: {rest} would be no majority of 3 voters; {flaw}")
+
+
+def test_without_a_leader_nothing_is_certain() -> None:
+    text = "no leader is known; b does not answer; c does not answer: start the nodes that are down"
+    assert stopping("a", trio(b=None, c=None), leader=None) == Verdict(False, f"do not stop a: {text}")
+    assert not stopping("b", trio(), leader=None).is_safe
+
+
+def test_a_lone_node_is_all_there_is() -> None:
+    assert not stopping("a", {"a": FIT}).is_safe
+
+
+def test_who_only_learns_is_not_counted_and_may_always_stop() -> None:
+    known = trio() | {"d": FIT}
+    membership = Membership(frozenset("abc"), frozenset("d"))
+    assert may_stop("d", "a", membership, known).text == "d may be stopped: a, b, c go on"
+    assert not may_stop("b", "a", membership, known | {"c": None}).is_safe
+
+
+@pytest.mark.parametrize("status", [None, LEARNER, DEAF, LAGGING])
+def test_who_is_not_counted_does_not_lead_either(status: Status | None) -> None:
+    assert why_not_lead("b", trio()) is None
+    reason = why_not_lead("b", trio(b=status))
+    assert reason is not None
+    assert reason in stopping("c", trio(b=status)).text
+
+
+def test_who_is_low_on_disk_does_not_lead_and_nobody_does_who_is_not_there() -> None:
+    assert why_not_lead("b", trio(b=FULL)) == "b is low on disk (make room on it)"
+    assert why_not_lead("b", trio(b=FIT._replace(alarm=Alarm.MEMORY))) is None
+    assert why_not_lead("x", trio()) is not None

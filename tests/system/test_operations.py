@@ -1,0 +1,73 @@
+"""Leadership that operators move while clients are at work, and asking before a node is stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from system_load import loaded
+
+from qq.testing import ClusterNode, LocalCluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
+
+PAUSE_MAX_S = 2.0
+"""Measured: 0.07 s, and up to 0.6 s on a machine with ten times more to do than it can."""
+
+
+def qq(node: ClusterNode, *arguments: str) -> tuple[int, str]:
+    """Call a command, which asks this node; returns its exit status and what it says."""
+    url = f"http://127.0.0.1:{node.http_port}"
+    done = subprocess.run(
+        [sys.executable, "-m", "qq", *arguments, "--http", url],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def test_leadership_goes_around_while_clients_are_at_work(tmp_path: Path) -> None:
+    """Whichever node is asked. Each client keeps its connection, and no message is lost or comes twice."""
+    with LocalCluster(3, tmp_path) as cluster, loaded(cluster) as load:
+        nodes = cluster.nodes
+        load.fault_begins()
+        for number in range(6):
+            asked, target = nodes[number * 2 % 3], nodes[number % 3]
+            assert qq(asked, "leader", "transfer", "--to", target.name) == (0, f"{target.name} leads")
+            assert qq(target, "leader", "show") == (0, target.name)
+        load.until_all_work()
+        before_s = load.longest_wait_s()
+        print(f"longest wait for a confirm in 6 transfers: {before_s * 1000:.0f} ms")
+        assert before_s < PAUSE_MAX_S
+
+
+def test_who_asks_before_stopping_a_node_keeps_a_majority(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path) as cluster:
+        leader, first, second = cluster.leader(), *cluster.followers()
+        assert qq(first, "check", "safe-to-stop")[0] == 0
+        note = "it leads, and hands over before it stops"
+        assert note in qq(first, "check", "safe-to-stop", "--node", leader.name)[1]
+        first.kill()
+        deadline_s = time.monotonic() + 10.0
+        while qq(second, "check", "safe-to-stop")[0] == 0:
+            assert time.monotonic() < deadline_s
+        status, text = qq(second, "check", "safe-to-stop", "--node", leader.name)
+        flaw = f"{first.name} does not answer (start it, or look at its network)"
+        few = f"{second.name} would be no majority of 3 voters"
+        assert (status, text) == (1, f"do not stop {leader.name}: {few}; {flaw}")
+        status, text = qq(second, "leader", "transfer", "--to", first.name)
+        assert status == 1
+        assert f"{leader.name} leads on: {first.name} does not answer" in text
+        assert cluster.leader() is leader
+        first.start()
+        cluster.wait_caught_up()
+        while qq(second, "check", "safe-to-stop")[0] != 0:
+            assert time.monotonic() < deadline_s + 10.0
