@@ -19,11 +19,12 @@ from zlib import crc32
 
 import pytest
 
+from cluster.configuration import Versions
 from cluster.inspection import CheckpointFound, LogFound, MarkFound, SegmentFound, inspect
 from cluster.log.segment import FILE_HEADER_BYTES
 from cluster.log.synced import Mark
 from cluster.realworld import ReadOnlyDisk
-from qq.machine.state import VERSION
+from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -73,7 +74,11 @@ class NodeFiles:
         self.log = self.group / "log"
 
     def findings(self) -> list[Finding]:
-        return list(inspect(cast("Disk", ReadOnlyDisk(self.group)), "", lambda _: "", VERSION))
+        return list(
+            inspect(
+                cast("Disk", ReadOnlyDisk(self.group)), "", lambda _: "", Versions(*QueueMachine.versions)
+            )
+        )
 
     def problems(self) -> list[Finding]:
         found = self.findings()
