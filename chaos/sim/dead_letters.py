@@ -67,7 +67,7 @@ class SimulatedDeadLetters:
 
 
 class DeadLetterPumps(NodeEvents):
-    """Those of the present lives of all nodes; `submit` is how a node submits."""
+    """The dead letters of the latest lives of all nodes; `submit` is how a node submits."""
 
     def __init__(self, submit: Callable[[SimulatedNode, Sequence[Buffer]], int]) -> None:
         self._submit = submit

@@ -48,7 +48,7 @@ class Tenants:
         self._random = random
         self._fresh_id = fresh_id
         self._channels: dict[int, list[int]] = {}
-        """By connection; those that the log has opened and nobody has closed."""
+        """Channels of each connection that the log has opened and nobody has closed."""
         self._asked: dict[int, None] = {}
 
     def act(self) -> list[Command]:
