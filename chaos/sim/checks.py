@@ -465,7 +465,7 @@ class Checks:
         self._time_ms, self._time_s = time_ms, self._world.now_s
 
     def _check_clocks(self, time_ms: int) -> None:
-        """No entry is ahead of any majority's clocks, so nothing expires early while a majority's are right."""
+        """Some majority's clocks have reached an entry's time: nothing expires early while a majority's are right."""
         skews_ms, majority = sorted(self._skews_ms.values()), len(self._skews_ms) // 2 + 1
         ahead_ms = time_ms - EPOCH_MS - self._world.now_s * 1000 - skews_ms[-majority]
         if ahead_ms > 0:

@@ -67,7 +67,7 @@ class SimulatedDeadLetters:
 
 
 class DeadLetterPumps(NodeEvents):
-    """The dead letters of the latest lives of all nodes; `submit` is how a node submits."""
+    """What the latest life of each node does for dead messages; `submit` is how a node submits."""
 
     def __init__(self, submit: Callable[[SimulatedNode, Sequence[Buffer]], int]) -> None:
         self._submit = submit

@@ -90,7 +90,7 @@ PATIENCE_MAX_S = 2.0
 
 
 class Publisher:
-    """One that publishes the same again until it knows that it has been enqueued, at whatever node it can."""
+    """A client that publishes the same again until it knows that it is enqueued, at whatever node it can."""
 
     def __init__(self, name: str, queue: str) -> None:
         self.name = name
@@ -123,7 +123,7 @@ class Delivery(NamedTuple):
     first_id: int
     last_id: int
     range: Range
-    """Some of them, that will be read again."""
+    """Some of these messages, which will be read again."""
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class Session:
     cancels: int = 0
     """Cancellations asked for."""
     consumers: dict[int, str] = field(default_factory=dict)
-    """Those that it has, and their queues."""
+    """Consumers that it has, with their queues."""
     is_limited: bool = False
 
     @property
@@ -664,7 +664,7 @@ class QueueWorkload(Workload[QueueClient]):
         }
 
     def impatient_publisher(self) -> Publisher | None:
-        """One that waits for nothing any more."""
+        """A publisher that waits for nothing any more; None if there is none, or if this run has no such publishers."""
         now_s = self.world.now_s
         waiting = [publisher for publisher in self._publishers if publisher.waits_until_s <= now_s]
         return self.random.choice(waiting) if waiting and self.has_features else None

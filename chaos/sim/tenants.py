@@ -93,7 +93,7 @@ class Tenants:
             self._channels[reply.session] = []
 
     def told_to_close(self, connection: int) -> list[Command]:
-        """What follows from it: nothing, if the client is no more or has closed it already."""
+        """The commands that follow: none, if the client is no more or has closed the connection already."""
         return self._close(connection) if connection in self._channels else []
 
     def complaint(self) -> str:
