@@ -82,11 +82,11 @@ class ClientChannel:
     )
     """Answers that are waited for, and what to do with them."""
     next_tag: int = 1
-    """Of the next delivery."""
+    """Tag of the next delivery."""
     unacked: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """By delivery tag, the queue and the message."""
+    """Queue and message of each delivery that is not settled, by delivery tag."""
     consumers: dict[str, str] = field(default_factory=dict)
-    """By tag, the queue."""
+    """Queue of each consumer, by consumer tag."""
     content: Any = None
     """The method whose message is on its way."""
     size: int = 0
@@ -117,12 +117,12 @@ class AmqpClient:
         self._interval_s = interval_s
         self._socket: ClientSocket | None = None
         self._generation = 0
-        """Of the connection: what was planned for an earlier one is forgotten."""
+        """Number of the connection: what was planned for an earlier one is forgotten."""
         self._stopped = self._draining = False
         self._last = 0
         """Number of the last message."""
         self._tags = count(1)
-        """Of consumers."""
+        """Numbers for the tags of consumers."""
         self._transactions = count(1)
         self._reset()
 
@@ -376,7 +376,7 @@ class AmqpClient:
         self._later(self._random.uniform(0.0, most_s), lambda: socket.read(reads=True))
 
     def _close(self) -> None:
-        """In good order."""
+        """Close the connection in good order."""
         self._call(0, Connection.Close(200, "bye", 0, 0), Connection.CloseOk, self._closed)
         self._closing = True
 

@@ -98,7 +98,7 @@ class Checks:
 
     def __init__(self, world: World, machine: Callable[[], Machine]) -> None:
         self.committed: list[Committed] = []
-        """By index, from 2: entry 1 is the same empty one everywhere."""
+        """Committed entries in order of index, from 2: entry 1 is the same empty one everywhere."""
         self.history: list[Applied] = []
         self.batches: dict[tuple[int, int], bytes] = {}
         """What was submitted, by index of the entry and ordinal of the batch in it."""
@@ -328,7 +328,7 @@ class Checks:
                 self.fail(f"{node.name} votes for {vote} without entry {damage.owed_index}, which it had")
 
     def _new_leader(self, node: SimulatedNode, term: int) -> None:
-        """At most one leader per term; a leader has every committed entry."""
+        """A term has at most one leader, and a leader has every committed entry."""
         self.elections += 1
         self._world.trace(b"leader %s %d" % (node.name.encode(), term))
         other = self._leaders.setdefault(term, node.name)
@@ -465,7 +465,7 @@ class Checks:
         self._time_ms, self._time_s = time_ms, self._world.now_s
 
     def _check_clocks(self, time_ms: int) -> None:
-        """So nothing expires before its time while a majority's clocks are right."""
+        """Some majority's clocks have reached an entry's time: nothing expires early while a majority's are right."""
         skews_ms, majority = sorted(self._skews_ms.values()), len(self._skews_ms) // 2 + 1
         ahead_ms = time_ms - EPOCH_MS - self._world.now_s * 1000 - skews_ms[-majority]
         if ahead_ms > 0:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 DELAY_MAX_S = 0.02
 NOTICED_AFTER_S = 0.3
-"""So late at most a client notices that its node is gone."""
+"""A connection notices at most this late that its node is gone."""
 RESETS = 0.5
-"""So many ends of a process, at either side, lose what is on its way."""
+"""Share of ends, at either side, that lose what is on its way."""
 _END = b""
-"""Behind all that was written."""
+"""The end of the connection, which comes behind all that was written."""
 
 
 class ClientSide(Protocol):
@@ -73,13 +73,13 @@ class ClientSocket:
         self._closing = False
         """The node reads no more, and writes only what it has left to write."""
         self._is_lost = False
-        """Nor that; its connection hears of the end now, ..."""
+        """The connection has come to its end: the node writes nothing more at all."""
         self._ended = False
-        """... or has."""
+        """The node's connection has heard of the end, or its process is gone."""
         self._is_cut = False
         """What the node has written last arrives no more."""
         self._over = False
-        """For the client."""
+        """The connection is over for the client."""
         self._to_node_s = self._to_client_s = world.now_s
         self._connection = ClientConnection(server, Peer("10.0.0.1", 1024), place)
         self._enter(partial(self._connection.connection_made, self))
@@ -164,7 +164,7 @@ class ClientSocket:
             self._connection.resume_writing()
 
     def _end(self, error: Exception | None = None) -> None:
-        """For the node's connection."""
+        """Tell the node's connection that it is over, and let the end come to the client."""
         if self._ended:
             return
         self._ended = self._is_lost = self._closing = True

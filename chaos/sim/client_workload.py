@@ -44,7 +44,7 @@ SALT = b"salt"
 PUBLISH_TIMEOUTS_MS = (0, 0, 300, 2_000)
 """How long a message of a run may be unconfirmed until it is refused; 0: for ever."""
 FIRST_USER_S = 0.1
-"""Between attempts of a leader to make the first user."""
+"""Time between attempts of a leader to make the first user."""
 
 
 @dataclass(slots=True)
@@ -87,10 +87,10 @@ class LoggedMessages:
             self._idents.add(message[body_at : message.index(b" ", body_at)].decode())
 
     def entry_ended(self, machine: Any, time_ms: int, effects: Sequence[Any]) -> None:
-        """No messages come of the end of an entry, ..."""
+        """The end of an entry adds no messages."""
 
     def origin_down(self, machine: Any, origin: str, time_ms: int, effects: Sequence[Any]) -> None:
-        """... nor of that of a node."""
+        """The end of a node adds no messages."""
 
 
 class ClientWorkload(Generations[Client]):
@@ -108,7 +108,7 @@ class ClientWorkload(Generations[Client]):
         self._limits = Limits(write_buffer_bytes=16_384, publish_timeout_ms=timeout_ms)
         self._nodes: dict[str, SimulatedNode] = {}
         self._shells: dict[str, NodeShell] = {}
-        """Of the present life of each node."""
+        """The shell of the latest life of each node."""
         self._sockets = world.random("sockets")
         self._interval_s = options.submit_interval_s
         self._amqp_clients = [self._new_amqp_client(f"a{number}") for number in range(CLIENTS)]
@@ -169,7 +169,7 @@ class ClientWorkload(Generations[Client]):
     # Connections
 
     def _connect(self, client: AmqpClient) -> ClientSocket | None:
-        """Where somebody listens."""
+        """Connect to some node that listens; None if none does, or if the node has no place left."""
         nodes = [node for node in self._nodes.values() if self._listens(node)]
         if not nodes:
             return None
@@ -181,7 +181,7 @@ class ClientWorkload(Generations[Client]):
         return ClientSocket(self.world, self._sockets, node, server, place, client)
 
     def _listens(self, node: SimulatedNode) -> bool:
-        """As a node does, once it has caught up and takes full part, until its end."""
+        """Whether the node listens: once it has caught up, takes full part and has a user, it does so until its end."""
         shell = self._shell(node)
         if not node.up or shell is None:
             return False
@@ -191,7 +191,7 @@ class ClientWorkload(Generations[Client]):
         return shell.is_serving
 
     def _make_first_user(self, node: SimulatedNode, life: int) -> None:
-        """As a node's composition root does it."""
+        """Have the node make the first user once it leads, as a node's composition root does it."""
         shell = self._shell(node)
         if shell is None or node.life != life or shell.broker.machine.users:
             return

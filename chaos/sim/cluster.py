@@ -56,11 +56,11 @@ class Options:
     duration_s: float = 20.0
     """How long load and faults last."""
     submit_interval_s: float = 0.15
-    """Mean, per node."""
+    """Mean time between submissions of one node."""
     large_batches: float = 0.0
     """Part of the ledger's batches that are large enough to congest links."""
     largest_bytes: int = 40_000
-    """Of such a batch."""
+    """Upper bound of the size of such a batch."""
     fault_interval_s: float = 1.0
     faults: dict[str, float] = field(default_factory=dict)
     """Weights by name of the fault."""
@@ -233,7 +233,7 @@ class SimulatedNode:
         return self.foreign or self.members != self._cluster.names
 
     def end(self, *, power_loss: bool) -> None:
-        """kill -9, or the plug."""
+        """End the process as `kill -9` does or, with `power_loss`, as pulling the plug does."""
         if not self.up:
             return
         self.up = False
@@ -259,7 +259,7 @@ class SimulatedNode:
 
     @property
     def standing(self) -> Standing:
-        """As the node itself knew it last."""
+        """The standing that the node itself knew last."""
         return self.group.recovery.standing if self.has_started else self._standing
 
     def _failed(self, error: BaseException) -> None:

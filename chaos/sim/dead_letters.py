@@ -67,7 +67,7 @@ class SimulatedDeadLetters:
 
 
 class DeadLetterPumps(NodeEvents):
-    """Those of the present lives of all nodes; `submit` is how a node submits."""
+    """What the latest life of each node does for dead messages; `submit` is how a node submits."""
 
     def __init__(self, submit: Callable[[SimulatedNode, Sequence[Buffer]], int]) -> None:
         self._submit = submit

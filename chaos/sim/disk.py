@@ -518,7 +518,7 @@ class _Inode:
         self._unsynced.append(size)
 
     def overwrite(self, data: bytes) -> None:
-        """In place, from the start. Of appended bytes none may be unsynced: a mix of the two is not modelled."""
+        """Write in place, from the start. No other change may be unsynced: a mix of the two is not modelled."""
         if self._unsynced:
             raise ValueError("overwritten with unsynced changes")
         self._overwritten.append(bytes(self.content))

@@ -36,7 +36,7 @@ SMALL_DISK_FREE_BYTES_MAX = 48 * 1024
 STEPS_OF_START_MAX = 30
 DAY_MS = 86_400_000
 CLOCK_JUMPS_MS = (3_000, 20_000, DAY_MS // 24, 3 * DAY_MS, 100_000 * DAY_MS)
-"""By as much, at most: the last one is to before the epoch, and beyond what has room in 64 bits of nanoseconds."""
+"""How far clocks jump, at most. The last one leads before the epoch, or beyond 64 bits of nanoseconds."""
 
 
 FAULTS = {
@@ -210,7 +210,7 @@ class Nemesis:
         return True
 
     def _wrong_list(self, names: Sequence[str], others_min: int = 0) -> list[str]:
-        """One with `names`, with some of the others and perhaps with one that is nowhere; never all of them.
+        """A wrong list: `names`, some of the others and perhaps one that is nowhere; never the right members.
 
         Without any other it would be a new cluster if the directories are empty, which no node can know to be wrong.
         """
@@ -236,9 +236,9 @@ class Nemesis:
         return True
 
     def _emptied(self, count: int) -> list[SimulatedNode]:
-        """So many nodes, or fewer, that the others can do without; they are down.
+        """End and empty up to `count` nodes that the others can do without.
 
-        None while another has a wrong configuration: empty ones that have the same could make a cluster of their own.
+        It takes none while another has a wrong configuration: empty ones with the same could make their own cluster.
         """
         nodes: list[SimulatedNode] = []
         if any(node.misconfigured for node in self._cluster.nodes):
@@ -251,7 +251,7 @@ class Nemesis:
         return nodes
 
     def _start_empty(self, nodes: Sequence[SimulatedNode]) -> None:
-        """With a wrong configuration, one after the other; they are put right with other empty directories."""
+        """Start empty nodes with a wrong configuration; later each is put right with another empty directory."""
         for node in nodes:
             node.start()
             self._until(self._short_or_long_s(6.0), partial(self._begin_anew, node))
@@ -334,13 +334,13 @@ class Nemesis:
         self._anyone().disk.fail_next_sync()
 
     def _full_disk(self) -> None:
-        """At once, or in the middle of something."""
+        """Fill a disk, at once or in the middle of something."""
         disk = self._anyone().disk
         disk.fill_after(self._random.choice((0, self._random.randint(0, STEPS_OF_START_MAX))))
         self._until(self._short_or_long_s(8.0), disk.empty)
 
     def _small_disk(self) -> None:
-        """Not much more fits than what is there: what is removed makes room."""
+        """Let not much more fit on a disk than what is there: what is removed makes room."""
         disk = self._anyone().disk
         disk.capacity_bytes = disk.used_bytes() + self._random.randint(0, SMALL_DISK_FREE_BYTES_MAX)
 
@@ -350,7 +350,7 @@ class Nemesis:
         self._until(self._short_or_long_s(8.0), undo)
 
     def _crash_in_a_write(self) -> None:
-        """Now, or in the start that follows: the loop's own writes are interrupted nowhere else."""
+        """End a process in a write, now or in its next start: the loop's own writes are interrupted nowhere else."""
         node = self._anyone()
         if not node.up:
             return
@@ -432,7 +432,7 @@ class Nemesis:
     # Clocks
 
     def _clock_jump(self) -> None:
-        """One clock or all of them, for a while or for ever."""
+        """Let one clock or all of them jump, for a while or for ever."""
         nodes = self._cluster.nodes if self._random.random() < 0.2 else [self._anyone()]
         size_ms = self._random.choice(CLOCK_JUMPS_MS)
         jump_ms = self._random.randint(-size_ms, size_ms)

@@ -39,7 +39,7 @@ PROBES = 6
 PART_S = 0.1
 """A frame that takes longer arrives in parts, one after so much time each."""
 PART = b""
-"""In a pipe: not a frame, but a part of the next one."""
+"""What a pipe holds in place of a frame: a part of the next one."""
 
 
 class End(Enum):
@@ -84,7 +84,7 @@ class NetworkOptions:
     timeout_max_s: float = 5.0
     """TCP gives an unanswered connection up after a time in this range."""
     bytes_per_s: int = 2**40
-    """Of each connection, each way."""
+    """Bandwidth of each connection, each way."""
     limits: LinkLimits = field(default_factory=small_limits)
 
 
@@ -218,7 +218,7 @@ class Network:
             self._hosts[name] = Host.REFUSING
 
     def _end_stream(self, connection: Connection, source: str) -> None:
-        """FIN behind what is in flight or, as often, a reset that discards it."""
+        """Send a FIN behind what is in flight or, as often, a reset that discards it."""
         pipe = connection.pipes[source]
         if self._random.random() < 0.5:
             pipe.frames.clear()

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 
 NOT_ALLOWED = 530
 LOOKED_AT_EVERY = 16
-"""At the end of so many entries all places are compared, not only how many messages there are."""
+"""Once in this many entries all places are compared, not only how many messages there are."""
 
 
 def messages_of(payload: bytes) -> dict[int, bytes]:
@@ -101,9 +101,9 @@ class Outcomes(NamedTuple):
     """What the effects of a batch say of its commands."""
 
     results: dict[int, Any]
-    """By session, of the commands that were answered."""
+    """Results of the commands that were answered, by session."""
     refused: dict[int, Rejected]
-    """By session, the first publishes that were refused."""
+    """The first publishes that were refused, by session."""
 
 
 class QueueOracle:
@@ -118,12 +118,12 @@ class QueueOracle:
         self._numbers = count(1)
         self._queues: dict[str, QueueModel] = {}
         self._bound: dict[str, list[tuple[str, str | None]]] = {}
-        """By exchange, the queues that it routes to: all that it has, or those that are bound with the key."""
+        """Queues that each exchange routes to: all that it has, or those that are bound with the key."""
         self._published: dict[tuple[int, int], Publish] = {}
         self._admitted: dict[str, int] = {}
-        """By publisher, the last sequence number that was ever admitted."""
+        """The last sequence number of each publisher that was ever admitted."""
         self._refused: dict[str, set[int]] = {}
-        """By publisher, the sequence numbers that were refused and not sent again."""
+        """The sequence numbers of each publisher that were refused and not admitted since."""
         self._publishers: dict[str, tuple[int, int]] = {}
         """The last sequence number of each that is remembered, and when it was seen last."""
         self._sequences: dict[tuple[str, str, int], None] = {}
@@ -133,7 +133,7 @@ class QueueOracle:
         """Place by message id of all that a consumer was ever given."""
         self._limits: dict[tuple[str, int], int] = {}
         self._purges: dict[tuple[str, int], str] = {}
-        """By session, the queue that it purges."""
+        """The queue that each session purges."""
         self._failed: dict[tuple[str, int], None] = {}
         """Sessions whose channel an error has closed."""
         self._late: dict[tuple[str, int], int] = {}
@@ -261,7 +261,7 @@ class QueueOracle:
         self._effects(machine, effects)
 
     def _advance(self, time_ms: int) -> None:
-        """At the first entry at which it is due a delayed message becomes ready, and begins to live."""
+        """A delayed message becomes ready, and begins to live, at the first entry at which it is due."""
         self._now_ms = time_ms
         for model in self._queues.values():
             while model.delays and model.delays[0][0] <= time_ms:
@@ -335,7 +335,7 @@ class QueueOracle:
         model.begin_entry()
 
     def _expire(self, model: QueueModel, queue: Queue) -> None:
-        """Of very many the machine leaves some for the next entry."""
+        """Let messages expire that are due; if there are very many, the machine leaves some for the next entry."""
         due: dict[Message, None] = {}
         while model.expiries and model.expiries[0][0] <= self._now_ms:
             expires_ms, _, message = heappop(model.expiries)
@@ -414,7 +414,7 @@ class QueueOracle:
         outcomes: Outcomes,
         session: int,
     ) -> None:
-        """All or nothing."""
+        """A transaction is carried out as a whole or not at all."""
         if (origin, session) in self._failed:
             is_done = False
         else:
@@ -475,7 +475,7 @@ class QueueOracle:
         return [model for model in targets if taken and rejects(model)]
 
     def _new_of(self, publisher: str, sequence: int, count: int, accepted: int) -> list[int]:
-        """Those of so many messages that were not admitted before, or were refused; so many of all are accepted."""
+        """Which of `count` messages are new or were refused before; the first `accepted` of all are accepted."""
         seen = self._known_of(publisher)
         refused = self._refused.setdefault(publisher, set())
         new = [number for number in range(count) if sequence + number > seen or sequence + number in refused]
@@ -490,7 +490,7 @@ class QueueOracle:
         return new
 
     def _known_of(self, publisher: str) -> int:
-        """Its last sequence number; after a long time, by clocks that have jumped, it is forgotten."""
+        """The publisher's last sequence number; after a long time, by clocks that have jumped, it is forgotten."""
         last, seen_ms = self._publishers.get(publisher, (0, self._now_ms))
         if self._now_ms - seen_ms < PUBLISHER_AGE_MS:
             return last
@@ -756,7 +756,7 @@ class QueueOracle:
         self._put_back(holder.model, self._let_go(holder, 0, holder.next_id), failed=failed)
 
     def _put_back(self, model: QueueModel, messages: Sequence[Message], *, failed: bool) -> None:
-        """After one more delivery in vain: ready again, now or later, unless there were too many."""
+        """After one more delivery in vain messages are ready again, now or later, unless there were too many."""
         settings = model.settings
         self._grown[model] = None
         is_told_apart = settings.count_contract == "4.3"

@@ -26,7 +26,7 @@ TO_ALL = "all"
 POLICIES = ("p1", "p2", "limits")
 OPERATORS_POLICY = "limits"
 PLAIN_RUNS = 0.2
-"""In so many runs the queues are set to nothing and messages have no properties: the fast paths."""
+"""Share of the runs whose queues have no settings and whose messages have no properties: the fast paths."""
 TTL_MAX_MS = 3_000
 
 _HEAD = Struct(">BHI")
@@ -70,7 +70,7 @@ def _draw_arguments(random: Random, queue: str) -> Table:
 
 
 def _draw_dead_letters(random: Random, queue: str) -> Table:
-    """To another queue, mostly; or to all; or with the keys that the message has."""
+    """Dead letters go mostly to another queue, or to all, or to where the keys of the message lead."""
     choice = random.random()
     if choice < 0.7:
         target = random.choice([other for other in QUEUES if other != queue])
@@ -133,7 +133,7 @@ def _draw_settings_of_policy(random: Random) -> Table:
 
 
 def draw_headers(random: Random, queue: str) -> dict[str, Any]:
-    """Of a message for that queue: mostly none."""
+    """Headers of a message for that queue: mostly none."""
     headers: dict[str, Any] = {}
     if random.random() < 0.15:
         headers["x-delay"] = random.choice((1, 300, 1_500))

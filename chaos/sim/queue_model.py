@@ -27,7 +27,7 @@ Consumer = tuple[str, int]
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message in one queue; in another it is another."""
+    """A message in one queue; in each queue that it is in, it is a message of its own."""
 
     place: tuple[int, int]
     deaths: Deaths
@@ -35,7 +35,7 @@ class Message:
     expires_ms: int
     """0 is never. While it waits for its delay: when it expires if it does not have to wait for longer."""
     ready_ms: int
-    """Not delivered before."""
+    """The message is not delivered before this moment."""
     key: str | None = None
     """The routing key that took the place of those it was published with, when it died."""
     arrival: int = 0
@@ -74,9 +74,9 @@ class QueueModel:
     delays: list[tuple[int, int, Message]] = field(default_factory=list)
     """A heap of those that were published with a delay, by the moment when they are due; some are gone already."""
     order: dict[int, dict[int, Message]] = field(default_factory=dict)
-    """By level and arrival, those that wait for their first delivery in their order."""
+    """Messages that wait for their first delivery in their order, by level and arrival."""
     newest: dict[int, int] = field(default_factory=dict)
-    """By level, the last arrival that was delivered for the first time."""
+    """The last arrival of each level that was delivered for the first time."""
     doubtful: list[Message] = field(default_factory=list)
     """Dead letters that it may have had no room for."""
     was_full: bool = False
@@ -86,9 +86,9 @@ class QueueModel:
     drops_head: bool = False
     """Whether it may have dropped messages over its limit in this entry."""
     keeps_dead: bool = False
-    """Whether in this entry messages that died may have had to be dead-lettered, ..."""
+    """Whether messages that died in this entry may have had to be dead-lettered."""
     drops_dead: bool = False
-    """... and whether they may have been dropped."""
+    """Whether messages that died in this entry may have been dropped."""
     trims: bool = False
     """Whether it may have had a limit and dropped what was over it."""
     least_limit: int | None = None

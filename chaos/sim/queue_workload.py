@@ -86,11 +86,11 @@ PUBLISHERS = ("a", "b")
 """They have their messages enqueued once, however often they publish them."""
 FORGOTTEN_MAX = 30
 PATIENCE_MAX_S = 2.0
-"""So long a publisher waits for a confirm before it publishes again somewhere else."""
+"""A publisher waits at most this long for a confirm before it publishes again somewhere else."""
 
 
 class Publisher:
-    """One that publishes the same again until it knows that it has been enqueued, at whatever node it can."""
+    """A client that publishes the same again until it knows that it is enqueued, at whatever node it can."""
 
     def __init__(self, name: str, queue: str) -> None:
         self.name = name
@@ -106,11 +106,11 @@ class Attempt(NamedTuple):
     publisher: Publisher
     sequence: int
     first_seq: int
-    """The same on the channel."""
+    """Number of the first message among all that the channel has published."""
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
 
     def accepted(self, number: int) -> None:
-        """So many of them are enqueued, and the others are not."""
+        """Note that the first `number` messages are enqueued, and the others are not."""
         publisher = self.publisher
         publisher.next_sequence = max(publisher.next_sequence, self.sequence + number)
         publisher.waits_until_s = 0.0
@@ -123,7 +123,7 @@ class Delivery(NamedTuple):
     first_id: int
     last_id: int
     range: Range
-    """Some of them, that will be read again."""
+    """Some of these messages, which will be read again."""
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class Session:
     cancels: int = 0
     """Cancellations asked for."""
     consumers: dict[int, str] = field(default_factory=dict)
-    """Those that it has, and their queues."""
+    """Consumers that it has, with their queues."""
     is_limited: bool = False
 
     @property
@@ -157,11 +157,11 @@ class QueueClient(ActingClient):
         """The session that publishes; it is never answered."""
         self._published = 0
         self._attempts: dict[int, Attempt] = {}
-        """By sequence of the batch."""
+        """Attempts that may still be heard of, by sequence of the batch."""
         self._next_ids: dict[int, int] = {}
         """Message id that a consumer is given next."""
         self._reading: dict[int, Delivery] = {}
-        """By number of the delivery."""
+        """Deliveries that will be read again, by their number."""
         self._deliveries = 0
         self._draining = False
         self._tenants = Tenants(node, self.workload.tenants_random, self._fresh_id)
@@ -382,9 +382,9 @@ class QueueClient(ActingClient):
             self._batch(self._publishes(exchange, queue, messages), messages)
 
     def _publish_again(self, publisher: Publisher) -> None:
-        """Or for the first time; what was tried before may be taken up by any part of it.
+        """Publish again, or for the first time; an attempt may repeat any part of an earlier one.
 
-        Now and then it has lost count, and begins with what has long been enqueued.
+        Now and then the publisher has lost count, and begins with what has long been enqueued.
         """
         random = self.workload.random
         first = publisher.next_sequence
@@ -503,7 +503,7 @@ class QueueClient(ActingClient):
                 self._command(Cancel(number, consumer))
 
     def _change_limits(self) -> None:
-        """Of a channel, or of a consumer."""
+        """Change the limit of a channel, or the prefetch of a consumer."""
         random = self.workload.random
         limited = [number for number, session in self._sessions.items() if session.is_limited]
         if limited and random.random() < 0.5:
@@ -630,7 +630,7 @@ class QueueWorkload(Workload[QueueClient]):
         super().__init__(world, checks, options)
         self.oracle = oracle
         self.arguments = draw_queues(world.random("queues"))
-        """Of each queue."""
+        """Arguments of each queue."""
         self.has_features = any(self.arguments.values())
         self.tenants_random = world.random("tenants")
         self._publishers = [Publisher(name, self.random.choice(QUEUES)) for name in PUBLISHERS]
@@ -664,7 +664,7 @@ class QueueWorkload(Workload[QueueClient]):
         }
 
     def impatient_publisher(self) -> Publisher | None:
-        """One that waits for nothing any more."""
+        """A publisher that waits for nothing any more; None if there is none, or if this run has no such publishers."""
         now_s = self.world.now_s
         waiting = [publisher for publisher in self._publishers if publisher.waits_until_s <= now_s]
         return self.random.choice(waiting) if waiting and self.has_features else None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CONVERGENCE_S = 30.0
-"""After the faults have ended: reconnect, elect, catch up, confirm everything that was pending."""
+"""Time to reconnect, elect, catch up and confirm everything pending, once the faults have ended."""
 SLOW_DISK = 10.0
 SERVICE_S = 10.0
 LIGHT_LOAD_S = 2.0
@@ -40,17 +40,17 @@ CLEANING_PER_FILE_S = 3.0
 TIMERS_MAX_MS = 60_000
 """What is due later than this is not waited for."""
 TIMERS_S = 15.0
-"""Nor is anything that comes again and again: what queues have no room for is tried again."""
+"""What is due is waited for no longer than this: what queues have no room for is tried again and again."""
 LATENESS_MAX_S = 1.0
-"""Of what is due, with fast disks, when there is a leader and no fault."""
+"""How late a leader may do what is due, with fast disks and without faults."""
 DRAIN_S = 30.0
-"""The last delay, or retry of a dead letter, is over."""
+"""By the end of this time the last delay, or retry of a dead letter, is over."""
 SLICE_S = 0.25
 FILES_INTERVAL_S = 0.5
 CLIENT_RUNS = 0.3
-"""So many of the runs that would be of the ledger have AMQP clients."""
+"""Share of the runs that would be of the ledger, but have AMQP clients."""
 LARGEST_BYTES = 250_000
-"""Of the largest entries."""
+"""Size of the largest entries."""
 
 
 class Outcome(NamedTuple):
@@ -115,7 +115,7 @@ def draw_options(seed: int) -> Options:
 
 
 def with_largest_entries(options: Options, bytes_per_s: int) -> Options:
-    """So large, on links with a bandwidth, that one takes as long as an election, and two are more than a frame."""
+    """Have entries so large that, at a low bandwidth, one takes as long as an election, and two exceed a frame."""
     return replace(
         options,
         duration_s=25.0,
@@ -131,7 +131,7 @@ def with_largest_entries(options: Options, bytes_per_s: int) -> Options:
 
 
 def _with_check_of_disk_use(options: Options) -> Options:
-    """So little is kept in any case that it shows if something is not removed."""
+    """Have so little kept in any case that it shows if something is not removed."""
     return replace(
         options,
         segment_bytes=2 * 1024,

@@ -69,22 +69,22 @@ class Session:
         self.asked: deque[Callable[[Result | list[Sent] | None], None]] = deque()
         """Who waits for answers: they come in the order of the questions, and None if the channel is closed instead."""
         self.outcome: Outcome = "confirmed"
-        """Of the message whose confirm comes next."""
+        """Outcome of the message whose confirm comes next."""
         self.receivers: dict[int, Callable[[Sent], None]] = {}
-        """By consumer."""
+        """Who takes what a consumer is sent, by consumer."""
         self.cancelled: dict[int, Callable[[], None]] = {}
-        """By consumer, who hears that the node has ended it."""
+        """Who hears that the node has ended a consumer, by consumer."""
 
 
 class NodeSessions(Client):
-    """Those of one generation of one node."""
+    """The sessions of one generation of one node."""
 
     def __init__(self, node: SimulatedNode, number: int, checks: Checks) -> None:
         super().__init__(node, number, checks)
         self.connections: dict[Ends, None] = {}
         self._sessions: dict[int, Session] = {}
         self._published: dict[int, tuple[Session, Callable[[Outcome], None]]] = {}
-        """By sequence of the batch."""
+        """Session of each unconfirmed publish and who hears of it, by sequence of the batch."""
 
     # What clients ask for
 

@@ -83,7 +83,7 @@ class StoredMessages:
             self._check_entry(node, index, entry, batches)
 
     def excess(self, node: SimulatedNode) -> int:
-        """By how many bytes the node's log exceeds what `housekeeping.py` promises; negative if it does not."""
+        """Bytes by which the log exceeds what `housekeeping.py` promises, or the rest its bound; positive if so."""
         options = self._cluster.options
         group = node.group
         entry_bytes = self._checks.entry_bytes_max

@@ -48,7 +48,7 @@ class Tenants:
         self._random = random
         self._fresh_id = fresh_id
         self._channels: dict[int, list[int]] = {}
-        """By connection; those that the log has opened and nobody has closed."""
+        """Channels of each connection that the log has opened and nobody has closed."""
         self._asked: dict[int, None] = {}
 
     def act(self) -> list[Command]:
@@ -93,7 +93,7 @@ class Tenants:
             self._channels[reply.session] = []
 
     def told_to_close(self, connection: int) -> list[Command]:
-        """What follows from it: nothing, if the client is no more or has closed it already."""
+        """The commands that follow: none, if the client is no more or has closed the connection already."""
         return self._close(connection) if connection in self._channels else []
 
     def complaint(self) -> str:

@@ -54,7 +54,7 @@ T = TypeVar("T")
 CONNECTION = 1
 """All are in the default virtual host, and own nothing."""
 DELAY_MIN_S, DELAY_MAX_S = 0.0002, 0.005
-"""Of what a client and its node say to each other."""
+"""Delay of what a client and its node say to each other."""
 PREFETCH_MAX = 1_000_000
 _SETTLED_BY = {"ack": Settle, "nack": Return, "reject": Discard}
 
@@ -77,14 +77,14 @@ class Wire:
 
 
 class SimulatedTransport(Generations[NodeSessions]):
-    """Also hears of the nodes' lives, as the sessions on them do."""
+    """The transport to the simulated nodes; it hears of the nodes' lives, as the sessions on them do."""
 
     def __init__(self, world: World, cluster: SimulatedCluster, checks: Checks) -> None:
         super().__init__(checks)
         self.world = world
         self.random = world.random("transport")
         self.ids = count(CONNECTION + 1)
-        """For sessions and consumers."""
+        """Numbers for sessions and consumers."""
         self._nodes = {node.name: node for node in cluster.nodes}
 
     async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> SimulatedConnection:
@@ -192,11 +192,11 @@ class SimulatedChannel:
         self._published = 0
         self._tags = count(1)
         self._delivered: dict[int, tuple[int, int]] = {}
-        """By delivery tag: consumer and message id."""
+        """Consumer and message id of each delivery, by delivery tag."""
         self._consumers: dict[str, int] = {}
         self._content: list[Command] = []
         self._messages: list[bytes] = []
-        """Of the transaction."""
+        """Messages of the transaction under way."""
 
     async def declare(self, queue: str, arguments: Mapping[str, Any]) -> None:
         await self._ask(self._declaration(queue, arguments, passive=False))

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from cluster.machine import FrozenCopy, Machine
 
 TAG = Struct("<QQ")
-"""Before each payload: which client of the node made it, and its number, from 1."""
+"""What stands before each payload: which client of the node made it, and its number, from 1."""
 
 UNKNOWN_ONE_IN = 4
-"""Of the batches, to a program of another version."""
+"""A program of another version does not know one in this many batches."""
 
 
 class Applied(NamedTuple):
@@ -124,7 +124,7 @@ class WatchedMachine:
 
 
 class ForeignMachine(WatchedMachine):
-    """Of another version of the program, which does not know all commands and passes over batches that have them."""
+    """The machine of another program version: it passes over batches that have commands it does not know."""
 
     @property
     def versions(self) -> tuple[int, int]:

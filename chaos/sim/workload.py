@@ -67,7 +67,7 @@ class Client:
 
 
 class ActingClient(Client, ABC):
-    """One that does something at random times."""
+    """A client that does something at random times."""
 
     def __init__(self, node: SimulatedNode, number: int, workload: Workload[Any]) -> None:
         super().__init__(node, number, workload.checks)
