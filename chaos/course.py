@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 WATCH_S = 1.0
-"""The history is flushed so often, and whether a client broke is noticed."""
+"""How often the history is flushed and clients are checked for failures."""
 STOP_PATIENCE_S = 60.0
 DRAIN_PATIENCE_S = 120.0
 """How long a queue may say that it has messages, and deliver none."""
@@ -54,11 +54,11 @@ class Plan:
     rate: float
     """Messages a second of all workloads together."""
     peace_s: float
-    """Before the first fault and after the last, so that it shows what is normal and how it comes back."""
+    """How long clients work before the first fault and after the last, to show what is normal and how it comes back."""
     quiet_s: float
-    """For so long a queue is empty before it counts as drained."""
+    """How long nothing may be delivered at the end before empty queues count as drained."""
     leaves_queues: bool = True
-    """Or deletes them in the end, unless there is something left to look at."""
+    """Whether the queues stay at the end. If not, they are deleted, unless the run had problems."""
 
 
 class Course:

@@ -106,7 +106,7 @@ class Death(TypedDict):
 
 
 class Where(TypedDict):
-    """On which connection."""
+    """The connection that something happens on, and its channel."""
 
     node: str
     connection: str
@@ -114,7 +114,7 @@ class Where(TypedDict):
 
 
 class Published(TypedDict):
-    """Which message a publish is of."""
+    """What a row says of a message that is published."""
 
     id: str
     publisher: str
@@ -125,7 +125,7 @@ class Published(TypedDict):
 
 
 class Arrived(TypedDict):
-    """Which message has come, and how."""
+    """What a row says of a message that has arrived."""
 
     id: str
     redelivered: bool
@@ -173,7 +173,7 @@ REQUIRED = ("time_ns", "process", "call", "type", "op")
 
 
 def _kind(hint: Any) -> type:
-    """What a value is that is not null; one of some texts is a text."""
+    """The type of a value that is not null; a choice among texts is a text."""
     if get_origin(hint) is Literal:
         return str
     of_value = get_args(hint)[0] if isinstance(hint, UnionType) else hint
@@ -182,12 +182,12 @@ def _kind(hint: Any) -> type:
 
 _HINTS = get_type_hints(Row)
 FIELD_TYPES = {name: _kind(_HINTS[name]) for name in (*REQUIRED, *Fields.__annotations__)}
-"""Of each key, in the order in which they are shown."""
+"""The type of each key, in the order in which the keys are shown."""
 
 
 class Clock(Protocol):
     def now_ns(self) -> int:
-        """Of all rows of a run; does not go back."""
+        """The time that rows of a run are recorded with; it does not go back."""
         ...
 
 
@@ -248,7 +248,7 @@ class Recorder:
         self.close()
 
     def process(self, name: str, workload: str | None = None) -> Process:
-        """One that does things; its name must be its own."""
+        """A process that records here; its name must be unique."""
         return Process(self, name, workload)
 
     def record(self, process: str, call: int, type_: Type, op: Operation, fields: Fields) -> None:
@@ -314,11 +314,11 @@ class Call:
         self._end("ok", more)
 
     def fail(self, detail: str) -> None:
-        """It certainly did not happen."""
+        """Record that the operation certainly did not happen."""
         self._end("fail", {"detail": detail})
 
     def unknown(self, detail: str) -> None:
-        """It may have happened, or may yet."""
+        """Record that the operation may have happened, or may still happen."""
         self._end("unknown", {"detail": detail})
 
     def _end(self, type_: Type, more: Fields) -> None:

@@ -184,7 +184,7 @@ class _History:
             yield from self._overtaken_at_another(stream)
 
     def _overtaken_at_another(self, stream: Sequence[tuple[Name, Life]]) -> Iterator[Name]:
-        """Before its consumer was asked for, some consumer had seen what was published after it was confirmed."""
+        """Messages whose consumer was asked for after one had been seen that was published after their confirm."""
         times = [life.first.time_ns for _, life in stream]
         latest_ns = [NEVER_NS, *accumulate((life.invoked_ns for _, life in stream), max)]
         for name, life in stream:
@@ -195,7 +195,7 @@ class _History:
     # Transactions
 
     def torn(self) -> Iterator[Name]:
-        """Of a commit something has not happened, or something has of what was not committed."""
+        """Messages of torn transactions: part of a commit did not happen, or part of what was not committed did."""
         settled_ns: dict[Name, int] = {}
         void: Counter[Name] = Counter()
         for transaction in self._transactions.values():

@@ -25,7 +25,7 @@ PROMISES = {
     "tx_atomic": "of a transaction that was committed everything happens, of any other nothing",
     "dead_letter": "a dead letter arrives exactly once",
 }
-"""Each in a sentence."""
+"""What each promise says, in a sentence."""
 
 Fact = Any
 """A number or truth value, or a column of such."""
@@ -35,18 +35,18 @@ class Facts(Protocol):
     """The life of a message in one queue, as its clients have seen it."""
 
     invokes: Fact
-    """Attempts to publish it there; of those that are neither among `oks` nor `fails`, nobody knows."""
+    """Attempts to publish it there. Those that are neither among `oks` nor `fails` have an unknown outcome."""
     oks: Fact
-    """Those of them that were confirmed, ..."""
+    """Attempts that were confirmed."""
     fails: Fact
-    """... and that certainly failed."""
+    """Attempts that certainly failed."""
     attempt: Fact
     """Number of the last attempt, as its publisher counts."""
     dedup: Fact
     """1 if the broker was told to deduplicate it, else 0."""
     confirmed_ns: Fact
     sequence: Fact
-    """Among the messages of its publisher."""
+    """Its number among the messages of its publisher."""
     deliveries: Fact
     unmarked: Fact
     """First deliveries: neither redelivered nor of a dead letter."""
@@ -57,7 +57,7 @@ class Facts(Protocol):
 
 
 def may_be_there(message: Facts) -> Fact:
-    """Published, and not each time in vain."""
+    """Whether it was published and not every attempt certainly failed."""
     return message.invokes > message.fails
 
 
@@ -67,17 +67,17 @@ def copies(message: Facts) -> Fact:
 
 
 def is_plain(message: Facts) -> Fact:
-    """Published once, and confirmed: only of such messages it is known where they stand in the order."""
+    """Whether it was published once and confirmed: only then is its place in the order known."""
     return (message.invokes == 1) & (message.oks == 1) & (message.attempt == 1)
 
 
 def is_owed(message: Facts) -> Fact:
-    """It is certain that it was there."""
+    """Whether it was certainly there: it was confirmed, or came as a dead letter."""
     return (message.oks > 0) | (message.dead_arrivals > 0)
 
 
 def is_gone(message: Facts, must_be_settled: Fact, is_limited: Fact) -> Fact:
-    """Not there any more, though its queue was emptied: never seen, or seen and taken by nobody for good.
+    """Whether it is gone, though its queue was emptied: never seen, or seen and taken by nobody for good.
 
     The latter means something where consumers acknowledge (`must_be_settled`) and nothing dies of coming back too often
     (`is_limited`). An acknowledgement that was sent may have arrived.
@@ -88,22 +88,22 @@ def is_gone(message: Facts, must_be_settled: Fact, is_limited: Fact) -> Fact:
 
 
 def is_unsettled(message: Facts) -> Fact:
-    """Delivered, and no consumer took it for good."""
+    """Whether it was delivered and no consumer took it for good."""
     return (message.deliveries > 0) & (message.acks == 0) & (message.rejects == 0)
 
 
 def is_phantom(message: Facts) -> Fact:
-    """Delivered, though nobody published it there, or each publish of it certainly failed."""
+    """Whether it was delivered, though nobody published it there or each publish of it certainly failed."""
     return (message.deliveries > 0) & (message.invokes == message.fails)
 
 
 def is_new_too_often(message: Facts) -> Fact:
-    """More first deliveries than messages: one that was published again after an unknown outcome may be there twice."""
+    """Whether it has more first deliveries than copies: an attempt of unknown outcome may have left a copy."""
     return may_be_there(message) & (message.unmarked > copies(message))
 
 
 def may_prove_late(message: Facts) -> Fact:
-    """There is one message and one first delivery of it, and others to compare that with (`was_sent_before`)."""
+    """Whether there is one copy with one first delivery, and others to compare that with (`was_sent_before`)."""
     return may_be_there(message) & (copies(message) == 1) & (message.unmarked == 1) & (message.deliveries > 1)
 
 
@@ -127,7 +127,7 @@ def was_sent_before(other: Arrival, first: Arrival) -> Fact:
 
 
 def is_comparable(message: Facts) -> Fact:
-    """Has a place in the order: what comes back is served first, what was published again may come late."""
+    """Whether it has a place in the order: what comes back is served first, what was published again may come late."""
     return is_plain(message) & (message.unmarked == 1)
 
 

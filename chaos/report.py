@@ -31,16 +31,16 @@ from chaos.timeline import Row, Tables, fault_colours, figure
 from qq.errors import OperatingError
 
 FORMAT = 1
-"""Of meta.json and verdict.json."""
+"""The only version of meta.json and verdict.json that is read."""
 MESSAGE_ROWS_MAX = 100
-"""Shown of one message; who came back more often is no easier to read with more."""
+"""How many rows of one message are shown at most; more would not make it easier to read."""
 NANOSECONDS = 1_000_000_000
 ROW_COLUMNS = tuple(name for name in FIELD_TYPES if name != "time_ns")
-"""Of the history, as they are shown, behind the time; what the check has added comes after them."""
+"""Columns of the history in the order in which they are shown, after the time; those that the check added follow."""
 UNITS = {"ms": "ms", "s": "s"}
-"""By the end of a figure's name."""
+"""The unit of a figure, by the end of its name."""
 _COSTS = ("out everywhere, s", "out at a node, s", "recovery, s")
-"""Of a fault: columns outage, node_outage and recovery of the check's table."""
+"""Headings of what a fault cost: columns outage, node_outage and recovery of the check's table."""
 _COSTS_TEXT = (
     "Out: the longest time, since the fault began, in which nobody could publish through any node, or through some "
     "node, which may have been dead or cut off. Recovery: how long publishers of some node still waited after the "
@@ -54,7 +54,7 @@ class ReportError(OperatingError):
 
 
 class _Html(str):
-    """Ours, and not to be escaped."""
+    """Text that is HTML already and must not be escaped."""
 
     __slots__ = ()
 
@@ -380,7 +380,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]], marked: Sequence[
 
 
 def _kind(column: Iterable[Any]) -> str:
-    """Numbers stand below each other, and so does what they are called."""
+    """The class of a column's cells and heading: numbers are aligned."""
     known = [value for value in column if value is not None]
     is_number = known and all(type(value) in {int, float} for value in known)
     return ' class="number"' if is_number else ""

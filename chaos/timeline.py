@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 THROUGHPUT = {"published": "#7f8fa6", "confirmed": "#2e7d32", "delivered": "#1565c0"}
 LATENCY = {"confirm": "#2e7d32", "deliver": "#1565c0"}
 QUANTILES = {"p50": "dot", "p99": "solid"}
-"""Of the latencies, and how they are drawn."""
+"""The quantiles of the latencies, and the line style of each."""
 UNAVAILABLE = "#c62828"
 FAULT_COLOURS = qualitative.Dark24
 BAND_OPACITY, EDGE_OPACITY = 0.14, 0.6

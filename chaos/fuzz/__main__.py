@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections import Counter
 
 CLIENTS = 5_000
-"""Of one seed, each with a node of its own."""
+"""How many clients one seed has at most; each seed has a node of its own."""
 ACTS = 300
-"""Of legal clients, in one seed."""
+"""How many acts of legal clients one seed has at most."""
 
 
 def main() -> int:

@@ -34,7 +34,7 @@ CAPABILITIES = {
 QUEUE, CLASSIC, SOURCE = "fuzz", "fuzz-classic", "fuzz-exchange"
 QUORUM: Mapping[str, Any] = {"x-queue-type": "quorum"}
 BODY_BYTES = 3000
-"""Of the message that comes in several frames."""
+"""The size of bodies that are sent in several frames."""
 _BYE = (200, "bye", 0, 0)
 _HEADERS = {
     "text": "ü",

@@ -32,22 +32,22 @@ Exchange, Queue, Tx = commands.Exchange, commands.Queue, commands.Tx
 
 VHOSTS = ("hostile", "hostile/2")
 USER, STRANGER = "hostile", "stranger"
-"""One may do everything in these virtual hosts, the other may open them and do nothing there."""
+"""USER may do everything in these virtual hosts; STRANGER may open them and do nothing there."""
 NAME_BYTES_MAX = 255
 OFTEN = 0.25
 KEYS_BYTES = 60_000
-"""Of the lists of keys in a content header, so that it fits into a frame."""
+"""The maximum size of the lists of keys in a content header, so that it fits into a frame."""
 BODY_PART_BYTES = 131_064
 _SHORT_MAX = 2**16 - 1
 _DEPTHS = (1, 16, 17, 31, 32, 33, 60, 61, 62, 63, 64, 65, 66, 200)
-"""Of nested tables: at and around what readers of such things take for enough."""
+"""Depths of nested tables: at and around the limits that readers of tables may have."""
 _NUMBERS = (0, 1, -1, 127, 255, 256, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, -(2**63))
 _EXPIRATIONS = ("0", "1", "60000", "4294967295", "18446744073709551616", "9" * 200)
 _HASHED = "x-consistent-hash"
 
 
 class Request(NamedTuple):
-    """One over HTTP, of the cluster's administrator."""
+    """An HTTP request of the cluster's administrator."""
 
     method: str
     path: str
@@ -59,12 +59,12 @@ class Act(NamedTuple):
     user: str
     vhost: str
     frames: Iterable[bytes] = ()
-    """Once the connection and channel 1 are open."""
+    """What is sent once the connection and channel 1 are open."""
     requests: Iterable[Request] = ()
     channels: int = 1
-    """The highest that it uses."""
+    """The highest channel number that the act uses."""
     connections: int = 1
-    """So many that do the same, one after the other, each open until all have done it."""
+    """How many connections do the same, one after the other. Each stays open until all have done it."""
 
 
 class Scale(NamedTuple):
@@ -74,7 +74,7 @@ class Scale(NamedTuple):
     factor: float
 
     def most(self, number: int) -> int:
-        """From 1 to `number` times the factor, as often of each order of magnitude, and often all of it."""
+        """A number from 1 to `number` times the factor, as often of each order of magnitude, and often the maximum."""
         exponent = 1.0 if self.random.random() < OFTEN else self.random.random()
         return max(1, int((number * self.factor) ** exponent))
 
@@ -120,7 +120,7 @@ def _unchecked(kind: type[Frame]) -> type[Frame]:
 
 
 def _let_through(_frame: Frame) -> None:
-    """In place of what pamqp says of names."""
+    """Replaces pamqp's check of names, and accepts all."""
 
 
 def publish(exchange: str, key: str, body: bytes = b"x", **properties: Any) -> bytes:
@@ -164,7 +164,7 @@ def _nested(depth: int, *, lists: bool) -> Any:
 
 
 def _table(scale: Scale) -> dict[str, Any]:
-    """Deep, wide, or of strange values."""
+    """A table that is deep or wide, or has long or strange values."""
     random = scale.random
     kind = random.choice(("deep", "deep lists", "wide", "numbers", "long"))
     match kind:
@@ -179,7 +179,7 @@ def _table(scale: Scale) -> dict[str, Any]:
 
 
 def _name(random: Random, prefix: str) -> str:
-    """As long as may be, or nearly."""
+    """A name with this prefix that is as long as names may be, or nearly."""
     letter = random.choice(("n", ".", "ü", "€", "\U0001d6fc", "#", "*", " ", "\u202e"))
     room = NAME_BYTES_MAX - random.randint(0, 1) - len(prefix.encode())
     return prefix + letter * (room // len(letter.encode()))
@@ -303,7 +303,7 @@ def _new_keys(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _consumers(scale: Scale, name: str, vhost: str) -> Act:
-    """Many, with a limit that is theirs together, or much that nobody acknowledges."""
+    """Many consumers with a limit for all together or for each; messages are requeued often before they are acked."""
     random = scale.random
     qos = method(Basic.Qos, prefetch_count=random.choice((1, 100, _SHORT_MAX)), global_=random.random() < 0.7)
     consumes = (
@@ -385,7 +385,7 @@ def _graphs(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _churn(scale: Scale, name: str, vhost: str) -> Act:
-    """What comes and goes with its connection."""
+    """Exclusive and auto-delete queues, which go with their connection or their last consumer."""
     frames: list[bytes] = []
     for _ in range(scale.most(100)):
         frames += _on(method(Queue.Declare, exclusive=True), method(Queue.Bind, exchange="amq.fanout"))
@@ -397,7 +397,7 @@ def _churn(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _channels(scale: Scale, name: str, vhost: str) -> Act:
-    """As many as there may be, on some connections."""
+    """Many channels on each of some connections, at most about as many as there may be."""
     channels = range(2, 1 + scale.most(2046))
     each = (
         frame
@@ -408,7 +408,7 @@ def _channels(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _gets(scale: Scale, name: str, vhost: str) -> Act:
-    """Of one message after the other, which all stay unacknowledged or come back."""
+    """Gets many messages one by one, lets all of them come back, and gets them again."""
     count = scale.most(1_000)
     publishes, gets = repeat(publish("", name), count), repeat(marshal(1, Basic.Get(queue=name)), count)
     end = _on(scale.random.choice((Basic.Recover(requeue=True), Basic.Nack(0, multiple=True, requeue=True))))
@@ -427,7 +427,7 @@ def _requests(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _weights(scale: Scale, name: str, vhost: str) -> Act:
-    """Of queues behind a consistent hash."""
+    """Queues behind a consistent hash exchange, with usual and with invalid weights."""
     random = scale.random
     exchange = f"{name}-x"
     frames = [_exchange(exchange, _HASHED, hash_header="x")]
@@ -443,7 +443,7 @@ def _put(path: str, body: Any) -> Request:
 
 
 def _policies(scale: Scale, name: str, vhost: str) -> Act:
-    """Many, that come and go over many queues."""
+    """Many policies that come and go over many queues."""
     random, where = scale.random, quote(vhost, safe="")
     frames = [_queue(f"{name}-{number}") for number in range(scale.most(1_000))]
     patterns = (".*", "^policies-.*$", "(a|b|c)+$", "(a*)*b", ".*" * 20 + "x", name, "^" + "[a-z]*" * 40)

@@ -45,7 +45,7 @@ CHECK_EVERY = 200
 GROWTH_MIB_MAX = 200
 """What damaged clients may leave in a node at most: unfinished messages, queues with damaged names, the log."""
 WAIT_S = 10.0
-"""For the node to answer, or to end what has ended."""
+"""How long the node may take to answer, to hang up, and to close the sockets of clients that are gone."""
 AT_A_TIME = 8
 """Clients that send at the same time."""
 QUIET_S = 0.2

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 WAIT_MAX_S = 10.0
-"""A confirm to an honest publisher, or an answer of /livez; generous, for machines that have more to do."""
+"""How long a confirm to an honest publisher or an answer of /livez may take; generous, for machines that are busy."""
 PATIENCE_S = 60.0
-"""For whatever must come in the end, also to hostile clients."""
+"""How long to wait for whatever must come in the end, also to hostile clients."""
 AT_A_TIME = 6
 HONEST_BATCH = 20
 HONEST_INTERVAL_S = 0.02
@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
     seed: int
     acts: int
     confirmed: int
-    """To the honest publishers."""
+    """How many messages were confirmed to the honest publishers."""
     longest_confirm_s: float
     longest_livez_s: float
     compared: int
@@ -165,7 +165,7 @@ class _Siege:
                 restarting.result()
 
     def _restart(self) -> None:
-        """As an operator does it, one node of three."""
+        """Restart the last node, as an operator does it, and wait until it is ready."""
         node = self._cluster.nodes[-1]
         node.stop()
         node.start()
@@ -424,9 +424,9 @@ class _HostileClient:
         self._told = told
         self._rest = bytearray()
         self._heard: set[bytes] = set()
-        """Methods, by the numbers that they begin with."""
+        """The methods that the node has sent, by the numbers that they begin with."""
         self._closed: set[int] = set()
-        """Channels, by whomever."""
+        """The channels that are closed, by either side."""
         self._ended = False
         """There is nothing more to be said or heard."""
 

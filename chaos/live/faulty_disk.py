@@ -222,7 +222,7 @@ class History:
         self._files.mkdir(parents=True, exist_ok=True)
         self._model = SimulatedDisk(chance, lambda _delay_s, _call: None)
         self._numbers: dict[Any, int] = {}
-        """By the model's inode."""
+        """The number of each file, by the model's inode."""
         self._durable: dict[int, _Durable] = {}
         self._next = 1
         self.losses = 0

@@ -45,9 +45,9 @@ class Faults:
     disk_full: bool = False
     """What needs space fails with ENOSPC, and no free space is reported."""
     sync_delay_s: float = 0.0
-    """Every sync takes so much longer, on average."""
+    """How much longer every sync takes, on average."""
     seed: int = 0
-    """Of what is left to chance in the two."""
+    """The seed for what is left to chance in these two."""
     clock_offset_ms: int = 0
     """How far the wall clock is off."""
 

@@ -53,7 +53,7 @@ NODES, CLIENTS = "nodes", "clients"
 NO_FAULTS = Faults()
 
 _CLOCK_JUMPS_MS = (300_000, 3 * 86_400_000)
-"""By as much, at most."""
+"""The longest jumps: each time one of these is chosen as the limit."""
 _ELECTION_PATIENCE_S = 10.0
 _FLAP_S = 0.3
 _LAG_S = 0.7
@@ -195,7 +195,7 @@ async def partition_one_way(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 def _clients_too(chance: Random) -> list[str]:
-    """Clients, in some of the cases."""
+    """`[CLIENTS]` if they are to be cut off too, else nothing."""
     return [CLIENTS] if chance.random() < CLIENTS_CUT else []
 
 

@@ -111,7 +111,7 @@ class PikaChannel:
         self._publishes = Questions()
         self._tags = count(1)
         self._published: dict[int, Callable[[Outcome], None]] = {}
-        """By delivery tag, who waits for the confirm."""
+        """Who waits for the confirm of a message, by its delivery tag."""
         self._returned: dict[str | None, None] = {}
         """Ids of messages that came back and are not confirmed yet, as they will be."""
         self._cancelled: dict[str, Callable[[], None]] = {}

@@ -65,12 +65,12 @@ class Options:
     """Messages a second of all workloads together."""
     out: Path | None = None
     endpoints: tuple[Endpoint, ...] = ()
-    """Of a cluster that is there: none is started, nothing is hurt, and the queues are deleted in the end."""
+    """Nodes of a cluster that is there: none is started, none is hurt, and the queues are deleted if all went well."""
     user: str = "guest"
     password: str = "guest"  # noqa: S105 -- every broker's first
     peace_s: float = PEACE_S
     quiet_s: float | None = None
-    """For so long a queue is empty before it counts as drained; None: as long as is needed."""
+    """How long nothing may be delivered at the end before empty queues count as drained; None: as long as is usual."""
     command: str = ""
 
 

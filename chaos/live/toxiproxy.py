@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MODULE = "github.com/Shopify/toxiproxy/v2/cmd/server"
 VERSION = "v2.12.0"
 GO_HOME = "/usr/local/go/bin"
-"""Where Go's installer puts it, and PATH often does not have it."""
+"""Where Go's installer puts `go`; PATH often does not have this directory."""
 BINARY = "toxiproxy-server"
 VARIABLE = "TOXIPROXY_SERVER"
 TOOLS = tools.directory() / "bin"

@@ -49,7 +49,7 @@ def introduction(server_properties: Mapping[str, object]) -> str:
 
 
 def commit(checkout: Path = _CHECKOUT) -> str | None:
-    """Of a checkout, with `-dirty` behind it if its files were changed."""
+    """The commit of a checkout, with `-dirty` behind it if its files were changed; None if it is not known."""
     if not (checkout / ".git").exists():
         return None
     described = ("git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")

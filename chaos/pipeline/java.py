@@ -71,7 +71,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _version(home: Path) -> int | None:
-    """Of the Java there; None if there is none, or it does not run."""
+    """The major version of the Java in `home`; None if there is none, or it does not run."""
     try:
         told = subprocess.run(
             [home / "bin" / "java", "-version"],

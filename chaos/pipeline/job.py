@@ -58,13 +58,13 @@ from qq.errors import OperatingError
 
 FORMAT = 1
 EXAMPLES = 20
-"""Rows that are shown of each broken promise."""
+"""How many rows are shown of each broken promise."""
 QUICK_BYTES = 256 * 2**20
 """A smaller history is judged sooner than it takes to make Spark fast, and fits into memory."""
 PARTITION_BYTES = 64 * 2**20
-"""Of the history, for each part that is shuffled: it fits into memory as a hash table."""
+"""How much of the history there is for each part that is shuffled: it fits into memory as a hash table."""
 SHOWN = 100
-"""Characters of a broken line."""
+"""How many characters of a broken line are shown."""
 
 Tables = Mapping[str, Table]
 """What the report shows, by name."""
@@ -110,7 +110,7 @@ class Run:
     queues: Mapping[str, Mapping[str, Any]]
     problems: Sequence[str] = ()
     rows: int | None = None
-    """As many were recorded; None if that was not said yet when it was."""
+    """How many rows were recorded; None if meta.json does not say."""
 
     def described(self) -> list[Mapping[str, Any]]:
         """The queues in the columns of `QUEUES`."""
@@ -293,7 +293,7 @@ class _Check:
     def _evidence(
         self, about: DataFrame, rows: DataFrame, operations: Mapping[str, Any]
     ) -> dict[str, Evidence]:
-        """For each promise of which there may be anything to look at."""
+        """The evidence for each promise for which there may be anything to look at."""
         queues, reach, run = self._queues, self._reach, self._run
         due = self._kept("due", traceable(about, self._kept("fates", fates(rows, queues, reach))))
         delivered = about.filter("deliveries > 0")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOCAL = "local[2]"
 LOCAL_MEMORY = "2g"
-"""Of the one process that does everything with a local master. What does not fit goes to disk."""
+"""Memory of the one process that does everything with a local master. What does not fit goes to disk."""
 QUICK = {
     # Java's optimizing compiler, and Spark's generated code, pay off after some ten seconds.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

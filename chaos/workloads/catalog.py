@@ -36,7 +36,7 @@ WORKLOADS: dict[str, Workload] = {
 
 
 class UnknownWorkload(OperatingError):
-    """One that nobody has heard of."""
+    """There is no workload of this name."""
 
 
 def chosen(names: Iterable[str]) -> list[Workload]:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 EXCHANGE = "amq.direct"
 CLIENTS = 2
 NAMES = 20
-"""Per client; then the first name comes again."""
+"""How many queue names a client has; after the last it uses the first again."""
 PUBLISHED = 3
 GOT = 2
 
 
 class Churner(ConnectingClient):
-    """One queue after the other."""
+    """Declares, uses and deletes one queue after the other."""
 
     def __init__(self, world: World, name: str, home: int, *, plans: list[QueuePlan], rate: float) -> None:
         super().__init__(world, name, home)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from chaos.history import Arrived, Call, Process, Where
 
 ANSWER_TIMEOUT_S = 10.0
-"""Who waits for longer takes the outcome for unknown and connects anew."""
+"""A client that waits for longer takes the outcome for unknown and connects anew."""
 
 
 @asynccontextmanager
@@ -85,7 +85,7 @@ class ConnectingClient(Client):
         self.random = world.random(name)
         self.process: Process = world.process(name)
         self.changed = asyncio.Event()
-        """Whatever a waiting client has to look at: it shall stop, its connection broke."""
+        """Set when a waiting client has to look again: it shall stop, its connection broke, or the like."""
         self.stopping = False
         self._rotation = Rotation(world, home, name, pinned=pinned)
         self._connections = count(1)
@@ -249,7 +249,7 @@ class Consumer(ConnectingClient):
         super().__init__(world, name, home, pinned=pinned)
         self.queue = queue
         self.delivered_s = asyncio.get_running_loop().time()
-        """When the last message came; at first, when this consumer was made."""
+        """When the last message came; before the first one, when this consumer was made."""
         self.is_consuming = False
         self._prefetch = prefetch
         self._settling = settling

@@ -20,7 +20,7 @@ class Delivery(NamedTuple):
     """A message as a client gets it."""
 
     tag: int
-    """By which it is settled on its channel."""
+    """The delivery tag, by which the message is settled on its channel."""
     message_id: str | None
     body: bytes
     headers: Mapping[str, Any]

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Mode = Literal["plain", "confirms", "transactions"]
-"""Of a channel: how it learns what became of a message that it publishes."""
+"""The mode of a channel: how it learns what became of a message that it publishes."""
 Outcome = Literal["confirmed", "returned", "nacked", "sent"]
-"""Of a publish; in other modes than "confirms" it is only sent."""
+"""The outcome of a publish; in modes other than "confirms" it is only sent."""
 Settling = Literal["ack", "nack", "reject"]
 """nack: requeued; reject: dead-lettered."""
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 QUEUES = ("tx-a", "tx-b")
 CLIENTS = 2
 ROLLED_BACK = 5
-"""One of so many."""
+"""One of this many transactions is rolled back."""
 
 
 class Transactions(ConnectingClient):
-    """One after the other; stopped between two of them."""
+    """Carries out one transaction after the other; it stops between two of them."""
 
     def __init__(self, world: World, name: str, home: int, *, rate: float) -> None:
         super().__init__(world, name, home)

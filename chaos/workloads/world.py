@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PREFETCH = 20
 REST_MIN_S, REST_MAX_S = 0.05, 0.5
-"""Between two attempts to connect."""
+"""The shortest and the longest rest between two attempts to connect, before it is varied at random."""
 
 QUORUM: Mapping[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": -1}
 """However often a connection breaks, no message of such a queue dies of it."""
@@ -97,7 +97,7 @@ class Client(ABC):
 @dataclass(frozen=True, slots=True)
 class Clients:
     publishers: Sequence[Client]
-    """Those that make messages; they are stopped first."""
+    """The clients that make messages; they are stopped first."""
     consumers: Sequence[Client] = ()
 
 
@@ -106,7 +106,7 @@ class Workload(ABC):
 
     name: str
     weight: float
-    """Its share of the messages, in proportion to the others."""
+    """The workload's share of the messages, in proportion to the others."""
     library: Library = "aio-pika"
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Rotation:
 
 
 class Pace:
-    """So many events a second. Who was kept waiting does not make up for it."""
+    """Schedules events at a rate. A client that was kept waiting does not catch up."""
 
     def __init__(self, rate: float) -> None:
         self._interval_s = 1 / rate

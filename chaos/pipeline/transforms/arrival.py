@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def owed(traceable: DataFrame) -> DataFrame:
-    """Those of `messages.traceable` that were confirmed, or came as dead letters."""
+    """The messages of `messages.traceable` that were confirmed, or came as dead letters."""
     return traceable.filter("is_owed")
 
 
 def lost(messages: DataFrame, traceable: DataFrame, reach: DataFrame) -> DataFrame:
-    """Confirmed, and never seen; or seen, never settled, and not seen again though the queue was emptied."""
+    """Violations: owed and never seen; or seen, never settled, and not seen again though the queue was emptied."""
     gone = promises.is_gone(MESSAGE, F.col("must_be_settled"), F.col("is_limited"))
     missing = (
         owed(traceable)
@@ -37,7 +37,7 @@ def lost(messages: DataFrame, traceable: DataFrame, reach: DataFrame) -> DataFra
 
 
 def phantom(messages: DataFrame, reach: DataFrame) -> DataFrame:
-    """Delivered, and published neither there nor where it could have come from as a dead letter."""
+    """Violations: delivered, and published neither there nor where it could have come from as a dead letter."""
     found = messages.filter(promises.is_phantom(MESSAGE))
     reachable = (
         messages.filter(promises.may_be_there(MESSAGE))

@@ -19,7 +19,7 @@ _FOUND = ("queue", "id", "dedup", "last_unmarked_ns")
 
 
 def duplicates(messages: DataFrame, rows: DataFrame) -> DataFrame:
-    """More first deliveries than messages; or a first delivery that was certainly sent after another one."""
+    """Violations: more first deliveries than messages, or one that was certainly sent after another delivery."""
     too_many = messages.filter(promises.is_new_too_often(MESSAGE))
     single = messages.filter(promises.may_prove_late(MESSAGE))
     found = too_many.select(*_FOUND).unionByName(_late(single, rows))
@@ -28,7 +28,7 @@ def duplicates(messages: DataFrame, rows: DataFrame) -> DataFrame:
 
 
 def _late(single: DataFrame, rows: DataFrame) -> DataFrame:
-    """Those whose one first delivery came on a connection that was asked for after another delivery was seen."""
+    """Messages whose only first delivery was certainly sent after another delivery of them."""
     deliveries = rows.filter(F.col("op") == "deliver").select(
         "queue", "id", "time_ns", "connection", is_first_delivery().alias("is_first")
     )

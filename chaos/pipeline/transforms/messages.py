@@ -40,7 +40,7 @@ MESSAGE = columns()
 
 
 def is_first_delivery() -> Column:
-    """Of a message as it was published: neither redelivered nor a dead letter."""
+    """Whether a row delivers a message as it was published: neither redelivered nor a dead letter."""
     return (
         (F.col("op") == "deliver")
         & ~F.coalesce("redelivered", F.lit(False))
@@ -206,7 +206,7 @@ def asked(rows: DataFrame) -> DataFrame:
 
 
 def violation(promise: str | Column, found: DataFrame, op: str, time_ns: str) -> DataFrame:
-    """In the columns of `schemas.VIOLATION`: `time_ns` is the column that has the time of the row to show."""
+    """Violations in the columns of `schemas.VIOLATION`; column `time_ns` of `found` has the time of the row to show."""
     name = F.lit(promise) if isinstance(promise, str) else promise
     return found.select(
         name.alias("promise"), "queue", "id", F.lit(op).alias("op"), F.col(time_ns).alias("time_ns")

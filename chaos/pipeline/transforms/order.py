@@ -26,7 +26,7 @@ def comparable(messages: DataFrame) -> DataFrame:
 
 
 def order(messages: DataFrame, asked: DataFrame) -> DataFrame:
-    """Sent after a message of the same publisher and priority that must be behind it."""
+    """Violations: sent after a message of the same publisher and priority that must be behind it."""
     late = _late_at_a_consumer(messages).unionByName(_late_at_another(messages, asked))
     return violation("order", late, "deliver", "unmarked_ns").distinct()
 

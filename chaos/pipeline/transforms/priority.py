@@ -60,7 +60,7 @@ def _least(column: str, condition: Column) -> Column:
 
 
 def enough(both_waiting: DataFrame) -> DataFrame:
-    """Those of queues that something is said of."""
+    """The deliveries of queues that have at least `LOOKED_AT_MIN` of them."""
     looked_at = both_waiting.groupBy("queue").count().filter(F.col("count") >= LOOKED_AT_MIN)
     return both_waiting.join(F.broadcast(looked_at), "queue", "left_semi")
 

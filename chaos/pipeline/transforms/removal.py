@@ -79,7 +79,7 @@ def resurrected(removed: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFr
 
 
 def _deliveries(removed: DataFrame, rows: DataFrame, asked: DataFrame) -> DataFrame:
-    """Of what was removed. A dead letter that comes back to its queue was somewhere else meanwhile."""
+    """Deliveries of removed messages, except as dead letters: those that come back were elsewhere meanwhile."""
     is_dead_letter = F.coalesce(F.size("deaths") > 0, F.lit(False))
     return (
         rows.filter((F.col("op") == "deliver") & ~is_dead_letter)

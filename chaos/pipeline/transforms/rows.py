@@ -43,7 +43,7 @@ def _has_known_keys() -> Column:
 
 
 def checked(rows: DataFrame) -> DataFrame:
-    """The same of rows that were read from Parquet (columns of `HISTORY`, `file`)."""
+    """Rows that were read from Parquet (columns of `HISTORY`, `file`), in the form that `parsed` gives."""
     nothing = F.lit(None)
     return _marked(
         rows.withColumns({BROKEN: nothing, BLOCK: nothing.cast("long"), PLACE: nothing.cast("long")}),

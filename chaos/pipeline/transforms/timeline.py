@@ -19,17 +19,17 @@ NS = 1_000_000_000
 UNAVAILABLE_NS = NS // 4
 """A shorter wait is latency."""
 RETRY_NS = 2 * NS
-"""A publisher that has tried in vain and tries again within so long has been waiting meanwhile."""
+"""A publisher that tried in vain and tries again within this time has been waiting in between."""
 ONSET_NS = NS
-"""Publishers wait because of a fault, if that begins within so long after its end."""
+"""A wait that begins at most this long after the end of a fault counts as caused by the fault."""
 HELD_BACK = "backlog"
 """The workload whose messages wait on purpose: their delivery has no latency to speak of."""
 ACCURACY = 1000
-"""Quantiles are of a rank that is right to one in so many."""
+"""The rank of a quantile is off by at most one in this many."""
 
 
 def throughput(tally: DataFrame) -> DataFrame:
-    """Of `rows.tally`: second, node, published, confirmed, delivered, unknown."""
+    """Columns second, node, published, confirmed, delivered, unknown, counted from the rows of `rows.tally`."""
     return (
         tally.filter(F.col("op").isin("publish", "deliver") & F.col("node").isNotNull())
         .groupBy("second", "node")

@@ -32,9 +32,10 @@ def tx_atomic(
     reach: DataFrame,
     asked: DataFrame,
 ) -> DataFrame:
-    """Of a commit something is missing, of what was not committed something is there; of an unknown outcome both.
+    """Violations: part of a commit is missing, or part of what was not committed is there.
 
-    An acknowledgement has happened if what it was of comes to nobody any more.
+    If the outcome is unknown, it is one that part is there and part is missing. An acknowledgement has happened if its
+    message comes to nobody any more.
     """
     arrived = parts.filter("seen").select("tx").distinct().withColumn("any_seen", F.lit(True))
     missing = (
