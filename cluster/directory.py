@@ -76,6 +76,11 @@ class GroupDirectory:
         )
         return claim
 
+    @property
+    def lists_members(self) -> bool:
+        """Whether the members are those that each node's file lists, because the log has no configuration."""
+        return bool(self._identity.members)
+
     def note_configuration(self, configuration: Configuration) -> None:
         """Let a start know by what the log goes now: which version, and whether it says who the members are.
 

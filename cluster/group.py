@@ -250,7 +250,8 @@ class Group:
             partial(_open_journal, config, disk, directory, self.configurations, self.disk_failed),
             repairable=bool(self.peers),
         )
-        self._begin_configurations(checkpoint.index if checkpoint else 0)
+        if not directory.lists_members:  # else the log has none, and no entry need be read twice
+            self._begin_configurations(checkpoint.index if checkpoint else 0)
         self._clock = ClusterClock(
             config.name,
             len(self.configurations.membership.voters),
@@ -331,7 +332,7 @@ class Group:
         if after is held.newest:
             return held.newest_index
         index = engine.propose(make_configuration(self.time_ms(), after))
-        self._turns.ask()
+        self._follow_configuration()
         return index
 
     def _mind_members(self) -> None:
@@ -743,9 +744,8 @@ class Group:
         if reign.leader or self._reign.leader:  # that there is still none is not logged with each term
             log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         self._reign = reign
-        self._tell_peers(
-            self._own_status()
-        )  # else they would know for up to a second that it hears no leader
+        # Else they would know for up to a second that this node hears no leader.
+        self._tell_peers(self._own_status())
         self._turns.ask()  # submissions go to the new leader
         self._events.leader_changed(*reign)
 
@@ -832,6 +832,7 @@ class Group:
         self.journal.adopt(installable.segments, installable.runs)
         self._begin_configurations(checkpoint.index)
         self.engine.installed(checkpoint.index)
+        self._follow_configuration()
         self.housekeeping.begin(checkpoint)
         self.snapshots_installed += 1
         self._installed_at = self.journal.written
