@@ -78,7 +78,7 @@ class GroupDirectory:
 
     @property
     def lists_members(self) -> bool:
-        """Whether the members are those that each node's file lists, because the log has no configuration."""
+        """Whether the members are those that each node's file lists: no log is known to have a configuration."""
         return bool(self._identity.members)
 
     def note_configuration(self, configuration: Configuration) -> None:
@@ -93,8 +93,12 @@ class GroupDirectory:
             self._identity = identity
 
     def member_id(self, incarnation: int) -> bytes:
-        """The id of this directory as a member of a cluster, made now of this incarnation if it has none yet."""
-        return member_id(self._disk, self.path, self._owner, incarnation)
+        """The id of this directory as a member of a cluster, once it is started.
+
+        It is made now, of this incarnation, if it has none yet or has forgotten what it had promised.
+        """
+        is_new = self.hard_state.state is None
+        return member_id(self._disk, self.path, self._owner, incarnation, is_new=is_new)
 
     # Starting
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from cluster.configuration import ID_BYTES
+from cluster.configuration import ID_BYTES, Configuration, configuration_from, fields_of
 from cluster.entry import ENTRY_BYTES_MAX
 from cluster.ports import Buffer, pack
 
@@ -173,6 +173,15 @@ class Introduction(NamedTuple):
     low: int
     """The lowest version of the state that its program can run, and the highest."""
     high: int
+    may_join: int
+    """1 if the cluster may take the directory in unasked: it is new, or its log is of this cluster; else 0."""
+
+
+class MembersTold(NamedTuple):
+    """What a node tells those who cannot know it from their own log: new nodes, and such as have been removed."""
+
+    term: int
+    configuration: Configuration
 
 
 class SnapshotFile(NamedTuple):
@@ -254,6 +263,7 @@ Message = (
     | Withdrawn
     | Spoilt
     | Introduction
+    | MembersTold
 )
 
 
@@ -269,6 +279,7 @@ _KIND_CHUNK = 11
 _KIND_OFFER = 12
 _KIND_TRANSFER = 17
 _KIND_INTRODUCTION = 18
+_KIND_MEMBERS_TOLD = 19
 _SMALL: dict[int, type[Any]] = {
     3: Appended,
     4: VoteRequest,
@@ -293,7 +304,7 @@ _ENTRY_FORMAT = "QI"
 
 def encode_for_release_0_1(message: Message) -> list[Buffer]:
     """The frame as buffers for a node of that release; none for a message that it does not know."""
-    if isinstance(message, Transfer | Introduction):
+    if isinstance(message, Transfer | Introduction | MembersTold):
         return []
     if isinstance(message, Status):
         return [_SMALL_KINDS[Status], pack(message[:STATUS_FIELDS_OF_RELEASE_0_1])]
@@ -320,6 +331,8 @@ def encode(message: Message) -> list[Buffer]:
         return [bytes([_KIND_OFFER]), pack(message)]
     if isinstance(message, Introduction):
         return [bytes([_KIND_INTRODUCTION]), pack(message)]
+    if isinstance(message, MembersTold):
+        return [bytes([_KIND_MEMBERS_TOLD]), pack([message.term, fields_of(message.configuration)])]
     return [_SMALL_KINDS[type(message)], pack(message)]
 
 
@@ -342,6 +355,11 @@ def decode(frame: bytes) -> Message:
             return Offer._make([*numbers, [_decode_small(SnapshotFile, row) for row in segments]])
         if kind == _KIND_INTRODUCTION:
             return _decode_introduction(msgpack.unpackb(frame[1:], use_list=False))
+        if kind == _KIND_MEMBERS_TOLD:
+            term, fields = msgpack.unpackb(frame[1:], use_list=False)
+            if not _is_count(term):
+                raise MalformedFrame("MembersTold without a term")
+            return MembersTold(term, configuration_from(fields))
         return _decode_small(_SMALL[kind], msgpack.unpackb(frame[1:], use_list=False))
     except (struct.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise MalformedFrame(f"frame of kind {kind}, {len(frame)} bytes: {error}") from error

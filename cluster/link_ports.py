@@ -63,6 +63,10 @@ class Links(Protocol):
 
     def connected(self, peer: str) -> bool: ...
 
+    def peer_id(self, peer: str) -> bytes:
+        """The id of the data directory of a connected peer; `handshake.NO_ID` from a node of release 0.1."""
+        ...
+
     def protocol(self, peer: str) -> int:
         """The version of the protocol that is spoken with a connected peer (`handshake.VERSIONS`)."""
         ...

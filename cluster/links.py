@@ -237,6 +237,11 @@ class PeerLinks:
     def connected(self, peer: str) -> bool:
         return peer in self._links
 
+    def peer_id(self, peer: str) -> bytes:
+        terms = self._links[peer].terms
+        assert terms is not None  # only who has proved who it is has a link
+        return terms.member
+
     def protocol(self, peer: str) -> int:
         return self._links[peer].protocol
 

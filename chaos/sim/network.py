@@ -154,6 +154,9 @@ class SimulatedLinks:
     def connected(self, peer: str) -> bool:
         return peer in self.current
 
+    def peer_id(self, peer: str) -> bytes:
+        return self.current[peer].terms[peer].member
+
     def protocol(self, peer: str) -> int:  # noqa: ARG002 - all simulated nodes speak the newest one
         return VERSIONS[-1]
 
