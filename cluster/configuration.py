@@ -139,6 +139,12 @@ class Configuration:
         """Whether this was a member, and is none any more."""
         return any(removed.id == member_id for removed in self.removed)
 
+    def is_gone(self, name: str, member_id: bytes) -> bool:
+        """Whether this directory was removed; one that was never known is named by the name it was awaited under."""
+        if member_id != NOBODY:
+            return self.is_removed(member_id)
+        return self.member(name) is None and Removed(NOBODY, name) in self.removed
+
     # Steps. Each returns the configuration after it, which is this one if it was taken before; or raises
     # MembershipRefused.
 
@@ -183,7 +189,7 @@ class Configuration:
 
         That a name comes again with another directory does not matter to whoever repeats this.
         """
-        if self._is_gone(name, member_id):
+        if self.is_gone(name, member_id):
             return self
         known = self._known(name, member_id)
         voters = self.membership.voters - {name}
@@ -196,7 +202,7 @@ class Configuration:
 
     def vacated(self, name: str, member_id: bytes) -> Configuration:
         """Await another data directory in the place of this one, which is lost: it begins as a learner."""
-        if self._is_gone(name, member_id):
+        if self.is_gone(name, member_id):
             return self
         known = self._known(name, member_id)
         if known.id is None:
@@ -241,12 +247,6 @@ class Configuration:
                 f"member {name!r} has another data directory by now: look at the members (`qq member list`)"
             )
         return known
-
-    def _is_gone(self, name: str, member_id: bytes) -> bool:
-        """Whether this directory was removed; one that was never known is named by the name it was awaited under."""
-        if member_id != NOBODY:
-            return self.is_removed(member_id)
-        return self.member(name) is None and Removed(NOBODY, name) in self.removed
 
     def _check_directory(self, name: str, member_id: bytes, versions: Versions) -> None:
         """Refuse a directory that is another member's, or a removed one, or of a program that is too old or too new."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.configuration import Configuration, PeerAddress, Versions
+from cluster.configuration import Configuration, MembershipRefused, PeerAddress, Versions
 
 if TYPE_CHECKING:
     from cluster.configuration import Member
@@ -43,13 +43,15 @@ class _Round(NamedTuple):
 class Enrolment:
     """What one leader knows of the nodes that its links lead to, itself included."""
 
-    def __init__(self, round_s: float, *, replaces_emptied: bool, raises_version: bool) -> None:
+    def __init__(self, round_s: float, high: int, *, replaces_emptied: bool, raises_version: bool) -> None:
         """A round that takes no longer than `round_s` seconds is short enough.
 
+        `high` is the highest version of the state that this node's program can run.
         `replaces_emptied`: a new data directory takes the place of the one that was at its name and address.
         `raises_version`: the version is raised as soon as it can be, and not only when somebody asks for it.
         """
         self._round_s = round_s
+        self._high = high
         self._replaces_emptied = replaces_emptied
         self._raises_version = raises_version
         self._told: dict[str, Introduction] = {}
@@ -109,23 +111,26 @@ class Enrolment:
         return None
 
     def raise_version(self, configuration: Configuration, new_id: Callable[[], bytes]) -> Configuration:
-        """Take the step to the next version, if the programs of all members can run it; else none.
+        """Take the step to the next version, if there is one that this program can run.
 
         The first one notes who all members are, so all have to be there, and none of them may have lost its memory: the
-        directory that it has now would be taken for the one that has made its promises.
+        directory that it has now would be taken for the one that has made its promises. Raises MembershipRefused.
         """
+        if configuration.version >= self._high:
+            return configuration
         version = configuration.version + 1
         if configuration.cluster:
-            can = [
-                member.versions is not None and member.versions.include(version)
-                for member in configuration.members
-            ]
-            return configuration.raised(version, configuration.cluster) if all(can) else configuration
+            return configuration.raised(version, configuration.cluster)
         after = configuration
         for member in configuration.members:
             told = self._told.get(member.name)
-            if told is None or told.may_join or not told.low <= version <= told.high:
-                return configuration
+            if told is None:
+                raise MembershipRefused(
+                    f"node {member.name!r} has not told yet which data directory it has: start it, with a program "
+                    f"that can run version {version} of the state"
+                )
+            if told.may_join:
+                raise MembershipRefused(f"node {member.name!r} is under repair: wait until it is a voter")
             after = _join(after, member.name, told)
         return after.raised(version, new_id())
 

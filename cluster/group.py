@@ -45,6 +45,8 @@ from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
     Alarm,
     Appended,
+    ChangeRefused,
+    ChangeRequest,
     Fetch,
     Forward,
     Hearing,
@@ -79,6 +81,7 @@ from cluster.log.segment import CorruptJournal
 from cluster.log.space import CHECK_INTERVAL_S, Space
 from cluster.log_matching import ForeignLog
 from cluster.machine import Machine
+from cluster.member_changes import MemberChange, Questions, Verb
 from cluster.peers import MemberStatus, Peers, member_status
 from cluster.ports import Buffer, Disk, Runtime
 from cluster.presence import Presence
@@ -250,9 +253,11 @@ class Group:
         self._proposals = Proposals()
         self._enrolment = Enrolment(
             config.timing.election_min_s,
+            machine.versions[1],
             replaces_emptied=config.replaces_emptied,
             raises_version=config.raises_version,
         )
+        self._asked = Questions()
         self._complaint = ""
         """Why a step that was due was refused, as was logged last."""
         self._applying = Applying(self._state, self._submissions)
@@ -370,6 +375,44 @@ class Group:
         self._follow_configuration()
         return index
 
+    def ask_for_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+        """Have the leader, whoever that is, make a change of the members.
+
+        `refused` is told why if it is not made; the configuration tells when it is (`MemberChange.is_made`). Whoever
+        hears of neither asks again: the leader may have changed, or another change may have been under way.
+        """
+        leader = self._reign.leader
+        if leader == self.config.name:
+            self._make_change(change, refused)
+        elif leader is not None:
+            self._transmit(leader, ChangeRequest(self._asked.add(refused), change))
+
+    def _make_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+        try:
+            if change.verb == Verb.FINISH_UPGRADE:
+                self.change_configuration(self._finish_upgrade)
+            elif change.verb == Verb.REPLACE and self._is_there(change.name, change.member_id):
+                refused(
+                    f"node {change.name!r} is up and has its data directory: stop it before it is replaced"
+                )
+            else:
+                self.change_configuration(change.step)
+        except NotNow:
+            pass
+        except MembershipRefused as error:
+            refused(str(error))
+
+    def _is_there(self, name: str, member_id: bytes) -> bool:
+        member = self.configurations.newest.member(name)
+        is_up = name == self.config.name or self._presence.is_member(name)
+        return is_up and member is not None and member.id == member_id
+
+    def _finish_upgrade(self, configuration: Configuration) -> Configuration:
+        return self._enrolment.raise_version(configuration, self._new_id)
+
+    def _new_id(self) -> bytes:
+        return self._runtime.random.randbytes(ID_BYTES)
+
     def _mind_members(self) -> None:
         """Take the step that is due, if any; what cannot be done now is tried again with the next beat."""
         configuration, progress = self.configurations.newest, self.engine.progress
@@ -378,9 +421,8 @@ class Group:
             for name in configuration.membership.learners
             if self._presence.is_member(name)
         }
-        new_id = partial(self._runtime.random.randbytes, ID_BYTES)
         steps = self._enrolment.due_steps(
-            configuration, learners, self.journal.last_index, self._runtime.monotonic(), new_id
+            configuration, learners, self.journal.last_index, self._runtime.monotonic(), self._new_id
         )
         for step in steps:
             try:
@@ -391,7 +433,7 @@ class Group:
             except MembershipRefused as refused:
                 if str(refused) != self._complaint:
                     self._complaint = str(refused)
-                    log.warning("%s", refused)
+                    log.info("the members stay as they are: %s", refused)
 
     def _introduction(self) -> Introduction:
         held = self.configurations.newest
@@ -762,6 +804,12 @@ class Group:
             case Transfer():
                 if message.term == self.engine.term:
                     self.transfer_leadership(message.to or None)
+            case ChangeRequest():
+                answer = partial(self._refuse_change, peer, message.number)
+                if self.engine.is_leader:
+                    self._make_change(message.change, answer)
+            case ChangeRefused():
+                self._asked.answered(message.number, message.text)
             case Offer():
                 self.engine.check_snapshot(peer, message.index, message.term)
                 self._taker.offered(peer, message)
@@ -789,6 +837,9 @@ class Group:
         if isinstance(message, VoteRequest):
             return not self.engine.hears_leader()
         return not isinstance(message, Appended | Hearing | Vote | PreVote | Forward)
+
+    def _refuse_change(self, peer: str, number: int, text: str) -> None:
+        self._transmit(peer, ChangeRefused(number, text))
 
     def _receive_status(self, peer: str, status: Status) -> None:
         if status.state == Role.LEADER:

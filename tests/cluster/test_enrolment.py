@@ -37,7 +37,7 @@ def new_directory(name: str, number: int = 1) -> Introduction:
 
 
 def make_enrolment(*, replaces_emptied: bool = True, raises_version: bool = True) -> Enrolment:
-    return Enrolment(ROUND_S, replaces_emptied=replaces_emptied, raises_version=raises_version)
+    return Enrolment(ROUND_S, 9, replaces_emptied=replaces_emptied, raises_version=raises_version)
 
 
 def make_id() -> bytes:
@@ -157,7 +157,7 @@ class Learning:
     """A learner that is given the log of a leader."""
 
     def __init__(self) -> None:
-        self.enrolment = make_enrolment()
+        self.enrolment = make_enrolment(raises_version=False)
         members = configuration_of("abc", "d").members
         self.configuration = Configuration.of(8, members, CLUSTER)
 
