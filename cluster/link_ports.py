@@ -48,9 +48,9 @@ class Links(Protocol):
         ...
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
-        """Keep links to the members by these configurations, under their names, and to nobody else.
+        """Keep links to the members by these configurations; `member_id` is the id of this node's data directory.
 
-        `member_id` is the id of this node's data directory.
+        Other nodes of the cluster may have links, too: a link says nothing about who is a member.
         """
         ...
 
