@@ -829,6 +829,8 @@ def test_a_node_of_the_same_cluster_is_let_in_whoever_it_is(
             assert await lagging.reader.readexactly(13) == framed(b"you lag")
             with pytest.raises(HandshakeError):
                 await impersonate("x2", node, cluster=b"another cluster!")
+            with pytest.raises(RejectedError, match="the node names do not fit"):
+                await impersonate("n2", node)
             lagging.writer.close()
             await until(lambda: node.recorder.events()[-1] == ("lost", "x1", False))
             assert "x1" not in node.links._probes, "nobody knows where to ask whether it is dead"
