@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from cluster.alarms import Alarms
 from cluster.applying import Applying, Expelled
+from cluster.backup_source import BackupSource
 from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
 from cluster.clock import PATIENCE_S, ClusterClock, bounded
 from cluster.configuration import (
@@ -299,6 +300,17 @@ class Group:
             claim.incarnation << SNAPSHOT_ID_BITS,
         )
         self._taker = SnapshotTaker(disk, directory, self.journal, runtime, self._transmit, self._install)
+        self.backups = BackupSource(
+            disk,
+            directory,
+            owner,
+            self.journal,
+            self.housekeeping,
+            self.engine,
+            self.configurations,
+            self._state,
+            self._turns.ask,
+        )
 
     def start(self, events: GroupEvents) -> None:
         """Take part; `events` is told what is committed, and what else the shell has to know."""

@@ -280,7 +280,7 @@ def test_what_is_no_data_directory_is_one_line(
     (tmp_path / "a file").write_bytes(b"")
     status, lines, errors = printed(capsys, tmp_path / name)
     assert (status, lines) == (1, [])
-    assert errors == [f"qq inspect: {tmp_path / name}: not the data directory of a node"]
+    assert errors == [f"qq inspect: {tmp_path / name}: neither the data directory of a node nor a backup"]
 
 
 def test_the_dump_shows_commands_and_neither_messages_nor_passwords(
