@@ -53,6 +53,7 @@ def _archive_file(path: str) -> Generator[BinaryIO]:
         return
     with tempfile.TemporaryFile() as copy:
         shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.seek(0)  # it writes what is still in memory, too
         yield cast("BinaryIO", copy)
 
 

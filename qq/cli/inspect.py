@@ -140,6 +140,10 @@ def inspect_backup(path: Path) -> int:
 
 def dump(directory: Path, first: int, last: int | None) -> int:
     """Print the entries; exit status 1 if any cannot be read. Raises CommandError."""
+    if is_backup(directory):
+        raise CommandError(
+            f"{directory}: is a backup; the entries can be printed of a node's data directory only"
+        )
     status = 0
     with _group_of(directory) as (_, disk):
         for found in entries(disk, "", first, INDEX_MAX if last is None else last):
@@ -244,7 +248,8 @@ def _describe_identity(found: Whose) -> str:
     if found.identity is None:
         return "unknown"
     owner, version, members = found.identity
-    whose = f"node {owner.node} of cluster {owner.cluster} ({', '.join(members)}), group {owner.group_id}"
+    names = ", ".join(members) or "members as in the log"
+    whose = f"node {owner.node} of cluster {owner.cluster} ({names}), group {owner.group_id}"
     incarnation = found.start.incarnation if found.start else "unknown"
     return f"{whose}, incarnation {incarnation}, state version {version}"
 

@@ -37,9 +37,7 @@ class BackupEndpoint:
                 async for part in backup.stream():
                     await response.write(part)
                 await response.write_eof()
-            except ConnectionError:
-                log.info("whoever wanted a backup has left")
-            except OSError as error:
+            except OSError as error:  # of a file, or because whoever wanted it has left
                 log.warning("a backup was broken off: %s", error)
                 if request.transport is not None:
                     request.transport.abort()  # else it would look as if it ended here
