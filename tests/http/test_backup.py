@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,8 +10,6 @@ import aiohttp
 import pytest
 from fakes import FakeManagement
 from http_node import GUEST, Client, Node
-
-from cluster.backup import CONTENTS, SUMS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
