@@ -1,8 +1,9 @@
 """A new cluster of one member, which begins with what an old one had: a backup, or what a survivor has left.
 
-Everything in the old log is taken as committed. Behind it stands an entry with a configuration (configuration.py): the
-id of a new cluster, and this node as its only member. From that entry follows, as from any other one of its kind, that
-the old cluster's nodes hold nothing any more.
+Everything in the old log is taken as committed, and applied. Behind it stands an entry with a configuration
+(configuration.py): the id of a new cluster, and this node as its only member. From that entry follows, as from any
+other one of its kind, that the old cluster's nodes hold nothing any more. The state behind it is in a checkpoint, so
+the node is of the new cluster from the first moment of its start.
 
 Lives here: what is written to the directory, and in which order. Not here: what a backup is (backup.py), who lets whom
 in (handshake.py).
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from cluster.applying import Applying
 from cluster.backup import CHUNK_BYTES
 from cluster.configuration import (
     ID_BYTES,
@@ -24,21 +26,20 @@ from cluster.configuration import (
     Member,
     PeerAddress,
     Versions,
-    configuration_time_ms,
     is_configuration,
     make_configuration,
-    read_configuration,
 )
 from cluster.directory import GroupDirectory
-from cluster.entry import entry_time_ms, is_regular
+from cluster.entry import is_regular
 from cluster.identity import OtherVersion, load_copies
 from cluster.incarnation import INCARNATION_LEAP
-from cluster.log.checkpoints import CHECKPOINT_HEADER_BYTES, adopt_checkpoint
+from cluster.log.checkpoints import CHECKPOINT_HEADER_BYTES, adopt_checkpoint, write_checkpoint
 from cluster.log.hardstate import HardState, Standing
 from cluster.log.journal import SegmentedJournal
-from cluster.log.segment import FILE_HEADER_BYTES, adopt_header
+from cluster.log.segment import FILE_HEADER_BYTES, CorruptJournal, adopt_header
 from cluster.log.twofold import whole_of
 from cluster.state import GroupState
+from cluster.submission import PendingSubmissions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,10 +47,12 @@ if TYPE_CHECKING:
 
     from cluster.backup import Contents
     from cluster.identity import Claim, Owner
-    from cluster.log.hardstate import HardStateFile
     from cluster.machine import Machine
     from cluster.ports import Disk
 
+TERM_LEAP = 2**20
+"""The new cluster's first term is up to so much above the last one, drawn at random. Index and term tell which entry
+one is, and the old cluster may go on behind the same one: its next terms are not to be those of the new one."""
 _UNKNOWN_PORT = 0
 """In place of a port that no log has told. The node tells its address as soon as it is started."""
 
@@ -60,9 +63,7 @@ class NewCluster:
 
     cluster_id: bytes
     member: Member
-    index: int
-    """The entry that says so."""
-    term: int
+    """Its only member."""
 
 
 class OldLog(NamedTuple):
@@ -170,47 +171,65 @@ def _begin(
     state = GroupState(machine)
     open_journal = partial(_open_journal, disk, directory)
     journal, checkpoint = directory.start(claim, state, open_journal, repairable=False)
-    newest, time_ms = _read_on(journal, checkpoint.index if checkpoint else 0, state)
+    stored_index = checkpoint.index if checkpoint else 0
+    _apply(journal, stored_index, state, owner.node)
     member_id = directory.member_id(claim.incarnation)
     hard = directory.hard_state.state
-    known = newest.member(owner.node) if newest is not None else None
+    newest = state.configuration
+    known = newest.member(owner.node) if newest else None
     if newest and known and newest.cluster and newest.members == (known,) and known.id == member_id:
-        _be_voter(directory.hard_state, journal.last_term, owner.node)
-        return NewCluster(newest.cluster, known, journal.last_index, journal.last_term)
+        return _finish(disk, directory, journal, state, stored_index, NewCluster(newest.cluster, known))
     if address is None:
         address = known.address if known else PeerAddress(owner.node, _UNKNOWN_PORT)
     member = Member(owner.node, address, member_id, is_voter=True, versions=Versions(*machine.versions))
     configuration = Configuration.of(version, [member], cluster=random.randbytes(ID_BYTES))
-    term = max(hard.term if hard else 0, journal.last_term) + 1
+    term = max(hard.term if hard else 0, journal.last_term) + random.randint(1, TERM_LEAP)
     # A start asks the directory whether it has to look for configurations in the log, and stores a term before entries
     # of that term. Neither promises anything as long as the entry is not there.
     directory.note_configuration(configuration)
     standing = hard.standing if hard else Standing.LEARNER
     directory.hard_state.store(HardState(term, owner.node, standing))
-    index = journal.last_index + 1
-    journal.add(make_configuration(time_ms, configuration), index, term)
+    journal.add(make_configuration(state.time_ms, configuration), journal.last_index + 1, term)
     journal.sync_now()
-    _be_voter(directory.hard_state, term, owner.node)
-    return NewCluster(configuration.cluster, member, index, term)
+    _apply(journal, journal.last_index - 1, state, owner.node)
+    return _finish(disk, directory, journal, state, stored_index, NewCluster(configuration.cluster, member))
 
 
-def _be_voter(hard_state: HardStateFile, last_term: int, name: str) -> None:
-    """Let the node vote: what its log holds is all that there is. Durable when this returns."""
-    known = hard_state.state
-    if known is None or known.standing is not Standing.VOTER:
-        hard_state.store(HardState(max(last_term, known.term if known else 0), name, Standing.VOTER))
+def _apply(journal: SegmentedJournal, index: int, state: GroupState, name: str) -> None:
+    """Apply what is behind `index`, of which the state is; the node `name` carries out nothing of the effects.
 
-
-def _read_on(journal: SegmentedJournal, index: int, state: GroupState) -> tuple[Configuration | None, int]:
-    """The newest configuration of the log, None without one, and the last time in it; the state is of entry `index`."""
-    newest, time_ms = state.configuration, state.time_ms
+    Raises CorruptJournal.
+    """
+    applying = Applying(state, PendingSubmissions(name))
     for later in range(index + 1, journal.last_index + 1):
         entry = journal.read(later)
-        if is_configuration(entry):
-            newest, time_ms = read_configuration(entry), max(time_ms, configuration_time_ms(entry))
-        elif is_regular(entry):
-            time_ms = max(time_ms, entry_time_ms(entry))
-    return newest, time_ms
+        try:
+            if is_configuration(entry):
+                applying.configuration(entry)
+            elif is_regular(entry):
+                applying.entry(later, entry)
+        except ValueError as error:
+            raise CorruptJournal(f"entry {later}", 0, f"it cannot be applied: {error}") from error
+
+
+def _finish(
+    disk: Disk,
+    directory: GroupDirectory,
+    journal: SegmentedJournal,
+    state: GroupState,
+    stored_index: int,
+    new: NewCluster,
+) -> NewCluster:
+    """Store the state, which is of the log's last entry, and let the node vote: what it has is all that there is."""
+    index, term = journal.last_index, journal.last_term
+    if index > stored_index:
+        write_checkpoint(disk, directory.log, directory.identity, index, term, state.freeze().dump())
+    known = directory.hard_state.state
+    if known is None or known.standing is not Standing.VOTER:
+        directory.hard_state.store(
+            HardState(max(term, known.term if known else 0), new.member.name, Standing.VOTER)
+        )
+    return new
 
 
 def _open_journal(disk: Disk, directory: GroupDirectory, writes_lost: bool) -> SegmentedJournal:

@@ -30,6 +30,7 @@ from qq.cli.inspect import describe_state, describe_time, find_group
 from qq.cli.launch import load_settings
 from qq.errors import CommandError
 from qq.machine.machine import QueueMachine
+from qq.stored.content import content_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -88,7 +89,7 @@ def _restored(source: Disk, contents: Contents, settings: NodeConfig) -> NewClus
                 _UNFINISHED,
                 owner,
                 address,
-                QueueMachine(),
+                QueueMachine(content_of),
                 _wall_ms(),
                 SystemRandom(),
             )
@@ -143,7 +144,7 @@ def recover_survivor(directory: Path, *, is_sure: bool) -> int:
             return 1
         with _locked(data_dir) as disk:
             path = str(group.relative_to(data_dir))
-            print(_what_next(recover(disk, path, QueueMachine(), _wall_ms(), SystemRandom())))
+            print(_what_next(recover(disk, path, QueueMachine(content_of), _wall_ms(), SystemRandom())))
     return 0
 
 
@@ -222,8 +223,8 @@ def _since(survivor: _Survivor) -> str:
 
 def _what_next(new: NewCluster) -> str:
     return (
-        f"node {new.member.name} is the only member of a new cluster ({new.cluster_id.hex()}) from entry {new.index} "
-        f"of term {new.term} on: start it, and then the others with empty data directories"
+        f"node {new.member.name} is the only member of a new cluster now, {new.cluster_id.hex()}: "
+        "start it, and then the others with empty data directories"
     )
 
 

@@ -345,7 +345,8 @@ def main() -> None:
     print(
         "| backlog | one node: empty / full s | all nodes: empty / full s | idle MiB | more when filled / after a "
         "start | disk MiB a node | longest answer ms: at rest / near a checkpoint | backup s: linked / streamed / "
-        "restored | backup MiB | longest answer ms: beside a check of it / while it is given | drain: fresh / backlog msg/s | aims missed |"
+        "restored | backup MiB | longest answer ms: beside a check of it / while it is given | "
+        "drain: fresh / backlog msg/s | aims missed |"
     )
     print("|---" * 12 + "|")
     rows = [

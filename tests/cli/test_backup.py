@@ -321,8 +321,8 @@ def test_a_backup_is_restored_once(original: Path, node: Path, said: Said) -> No
     status, lines, errors = said("restore", original / "backup", "--config", node)
     assert (status, errors) == (0, [])
     assert lines[0].startswith("restored: cluster qq up to entry 10 of term 3 ")
-    assert lines[1].startswith("node n2 is the only member of a new cluster (")
-    assert "from entry 11 of term 4 on: start it, and then the others with empty data directories" in lines[1]
+    assert lines[1].startswith("node n2 is the only member of a new cluster now, ")
+    assert lines[1].endswith(": start it, and then the others with empty data directories")
     status, lines, _ = said("inspect", node.parent / "data")
     assert (status, lines[-1]) == (0, "whole: nothing is damaged")
     before = content(node.parent)
@@ -455,8 +455,7 @@ def test_a_survivor_is_looked_at_and_left_alone_until_one_is_sure(survivor: Path
 def test_a_survivor_is_recovered_once(survivor: Path, said: Said) -> None:
     status, lines, errors = said("recover", "--unsafe-from", survivor, "--yes")
     assert (status, errors) == (0, [])
-    assert lines[-1].startswith("node n1 is the only member of a new cluster (")
-    assert "from entry 13 of term 5 on" in lines[-1]
+    assert lines[-1].startswith("node n1 is the only member of a new cluster now, ")
     again = said("recover", "--unsafe-from", survivor, "--yes")
     assert (again[0], again[1][-1]) == (0, lines[-1])
     status, lines, _ = said("inspect", survivor)

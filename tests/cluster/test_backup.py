@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -27,7 +28,7 @@ from cluster.backup import (
     sum_line,
     unpack_contents,
 )
-from cluster.configuration import PeerAddress, Versions
+from cluster.configuration import ID_BYTES, PeerAddress, Versions
 from cluster.identity import OtherVersion, Owner
 from cluster.log.hardstate import Standing
 from cluster.new_cluster import NewCluster, recover, restore
@@ -284,6 +285,49 @@ def test_a_restored_node_is_a_new_cluster_by_itself_with_everything_in_the_backu
         node.set_alarms(7_000_000)
         origins = node.group._state.origins
         assert [name for name, _ in origins.living()] == ["a"], "what the others held is given up"
+
+
+def named(trio: Trio) -> bytes:
+    """Let the cluster have an id, at version 2; returns the id."""
+    cluster = b"c" * ID_BYTES
+    leader = trio.leader()
+    index: list[int] = []
+    leader.runtime.enter(
+        lambda: index.append(
+            leader.group.change_configuration(lambda held: replace(held, cluster=cluster, version=2))
+        )
+    )
+    trio.until(lambda: leader.group.engine.applied_index >= index[0])
+    return cluster
+
+
+def test_a_restored_node_is_of_no_cluster_but_the_new_one_from_its_first_moment(tmp_path: Path) -> None:
+    trio = Trio()
+    trio.start()
+    old = named(trio)
+    contents = taken(trio.leader())
+    assert (contents.cluster_id, contents.version) == (old, 2)
+    node = Trio(["a"]).members[0]
+    new = restored(store(trio.leader(), contents, tmp_path / "backup"), node)
+    node.start(Named())
+    held = node.group.configurations
+    assert held.committed is held.newest
+    assert held.newest.cluster == new.cluster_id != old
+    assert held.newest.version == 2
+
+
+def test_the_terms_of_two_lives_that_begin_with_one_log_differ(backup: Path) -> None:
+    terms = []
+    for seed in range(3):
+        node = Trio(["a"]).members[0]
+        owner = Owner("test", "a", 0)
+        contents = checked(backup)
+        arguments = (reading(backup), contents, node.disk, GROUP, owner, ADDRESS, Named(), 1000, Random(seed))
+        restore(*arguments)
+        node.start(Named())
+        terms.append(node.group.journal.last_term)
+    assert len(set(terms)) == 3
+    assert min(terms) > contents.term + 100
 
 
 def test_each_restore_begins_another_cluster_with_other_directories(backup: Path) -> None:
