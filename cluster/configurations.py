@@ -31,6 +31,8 @@ class Configurations:
     """Who votes and who learns by the configuration that counts."""
     committed: Configuration
     """The newest configuration that this node knows to be committed, because it has applied it."""
+    is_settled: bool
+    """Whether that is so: before this node has applied any, there is what it was started with, or told."""
     known: dict[str, Member]
     """All members by name, as of the newest configuration that has one of that name. Who is not in the one that counts
     may still be in the one that is committed, and has to be told of what comes: it may even lead."""
@@ -42,7 +44,10 @@ class Configurations:
         self._note()
 
     def begin(self, index: int, configuration: Configuration) -> None:
-        """The state of a checkpoint was taken over, which has this configuration; its entry is at or before `index`."""
+        """The state of a checkpoint was taken over, which has this configuration; its entry is at or before `index`.
+
+        With index 0 it is what a member has told this node, whose log has none.
+        """
         self._held = [(index, configuration)]
         self._note()
 
@@ -68,6 +73,7 @@ class Configurations:
 
     def _note(self) -> None:
         self.newest_index, self.newest = self._held[-1]
-        self.committed = self._held[0][1]
+        committed_index, self.committed = self._held[0]
+        self.is_settled = committed_index > 0
         self.membership = self.newest.membership
         self.known = {member.name: member for _, held in self._held for member in held.members}

@@ -78,23 +78,28 @@ class GroupDirectory:
 
     @property
     def lists_members(self) -> bool:
-        """Whether the members are those that each node's file lists, because the log has no configuration."""
+        """Whether the members are those that each node's file lists: no log is known to have a configuration."""
         return bool(self._identity.members)
 
-    def note_configuration(self, configuration: Configuration) -> None:
+    def note_configuration(self, configuration: Configuration, journal: SegmentedJournal) -> None:
         """Let a start know by what the log goes now: which version, and whether it says who the members are.
 
-        Durable when this returns. Raises OSError.
+        As long as a crash may leave an entry with a configuration in the log, a start has to look for it: so this is
+        stored before such an entry is, and not undone before that is deleted.
         """
         listed = () if configuration.cluster else configuration.membership.members
         identity = self._identity._replace(machine_version=configuration.version, members=listed)
         if identity != self._identity:
-            store_identity(self._disk, self.path, identity)
             self._identity = identity
+            journal.store_beside(partial(store_identity, self._disk, self.path, identity), first=not listed)
 
     def member_id(self, incarnation: int) -> bytes:
-        """The id of this directory as a member of a cluster, made now of this incarnation if it has none yet."""
-        return member_id(self._disk, self.path, self._owner, incarnation)
+        """The id of this directory as a member of a cluster, once it is started.
+
+        It is made now, of this incarnation, if it has none yet or has forgotten what it had promised.
+        """
+        is_new = self.hard_state.state is None
+        return member_id(self._disk, self.path, self._owner, incarnation, is_new=is_new)
 
     # Starting
 

@@ -26,7 +26,7 @@ Law: no file outside this one names an attribute of SyncObj that starts with an 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -117,6 +117,7 @@ class Engine(SyncObj):
     def __init__(
         self,
         name: str,
+        member_id: bytes,
         configurations: Configurations,
         journal: SegmentedJournal,
         timing: Timing,
@@ -124,6 +125,7 @@ class Engine(SyncObj):
         apply: Callable[[int, int, bytes], None],
         applied_index: int = 1,
     ) -> None:
+        """Take up the log as it is; `member_id` is the id of this node's data directory."""
         self.journal = journal
         self.outbox: list[Departure] = []
         self.may_vote = True
@@ -137,6 +139,8 @@ class Engine(SyncObj):
         self._configurations = configurations
         self._apply_entry = apply
         self._nodes: dict[str, StableNode] = {}
+        self._guests: tuple[str, ...] = ()
+        """The nodes that no configuration here knows, and that are heard all the same: one of them may lead."""
         self._directories: dict[str, bytes | None] = {}
         """The id of each peer, as far as it is known."""
         self._voters: list[str] = []
@@ -150,6 +154,7 @@ class Engine(SyncObj):
         self._elections = Elections(name, configurations, timing.election_min_s)
         self._append_due = False
         self._name = name
+        self._member_id = member_id
         ambient.runtime = runtime
         conf = SyncObjConf(
             autoTick=False,
@@ -165,7 +170,7 @@ class Engine(SyncObj):
             dynamicMembershipChange=False,
         )
         super().__init__(StableNode(name), [], conf, transportClass=Outbox)  # pyright: ignore[reportArgumentType]
-        self.follow_configuration()
+        self.follow_configuration([])
         self._SyncObj__serializer = NoDumps()
         self._poller = NoPoller()
         # The first deadline is short: a pre-vote does no harm if there is a leader, and without one nobody need wait.
@@ -189,7 +194,10 @@ class Engine(SyncObj):
 
     @property
     def _may_campaign(self) -> bool:
-        return self.may_vote and self.may_lead and self._name in self._configurations.membership.voters
+        # A node that catches up may have a configuration in which an earlier directory votes under its name.
+        newest = self._configurations.newest
+        is_voter = self._name in newest.membership.voters and newest.has(self._name, self._member_id)
+        return self.may_vote and self.may_lead and is_voter
 
     @property
     def leader(self) -> str | None:
@@ -225,26 +233,31 @@ class Engine(SyncObj):
 
     # Members
 
-    def follow_configuration(self) -> None:
-        """Go by the configuration that counts now: whom to send to, and whom to count."""
+    def follow_configuration(self, guests: Iterable[str]) -> None:
+        """Go by the configuration that counts now: whom to send to, and whom to count. `guests` are heard, too."""
+        self._guests = tuple(guests)
         known, voters = self._configurations.known, self._configurations.membership.voters
         self._followed = known
         for peer in list(self._nodes):
-            if peer not in known:
+            if peer not in known and peer not in self._guests:
                 self._forget_peer(peer)
+        for peer in self._guests:
+            if peer not in known:
+                self._know_peer(peer, None)
         for peer, member in known.items():
             if peer != self._name:
                 self._know_peer(peer, member.id)
         self._voters = [peer for peer in self._nodes if peer in voters]
         self._SyncObj__otherNodes = {self._nodes[peer] for peer in self._voters}
-        # Learners, and members that are about to be removed, are sent appends and counted nowhere.
+        # Learners, and members that are about to be removed, are sent appends and counted nowhere. Guests are among
+        # them, and never said to be connected.
         self._SyncObj__readonlyNodes = {node for peer, node in self._nodes.items() if peer not in voters}
         self._stored_is_told = False
 
     def _follow_log(self) -> None:
         """Go by the newest configuration in the log, if another one is that now (Raft thesis, 4.1)."""
         if self._configurations.known is not self._followed:
-            self.follow_configuration()
+            self.follow_configuration(self._guests)
 
     def _know_peer(self, peer: str, directory: bytes | None) -> None:
         """Keep a peer, unless another directory has its name now, of which nothing is known."""
@@ -276,7 +289,7 @@ class Engine(SyncObj):
     # What happens to the engine
 
     def peer_connected(self, peer: str) -> None:
-        """Begin a new epoch with `peer`.
+        """Begin a new epoch with `peer`, which is the member of this name.
 
         What was in flight in the old one is lost, so sending starts again after the last known match.
         """
@@ -289,6 +302,10 @@ class Engine(SyncObj):
             known_index = progress.acknowledged or self.journal.last_index
             self._SyncObj__raftNextIndex[node] = known_index + 1
             self._append_due = True
+
+    def guest_connected(self) -> None:
+        """Begin a new epoch with a node that counts nowhere here, and may lead by a later configuration."""
+        self._answers.forget()
 
     def part_received(self, peer: str) -> None:
         """Count a part of a message as a sign of life of its sender: a large message takes a while."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -46,16 +45,24 @@ from cluster.enrolment import Enrolment
 from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
     Alarm,
+    Appended,
+    ChangeRefused,
+    ChangeRequest,
     Fetch,
     Forward,
+    Hearing,
     Introduction,
     MalformedFrame,
+    MembersTold,
     Message,
     Offer,
+    PreVote,
     SnapshotChunk,
     Spoilt,
     Status,
     Transfer,
+    Vote,
+    VoteRequest,
     Withdrawn,
     decode,
     encode,
@@ -75,8 +82,10 @@ from cluster.log.segment import CorruptJournal
 from cluster.log.space import CHECK_INTERVAL_S, Space
 from cluster.log_matching import ForeignLog
 from cluster.machine import Machine
+from cluster.member_changes import MemberChange, Questions, Verb
 from cluster.peers import MemberStatus, Peers, member_status
 from cluster.ports import Buffer, Disk, Runtime
+from cluster.presence import Presence
 from cluster.recovery import Recovery
 from cluster.state import GroupState
 from cluster.submission import PendingSubmissions, Proposals, Reign
@@ -102,8 +111,16 @@ class GroupConfig:
 
     name: str
     nodes: Mapping[str, PeerAddress]
-    """The members that the cluster begins with, this one among them, and where the others reach them."""
+    """The members that the cluster begins with, this one among them, and where the others reach them.
+
+    They matter only until the log tells who the members are."""
     cluster: str
+    joins: bool = False
+    """Whether the cluster is there already, and this node wants to become a member of it; else it is one of `nodes`."""
+    replaces_emptied: bool = True
+    """Whether a node that comes back to its name and its address with a new data directory is taken in again."""
+    raises_version: bool = True
+    """Whether the cluster goes over to the next version of the state by itself, once all members can run it."""
     group_id: int = 0
     timing: Timing = field(default_factory=Timing)
     dead_origin_grace_s: float = 1.0
@@ -148,6 +165,16 @@ class GroupConfig:
 
 class NotNow(Exception):
     """The members cannot be changed at this moment; nothing has changed."""
+
+
+class RemovedFromCluster(Exception):
+    """The data directory of this node was a member's, and is no more: the node has nothing to do."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"node {name!r} was removed from the cluster, and its data directory can be no member again: "
+            "to let the node in anew, start it with an empty one"
+        )
 
 
 class GroupEvents(Protocol):
@@ -213,11 +240,6 @@ class Group:
         self._runtime = runtime
         self._links = links
         self._events: GroupEvents = _Nobody()
-        members = [Member(name, address) for name, address in config.nodes.items()]
-        self.configurations = Configurations(Configuration.of(machine.versions[0], members))
-        """The configurations in the log. The newest one counts."""
-        self._members = self.configurations.known
-        """The members that links and peers go by."""
         self._reign = Reign(None, 0)
         self._handover = Handover()
         self._tried_full_disk_s = 0.0
@@ -230,29 +252,42 @@ class Group:
         self._state = GroupState(machine)
         self._submissions = PendingSubmissions(config.name)
         self._proposals = Proposals()
-        self._enrolment = Enrolment(config.timing.election_min_s)
+        self._enrolment = Enrolment(
+            config.timing.election_min_s,
+            machine.versions[1],
+            replaces_emptied=config.replaces_emptied,
+            raises_version=config.raises_version,
+        )
+        self._asked = Questions()
+        self._complaint = ""
+        """Why a step that was due was refused, as was logged last."""
         self._applying = Applying(self._state, self._submissions)
         self._turns = TurnTimer(runtime, self._turn, config.timing.heartbeat_s / 2)
         self._departures = Departures(self._transmit)
 
         owner = Owner(config.cluster, config.name, config.group_id)
         directory = self._directory = GroupDirectory(disk, f"groups/{config.group_id}", owner)
-        self._incarnations = Incarnations(
-            directory, runtime, Versions(*machine.versions), sorted(config.nodes)
-        )
+        listed = [] if config.joins else sorted(config.nodes)
+        self._incarnations = Incarnations(directory, runtime, Versions(*machine.versions), listed)
         claim = self._incarnations.begin()
-        self.member_id = directory.member_id(claim.incarnation)
-        """The id of this node's data directory."""
-        self._enrolment.introduced(config.name, self._introduction())
         self._submissions.begin(claim.incarnation)
+        self.configurations = Configurations(_listed(config, machine, lists_members=directory.lists_members))
+        """The configurations in the log. The newest one counts."""
+        self._members = self.configurations.known
+        """The members that links and peers go by."""
+        self._presence = Presence(self.configurations)
         self.journal, checkpoint = directory.start(
             claim,
             self._state,
             partial(_open_journal, config, disk, directory, self.configurations, self.disk_failed),
-            repairable=bool(self.peers),
+            repairable=config.joins or len(config.nodes) > 1,
         )
+        self.member_id = directory.member_id(claim.incarnation)
+        """The id of this node's data directory."""
         if not directory.lists_members:  # else the log has none, and no entry need be read twice
             self._begin_configurations(checkpoint.index if checkpoint else 0)
+        if self.configurations.committed.is_removed(self.member_id):
+            raise RemovedFromCluster(config.name)
         self._clock = ClusterClock(
             config.name,
             len(self.configurations.membership.voters),
@@ -263,6 +298,7 @@ class Group:
         )
         self.engine = engine(
             config.name,
+            self.member_id,
             self.configurations,
             self.journal,
             config.timing,
@@ -272,7 +308,7 @@ class Group:
         )
         self.engine.may_lead = self.damage is None
         self._make_durable()
-        self.recovery = Recovery(config.name, self.configurations, directory.hard_state)
+        self.recovery = Recovery(config.name, self.member_id, self.configurations, directory.hard_state)
         self._peers = Peers(self.peers, runtime.monotonic())
         space = Space(disk, self.journal, config.disk_free_limit_bytes, runtime.monotonic())
         self._alarms = Alarms(self.configurations, self._peers, space)
@@ -317,6 +353,7 @@ class Group:
         self._events = events
         self._turns.is_on = True
         self.recovery.turn(self.engine, self.journal)
+        self._enrolment.introduced(self.config.name, self._introduction())
         self._links.configure(self.member_id, self.configurations)
         self._links.register(self.config.group_id, self)
         self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
@@ -343,9 +380,50 @@ class Group:
         after = step(held.newest)
         if after is held.newest:
             return held.newest_index
+        if not after.has(self.config.name, self.member_id):
+            self.transfer_leadership()
+            raise NotNow("this node leads, and hands over first")
         index = engine.propose(make_configuration(self.time_ms(), after))
         self._follow_configuration()
         return index
+
+    def ask_for_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+        """Have the leader, whoever that is, make a change of the members.
+
+        `refused` is told why if it is not made; the configuration tells when it is (`MemberChange.is_made`). Whoever
+        hears of neither asks again: the leader may have changed, or another change may have been under way.
+        """
+        leader = self._reign.leader
+        if leader == self.config.name:
+            self._make_change(change, refused)
+        elif leader is not None:
+            self._transmit(leader, ChangeRequest(self._asked.add(refused), change))
+
+    def _make_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+        try:
+            if change.verb == Verb.FINISH_UPGRADE:
+                self.change_configuration(self._finish_upgrade)
+            elif change.verb == Verb.REPLACE and self._is_there(change.name, change.member_id):
+                refused(
+                    f"node {change.name!r} is up and has its data directory: stop it before it is replaced"
+                )
+            else:
+                self.change_configuration(change.step)
+        except NotNow:
+            pass
+        except MembershipRefused as error:
+            refused(str(error))
+
+    def _is_there(self, name: str, member_id: bytes) -> bool:
+        member = self.configurations.newest.member(name)
+        is_up = name == self.config.name or self._presence.is_member(name)
+        return is_up and member is not None and member.id == member_id
+
+    def _finish_upgrade(self, configuration: Configuration) -> Configuration:
+        return self._enrolment.raise_version(configuration, self._new_id)
+
+    def _new_id(self) -> bytes:
+        return self._runtime.random.randbytes(ID_BYTES)
 
     def _mind_members(self) -> None:
         """Take the step that is due, if any; what cannot be done now is tried again with the next beat."""
@@ -353,18 +431,48 @@ class Group:
         learners = {
             name: progress[name].acknowledged
             for name in configuration.membership.learners
-            if name in progress
+            if self._presence.is_member(name)
         }
-        new_id = partial(self._runtime.random.randbytes, ID_BYTES)
-        step = self._enrolment.next_step(
-            configuration, learners, self.journal.last_index, self._runtime.monotonic(), new_id
+        steps = self._enrolment.due_steps(
+            configuration, learners, self.journal.last_index, self._runtime.monotonic(), self._new_id
         )
-        if step is not None:
-            with suppress(NotNow, MembershipRefused):
-                self.change_configuration(step)
+        for step in steps:
+            try:
+                if self.change_configuration(step) > self.engine.commit_index:
+                    return
+            except NotNow:
+                return
+            except MembershipRefused as refused:
+                if str(refused) != self._complaint:
+                    self._complaint = str(refused)
+                    log.info("the members stay as they are: %s", refused)
 
     def _introduction(self) -> Introduction:
-        return Introduction(self.member_id, *self.config.nodes[self.config.name], *self.machine.versions)
+        held = self.configurations.newest
+        may_join = self.recovery.standing is not Standing.VOTER or bool(held.cluster)
+        address = self.config.nodes[self.config.name]
+        return Introduction(self.member_id, *address, *self.machine.versions, int(may_join))
+
+    def _introduce(self) -> None:
+        """Tell everybody who this node is, because that is not what it was when the links began."""
+        self._enrolment.introduced(self.config.name, self._introduction())
+        self._tell_peers(self._introduction())
+
+    def _tell_members(self, peer: str, configuration: Configuration) -> None:
+        self._transmit(peer, MembersTold(self.engine.term, configuration))
+
+    def _receive_members(self, told: MembersTold) -> None:
+        """Learn who the members are, because the own log does not tell, or that this node is none any more."""
+        configuration, held = told.configuration, self.configurations
+        if configuration.is_removed(self.member_id):
+            self._stop_for(RemovedFromCluster(self.config.name))
+            return
+        is_ignorant = self.recovery.standing is Standing.BLANK or not self._directory.lists_members
+        if is_ignorant and not held.newest.cluster:
+            held.begin(0, configuration)
+            self._follow_configuration()
+        self.recovery.told(configuration, told.term, self.engine)
+        self._turns.ask()
 
     def _begin_configurations(self, index: int) -> None:
         """Find the configurations of the log behind `index`, the entry that the state is of."""
@@ -386,13 +494,28 @@ class Group:
         before, self._members = self._members, held.known
         for name in self._members.keys() ^ before.keys():
             log.info("node %s is %s", name, "a member now" if name in self._members else "no member any more")
-        # Before this node vouches for the entry: a program that cannot run the version must find that out.
-        self._directory.note_configuration(held.newest)
-        self.engine.follow_configuration()
+        self._directory.note_configuration(held.newest, self.journal)
         self._clock.members = len(held.membership.voters)
         self._peers.configure(self.peers, self._runtime.monotonic())
         self._links.configure(self.member_id, held)
+        self._meet()
+        if held.is_settled:
+            for guest in self._presence.guests:
+                self._tell_members(guest, held.committed)
         self._turns.ask()
+
+    def _meet(self) -> None:
+        """Count and feed those who are at the other ends of the links as members, and nobody else."""
+        presence, now_s = self._presence, self._runtime.monotonic()
+        self.engine.follow_configuration(presence.guests)
+        came, went = presence.look()
+        for peer in went:
+            self.engine.hold_back(peer)
+        for peer in came:
+            self._peers.connected(peer, now_s)
+            if self.engine.is_leader and peer in self.configurations.membership.learners:
+                self._tell_members(peer, self.configurations.newest)
+            self.engine.peer_connected(peer)
 
     def _make_durable(self) -> None:
         """Sync what opening the journal has added to it, such as a new log's first entry. Raises OSError.
@@ -429,7 +552,7 @@ class Group:
         if self.damage is None or not self._turns.is_on:
             return
         self.engine.may_lead = False
-        voters = list(filter(self._links.connected, self._peers.voters()))
+        voters = list(filter(self._presence.is_member, self._peers.voters()))
         if self.engine.is_leader:
             if not self._handover.is_on(self._runtime.monotonic()):
                 self.transfer_leadership()
@@ -551,7 +674,7 @@ class Group:
         now_s = self._runtime.monotonic()
         known: dict[str, Status | None] = {self.config.name: self._own_status()}
         for peer in self.peers:
-            is_heard = self._links.connected(peer) and self._peers.silent_s(peer, now_s) < SILENT_S
+            is_heard = self._presence.is_member(peer) and self._peers.silent_s(peer, now_s) < SILENT_S
             known[peer] = self._peers.status(peer) if is_heard else None
         return known
 
@@ -562,7 +685,7 @@ class Group:
     def _status_of(self, name: str) -> MemberStatus:
         if name == self.config.name:
             return member_status(name, self._own_status(), is_up=True, leads=name == self.leader)
-        is_up = self._links.connected(name)
+        is_up = self._presence.is_member(name)
         return member_status(name, self._peers.status(name), is_up=is_up, leads=name == self.leader)
 
     def _own_status(self) -> Status:
@@ -604,56 +727,61 @@ class Group:
 
     # Links
 
-    def _is_member(self, peer: str) -> bool:
-        """Whether a peer that links tell of still is a member, or is again: they hear of that a moment later."""
-        self._follow_configuration()
-        return peer in self._members
-
     def peer_connected(self, peer: str) -> None:
-        if not self._is_member(peer):
-            return
-        self._peers.connected(peer, self._runtime.monotonic())
+        self._presence.link_began(peer, self._links.peer_id(peer))
         self._departures.drop(peer)
-        low, high = self.machine.versions
-        if low < high:  # else its program never goes to a log with a configuration, and nobody asks who it is
-            self._transmit(peer, self._introduction())
+        self._follow_configuration()
+        self._meet()
+        if not self._presence.is_member(peer):
+            self.engine.guest_connected()
+            if self.configurations.is_settled:
+                self._tell_members(peer, self.configurations.committed)
+        self._transmit(peer, self._introduction())
         self._transmit(peer, self._own_status())
-        self.engine.peer_connected(peer)
         self._taker.connected(peer)
         self._submissions.link_is_new(peer)
         self._turns.ask()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
-        if not self._is_member(peer):
-            return
+        self._follow_configuration()
         self._departures.drop(peer)
         self._clock.forget(peer)
-        self.engine.peer_lost(peer)
-        if dead:
+        self._enrolment.left(peer)
+        if peer in self.engine.progress:
+            self.engine.peer_lost(peer)
+        self._presence.link_ended(peer)
+        self._meet()
+        if dead and peer in self._members:
             self._peers.died(peer, self._runtime.monotonic())
         if self._reign.leader == peer:
             self._runtime.call_later(self.config.timing.campaign_jitter_s, self._turns.ask)
         self._turns.ask()
 
     def peer_drained(self, peer: str) -> None:
-        if self._links.connected(peer) and self._is_member(peer):
+        self._follow_configuration()
+        if self._presence.is_member(peer):
             self.engine.peer_resumed(peer)
             self._turns.ask()
 
     def part_received(self, peer: str) -> None:
-        if not (self._turns.is_on and self._is_member(peer)):
+        if not self._turns.is_on:
             return
-        self._peers.heard(peer, self._runtime.monotonic())
+        self._follow_configuration()
+        is_member = self._presence.is_member(peer)
+        if is_member:
+            self._peers.heard(peer, self._runtime.monotonic())
         self._taker.part_received(peer)
-        if self.recovery.standing is not Standing.BLANK:
+        if self.recovery.standing is not Standing.BLANK and (is_member or not self.engine.is_leader):
             self.engine.part_received(peer)
             if self.engine.outbox:
                 self._turns.ask()
 
     def frame_received(self, peer: str, frame: bytes) -> None:
-        if not (self._turns.is_on and self._is_member(peer)):
+        if not self._turns.is_on:
             return
-        self._peers.heard(peer, self._runtime.monotonic())
+        self._follow_configuration()
+        if self._presence.is_member(peer):
+            self._peers.heard(peer, self._runtime.monotonic())
         try:
             message = decode(frame)
         except MalformedFrame:
@@ -666,21 +794,26 @@ class Group:
         self._turns.ask()
 
     def _receive(self, peer: str, message: Message) -> None:
+        if not (self._presence.is_member(peer) or self._hears_guest(message)):
+            return
         match message:
             case Forward():
                 self._receive_forward(peer, message)
             case Status():
-                leads = message.state == Role.LEADER
-                if leads:
-                    self.engine.check_end_of(peer, message.term, message.last_index)
-                self._peers.said(peer, message)
-                self._clock.hear(peer, message.steady_ms, self._runtime.monotonic())
-                self.recovery.heard(peer, message, leads=leads)
+                self._receive_status(peer, message)
             case Introduction():
                 self._enrolment.introduced(peer, message)
+            case MembersTold():
+                self._receive_members(message)
             case Transfer():
                 if message.term == self.engine.term:
                     self.transfer_leadership(message.to or None)
+            case ChangeRequest():
+                answer = partial(self._refuse_change, peer, message.number)
+                if self.engine.is_leader:
+                    self._make_change(message.change, answer)
+            case ChangeRefused():
+                self._asked.answered(message.number, message.text)
             case Offer():
                 self.engine.check_snapshot(peer, message.index, message.term)
                 self._taker.offered(peer, message)
@@ -698,6 +831,28 @@ class Group:
                 self._start_sync()
             case _:
                 pass  # a blank node must promise nothing: it may have promised something else before
+
+    def _hears_guest(self, message: Message) -> bool:
+        """Whether a message matters although its sender is no member by the newest configuration here.
+
+        Its promises count for nothing, and it does not disturb a leader that is heard. But this log may be behind: the
+        sender may lead, or be about to.
+        """
+        if isinstance(message, VoteRequest):
+            return not self.engine.hears_leader()
+        return not isinstance(message, Appended | Hearing | Vote | PreVote | Forward)
+
+    def _refuse_change(self, peer: str, number: int, text: str) -> None:
+        self._transmit(peer, ChangeRefused(number, text))
+
+    def _receive_status(self, peer: str, status: Status) -> None:
+        if status.state == Role.LEADER:
+            self.engine.check_end_of(peer, status.term, status.last_index)
+            self.recovery.heard_leader(status)
+        if self._presence.is_member(peer):
+            self._peers.said(peer, status)
+            self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
+            self.recovery.heard(peer, status)
 
     # The turn
 
@@ -731,6 +886,7 @@ class Group:
             self._check_incarnation()
             self._forward()
             if self.recovery.turn(self.engine, self.journal):
+                self._introduce()
                 self._tell_peers(self._own_status())
             last_index = self.journal.last_index
             self.engine.turn(self._compose)
@@ -782,8 +938,7 @@ class Group:
         needed = self._events.needed_from()
         if not self.engine.is_leader:
             return needed
-        connected = filter(self._links.connected, self.peers)
-        fed = self._giver.needed_from(self.engine, connected, self.config.retained_bytes)
+        fed = self._giver.needed_from(self.engine, self._presence.members, self.config.retained_bytes)
         return min((index for index in (needed, fed) if index is not None), default=None)
 
     # Space
@@ -887,7 +1042,7 @@ class Group:
             self.engine.hold_back(peer)
 
     def _tell_peers(self, message: Message) -> None:
-        for peer in self.peers:
+        for peer in self._presence.linked:
             self._transmit(peer, message)
 
     def _tell_status(self) -> None:
@@ -986,7 +1141,9 @@ class Group:
         try:
             if changes_members:
                 effects, expelled_at = self._applying.configuration(payload)
-                self.configurations.applied(index)
+                committed = self.configurations.applied(index)
+                if committed.is_removed(self.member_id):
+                    self._stop_for(RemovedFromCluster(self.config.name))
             else:
                 effects, expelled_at = self._applying.entry(index, payload)
             self._clock.follow(self._state.time_ms, begun_s)
@@ -1019,6 +1176,18 @@ class Group:
         claim = self._incarnations.begin(known.incarnation if known else None)
         self._submissions.begin(claim.incarnation)
         self.submit([])
+
+
+def _listed(config: GroupConfig, machine: Machine, *, lists_members: bool) -> Configuration:
+    """What a node begins with, before its log or another node tells who the members are.
+
+    Where the members are not those of a list, this node votes for nobody and stands for nothing until it is told.
+    """
+    members = [
+        Member(name, address, is_voter=lists_members or name != config.name)
+        for name, address in config.nodes.items()
+    ]
+    return Configuration.of(machine.versions[0], members)
 
 
 def _open_journal(

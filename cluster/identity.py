@@ -89,7 +89,8 @@ class Identity(NamedTuple):
     machine_version: int
     """The version of the state that the log has agreed on."""
     members: tuple[str, ...]
-    """The names of all nodes of the cluster, ascending. Their addresses are not in it, and may change."""
+    """The names of all nodes of the cluster, ascending. Their addresses are not in it, and may change. It is empty if
+    the log tells who the members are, or will tell."""
 
 
 class Start(NamedTuple):
@@ -142,19 +143,18 @@ def claim_directory(
     return identity, Claim(start.incarnation, writes_lost)
 
 
-def member_id(disk: Disk, directory: str, owner: Owner, incarnation: int) -> bytes:
-    """The id of this data directory as a member of a cluster; if it has none yet, a new one is stored.
+def member_id(disk: Disk, directory: str, owner: Owner, incarnation: int, *, is_new: bool) -> bytes:
+    """The id of this data directory as a member of a cluster; a new one with `is_new`, or if it has none yet.
 
-    That is made of the incarnation that begins now, because no other life of this node has the same number. Raises
+    A new one is made of the incarnation that begins now, because no other life of this node has the same number. Raises
     ForeignDirectory if the file is damaged, ForeignJournal, UnknownFormat or OSError. It is a file of its own because
     programs of release 0.1 do not know it.
     """
-    try:
-        copies = load_member_copies(disk, directory, owner.key())
-    except FileNotFoundError:
+    if is_new or MEMBER_FILE not in disk.list_directory(directory):
         new = sha256(owner.key() + incarnation.to_bytes(8)).digest()[:ID_BYTES]
         _store_member_id(disk, directory, owner, new)
         return new
+    copies = load_member_copies(disk, directory, owner.key())
     known = next((copy for copy in copies if copy is not None), None)
     if known is None:
         raise ForeignDirectory(

@@ -16,10 +16,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
-from chaos.sim.network import Network, NetworkOptions
+from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.applying import Confirmed, Expelled
-from cluster.configuration import PeerAddress, Versions
+from cluster.configuration import Versions
 from cluster.engine import Engine, Timing
 from cluster.group import Group, GroupConfig
 from cluster.identity import OtherMembers, OtherVersion
@@ -90,11 +90,6 @@ class Options:
     """What production bounds to a megabyte: entries, forwards, appends."""
     skew_max_ms: int = 5_000
     clock_patience_s: float = 3.0
-
-
-def address_of(name: str) -> PeerAddress:
-    """Where the others reach a simulated node: there is one address for each name."""
-    return PeerAddress(name, 1)
 
 
 class NodeEvents:
@@ -358,10 +353,15 @@ class SimulatedCluster:
         """Everybody is up and a voter, agrees on one leader, has applied everything and waits for nothing."""
         leaders = 0
         applied: dict[int, None] = {}
+        leader = self.leader()
+        if leader is None:
+            return False
+        members = leader.group.configurations.committed
         for node in self.nodes:
             if not node.up or node.runtime.paused or node.group.pending_batches:
                 return False
-            if node.standing is not Standing.VOTER:
+            is_voter = node.name in members.membership.voters and members.has(node.name, node.group.member_id)
+            if node.standing is not Standing.VOTER or not is_voter:
                 return False
             engine = node.group.engine
             leaders += engine.is_leader

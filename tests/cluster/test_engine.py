@@ -11,13 +11,14 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pysyncobj.pickle
 import pysyncobj.syncobj as stock
 import pytest
-from memberships import configuration_of, configurations_of
+from memberships import configuration_of, configurations_of, directory_of
 from pysyncobj import SyncObj, SyncObjConf, replicated
 from pysyncobj.journal import Journal
 from pysyncobj.node import Node
@@ -27,7 +28,7 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
-from cluster.configuration import PeerAddress, Versions, make_configuration
+from cluster.configuration import Configuration, PeerAddress, Versions, make_configuration
 from cluster.elections import Role
 from cluster.engine import Departure, Engine, Timing
 from cluster.envelope import (
@@ -220,6 +221,7 @@ class OurNode:
         self.applied: list[tuple[int, bytes]] = []
         self.engine = Engine(
             "a",
+            directory_of("a"),
             self.configurations,
             self.journal,
             Timing(),
@@ -1134,12 +1136,41 @@ def test_a_configuration_whose_entry_is_deleted_does_not_count_any_more() -> Non
     assert node.configurations.newest == configuration_of("abc")
 
 
+def test_who_has_another_directory_than_the_member_of_its_name_does_not_stand_for_election() -> None:
+    node = OurNode(0)
+    node.configurations.begin(1, replace(configuration_of("abc"), cluster=b"c" * 16))
+    node.wait(10.0)
+    assert node.sent(PreVoteRequest)
+    node.engine.outbox.clear()
+    vacated = node.configurations.newest.vacated("a", directory_of("a")).members
+    others = Configuration.of(8, [replace(member, is_voter=True) for member in vacated], b"c" * 16)
+    node.configurations.begin(1, others.joined("a", b"x" * 16, PeerAddress("a", 1), Versions(8, 8)))
+    node.wait(10.0)
+    assert node.sent(PreVoteRequest) == []
+
+
+def test_a_guest_is_heard_and_sent_nothing() -> None:
+    node = OurNode(0)
+    node.engine.follow_configuration(["g"])
+    node.engine.guest_connected()
+    node.engine.receive("g", Append(9, 1, 1, 0, [LogEntry(NO_OP, 2, 9)]))
+    assert node.engine.leader == "g"
+    node.engine.follow_configuration([])
+    assert node.engine.leader is None
+    node.lead()
+    node.engine.follow_configuration(["g"])
+    node.engine.outbox.clear()
+    node.engine.propose(b"\0whatever")
+    node.turn()
+    assert node.appends_to("b")
+    assert node.appends_to("g") == []
+
+
 def test_nothing_of_a_lost_directory_counts_for_the_one_that_takes_its_place() -> None:
     node = leading()
     index = node.engine.propose(b"\0whatever")
     node.stored_by(index, "c")
-    held = node.configurations.newest
-    replaced = held.replaced("c", b"x" * 16, PeerAddress("c", 1), Versions(8, 8))
-    node.engine.propose(make_configuration(0, replaced))
+    vacated = node.configurations.newest.vacated("c", directory_of("c"))
+    node.engine.propose(make_configuration(0, vacated))
     assert node.engine.acknowledged_index("c") == 0
     assert node.configurations.membership.learners == {"c"}

@@ -10,6 +10,7 @@ from cluster.handshake import (
     MESSAGE_BYTES_MAX,
     VERSIONS,
     AcceptorHandshake,
+    AlreadyLinkedError,
     Credentials,
     DiallerHandshake,
     GarbageError,
@@ -17,13 +18,12 @@ from cluster.handshake import (
     HandshakeError,
     Judge,
     OtherClusterError,
-    OtherDirectoryError,
     OtherMembersError,
     OtherStateVersionError,
     RejectedError,
-    RemovedMemberError,
     SecondProcessError,
     Terms,
+    TooManyGuestsError,
     UnknownNodeError,
     VersionMismatchError,
     WrongClusterError,
@@ -370,7 +370,7 @@ def test_a_node_of_the_last_release_is_spoken_to_in_its_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "judged", [RemovedMemberError, OtherDirectoryError, SecondProcessError, UnknownNodeError]
+    "judged", [AlreadyLinkedError, SecondProcessError, TooManyGuestsError, UnknownNodeError]
 )
 def test_who_is_judged_is_told_why(judged: type[HandshakeError]) -> None:
     asked: list[tuple[str, Terms]] = []
@@ -389,9 +389,11 @@ def test_who_is_judged_is_told_why(judged: type[HandshakeError]) -> None:
 
 
 def test_a_dialler_judges_who_answers() -> None:
-    one, other = dialler(judge=lambda *_: OtherDirectoryError("because")), acceptor()
+    one, other = dialler(judge=lambda *_: AlreadyLinkedError("because")), acceptor()
     welcome = other.receive(one.receive(other.receive(one.opening())))
-    assert isinstance(error_of(one, welcome), OtherDirectoryError)
+    error = error_of(one, welcome)
+    assert isinstance(error, AlreadyLinkedError)
+    assert error.reply == b"", "the acceptor awaits frames by now"
 
 
 @pytest.mark.parametrize("name", [b"\xff" * 64, b"\0" * 64, b"a\0b".ljust(64, b"\0")])

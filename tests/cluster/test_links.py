@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import connection as connection_module
+from cluster import known_members
 from cluster import links as links_module
 from cluster.configuration import Configuration, Member, PeerAddress, Versions
 from cluster.configurations import Configurations
@@ -743,7 +744,7 @@ def test_members_that_disagree_never_hear_each_other_and_each_says_so_once(
 def test_a_second_process_of_a_name_is_kept_out_while_the_first_one_works(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links_module, "_SILENT_AFTER_S", 0.3)
+    monkeypatch.setattr(known_members, "_GONE_AFTER_S", 0.3)
 
     async def story() -> None:
         node = make_nodes(2)["n2"]
