@@ -47,6 +47,12 @@ class Named(Alarms):
     versions = (1, 2)
 
 
+class Old(Alarms):
+    """A machine of a program that cannot."""
+
+    versions = (1, 1)
+
+
 def describe(body: bytes) -> str:
     return f"{len(body)} bytes"
 
@@ -127,7 +133,9 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_backup_of_any_node_holds_what_it_has_applied(trio: Trio, number: int, tmp_path: Path) -> None:
     member = trio.members[number]
     contents = taken(member)
-    assert (contents.cluster, contents.node, contents.version) == ("test", member.name, 1)
+    assert (contents.cluster, contents.node) == ("test", member.name)
+    held = member.group.configurations.committed
+    assert (contents.cluster_id, contents.version) == (held.cluster, held.version)
     assert contents.directory == f"/data/{GROUP}/log"
     assert checked(store(member, contents, tmp_path / "backup")) == contents
     assert [found.problem for found in examine(reading(tmp_path / "backup"), contents, describe)] == [
@@ -355,7 +363,7 @@ def test_a_program_that_cannot_give_the_cluster_an_id_restores_nothing(backup: P
     node = Trio(["a"]).members[0]
     owner = Owner("test", "a", 0)
     with pytest.raises(OtherVersion, match="version 2 of the state, and this program can run 1"):
-        restore(reading(backup), checked(backup), node.disk, GROUP, owner, ADDRESS, Alarms(), 1000, Random(5))
+        restore(reading(backup), checked(backup), node.disk, GROUP, owner, ADDRESS, Old(), 1000, Random(5))
     assert node.disk.files() == {}
 
 
