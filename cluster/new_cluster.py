@@ -186,7 +186,7 @@ def _begin(
     term = max(hard.term if hard else 0, journal.last_term) + random.randint(1, TERM_LEAP)
     # A start asks the directory whether it has to look for configurations in the log, and stores a term before entries
     # of that term. Neither promises anything as long as the entry is not there.
-    directory.note_configuration(configuration)
+    directory.note_configuration(configuration, journal)
     standing = hard.standing if hard else Standing.LEARNER
     directory.hard_state.store(HardState(term, owner.node, standing))
     journal.add(make_configuration(state.time_ms, configuration), journal.last_index + 1, term)
