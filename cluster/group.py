@@ -354,7 +354,7 @@ class Group:
         self._turns.is_on = True
         self.recovery.turn(self.engine, self.journal)
         self._enrolment.introduced(self.config.name, self._introduction())
-        self._links.configure(self.member_id, self.configurations)
+        self._note_past()
         self._links.register(self.config.group_id, self)
         self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
         self._beat()
@@ -446,6 +446,11 @@ class Group:
                 if str(refused) != self._complaint:
                     self._complaint = str(refused)
                     log.info("the members stay as they are: %s", refused)
+
+    def _note_past(self) -> None:
+        """Have links tell whether this node is of a cluster already, also if that has no id."""
+        self.configurations.has_past = self.recovery.standing is not Standing.BLANK
+        self._links.configure(self.member_id, self.configurations)
 
     def _introduction(self) -> Introduction:
         held = self.configurations.newest
@@ -886,6 +891,7 @@ class Group:
             self._check_incarnation()
             self._forward()
             if self.recovery.turn(self.engine, self.journal):
+                self._note_past()
                 self._introduce()
                 self._tell_peers(self._own_status())
             last_index = self.journal.last_index

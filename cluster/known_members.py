@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.handshake import (
     NO_ID,
+    UNNAMED,
     AlreadyLinkedError,
     HandshakeError,
+    OtherClusterError,
     SecondProcessError,
     Terms,
     UnknownNodeError,
@@ -58,13 +60,17 @@ class KnownMembers:
         self.addresses: dict[str, PeerAddress] = {}
         """Where the other members listen, by name."""
         self._name = name
+        self._directories: frozenset[bytes | None] = frozenset()
+        """The ids of the members' data directories."""
 
     def configure(self, own_id: bytes, configurations: Configurations) -> None:
         """Go by these configurations of the log from now on; `own_id` is that of this node's data directory."""
         newest = configurations.newest
         names = [member.name for member in newest.members]
         process, versions = self.terms.process, self.terms.versions
-        self.terms = Terms.of(names, newest.version, process, versions, newest.cluster or NO_ID, own_id)
+        cluster = newest.cluster or (UNNAMED if configurations.has_past else NO_ID)
+        self.terms = Terms.of(names, newest.version, process, versions, cluster, own_id)
+        self._directories = frozenset(member.id for member in configurations.known.values())
         self.addresses = {
             name: member.address for name, member in configurations.known.items() if name != self._name
         }
@@ -72,7 +78,7 @@ class KnownMembers:
     @property
     def is_without_cluster(self) -> bool:
         """Whether this node does not know yet of which cluster it is."""
-        return self.terms.cluster == NO_ID
+        return not self.terms.is_named
 
     def dials_first(self, peer: str) -> bool:
         """Whether it is this node that dials at once where there is no connection with the peer."""
@@ -91,8 +97,14 @@ class KnownMembers:
         """
         if peer == self._name:
             return UnknownNodeError(f"another node calls itself {peer!r}, as this node does")
-        if peer not in self.addresses and terms.cluster == self.terms.cluster == NO_ID:
+        if peer not in self.addresses and not (terms.is_named or self.terms.is_named):
             return UnknownNodeError(f"node {peer!r} is not in this node's list of members")
+        if self.terms.is_named and terms.cluster == UNNAMED and terms.member not in self._directories:
+            # When a cluster gets its id, all members are known. Its log may go on behind the same entry as this one.
+            return OtherClusterError(
+                f"node {peer!r} has the log of a cluster without an id and is no member of this one: its data "
+                "directory is of an earlier life of the cluster, or was removed; start it with an empty one"
+            )
         if link is None:
             return None
         if link.process != terms.process:

@@ -424,5 +424,27 @@ def test_a_recovery_that_was_interrupted_anywhere_is_done_by_the_next_one(power_
     assert steps > 5
 
 
+@pytest.mark.parametrize("machine", [Old, Named], ids=["without an id", "with an id"])
+def test_directories_of_the_old_life_are_not_let_in(machine: type[Alarms]) -> None:
+    """They live on by themselves, as the majority that they are; neither hears the other."""
+    trio = Trio()
+    for member in trio.members:
+        member.start(machine())
+    trio.until(lambda: all(member.machine.entries for member in trio.members))
+    trio.pass_ms(2_000)
+    survivor, *others = trio.members
+    stopped(survivor, trio)
+    recovered(survivor)
+    for member in trio.members:
+        member.start(Named())
+    trio.pass_ms(10_000)
+    assert survivor.group.engine.is_leader
+    assert survivor.group.members == ("a",)
+    assert [survivor.group._links.connected(other.name) for other in others] == [False, False]
+    survivor.set_alarms(9_000_000)
+    assert sum(other.group.engine.is_leader for other in others) == 1
+    assert all(other.group.engine.term < 100 for other in others)
+
+
 def test_versions_of_the_new_member_are_those_of_the_program(backup: Path) -> None:
     assert restored(backup, Trio(["a"]).members[0]).member.versions == Versions(1, 2)

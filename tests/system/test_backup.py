@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -43,11 +42,7 @@ LINK_S = 3.0
 
 
 @pytest.fixture(autouse=True)
-def _limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "from qq.machine.machine import QueueMachine\nQueueMachine.versions = (7, 8)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in LIMITS.items():
         monkeypatch.setenv(f"QQ_LIMITS_{name}", value)
 
@@ -172,7 +167,7 @@ def test_clients_notice_nothing_of_backups(tmp_path: Path) -> None:
             assert qq("inspect", tmp_path / f"backup{number}")[0] == 0
 
 
-def test_a_stream_becomes_a_new_cluster_and_the_old_life_cannot_rejoin(tmp_path: Path) -> None:
+def test_a_stream_becomes_a_new_cluster_which_grows_and_the_old_life_cannot_rejoin(tmp_path: Path) -> None:
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
         first, second, _ = cluster.nodes
         declare(first)
@@ -187,7 +182,20 @@ def test_a_stream_becomes_a_new_cluster_and_the_old_life_cannot_rejoin(tmp_path:
         first.start()
         first.wait_ready()
         stays_away(second, first)
-        assert stored(first) == publisher.confirmed
+        for node in cluster.nodes[1:]:
+            shutil.rmtree(NodeFiles(node).root)
+            node.start()
+        until_voters(first, 3)
+        cluster.wait_caught_up()
+        first.kill()
+        assert stored(second) == publisher.confirmed
+
+
+def until_voters(node: ClusterNode, count: int) -> None:
+    def voters() -> list[str]:
+        return [status["name"] for status in node.status()["nodes"] if status["standing"] == "voter"]
+
+    poll(lambda: len(voters()) == count, lambda: f"these vote: {voters()}")
 
 
 def test_a_survivor_goes_on_by_itself_once_it_is_told_to(tmp_path: Path) -> None:
