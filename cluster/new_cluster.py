@@ -1,14 +1,17 @@
 """A new cluster of one member, which begins with what an old one had: a backup, or what a survivor has left.
 
-Everything in the old log is taken as committed, and applied. Behind it stands an entry with a configuration
+Everything in the old log is taken as committed, and applied. The new log begins with one entry, a configuration
 (configuration.py): the id of a new cluster, and this node as its only member. From that entry follows, as from any
-other one of its kind, that the old cluster's nodes hold nothing any more. The state behind it is in a checkpoint, so
-the node is of the new cluster from the first moment of its start.
+other one of its kind, that the old cluster's nodes hold nothing any more. The state behind it is in a checkpoint.
+
+Between the last entry of the old log and that one an index is left out. So what is before it is no log any more, only
+files with messages that still live (log/journal.py): nobody who is given this log sees the configurations of the old
+cluster in it, and the node is of the new cluster from the first moment of its start.
 
 Lives here: what is written to the directory, and in which order. Not here: what a backup is (backup.py), who lets whom
 in (handshake.py).
 
-Law: a directory is of the new cluster when its entry with the configuration is durable, and of no other one before.
+Law: a directory is of the new cluster when its manifest names the segment with that entry, and of no other one before.
 Whoever does not know whether it was done may do it again.
 """
 
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
     from cluster.backup import Contents
     from cluster.identity import Claim, Owner
+    from cluster.log.hardstate import HardStateFile
     from cluster.machine import Machine
     from cluster.ports import Disk
 
@@ -171,28 +175,62 @@ def _begin(
     state = GroupState(machine)
     open_journal = partial(_open_journal, disk, directory)
     journal, checkpoint = directory.start(claim, state, open_journal, repairable=False)
-    stored_index = checkpoint.index if checkpoint else 0
-    _apply(journal, stored_index, state, owner.node)
+    _apply(journal, checkpoint.index if checkpoint else 0, state, owner.node)
     member_id = directory.member_id(claim.incarnation)
-    hard = directory.hard_state.state
     newest = state.configuration
     known = newest.member(owner.node) if newest else None
     if newest and known and newest.cluster and newest.members == (known,) and known.id == member_id:
-        return _finish(disk, directory, journal, state, stored_index, NewCluster(newest.cluster, known))
+        _be_voter(directory.hard_state, owner.node)
+        return NewCluster(newest.cluster, known)
     if address is None:
         address = known.address if known else PeerAddress(owner.node, _UNKNOWN_PORT)
     member = Member(owner.node, address, member_id, is_voter=True, versions=Versions(*machine.versions))
     configuration = Configuration.of(version, [member], cluster=random.randbytes(ID_BYTES))
+    hard = directory.hard_state.state
     term = max(hard.term if hard else 0, journal.last_term) + random.randint(1, TERM_LEAP)
     # A start asks the directory whether it has to look for configurations in the log, and stores a term before entries
     # of that term. Neither promises anything as long as the entry is not there.
     directory.note_configuration(configuration, journal)
     standing = hard.standing if hard else Standing.LEARNER
     directory.hard_state.store(HardState(term, owner.node, standing))
-    journal.add(make_configuration(state.time_ms, configuration), journal.last_index + 1, term)
+    _go_on_with(disk, directory, journal, state, configuration, term)
+    _be_voter(directory.hard_state, owner.node)
+    return NewCluster(configuration.cluster, member)
+
+
+def _go_on_with(
+    disk: Disk,
+    directory: GroupDirectory,
+    journal: SegmentedJournal,
+    state: GroupState,
+    configuration: Configuration,
+    term: int,
+) -> None:
+    """Begin a log with this configuration behind the one that there is, of whose end the state is.
+
+    As with a snapshot (catch_up.py), a start that finds the checkpoint and not the entry removes it again.
+    """
+    index = journal.last_index + 2
+    entry = make_configuration(state.time_ms, configuration)
+    Applying(state, PendingSubmissions("")).configuration(entry)
+    disk.make_directory(directory.incoming)
+    new = SegmentedJournal(
+        disk, f"{directory.incoming}/log", directory.identity, _raise, directory.hard_state
+    )
+    new.add(entry, index, term)
+    new.seal()
+    new.sync_now()
+    journal.seal()
     journal.sync_now()
-    _apply(journal, journal.last_index - 1, state, owner.node)
-    return _finish(disk, directory, journal, state, stored_index, NewCluster(configuration.cluster, member))
+    directory.note_moving(index)
+    write_checkpoint(disk, directory.log, directory.identity, index, term, state.freeze().dump())
+    [segment] = new.segments()
+    disk.rename(f"{directory.incoming}/log/{segment.name}", f"{directory.log}/{segment.name}")
+    disk.sync_directory(directory.log)
+    segments = [*journal.segments(), segment]
+    journal.adopt(segments, journal.runs_of(segments))
+    journal.sync_now()
+    disk.remove_directory(directory.incoming)
 
 
 def _apply(journal: SegmentedJournal, index: int, state: GroupState, name: str) -> None:
@@ -212,24 +250,11 @@ def _apply(journal: SegmentedJournal, index: int, state: GroupState, name: str) 
             raise CorruptJournal(f"entry {later}", 0, f"it cannot be applied: {error}") from error
 
 
-def _finish(
-    disk: Disk,
-    directory: GroupDirectory,
-    journal: SegmentedJournal,
-    state: GroupState,
-    stored_index: int,
-    new: NewCluster,
-) -> NewCluster:
-    """Store the state, which is of the log's last entry, and let the node vote: what it has is all that there is."""
-    index, term = journal.last_index, journal.last_term
-    if index > stored_index:
-        write_checkpoint(disk, directory.log, directory.identity, index, term, state.freeze().dump())
-    known = directory.hard_state.state
-    if known is None or known.standing is not Standing.VOTER:
-        directory.hard_state.store(
-            HardState(max(term, known.term if known else 0), new.member.name, Standing.VOTER)
-        )
-    return new
+def _be_voter(hard_state: HardStateFile, name: str) -> None:
+    """Let the node vote: what it has is all that there is. Durable when this returns."""
+    known = hard_state.state
+    if known is not None and known.standing is not Standing.VOTER:
+        hard_state.store(HardState(known.term, name, Standing.VOTER))
 
 
 def _open_journal(disk: Disk, directory: GroupDirectory, writes_lost: bool) -> SegmentedJournal:

@@ -322,6 +322,11 @@ def test_a_restored_node_is_of_no_cluster_but_the_new_one_from_its_first_moment(
     assert held.committed is held.newest
     assert held.newest.cluster == new.cluster_id != old
     assert held.newest.version == 2
+    journal = node.group.journal
+    assert journal.first_index == contents.index + 2, (
+        "no log that anybody is given has the old cluster's members"
+    )
+    assert journal.read(contents.index)
 
 
 def test_the_terms_of_two_lives_that_begin_with_one_log_differ(backup: Path) -> None:
