@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from cluster.alarms import Alarms
 from cluster.applying import Applying, Expelled
+from cluster.backup_source import BackupSource
 from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
 from cluster.clock import PATIENCE_S, ClusterClock, bounded
 from cluster.configuration import (
@@ -339,6 +340,17 @@ class Group:
             claim.incarnation << SNAPSHOT_ID_BITS,
         )
         self._taker = SnapshotTaker(disk, directory, self.journal, runtime, self._transmit, self._install)
+        self.backups = BackupSource(
+            disk,
+            directory,
+            owner,
+            self.journal,
+            self.housekeeping,
+            self.engine,
+            self.configurations,
+            self._state,
+            self._turns.ask,
+        )
 
     def start(self, events: GroupEvents) -> None:
         """Take part; `events` is told what is committed, and what else the shell has to know."""
@@ -346,7 +358,7 @@ class Group:
         self._turns.is_on = True
         self.recovery.turn(self.engine, self.journal)
         self._enrolment.introduced(self.config.name, self._introduction())
-        self._links.configure(self.member_id, self.configurations)
+        self._note_past()
         self._links.register(self.config.group_id, self)
         self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
         self._beat()
@@ -454,6 +466,11 @@ class Group:
                 if str(refused) != self._complaint:
                     self._complaint = str(refused)
                     log.info("the members stay as they are: %s", refused)
+
+    def _note_past(self) -> None:
+        """Have links tell whether this node is of a cluster already, also if that has no id."""
+        self.configurations.has_past = self.recovery.standing is not Standing.BLANK
+        self._links.configure(self.member_id, self.configurations)
 
     def _introduction(self) -> Introduction:
         may_join = self.recovery.standing is not Standing.VOTER or bool(self.configurations.cluster)
@@ -902,6 +919,7 @@ class Group:
             self._check_incarnation()
             self._forward()
             if self.recovery.turn(self.engine, self.journal):
+                self._note_past()
                 self._introduce()
                 self._tell_peers(self._own_status())
             last_index = self.journal.last_index

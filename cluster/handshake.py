@@ -61,6 +61,8 @@ NONCE_BYTES = 32
 PROCESS_BYTES = 16
 NO_ID = bytes(ID_BYTES)
 """In place of an id that is not there."""
+UNNAMED = b"\xff" * ID_BYTES
+"""In place of the id of a cluster that has none yet: the node has a log, and that has no configuration."""
 
 _DIALLER = b"qq peer link: proof of the dialler"
 _ACCEPTOR = b"qq peer link: proof of the acceptor"
@@ -221,9 +223,14 @@ class Terms(NamedTuple):
     versions: Versions
     """Which versions of the state its program can run."""
     cluster: bytes = NO_ID
-    """The cluster that its log is of; `NO_ID` as long as its log has no configuration."""
+    """The cluster that its log is of: `UNNAMED` if that has no id, `NO_ID` as long as the node is of none."""
     member: bytes = NO_ID
     """The id of its data directory; `NO_ID` from a node of release 0.1."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the node is of a cluster that has an id."""
+        return self.cluster not in (NO_ID, UNNAMED)
 
     @classmethod
     def of(
@@ -265,12 +272,12 @@ def disagreement(own: Terms, peer: str, theirs: Terms) -> DisagreementError | No
     makes something else. As long as neither log has a configuration, votes and acknowledgements are counted against the
     list in each node's file, so a node that has another list would make a second majority.
     """
-    if NO_ID not in (own.cluster, theirs.cluster) and own.cluster != theirs.cluster:
+    if own.is_named and theirs.is_named and own.cluster != theirs.cluster:
         return OtherClusterError(
             f"node {peer!r} belongs to another cluster, which has the same name and secret: "
             "its data directory is not of this cluster"
         )
-    if own.cluster == theirs.cluster == NO_ID and theirs[:2] != own[:2]:
+    if not (own.is_named or theirs.is_named) and theirs[:2] != own[:2]:
         return OtherMembersError(
             f"node {peer!r} has another list of members ({theirs.members_count} names) than this node "
             f"({own.members_count}): put the same list into the configuration of all nodes"

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.handshake import (
     NO_ID,
+    UNNAMED,
     AlreadyLinkedError,
     HandshakeError,
+    OtherClusterError,
     SecondProcessError,
     Terms,
     UnknownNodeError,
@@ -66,6 +68,8 @@ class KnownMembers:
         """Where the other members listen, by name."""
         self._name = name
         self._listed = listed
+        self._directories: frozenset[bytes | None] = frozenset()
+        """The ids of the members' data directories."""
 
     def places(self, peer: str) -> tuple[PeerAddress, ...]:
         """Where a member may listen: what the log says first. Where several have moved, the file may know better."""
@@ -79,8 +83,9 @@ class KnownMembers:
         # As long as nobody knows a cluster, what counts is the list in each node's file.
         names = configurations.committed.membership.members
         process, versions = self.terms.process, self.terms.versions
-        cluster = configurations.cluster or NO_ID
+        cluster = configurations.cluster or (UNNAMED if configurations.has_past else NO_ID)
         self.terms = Terms.of(names, newest.version, process, versions, cluster, own_id)
+        self._directories = frozenset(member.id for member in configurations.known.values())
         self.addresses = {
             name: member.address for name, member in configurations.known.items() if name != self._name
         }
@@ -88,7 +93,7 @@ class KnownMembers:
     @property
     def is_without_cluster(self) -> bool:
         """Whether this node does not know yet of which cluster it is."""
-        return self.terms.cluster == NO_ID
+        return not self.terms.is_named
 
     def dials_first(self, peer: str) -> bool:
         """Whether it is this node that dials at once where there is no connection with the peer."""
@@ -107,8 +112,14 @@ class KnownMembers:
         """
         if peer == self._name:
             return UnknownNodeError(f"another node calls itself {peer!r}, as this node does")
-        if peer not in self.addresses and terms.cluster == self.terms.cluster == NO_ID:
+        if peer not in self.addresses and not (terms.is_named or self.terms.is_named):
             return UnknownNodeError(f"node {peer!r} is not in this node's list of members")
+        if self.terms.is_named and terms.cluster == UNNAMED and terms.member not in self._directories:
+            # When a cluster gets its id, all members are known. Its log may go on behind the same entry as this one.
+            return OtherClusterError(
+                f"node {peer!r} has the log of a cluster without an id and is no member of this one: its data "
+                "directory is of an earlier life of the cluster, or was removed; start it with an empty one"
+            )
         if link is None:
             return None
         if link.process != terms.process:

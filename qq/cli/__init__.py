@@ -89,6 +89,18 @@ def _run(options: argparse.Namespace) -> int:
             if options.dump:
                 return dump(options.directory, options.first, options.last)
             return inspect(options.directory)
+        case "backup":
+            from qq.cli.backup import backup  # noqa: PLC0415
+
+            return backup(_remote(options), options.target)
+        case "restore":
+            from qq.cli.restore import restore_backup  # noqa: PLC0415
+
+            return restore_backup(options.backup, options.config)
+        case "recover":
+            from qq.cli.restore import recover_survivor  # noqa: PLC0415
+
+            return recover_survivor(options.survivor, is_sure=options.yes)
         case command:
             raise AssertionError(command)
 
@@ -146,8 +158,41 @@ def _parser() -> argparse.ArgumentParser:
     _add_node_options(stop_command)
     stop_command.add_argument("--node", metavar="NODE", help="default: the node that is asked")
 
+    backup_command = commands.add_parser("backup", help="make a backup of a cluster that runs")
+    backup_command.add_argument(
+        "target", metavar="DIR|-", help="a new directory, or - for a tar archive on stdout"
+    )
+    _add_node_options(backup_command)
+
+    restore_command = commands.add_parser("restore", help="begin a new cluster with what a backup holds")
+    restore_command.add_argument(
+        "backup", metavar="BACKUP", help="a directory, a file with a tar archive, or - for one from stdin"
+    )
+    restore_command.add_argument(
+        "--config",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="of the node that begins; its data is to be empty",
+    )
+
+    recover_command = commands.add_parser(
+        "recover", help="begin a new cluster with what one node holds, when a majority is gone for good"
+    )
+    recover_command.add_argument(
+        "--unsafe-from",
+        dest="survivor",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the data directory of the node that is left; confirmed messages may be missing in it",
+    )
+    recover_command.add_argument(
+        "--yes", action="store_true", help="do it, and not only tell what may be missing"
+    )
+
     inspect_command = commands.add_parser(
-        "inspect", help="check the data directory of a node that does not run"
+        "inspect", help="check the data directory of a node that does not run, or a backup"
     )
     inspect_command.add_argument("directory", type=Path, metavar="DIR", help="nothing in it is changed")
     inspect_command.add_argument("--dump", action="store_true", help="print the entries of the log instead")

@@ -1,7 +1,8 @@
 """How a node is started as a process of its own.
 
-Lives here: the command line, and the environment, with the variable that ties a node to the process that started it.
-Not here: what the process does (serve.py), and who watches it (up.py, qq/testing.py).
+Lives here: the command line, and the environment, with the variable that ties a node to the process that started it,
+and what a command leaves out of its own. Not here: what the process does (serve.py), and who watches it (up.py,
+qq/testing.py).
 
 Law: whatever directory it is started in, a node imports nothing from there: applications have modules of their own that
 are called `cluster`. Whatever shell it is started from, it is given no variable that it would refuse as no setting, or
@@ -14,7 +15,8 @@ import os
 import sys
 from pathlib import Path
 
-from qq.config import ENVIRONMENT_PREFIX, SECTIONS, variable_of
+from qq.cli.credentials import VARIABLES
+from qq.config import ENVIRONMENT_PREFIX, SECTIONS, NodeConfig, load, variable_of
 
 PARENT_VARIABLE = "QQ_PARENT_PID"
 """The environment variable with the id of a process: the node dies with it, even if it is killed with SIGKILL."""
@@ -31,6 +33,12 @@ def node_environment() -> dict[str, str]:
     """Make the environment of a node that dies with this process: what other programs call QQ_... is left out."""
     kept = {name: value for name, value in os.environ.items() if _is_for_nodes(name)}
     return kept | {PARENT_VARIABLE: str(os.getpid())}
+
+
+def load_settings(config_file: Path) -> NodeConfig:
+    """Read a node's settings from its file and this process's environment; raises ConfigError."""
+    of_commands = (PARENT_VARIABLE, *VARIABLES)
+    return load(config_file, {name: value for name, value in os.environ.items() if name not in of_commands})
 
 
 def _is_for_nodes(variable: str) -> bool:

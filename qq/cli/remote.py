@@ -9,21 +9,29 @@ Law: whatever a node, or something else that listens there, makes of a request i
 from __future__ import annotations
 
 import asyncio
+import base64
+import http.client
+import json
 import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import aiohttp
 
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Generator
 
     from qq.cli.credentials import ClientLogin
 
 _ANSWER_TIMEOUT_S = 15.0
 """Longer than a node takes for anything that it is asked here."""
+_STREAM_TIMEOUT_S = 60.0
+"""How long a stream may bring nothing: longer than a node takes until it begins."""
 _NOTICE_S = 1.0
 """Who waits for longer than this is told so, and again each time that it is over."""
 _LOGIN_REFUSED = "login was refused"
@@ -63,6 +71,25 @@ class Remote:
             raise self.is_foreign()
         return answer
 
+    @contextmanager
+    def download(self, path: str) -> Generator[BinaryIO]:
+        """Open what is at this path as a stream, which may be long. Raises CommandError, also if it ends too early."""
+        url = self.url.rstrip("/") + path
+        login = base64.b64encode(":".join(self._login).encode()).decode()
+        try:
+            request = urllib.request.Request(url, headers={"Authorization": f"Basic {login}"})  # noqa: S310
+            with _opener().open(request, timeout=_STREAM_TIMEOUT_S) as stream:
+                yield stream
+        except urllib.error.HTTPError as error:
+            with error:
+                raise CommandError(self._refusal(url, Answer(error.status or 0, _document(error)))) from None
+        except (http.client.HTTPException, TimeoutError) as error:
+            raise CommandError(f"{url}: the answer was broken off: try again ({error!r})") from None
+        except urllib.error.URLError as error:
+            raise CommandError(f"{url}: {error.reason}") from None
+        except ValueError:
+            raise CommandError(f"{url}: is not a URL") from None
+
     def is_foreign(self) -> CommandError:
         """Make the error of an answer that does not hold what a node's does."""
         return CommandError(f"{self.url}: the answer is not that of a qq node")
@@ -91,6 +118,27 @@ class Remote:
         if answer.status == HTTPStatus.UNAUTHORIZED and reason in (None, _LOGIN_REFUSED):
             return f"{url}: login of {self._login.user!r} was refused"
         return f"{url}: {reason or f'HTTP status {answer.status}'}"
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """What follows no redirection and asks no proxy: only the node itself is told the password."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.UnknownHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+def _document(answer: urllib.error.HTTPError) -> Any:
+    try:
+        return json.loads(answer.read())
+    except ValueError:
+        return None
 
 
 async def _patiently(request: Any, waiting_for: str) -> Answer:

@@ -11,7 +11,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from pamqp.commands import Basic
 
@@ -241,6 +242,14 @@ class Deduplication(NamedTuple):
     age_ms: int
 
 
+class BackupView(Protocol):
+    """A backup that is being given; what it consists of stays until it was given."""
+
+    def stream(self) -> AsyncIterator[bytes]:
+        """The backup as a tar archive, in parts of bounded size; it ends with SHA256SUMS, or with an error."""
+        ...
+
+
 class NodeView(Protocol):
     """The node behind the HTTP interface."""
 
@@ -379,6 +388,10 @@ class ManagementView(Protocol):
 
         Raises ChangeRefused if there is no such node.
         """
+        ...
+
+    def backup(self) -> AbstractAsyncContextManager[BackupView]:
+        """Give everything that was confirmed anywhere before this was called. Raises Unavailable."""
         ...
 
     # Changes

@@ -89,7 +89,7 @@ FILE = re.compile(
 FOLDERS = ("", "qq", "cluster", "chaos", "chaos/pipeline", "tests", "docs", "deploy")
 """Where a path in a document may begin; ARCHITECTURE.md leaves out what its chapter is about."""
 WRITTEN = re.compile(
-    r"(?:^|/)(?:var/|node\.toml$|cluster\.json$|definitions\.json$|clean\.json$|d\.json$|meta\.json$)"
+    r"(?:^|/)(?:var/|node\.toml$|cluster\.json$|definitions\.json$|backup\.json$|clean\.json$|d\.json$|meta\.json$)"
 )
 """What a user or a program writes."""
 

@@ -159,7 +159,7 @@ class MachineManagement(Management):
         broker, group = _broker()
         settings = Settings()
         product = Product(settings.product, settings.version, settings.cluster_name)
-        super().__init__(broker, cast("Any", group), product)
+        super().__init__(broker, cast("Any", group), product, "/nowhere")
         self.machine = broker.machine
         self.group = group
         self.entries = group.entries
