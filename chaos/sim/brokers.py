@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from chaos.sim.client_socket import ClientSocket
-from chaos.sim.dead_letters import TaggedLog
-from chaos.sim.workload import Client, Generations
+from chaos.sim.cluster import NodeEvents
+from chaos.sim.tagged_log import TaggedLog
 from cluster.applying import Confirmed, Expelled
 from cluster.strangers import Places
 from qq.amqp.connection import Settings
@@ -25,12 +25,12 @@ from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from chaos.sim.checks import Checks
     from chaos.sim.client_socket import ClientSide
     from chaos.sim.cluster import SimulatedNode
     from chaos.sim.world import World
+    from cluster.ports import Buffer
     from qq.config import Limits
     from qq.machine.machine import QueueMachine
 
@@ -53,24 +53,27 @@ class NodeShell:
     """It has begun to listen, and goes on until its end."""
 
 
-class Brokers(Generations[Client]):
-    """The brokers of all nodes.
+class Brokers(NodeEvents):
+    """The brokers of all nodes, which also see to the messages that have died; `submit` is how a node submits."""
 
-    What submits batches is the broker of a node: those that it makes are numbered and their confirms compared.
-    """
-
-    def __init__(self, world: World, checks: Checks, limits: Limits) -> None:
-        super().__init__(checks)
-        self.world = world
+    def __init__(
+        self,
+        world: World,
+        submit: Callable[[SimulatedNode, Sequence[Buffer]], int],
+        limits: Limits,
+        *,
+        have_users: bool = True,
+    ) -> None:
         self.nodes: dict[str, SimulatedNode] = {}
         """All that have ever started."""
         self.random = world.random("sockets")
+        self._world = world
+        self._submit = submit
         self._limits = limits
+        self._have_users = have_users
+        """Whether a first user is made, without whom no client can connect."""
         self._shells: dict[str, NodeShell] = {}
         """The shell of the latest life of each node."""
-
-    def new_client(self, node: SimulatedNode, number: int) -> Client:
-        return Client(node, number, self.checks)
 
     # Connections
 
@@ -80,7 +83,7 @@ class Brokers(Generations[Client]):
         place = server.places.take("10.0.0.1")
         if place is None:
             return None
-        return ClientSocket(self.world, self.random, node, server, place, client)
+        return ClientSocket(self._world, self.random, node, server, place, client)
 
     def listening(self) -> list[SimulatedNode]:
         """The nodes that clients can connect to now."""
@@ -111,14 +114,14 @@ class Brokers(Generations[Client]):
     # NodeEvents: what the group tells, as one `GroupEvents`
 
     def started(self, node: SimulatedNode) -> None:
-        super().started(node)
         self.nodes[node.name] = node
         machine = cast("QueueMachine", node.machine.inner)
-        log = TaggedLog(node, partial(self.submit, node))
+        log = TaggedLog(node, partial(self._submit, node))
         broker = Broker(node.name, machine, log, node.disk, node.runtime, (), self._limits)
         server = AmqpServer(broker, Settings(), Places(100, 1000), complaints())
         self._shells[node.name] = NodeShell(node.life, broker, server)
-        self._make_first_user(node, node.life)
+        if self._have_users:
+            self._make_first_user(node, node.life)
 
     def _shell(self, node: SimulatedNode) -> NodeShell | None:
         """None while a new life begins: it has told nobody anything yet."""
@@ -126,11 +129,9 @@ class Brokers(Generations[Client]):
         return shell if shell is not None and shell.life == node.life else None
 
     def expelled(self, node: SimulatedNode) -> None:
-        super().expelled(node)
         self._tell(node, Expelled())
 
     def confirmed(self, node: SimulatedNode, sequence: int) -> None:
-        super().confirmed(node, sequence)
         self._tell(node, Confirmed(sequence))
 
     def effect(self, node: SimulatedNode, effect: Any) -> None:
@@ -149,7 +150,6 @@ class Brokers(Generations[Client]):
             shell.broker.applied(node.group.engine.applied_index, effects)
 
     def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None:
-        super().resumed(node, sequence, outstanding)
         shell = self._shell(node)
         if shell is not None:
             shell.broker.resumed(sequence, outstanding)

@@ -15,6 +15,7 @@ from chaos.judge import violations
 from chaos.sim.amqp_client import AmqpClient
 from chaos.sim.brokers import Brokers
 from chaos.sim.queue_checks import messages_of
+from chaos.sim.workload import Submitters
 from chaos.sim.world import WorldClock
 from qq.config import Limits
 from qq.stored.layout import frame_stop
@@ -66,12 +67,14 @@ class LoggedMessages:
         """The end of a node adds no messages."""
 
 
-class ClientWorkload(Brokers):
+class ClientWorkload(Submitters):
     """AMQP clients, each at one node at a time, and wherever it is let in when it has lost that."""
 
     def __init__(self, world: World, checks: Checks, options: Options) -> None:
         timeout_ms = world.random("limits").choice(PUBLISH_TIMEOUTS_MS)
-        super().__init__(world, checks, Limits(write_buffer_bytes=16_384, publish_timeout_ms=timeout_ms))
+        super().__init__(checks)
+        limits = Limits(write_buffer_bytes=16_384, publish_timeout_ms=timeout_ms)
+        self.brokers = Brokers(world, self.submit, limits)
         self.logged = LoggedMessages(checks.fail)
         self.history = KeptRows(WorldClock(world))
         self._amqp_clients = [
@@ -91,8 +94,8 @@ class ClientWorkload(Brokers):
 
     def _connect(self, client: AmqpClient) -> ClientSocket | None:
         """Connect to some node that listens; None if none does, or if the node has no place left."""
-        nodes = self.listening()
-        return self.connect(self.random.choice(nodes), client) if nodes else None
+        nodes = self.brokers.listening()
+        return self.brokers.connect(self.brokers.random.choice(nodes), client) if nodes else None
 
     # The course of a run
 
@@ -125,7 +128,7 @@ class ClientWorkload(Brokers):
 
     def left(self) -> int:
         """Messages in the queues, at the node that has most."""
-        return max((self._messages(node) for node in self.nodes.values()), default=0)
+        return max((self._messages(node) for node in self.brokers.nodes.values()), default=0)
 
     def _messages(self, node: SimulatedNode) -> int:
         machine = cast("QueueMachine", node.machine.inner)

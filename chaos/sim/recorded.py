@@ -23,6 +23,7 @@ from chaos.sim.cluster import Options, Parts
 from chaos.sim.loop import SimulatedLoop
 from chaos.sim.run import CONVERGENCE_S, SERVICE_S, SLICE_S, Scene
 from chaos.sim.transport import SimulatedConnection
+from chaos.sim.workload import Submitters
 from chaos.sim.world import WorldClock
 from chaos.workloads import catalog
 from chaos.workloads.pika_transport import PikaTransport
@@ -57,7 +58,6 @@ FAULTS = {
 }
 OPTIONS = Options(
     queues=True,
-    clients=True,
     duration_s=20.0,
     fault_interval_s=1.5,
     faults=FAULTS,
@@ -78,8 +78,9 @@ def record(
 ) -> Sequence[str]:
     """Carry out a run; its directory has the history and meta.json then. What went otherwise than planned."""
     scene = Scene(seed, options, parts)
-    brokers = Brokers(scene.world, scene.checks, Limits())
-    scene.load(brokers)
+    submitters = Submitters(scene.checks)
+    brokers = Brokers(scene.world, submitters.submit, Limits())
+    scene.cluster.events += [submitters, brokers]
     transport = PikaTransport(USER, PASSWORD, partial(SimulatedConnection, brokers))
     plan = Plan(catalog.chosen(workloads), seed, RATE, PEACE_S, QUIET_S)
     endpoints = [Endpoint(name, name, PORT) for name in scene.cluster.names]

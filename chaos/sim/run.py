@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chaos.sim.checks import Checks, ViolationError
 from chaos.sim.client_workload import ClientWorkload
 from chaos.sim.cluster import Options, Parts, SimulatedCluster
-from chaos.sim.dead_letters import DeadLetterPumps
 from chaos.sim.ledger import Ledger
 from chaos.sim.ledger import messages_of as messages_of_ledger
 from chaos.sim.nemesis import FAULTS, Nemesis
@@ -22,7 +21,7 @@ from chaos.sim.network import NetworkOptions, small_limits
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_workload import QueueWorkload
 from chaos.sim.stored import StoredMessages
-from chaos.sim.workload import Generations, LedgerWorkload, Workload
+from chaos.sim.workload import LedgerWorkload, Workload
 from chaos.sim.world import World
 from qq.machine.machine import QueueMachine
 
@@ -179,12 +178,6 @@ class Scene:
         stored_as = messages_of if options.queues else messages_of_ledger
         self.stored = StoredMessages(self.cluster, self.checks, stored_as)
 
-    def load(self, clients: Generations[Any]) -> None:
-        """Have the clients hear of the nodes, and dead letters move on, where no broker sees to that."""
-        self.cluster.events.append(clients)
-        if self.options.queues and not self.options.clients:
-            self.cluster.events.append(DeadLetterPumps(clients.submit))
-
     def start(self) -> None:
         random = self.world.random("start")
         for node in self.cluster.nodes:
@@ -217,7 +210,9 @@ class Simulation(Scene):
     def __init__(self, seed: int, options: Options, parts: Parts = Parts()) -> None:  # noqa: B008
         super().__init__(seed, options, parts)
         self.workload = self._workload()
-        self.load(self.workload)
+        self.cluster.events.append(self.workload)
+        if not isinstance(self.workload, LedgerWorkload):
+            self.cluster.events.append(self.workload.brokers)
 
     def _workload(self) -> ClientWorkload | LedgerWorkload | QueueWorkload:
         if self.options.clients:
