@@ -14,7 +14,7 @@ from chaos.history import KeptRows, Process
 from chaos.judge import violations
 from chaos.sim.amqp_client import AmqpClient
 from chaos.sim.brokers import Brokers
-from chaos.sim.queue_checks import messages_of
+from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.workload import Submitters
 from chaos.sim.world import WorldClock
 from qq.config import Limits
@@ -34,11 +34,11 @@ PUBLISH_TIMEOUTS_MS = (0, 0, 300, 2_000)
 """How long a message of a run may be unconfirmed until it is refused; 0: for ever."""
 
 
-class LoggedMessages:
-    """Which messages of clients are in the log. It is the `AppliedListener` of the checks."""
+class LoggedMessages(QueueOracle):
+    """An oracle that also knows which messages of clients are in the log."""
 
     def __init__(self, fail: Callable[[str], None]) -> None:
-        self._fail = fail
+        super().__init__(fail)
         self._idents: set[str] = set()
 
     def check(self, ident: str) -> None:
@@ -48,41 +48,35 @@ class LoggedMessages:
 
     def batch(
         self,
-        machine: Any,  # noqa: ARG002
-        origin: str,  # noqa: ARG002
-        index: int,  # noqa: ARG002
-        ordinal: int,  # noqa: ARG002
-        time_ms: int,  # noqa: ARG002
+        machine: QueueMachine,
+        origin: str,
+        index: int,
+        ordinal: int,
+        time_ms: int,
         payload: memoryview,
-        effects: Sequence[Any],  # noqa: ARG002
+        effects: Sequence[Any],
     ) -> None:
+        super().batch(machine, origin, index, ordinal, time_ms, payload, effects)
         for message in messages_of(bytes(payload)).values():
             body_at = frame_stop(message, 0) + 7
             self._idents.add(message[body_at : message.index(b" ", body_at)].decode())
-
-    def entry_ended(self, machine: Any, time_ms: int, effects: Sequence[Any]) -> None:
-        """The end of an entry adds no messages."""
-
-    def origin_down(self, machine: Any, origin: str, time_ms: int, effects: Sequence[Any]) -> None:
-        """The end of a node adds no messages."""
 
 
 class ClientWorkload(Submitters):
     """AMQP clients, each at one node at a time, and wherever it is let in when it has lost that."""
 
-    def __init__(self, world: World, checks: Checks, options: Options) -> None:
+    def __init__(self, world: World, checks: Checks, options: Options, logged: LoggedMessages) -> None:
         timeout_ms = world.random("limits").choice(PUBLISH_TIMEOUTS_MS)
         super().__init__(checks)
         limits = Limits(write_buffer_bytes=16_384, publish_timeout_ms=timeout_ms)
         self.brokers = Brokers(world, self.submit, limits)
-        self.logged = LoggedMessages(checks.fail)
         self.history = KeptRows(WorldClock(world))
         self._amqp_clients = [
             AmqpClient(
                 name,
                 world,
                 Process(self.history, name),
-                self.logged.check,
+                logged.check,
                 checks.fail,
                 self._connect,
                 options.submit_interval_s,

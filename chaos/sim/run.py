@@ -12,7 +12,7 @@ from traceback import format_exception
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.sim.checks import Checks, ViolationError
-from chaos.sim.client_workload import ClientWorkload
+from chaos.sim.client_workload import ClientWorkload, LoggedMessages
 from chaos.sim.cluster import Options, Parts, SimulatedCluster
 from chaos.sim.ledger import Ledger
 from chaos.sim.ledger import messages_of as messages_of_ledger
@@ -171,7 +171,7 @@ class Scene:
         self.checks = Checks(self.world, QueueMachine if options.queues else Ledger)
         self.cluster = SimulatedCluster(self.world, options, parts, self.checks)
         self.checks.watch(self.cluster)
-        self.oracle = QueueOracle(self.checks.fail)
+        self.oracle = (LoggedMessages if options.clients else QueueOracle)(self.checks.fail)
         if options.queues:
             self.checks.listener = self.oracle
         self.nemesis = Nemesis(self.world, self.cluster, self.checks)
@@ -215,10 +215,8 @@ class Simulation(Scene):
             self.cluster.events.append(self.workload.brokers)
 
     def _workload(self) -> ClientWorkload | LedgerWorkload | QueueWorkload:
-        if self.options.clients:
-            of_clients = ClientWorkload(self.world, self.checks, self.options)
-            self.checks.listener = of_clients.logged
-            return of_clients
+        if isinstance(self.oracle, LoggedMessages):
+            return ClientWorkload(self.world, self.checks, self.options, self.oracle)
         if self.options.queues:
             return QueueWorkload(self.world, self.checks, self.options, self.oracle)
         return LedgerWorkload(self.world, self.checks, self.options)
@@ -255,6 +253,7 @@ class Simulation(Scene):
         workload.drain()
         self._until(lambda: not workload.left(), DRAIN_S, lambda: f"{workload.left()} messages are left")
         workload.judge()
+        self.compare_queues()
 
     def _until(self, done: Callable[[], bool], within_s: float, complaint: Callable[[], str]) -> None:
         deadline_s = self.world.now_s + within_s * (1 + self.options.disk_slowness / SLOW_DISK)
