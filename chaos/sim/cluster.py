@@ -102,8 +102,6 @@ class NodeEvents:
 
     def started(self, node: SimulatedNode) -> None: ...
 
-    def ended(self, node: SimulatedNode) -> None: ...
-
     def confirmed(self, node: SimulatedNode, sequence: int) -> None: ...
 
     def expelled(self, node: SimulatedNode) -> None: ...
@@ -260,8 +258,6 @@ class SimulatedNode:
         self.runtime.alive = False
         self.disk.crash(power_loss=power_loss)
         self._cluster.network.process_ended(self.name, power_loss=power_loss)
-        for events in self._cluster.events:
-            events.ended(self)
         self._cluster.watcher.topology_changed()
 
     def end_within(self, steps: int, *, power_loss: bool) -> None:
