@@ -1,0 +1,149 @@
+"""docker-compose.yml, run by an engine of this machine under a project name of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from deployment import NODES, ROOT
+
+PROJECT = "qq-deploy-test"
+PASSWORD = "of the deployment's test"
+"""Of the user `app` and of Grafana's `admin`. A file .env of this directory does not count."""
+ENVIRONMENT = {
+    "COMPOSE_PROJECT_NAME": PROJECT,
+    "QQ_PASSWORD": PASSWORD,
+    "QQ_CLUSTER_SECRET": "a secret of the deployment's test",
+    "GRAFANA_PASSWORD": PASSWORD,
+}
+HOW_TO_GET_ONE = """\
+There is no engine that runs docker-compose.yml:
+{reasons}
+Install Docker Engine with its compose plugin (https://docs.docker.com/engine/install/; Debian: apt install docker.io
+docker-cli docker-compose docker-buildx), have it run (systemctl start docker), and let yourself use it
+(usermod -aG docker $USER, then log in again). Or install Podman with a provider of `podman compose`.
+`docker info` and `docker compose version` succeed when all is there."""
+
+
+class NoEngineError(Exception):
+    """No engine with compose answers; the message says how to get one."""
+
+
+def find_engine() -> str:
+    """Return the command of the engine: docker, or podman. Raises NoEngineError."""
+    reasons = []
+    for name in ("docker", "podman"):
+        if shutil.which(name) is None:
+            reasons.append(f"  {name}: there is no such command")
+            continue
+        for asked in (("info",), ("compose", "version")):
+            answer = subprocess.run([name, *asked], capture_output=True, text=True, check=False, timeout=60)
+            if answer.returncode != 0:
+                why = (answer.stderr.strip() or answer.stdout.strip()).splitlines()[-1:]
+                reasons.append(f"  `{name} {' '.join(asked)}` fails: {''.join(why)}")
+                break
+        else:
+            return name
+    raise NoEngineError(HOW_TO_GET_ONE.format(reasons="\n".join(reasons)))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> float:
+    """Return after how many seconds the condition held. What did not come true is said when they are over."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, f"not within {seconds:g} s: {what()}"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+class Deployment:
+    """The services of docker-compose.yml. What compose adds to that file by itself (an override) counts."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+
+    def engine(self, *arguments: str, check: bool = True) -> str:
+        """Run a command of the engine and return what it has printed."""
+        return self._run(arguments, check=check).stdout
+
+    def compose(
+        self, *arguments: str, check: bool = True, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        return self._run(("compose", *arguments), check=check, environ=environ)
+
+    def build(self, *services: str) -> None:
+        """Build images. It takes minutes, so the builder's own output is seen."""
+        command = [self._engine, "compose", "build", *services]
+        subprocess.run(command, cwd=ROOT, env=os.environ | ENVIRONMENT, check=True)
+
+    def remove(self) -> None:
+        """Remove everything with its data: containers, volumes, networks and images."""
+        self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--rmi", "local")
+
+    def start(self, *services: str, **environ: str) -> float:
+        """Start services as they are configured, and return after how many seconds all are healthy."""
+        began = time.monotonic()
+        self.compose("up", "--detach", "--no-build", *services, **environ)
+        for service in services:
+            self.wait_healthy(service)
+        return time.monotonic() - began
+
+    def wait_healthy(self, service: str) -> None:
+        wait_until(
+            lambda: self.state(service)["Health"]["Status"] == "healthy",
+            120,
+            lambda: self.last_words(service),
+        )
+
+    def inspect(self, service: str) -> dict[str, Any]:
+        """What the engine knows of the container of a service, also of one that has ended."""
+        container = self.compose("ps", "--all", "--quiet", service).stdout.split()[0]
+        (document,) = json.loads(self.engine("inspect", container))
+        return document
+
+    def state(self, service: str) -> dict[str, Any]:
+        return self.inspect(service)["State"]
+
+    def last_words(self, service: str) -> str:
+        """The state of a service and the end of its log."""
+        logged = self.compose("logs", "--no-color", "--tail", "20", service)
+        return f"{service} is {self.state(service)}\n{logged.stdout}{logged.stderr}"
+
+    def qq(self, node: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the command in a node's container, as its user."""
+        login = ("-e", "QQ_USER=app", "-e", f"QQ_PASSWORD={PASSWORD}")
+        return self.compose("exec", "-T", *login, node, "qq", *arguments, check=False)
+
+    def leader(self) -> str:
+        shown = self.qq(NODES[0], "leader", "show")
+        assert shown.returncode == 0, shown.stderr
+        return shown.stdout.strip()
+
+    def stop_when_safe(self, node: str) -> None:
+        """Stop a node as operators do: when it says itself that the others go on without it."""
+        wait_until(
+            lambda: self.qq(node, "check", "safe-to-stop").returncode == 0,
+            60,
+            lambda: self.qq(node, "check", "safe-to-stop").stdout,
+        )
+        self.compose("stop", node)
+
+    def _run(
+        self, arguments: tuple[str, ...], *, check: bool, environ: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        ran = subprocess.run(
+            [self._engine, *arguments],
+            cwd=ROOT,
+            env=os.environ | ENVIRONMENT | (environ or {}),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        assert not check or ran.returncode == 0, f"{' '.join(arguments)}: {ran.stderr[-4000:]}"
+        return ran
