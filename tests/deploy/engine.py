@@ -13,6 +13,8 @@ from typing import Any
 from deployment import NODES, ROOT
 
 PROJECT = "qq-deploy-test"
+BUILT_FROM = "0123456789abcdef"
+"""The revision that the image is told it was built from."""
 PASSWORD = "of the deployment's test"
 """Of the user `app` and of Grafana's `admin`. A file .env of this directory does not count."""
 ENVIRONMENT = {
@@ -34,21 +36,50 @@ class NoEngineError(Exception):
     """No engine with compose answers; the message says how to get one."""
 
 
-def find_engine() -> str:
-    """Return the command of the engine: docker, or podman. Raises NoEngineError."""
+class Engine:
+    """Docker or Podman, by the name of its command."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def run(
+        self, *arguments: str, check: bool = True, shown: bool = False, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of the engine. What it prints is either shown or captured."""
+        ran = subprocess.run(
+            [self._command, *arguments],
+            cwd=ROOT,
+            env=os.environ | environ,
+            capture_output=not shown,
+            text=True,
+            check=False,
+            timeout=1200,
+        )
+        assert not check or ran.returncode == 0, f"{' '.join(arguments)}: {(ran.stderr or '')[-4000:]}"
+        return ran
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        """What the engine knows of a container, also of one that has ended."""
+        (document,) = json.loads(self.run("container", "inspect", container).stdout)
+        return document
+
+
+def find_engine() -> Engine:
+    """Return Docker, or else Podman. Raises NoEngineError."""
     reasons = []
     for name in ("docker", "podman"):
         if shutil.which(name) is None:
             reasons.append(f"  {name}: there is no such command")
             continue
+        engine = Engine(name)
         for asked in (("info",), ("compose", "version")):
-            answer = subprocess.run([name, *asked], capture_output=True, text=True, check=False, timeout=60)
+            answer = engine.run(*asked, check=False)
             if answer.returncode != 0:
                 why = (answer.stderr.strip() or answer.stdout.strip()).splitlines()[-1:]
                 reasons.append(f"  `{name} {' '.join(asked)}` fails: {''.join(why)}")
                 break
         else:
-            return name
+            return engine
     raise NoEngineError(HOW_TO_GET_ONE.format(reasons="\n".join(reasons)))
 
 
@@ -64,31 +95,26 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: Callable[[],
 class Deployment:
     """The services of docker-compose.yml. What compose adds to that file by itself (an override) counts."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def engine(self, *arguments: str, check: bool = True) -> str:
-        """Run a command of the engine and return what it has printed."""
-        return self._run(arguments, check=check).stdout
-
     def compose(
-        self, *arguments: str, check: bool = True, **environ: str
+        self, *arguments: str, check: bool = True, shown: bool = False, **environ: str
     ) -> subprocess.CompletedProcess[str]:
-        return self._run(("compose", *arguments), check=check, environ=environ)
+        return self._engine.run("compose", *arguments, check=check, shown=shown, **ENVIRONMENT | environ)
 
     def build(self, *services: str) -> None:
         """Build images. It takes minutes, so the builder's own output is seen."""
-        command = [self._engine, "compose", "build", *services]
-        subprocess.run(command, cwd=ROOT, env=os.environ | ENVIRONMENT, check=True)
+        self.compose("build", *services, shown=True)
 
     def remove(self) -> None:
         """Remove everything with its data: containers, volumes, networks and images."""
         self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--rmi", "local")
 
-    def start(self, *services: str, **environ: str) -> float:
+    def start(self, *services: str) -> float:
         """Start services as they are configured, and return after how many seconds all are healthy."""
         began = time.monotonic()
-        self.compose("up", "--detach", "--no-build", *services, **environ)
+        self.compose("up", "--detach", "--no-build", *services)
         for service in services:
             self.wait_healthy(service)
         return time.monotonic() - began
@@ -102,9 +128,7 @@ class Deployment:
 
     def inspect(self, service: str) -> dict[str, Any]:
         """What the engine knows of the container of a service, also of one that has ended."""
-        container = self.compose("ps", "--all", "--quiet", service).stdout.split()[0]
-        (document,) = json.loads(self.engine("inspect", container))
-        return document
+        return self._engine.inspect(self.compose("ps", "--all", "--quiet", service).stdout.strip())
 
     def state(self, service: str) -> dict[str, Any]:
         return self.inspect(service)["State"]
@@ -132,18 +156,3 @@ class Deployment:
             lambda: self.qq(node, "check", "safe-to-stop").stdout,
         )
         self.compose("stop", node)
-
-    def _run(
-        self, arguments: tuple[str, ...], *, check: bool, environ: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        ran = subprocess.run(
-            [self._engine, *arguments],
-            cwd=ROOT,
-            env=os.environ | ENVIRONMENT | (environ or {}),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=900,
-        )
-        assert not check or ran.returncode == 0, f"{' '.join(arguments)}: {ran.stderr[-4000:]}"
-        return ran

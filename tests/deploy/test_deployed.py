@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from deployment import DEPLOY, NODES, ROOT, RUNS_AS, document, interpolated, published
-from engine import PASSWORD, PROJECT, Deployment, NoEngineError, find_engine, wait_until
+from engine import BUILT_FROM, PASSWORD, Deployment, Engine, wait_until
 from publisher import QUEUE, Publisher, connect, consumed, publish
 
 from qq import __version__
@@ -31,7 +31,6 @@ ALERTS = {
     for group in document(DEPLOY / "prometheus" / "alerts.yml")["groups"]
     for rule in group["rules"]
 }
-REVISION = "0123456789abcdef"
 # A node that stops hands over, one that is killed may be taken for silent, and an election takes a few seconds then.
 PAUSE_AFTER_STOP_S = 3.0
 PAUSE_AFTER_KILL_S = 8.0
@@ -56,15 +55,7 @@ def say(text: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine() -> str:
-    try:
-        return find_engine()
-    except NoEngineError as error:
-        pytest.exit(str(error), returncode=1)
-
-
-@pytest.fixture(scope="session")
-def deployed(engine: str) -> Generator[Deployment]:
+def deployed(engine: Engine) -> Generator[Deployment]:
     """A new cluster, removed with its data at the end."""
     deployment = Deployment(engine)
     deployment.remove()
@@ -84,25 +75,14 @@ def cluster(deployed: Deployment) -> Deployment:
 # The image
 
 
-@pytest.fixture(scope="session")
-def image(deployed: Deployment) -> Generator[str]:
-    """An image that is built as docs/how-to/containers.md says."""
-    name = f"{PROJECT}-image"
-    deployed.engine(
-        "build", "-f", "deploy/Dockerfile", "-t", name, "--build-arg", f"REVISION={REVISION}", "."
-    )
-    yield name
-    deployed.engine("rmi", name)
-
-
-def test_an_image_says_what_it_is(deployed: Deployment, image: str) -> None:
-    (document,) = json.loads(deployed.engine("image", "inspect", image))
+def test_an_image_says_what_it_is(engine: Engine, image: str) -> None:
+    (document,) = json.loads(engine.run("image", "inspect", image).stdout)
     config = document["Config"]
     labels = {
         name.removeprefix("org.opencontainers.image."): value for name, value in config["Labels"].items()
     }
     assert labels.keys() >= {"title", "description", "licenses", "version", "revision"}
-    assert (labels["title"], labels["version"], labels["revision"]) == ("qq", __version__, REVISION)
+    assert (labels["title"], labels["version"], labels["revision"]) == ("qq", __version__, BUILT_FROM)
     assert config["User"] == f"{RUNS_AS}:{RUNS_AS}"
     say(f"{document['Size'] / 2**20:.0f} MiB")
 
@@ -282,4 +262,5 @@ def test_the_chaos_workload_finds_no_broken_promise(cluster: Deployment) -> None
     cluster.compose("up", "--detach", "toxiproxy")
     ran = cluster.compose("run", "--rm", "chaos", check=False, CHAOS_FOR="20s")
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
-    say(ran.stdout.strip().splitlines()[-1])
+    for line in ran.stdout.splitlines():
+        say(line)
