@@ -26,7 +26,7 @@ ENVIRONMENT = {
 HOW_TO_GET_ONE = """\
 There is no engine that runs docker-compose.yml:
 {reasons}
-Install Docker Engine with its compose plugin (https://docs.docker.com/engine/install/; Debian: apt install docker.io
+Install Docker Engine with its compose plugin (https://docs.docker.com/engine/install/; Debian 13: apt install docker.io
 docker-cli docker-compose docker-buildx), have it run (systemctl start docker), and let yourself use it
 (usermod -aG docker $USER, then log in again). Or install Podman with a provider of `podman compose`.
 `docker info` and `docker compose version` succeed when all is there."""

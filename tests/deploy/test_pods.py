@@ -152,7 +152,7 @@ def test_a_client_that_knows_the_authority_is_served_over_tls(pods: Pods) -> Non
 
 def test_a_pod_stops_in_its_time_after_the_command_before_it(pods: Pods) -> None:
     pods.engine.run("exec", pods.container("qq-2"), *CONTAINER["lifecycle"]["preStop"]["exec"]["command"])
-    pods.engine.run("stop", "--time", str(POD["terminationGracePeriodSeconds"]), pods.container("qq-2"))
+    pods.engine.run("stop", "-t", str(POD["terminationGracePeriodSeconds"]), pods.container("qq-2"))
     assert pods.state("qq-2")["ExitCode"] == 0
     assert all(pods.is_ready(name) for name in ("qq-0", "qq-1"))
     pods.engine.run("start", pods.container("qq-2"))
