@@ -254,7 +254,7 @@ def test_grafana_shows_the_board_and_has_data_for_each_of_its_queries(
     wait_until(lambda: not unanswered(query), 60, lambda: f"no data for {unanswered(query)}")
 
 
-# Hurt by the harness
+# The chaos workload, through Toxiproxy
 
 
 def test_the_chaos_workload_finds_no_broken_promise(cluster: Deployment) -> None:
