@@ -307,6 +307,9 @@ class ClientConnection(asyncio.Protocol):
         self._ask_flush()
 
     def _open_vhost(self, vhost: str) -> None:
+        if self._broker.turned_away is not None:
+            self.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, self._broker.turned_away, 10, 40))
+            return
         limit = self._broker.limits.connection_max
         if limit and self._server.places.known > limit:
             text = f"connection refused: node connection limit ({limit}) is reached"
@@ -374,13 +377,9 @@ class ClientConnection(asyncio.Protocol):
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             self._transport.abort()
 
-    def shut_down(self) -> None:
-        """Tell the client that the node stops."""
-        self.fail(
-            ConnectionFault(
-                ReplyCode.CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'"
-            )
-        )
+    def shut_down(self, text: str) -> None:
+        """Tell the client to go to another node, and why."""
+        self.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, text))
         self._flush()
 
     def fail_channel(self, channel: NumberedChannel, error: AmqpError) -> None:

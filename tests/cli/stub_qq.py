@@ -49,7 +49,7 @@ class View:
             alarm=True,
             clock_offset_ms=-800,
         )
-        return ClusterStatus(self._config.cluster_name, self._config.name, nodes[0].name, nodes)
+        return ClusterStatus(self._config.cluster_name, self._config.name, nodes[0].name, nodes, 8)
 
     is_open = True
 

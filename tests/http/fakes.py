@@ -51,7 +51,7 @@ class FakeView:
         if self.broken:
             raise RuntimeError("an invariant")
         leader = NodeStatus("n1", NodeState.LEADER, "voter", 3, 5, 12, 11, 10, 9, 2**30, False, -3)
-        return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)])
+        return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)], 8)
 
     def ready(self) -> str | None:
         return self.reason
