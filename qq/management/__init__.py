@@ -32,4 +32,4 @@ class Management(QueueReports, CatalogReports, Changes, Leadership, MemberChange
         CatalogReports.__init__(self, broker, product)
         Changes.__init__(self, broker)
         Leadership.__init__(self, group)
-        MemberChanges.__init__(self, group, broker.machine)
+        MemberChanges.__init__(self, broker, group)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cluster.group import Group
     from cluster.member_changes import MemberChange
     from cluster.peers import MemberStatus
-    from qq.machine.machine import QueueMachine
+    from qq.sessions.broker import Broker
 
 CHANGE_S = 10.0
 """How long a request waits for a change."""
@@ -39,9 +39,9 @@ REACH_S = 3.0
 class MemberChanges:
     """The part of `qq.http.view.ManagementView` that is about members."""
 
-    def __init__(self, group: Group, machine: QueueMachine) -> None:
+    def __init__(self, broker: Broker, group: Group) -> None:
+        self._broker = broker
         self._group = group
-        self._machine = machine
 
     @property
     def _configuration(self) -> Configuration:
@@ -70,7 +70,7 @@ class MemberChanges:
         Raises ChangeRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
         """
         if change.verb == Verb.FINISH_UPGRADE:
-            change = change._replace(version=self._machine.versions[1])
+            change = change._replace(version=self._broker.machine.versions[1])
         if self._is_done(change):
             return
         loop = asyncio.get_running_loop()
@@ -104,7 +104,7 @@ class MemberChanges:
         return change.verb == Verb.PROMOTE and member is not None and member.id is None
 
     def _clients_of(self, name: str) -> int:
-        return sum(node == name for node, _ in self._machine.catalog.connections)
+        return sum(node == name for node, _ in self._broker.machine.catalog.connections)
 
     def _why_not_done(self, change: MemberChange) -> str:
         name, group = change.name, self._group
