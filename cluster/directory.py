@@ -81,16 +81,17 @@ class GroupDirectory:
         """Whether the members are those that each node's file lists: no log is known to have a configuration."""
         return bool(self._identity.members)
 
-    def note_configuration(self, configuration: Configuration) -> None:
+    def note_configuration(self, configuration: Configuration, journal: SegmentedJournal) -> None:
         """Let a start know by what the log goes now: which version, and whether it says who the members are.
 
-        Durable when this returns. Raises OSError.
+        As long as a crash may leave an entry with a configuration in the log, a start has to look for it: so this is
+        stored before such an entry is, and not undone before that is deleted.
         """
         listed = () if configuration.cluster else configuration.membership.members
         identity = self._identity._replace(machine_version=configuration.version, members=listed)
         if identity != self._identity:
-            store_identity(self._disk, self.path, identity)
             self._identity = identity
+            journal.store_beside(partial(store_identity, self._disk, self.path, identity), first=not listed)
 
     def member_id(self, incarnation: int) -> bytes:
         """The id of this directory as a member of a cluster, once it is started.

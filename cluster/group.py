@@ -491,7 +491,7 @@ class Group:
         before, self._members = self._members, held.known
         for name in self._members.keys() ^ before.keys():
             log.info("node %s is %s", name, "a member now" if name in self._members else "no member any more")
-        self._note_configuration()
+        self._directory.note_configuration(held.newest, self.journal)
         self._clock.members = len(held.membership.voters)
         self._peers.configure(self.peers, self._runtime.monotonic())
         self._links.configure(self.member_id, held)
@@ -500,14 +500,6 @@ class Group:
             for guest in self._presence.guests:
                 self._tell_members(guest, held.committed)
         self._turns.ask()
-
-    def _note_configuration(self) -> None:
-        """Let the next start know by what the log goes; before this node vouches for an entry that says so."""
-        newest = self.configurations.newest
-        if not newest.cluster and not self._directory.lists_members:
-            # The entry was deleted. As long as it may come back with a crash, the next start must look for it.
-            self.journal.sync_now()
-        self._directory.note_configuration(newest)
 
     def _meet(self) -> None:
         """Count and feed those who are at the other ends of the links as members, and nobody else."""

@@ -353,10 +353,15 @@ class SimulatedCluster:
         """Everybody is up and a voter, agrees on one leader, has applied everything and waits for nothing."""
         leaders = 0
         applied: dict[int, None] = {}
+        leader = self.leader()
+        if leader is None:
+            return False
+        members = leader.group.configurations.committed
         for node in self.nodes:
             if not node.up or node.runtime.paused or node.group.pending_batches:
                 return False
-            if node.standing is not Standing.VOTER:
+            is_voter = node.name in members.membership.voters and members.has(node.name, node.group.member_id)
+            if node.standing is not Standing.VOTER or not is_voter:
                 return False
             engine = node.group.engine
             leaders += engine.is_leader
