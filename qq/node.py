@@ -157,6 +157,7 @@ class Node:
                 config.loopback_users,
                 config.limits,
             )
+            self._maintenance = Maintenance(self.group, self.broker, config.limits.drain_grace_s)
             self.group.start(self.broker)
         except RemovedFromCluster as error:
             raise RemovedError(f"{config.data_dir}: {error}") from error
@@ -191,11 +192,10 @@ class Node:
             tasks.create_task(self._watch_rates())
             tasks.create_task(self._watch_memory())
             tasks.create_task(self._watch_files())
-            tasks.create_task(self._watch_maintenance())
             await self._wait_serving()
             self._amqp_server = self._make_amqp_server()
             self._garbage.begin(self.group.snapshots_installed)
-            await self._listen(tasks)
+            await self._serve_clients(tasks)
 
     async def _watch_for_failure(self) -> None:
         error = await asyncio.shield(self._failure)  # who stops waiting does not take it away from the others
@@ -231,10 +231,6 @@ class Node:
             if self._secrets is not None and self._secrets.reload():
                 self.links.renew_secrets(self._secrets.current)
 
-    async def _watch_maintenance(self) -> None:
-        config = self.config
-        await Maintenance(config.name, self.group, self.broker, config.limits.drain_grace_s).watch()
-
     async def _watch_rates(self) -> None:
         """Take samples for rates. An error there does not end the node: no message depends on what the page shows."""
         while True:
@@ -266,19 +262,34 @@ class Node:
                 self.broker.submissions.add(SetPermissions(user, DEFAULT_VHOST, ".*", ".*", ".*"))
             await asyncio.sleep(APPLIED_POLL_S)
 
-    async def _listen(self, tasks: asyncio.TaskGroup) -> None:
+    async def _serve_clients(self, tasks: asyncio.TaskGroup) -> None:
+        """Listen for clients, except while the node is under maintenance."""
+        ports: list[asyncio.Task[None]] = []
+
+        async def open_ports() -> None:
+            ports.extend([tasks.create_task(listener.serve()) for listener in await self._listen()])
+            self._is_serving = True
+
+        async def close_ports() -> None:
+            for port in ports:
+                port.cancel()
+            await asyncio.wait(ports)
+            ports.clear()
+
+        await self._maintenance.watch(open_ports, close_ports)
+
+    async def _listen(self) -> list[AmqpPort]:
         config, address = self.config, self.config.address
+        ports: list[AmqpPort] = []
         if config.tls is not None and self._tls is not None and address.amqps_port is not None:
             contexts = self._tls
             name_in = partial(tls.name_in, login_from=config.tls.cert_login_from)
             speaks_tls = Tls(lambda: contexts.current, name_in)
-            await self._listen_on(config.amqps_host, address.amqps_port, tasks, speaks_tls)
-        await self._listen_on(config.amqp_host, address.amqp_port, tasks)
-        self._is_serving = True
+            ports.append(await self._listen_on(config.amqps_host, address.amqps_port, speaks_tls))
+        ports.append(await self._listen_on(config.amqp_host, address.amqp_port))
+        return ports
 
-    async def _listen_on(
-        self, host: str, port: int, tasks: asyncio.TaskGroup, speaks_tls: Tls | None = None
-    ) -> None:
+    async def _listen_on(self, host: str, port: int, speaks_tls: Tls | None = None) -> AmqpPort:
         what = "AMQP" if speaks_tls is None else "AMQP over TLS"
         proxies = [ip_network(network) for network in self.config.proxy_protocol_from]
         listener = AmqpPort(self._amqp_server, speaks_tls, proxies)
@@ -286,8 +297,8 @@ class Node:
             await listener.listen(host, port)
         except OSError as error:
             raise StartError(f"{what} cannot listen on {host}:{port}: {error.strerror}") from None
-        tasks.create_task(listener.serve())
         log.info("serving %s on %s:%d", what, host, port)
+        return listener
 
     async def stop(self) -> None:
         """Stop serving; leadership is handed over first, so that the others need no election timeout.
@@ -470,7 +481,7 @@ class Node:
             return "the node stops"
         if not self._started:
             return READING
-        if self.broker.turned_away is not None:
+        if self._maintenance.is_on:
             return f"the node is under maintenance; `qq revive {self.config.name}` ends it"
         under_repair = self.group.describe_standing()
         if under_repair is not None:

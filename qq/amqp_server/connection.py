@@ -307,9 +307,6 @@ class ClientConnection(asyncio.Protocol):
         self._ask_flush()
 
     def _open_vhost(self, vhost: str) -> None:
-        if self._broker.turned_away is not None:
-            self.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, self._broker.turned_away, 10, 40))
-            return
         limit = self._broker.limits.connection_max
         if limit and self._server.places.known > limit:
             text = f"connection refused: node connection limit ({limit}) is reached"

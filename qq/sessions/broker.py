@@ -57,8 +57,6 @@ class Broker:
         """Changes of leader that this node has seen."""
         self.alarm: str | None = None
         """Why publishers must wait; None if they need not."""
-        self.turned_away: str | None = None
-        """Why clients that come now are sent to another node; None if they are not."""
         self.live = False
         """Whether this incarnation's first batch is applied: then the node has caught up and may serve."""
         self.submissions = Submissions(name, group, machine, runtime, limits.publish_timeout_ms / 1000)

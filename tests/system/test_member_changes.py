@@ -73,6 +73,8 @@ def why_not_ready(node: ClusterNode) -> str:
     except urllib.error.HTTPError as error:
         with error:
             return json.load(error)["reason"]
+    except urllib.error.URLError:
+        return "no answer"
 
 
 def test_a_cluster_grows_and_shrinks_while_clients_are_at_work(tmp_path: Path) -> None:
@@ -133,8 +135,9 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path) -> None
         ]:
             status, output, errors = qq(second, *arguments)
             assert (status, output) == (1, ""), arguments
-            assert text in errors
-            assert errors.count("\n") == 0
+            *waiting, error = errors.splitlines()
+            assert text in error
+            assert all(line.startswith("waiting for ") for line in waiting)
         third.kill()
         poll(lambda: members(first)["n3"]["state"] == "down", lambda: "n3 counts as up")
         status, _, errors = qq(second, "member", "remove", "n2")
@@ -179,7 +182,7 @@ def test_a_node_under_maintenance_leads_nothing_and_its_clients_go_elsewhere(tmp
         assert cluster.leader() is not leader
         assert "under maintenance" in why_not_ready(leader)
         assert members(other)[leader.name]["drained"]
-        with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="maintenance mode"):
+        with pytest.raises(pika.exceptions.AMQPConnectionError):  # nobody listens
             pika_connection(leader)
         status, _, errors = qq(other, "leader", "transfer", "--to", leader.name)
         assert (status, "is under maintenance" in errors) == (1, True)
