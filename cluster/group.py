@@ -445,8 +445,8 @@ class Group:
                     log.info("the members stay as they are: %s", refused)
 
     def _introduction(self) -> Introduction:
-        held = self.configurations.newest
-        may_join = self.recovery.standing is not Standing.VOTER or bool(held.cluster)
+        has_cluster = bool(self.configurations.committed.cluster)
+        may_join = self.recovery.standing is not Standing.VOTER or has_cluster
         address = self.config.nodes[self.config.name]
         return Introduction(self.member_id, *address, *self.machine.versions, int(may_join))
 
@@ -493,6 +493,8 @@ class Group:
             log.info("node %s is %s", name, "a member now" if name in self._members else "no member any more")
         self._directory.note_configuration(held.newest, self.journal)
         self._clock.members = len(held.membership.voters)
+        for name in held.known.keys() - held.membership.voters:
+            self._clock.forget(name)  # a majority of the voters decides what time it is
         self._peers.configure(self.peers, self._runtime.monotonic())
         self._links.configure(self.member_id, held)
         self._meet()
@@ -868,7 +870,8 @@ class Group:
             self.recovery.heard_leader(status)
         if self._presence.is_member(peer):
             self._peers.said(peer, status)
-            self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
+            if peer in self.configurations.membership.voters:
+                self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
             self.recovery.heard(peer, status)
 
     # The turn

@@ -64,7 +64,9 @@ class KnownMembers:
         newest = configurations.newest
         names = [member.name for member in newest.members]
         process, versions = self.terms.process, self.terms.versions
-        self.terms = Terms.of(names, newest.version, process, versions, newest.cluster or NO_ID, own_id)
+        # The first configuration names the cluster. If it is not committed, another one may take its place.
+        cluster = configurations.committed.cluster or NO_ID
+        self.terms = Terms.of(names, newest.version, process, versions, cluster, own_id)
         self.addresses = {
             name: member.address for name, member in configurations.known.items() if name != self._name
         }

@@ -367,14 +367,16 @@ class PeerLinks:
         while True:
             await asyncio.sleep(pause_s)
             connection = self._links.get(peer)
-            if connection is not None:
+            if connection is None:
+                peer = await attempt()
+                connection = self._links.get(peer)
+            if connection is None:
+                pause_s = retry_s
+                retry_s = min(2 * retry_s, self._limits.retry_max_s)
+            else:
                 await connection.gone.wait()
                 retry_s = self._limits.retry_first_s
                 pause_s = max(retry_s, patience_s)
-                continue
-            peer = await attempt()
-            pause_s = retry_s
-            retry_s = min(2 * retry_s, self._limits.retry_max_s)
 
     async def _try_peer(self, peer: str) -> str:
         address = self._known.addresses[peer]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from chaos.sim.world import World
     from cluster.configuration import Configuration
     from cluster.machine import Machine
+    from cluster.membership import Membership
 
 DIGEST_EVERY = 8
 """States are compared at every index that this divides; a difference that matters lasts."""
@@ -137,6 +138,8 @@ class Checks:
         """The id of the data directory that a node has had last."""
         self.configuration: Configuration | None = None
         """The configuration that was committed last; None as long as the nodes' files count."""
+        self._electorates: dict[Membership, None] = {}
+        """All memberships that there have been."""
         self._minority_since_s: dict[str, float] = {}
         self._minority_terms: dict[str, int] = {}
 
@@ -505,9 +508,13 @@ class Checks:
         self._time_ms, self._time_s = time_ms, self._world.now_s
 
     def _check_clocks(self, time_ms: int) -> None:
-        """Some majority's clocks have reached an entry's time: nothing expires early while a majority's are right."""
-        skews_ms, majority = sorted(self._skews_ms.values()), len(self._skews_ms) // 2 + 1
-        ahead_ms = time_ms - EPOCH_MS - self._world.now_s * 1000 - skews_ms[-majority]
+        """Some majority's clocks have reached an entry's time: nothing expires early while a majority's are right.
+
+        It may have been a majority of earlier voters, since the time does not go back when there are others.
+        """
+        self._electorates.update((each.membership, None) for each in self._counting())
+        ahead_ms = time_ms - EPOCH_MS - self._world.now_s * 1000
+        ahead_ms -= max(voting.reached(self._skews_ms) for voting in self._electorates)
         if ahead_ms > 0:
             self.fail(f"an entry of {time_ms} ms is {ahead_ms:.0f} ms ahead of the clocks of any majority")
 

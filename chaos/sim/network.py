@@ -138,6 +138,8 @@ class Connection:
         """What each end has told of itself."""
         self.heard_s = {dialler: now_s, acceptor: now_s}
         """When anything last arrived at each end."""
+        self.welcomed = False
+        """Whether the acceptor has let the dialler in; it may have changed its mind since."""
         self.broken = False
         """Reset on the way: nothing that is sent from now on arrives, though the ends may not know yet."""
 
@@ -468,8 +470,7 @@ class Network:
 
     def _open_dialler(self, connection: Connection, dialler: SimulatedLinks, whom: str | PeerAddress) -> None:
         dialler.dialling.discard(whom)
-        answered = connection.ends[connection.acceptor] is End.OPEN and not self._is_cut(connection)
-        if answered and not dialler.runtime.paused:
+        if connection.welcomed and not self._is_cut(connection) and not dialler.runtime.paused:
             dialler.runtime.enter(partial(self._opened, connection, dialler))
         if connection.ends[connection.dialler] is not End.OPEN:
             self._shut(connection, connection.dialler)
@@ -493,6 +494,7 @@ class Network:
         if old is not None:
             self._lose(old, links)
         connection.ends[links.name] = End.OPEN
+        connection.welcomed = True
         connection.heard_s[links.name] = self._world.now_s
         links.current[peer] = connection
         self._world.trace(b"connected %s %s" % (links.name.encode(), peer.encode()))
