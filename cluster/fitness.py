@@ -83,11 +83,13 @@ def may_leave(name: str, membership: Membership, known: Known) -> Verdict:
     if name not in membership.voters:
         return Verdict(True, f"{name} does not vote, so all goes on without it")
     left = Membership(membership.voters - {name}, membership.learners)
+    if not left.voters:
+        return Verdict(False, f"{name} is the only voter: add another one first")
     flaws = {other: why for other in sorted(left.voters) if (why := flaw(other, known)) is not None}
     fit = [other for other in sorted(left.voters) if other not in flaws]
     if left.is_majority(fit):
         return Verdict(True, f"{', '.join(fit)} go on without {name}")
-    few = f"{', '.join(fit) or 'nobody'} would be no majority of {', '.join(sorted(left.voters)) or 'nobody'}"
+    few = f"{', '.join(fit) or 'nobody'} would be no majority of {', '.join(sorted(left.voters))}"
     return Verdict(False, f"{name} stays a voter: " + "; ".join([few, *flaws.values()]))
 
 
@@ -100,6 +102,6 @@ def may_drain(name: str, membership: Membership, drained: Collection[str], known
     }
     fit = [other for other in others if flaws[other] is None]
     if fit:
-        return Verdict(True, f"{', '.join(fit)} serve in place of {name}")
+        return Verdict(True, f"{', '.join(fit)} can serve in place of {name}")
     reasons = "; ".join(str(why) for why in flaws.values())
     return Verdict(False, f"{name} goes on serving: nobody else can: {reasons or 'it is the only voter'}")

@@ -121,7 +121,7 @@ class MemberChanges:
         if change.verb == Verb.DRAIN and change.is_made(self._configuration):
             if group.leader == name:
                 return f"{name} still leads: nobody else can take over"
-            return f"{self._clients_of(name):,} clients of {name} have not gone yet"
+            return f"clients of {name} that have not gone yet: {self._clients_of(name):,}"
         return f"the change is not made yet, after {CHANGE_S:g} s; it may still be made: ask again"
 
     # What can be refused here: a leader refuses the rest
