@@ -237,7 +237,7 @@ class Checks:
         ]
         return all(
             configuration.membership.is_majority(
-                [name for name in whole if configuration.has(name, self._ids[name])]
+                [name for name in whole if configuration.has(name, self._ids.get(name, b""))]
             )
             for configuration in self._counting()
         )

@@ -19,9 +19,9 @@ from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.applying import Confirmed, Expelled
-from cluster.configuration import Versions
+from cluster.configuration import PeerAddress, Versions
 from cluster.engine import Engine, Timing
-from cluster.group import Group, GroupConfig
+from cluster.group import Group, GroupConfig, RemovedFromCluster
 from cluster.identity import OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
@@ -34,6 +34,8 @@ GROUP = "groups/0"
 LOG = f"{GROUP}/log"
 """Where the files are on each node's disk."""
 START_RETRY_S = 0.5
+RETURN_S = 1.0
+"""An operator takes this long to let a node in again that has been removed."""
 
 
 class Parts(NamedTuple):
@@ -140,6 +142,8 @@ class Watcher(Protocol):
 
     def found_no_space(self, node: SimulatedNode, error: OSError) -> None: ...
 
+    def damaged(self, node: SimulatedNode) -> None: ...
+
     def may_find_damage(self, node: SimulatedNode) -> bool: ...
 
     def topology_changed(self) -> None: ...
@@ -156,7 +160,13 @@ class SimulatedNode:
         self.name = name
         self.peers = [peer for peer in cluster.names if peer != name]
         self.members = cluster.names
-        """What its configuration says."""
+        """The list in its file."""
+        self.joins = False
+        """Whether it has no list, and looks for its cluster at all other nodes."""
+        self.address = address_of(name)
+        """Where it listens."""
+        self.may_be_removed = False
+        """Whether an operator has asked for that, so that it may stop, to come back with an empty directory."""
         self.foreign = False
         """Whether a program of another version is installed."""
         self.life = 0
@@ -196,7 +206,11 @@ class SimulatedNode:
         self.runtime = runtime
         self._cluster.network.host_has_power(self.name)
         self.machine = watcher.machine(foreign=self.foreign)
-        links = self._cluster.network.attach(self.name, runtime, Versions(*self.machine.versions))
+        versions = Versions(*self.machine.versions)
+        others = [node.address for node in self._cluster.nodes if node is not self]
+        links = self._cluster.network.attach(
+            self.name, runtime, versions, addresses=[self.address], seeds=others if self.joins else []
+        )
         config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
         try:
@@ -215,6 +229,9 @@ class SimulatedNode:
             return
         except ProcessEnds:
             self._ended_within()
+            return
+        except RemovedFromCluster as error:
+            self._removed(error)
             return
         except Exception as error:  # noqa: BLE001 - whatever else keeps a node from starting is a finding
             watcher.node_failed(self, error)
@@ -260,10 +277,34 @@ class SimulatedNode:
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, ProcessEnds):
             return  # on its way to `_ended_within`
+        if isinstance(error, RemovedFromCluster):
+            self._removed(error)
+            return
         damaged = isinstance(error, JournalError) and self._cluster.watcher.may_find_damage(self)
         if not (damaged or isinstance(error, OSError)):
             self._cluster.watcher.node_failed(self, error)
         self._world.after(0.0, partial(self._end_life, self.life))
+
+    def _removed(self, error: RemovedFromCluster) -> None:
+        """It is no member any more. An operator lets it in again, as another one."""
+        if not self.may_be_removed:
+            self._cluster.watcher.node_failed(self, error)
+        self._world.after(RETURN_S, partial(self._join_anew, self.life))
+        self._world.after(0.0, partial(self._end_for_good, self.life))
+
+    def _end_for_good(self, life: int) -> None:
+        if self.up and self.life == life:
+            self.end(power_loss=False)
+
+    def _join_anew(self, life: int) -> None:
+        if self.life != life or not self.may_be_removed:
+            return
+        self.end(power_loss=False)
+        self.disk.lose_everything()
+        self._cluster.watcher.damaged(self)
+        self.may_be_removed = False
+        self.joins = True
+        self.start()
 
     def _end_life(self, life: int) -> None:
         """It stopped because its disk failed, and is started again as an operator would."""
@@ -325,8 +366,9 @@ class SimulatedCluster:
         options = self.options
         return GroupConfig(
             name=node.name,
-            nodes={name: address_of(name) for name in node.members},
+            nodes=self._listed_by(node),
             cluster=CLUSTER,
+            joins=node.joins,
             timing=options.timing,
             dead_origin_grace_s=0.6,
             silent_origin_grace_s=5.0,
@@ -343,6 +385,11 @@ class SimulatedCluster:
             forward_bytes_max=options.message_bytes_max,
             append_bytes_max=options.message_bytes_max,
         )
+
+    def _listed_by(self, node: SimulatedNode) -> dict[str, PeerAddress]:
+        names = [node.name] if node.joins else node.members
+        known = {other.name: other.address for other in self.nodes}
+        return {name: known.get(name, address_of(name)) for name in names}
 
     def leader(self) -> SimulatedNode | None:
         """The leader of the highest term."""

@@ -223,6 +223,21 @@ async def impersonate(name: str, node: Node, process: bytes = bytes(16), **terms
     return one
 
 
+class ReleaseThatSpeaksVersion3:
+    """What a node of release 0.1 says to a HELLO of version 4."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if hello := await reader.read(1000):
+                self.asked.append(hello)
+                writer.write(pack("<4sHBB", b"qqPL", 3, 5, VersionMismatchError.reason))
+        finally:
+            writer.close()
+
+
 def framed(body: bytes, group_id: int = GROUP) -> bytes:
     return pack("<IH", len(body), group_id) + body
 
@@ -993,21 +1008,15 @@ def test_a_node_of_the_last_release_that_dials_first_is_not_dialled_in_its_versi
 ) -> None:
     """It refuses whoever dials though its own name is the smaller one."""
     monkeypatch.setattr(known_members, "_PATIENCE_S", 0.0)
-    asked: list[bytes] = []
-
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if hello := await reader.read(1000):
-            asked.append(hello)
-            writer.write(pack("<4sHBB", b"qqPL", 3, 5, VersionMismatchError.reason))
-        writer.close()
+    old = ReleaseThatSpeaksVersion3()
 
     async def story() -> None:
         nodes = make_nodes(2, limits=LinkLimits(retry_first_s=0.005, retry_max_s=0.01))
-        async with await asyncio.start_server(refuse, *address(nodes["n1"])), started({"n2": nodes["n2"]}):
-            await until(lambda: len(asked) > 3)
+        async with await asyncio.start_server(old.serve, *address(nodes["n1"])), started({"n2": nodes["n2"]}):
+            await until(lambda: len(old.asked) > 3)
 
     run(story())
-    assert {hello[4] for hello in asked} == {4}
+    assert {hello[4] for hello in old.asked} == {4}
     assert warnings_in(caplog) == []
 
 
@@ -1061,11 +1070,6 @@ def test_two_addresses_of_one_node_are_one_seed_in_the_end(
 
 
 def test_seeds_of_no_use_cost_one_line_each(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    async def of_release_0_1(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if await reader.read(1000):
-            writer.write(pack("<4sHBB", b"qqPL", 3, 5, VersionMismatchError.reason))
-        writer.close()
-
     async def story() -> None:
         host = "127.0.0.1"
         own, old, nobody = ((host, port) for port in free_ports(3))
@@ -1087,7 +1091,7 @@ def test_seeds_of_no_use_cost_one_line_each(run: Run, caplog: pytest.LogCaptureF
         lines = [f"cannot join the cluster at {host}:{port}: {why}" for (_, port), why in seeds.items()]
         joining = newcomer("joining", *seeds, bind=own)
         others = {node.links._node: node for node in (without_list, other_secret, other_cluster, joining)}
-        async with await asyncio.start_server(of_release_0_1, *old), started(others):
+        async with await asyncio.start_server(ReleaseThatSpeaksVersion3().serve, *old), started(others):
             await until(lambda: len(told(caplog)) >= len(seeds))
             await asyncio.sleep(0.2)
             assert joining.recorder.heard == []
