@@ -1,4 +1,4 @@
-"""Commands that change a cluster that runs, or ask whether it may be changed, as real processes that ask a stub node."""
+"""Commands that change a cluster that runs, or ask whether it may be changed: real processes that ask a stub node."""
 
 from __future__ import annotations
 
