@@ -39,9 +39,22 @@ class Configurations:
 
     def __init__(self, configuration: Configuration) -> None:
         """Begin with what counts as long as the log has none."""
+        self._cluster = b""
         self._held = [(0, configuration)]
         """The configurations with the indexes of their entries, ascending."""
         self._note()
+
+    @property
+    def cluster(self) -> bytes:
+        """The id of the cluster; empty as long as it is not known that its first configuration is committed.
+
+        The first configuration gives the cluster its id. Before it is committed, another one may take its place.
+        """
+        return self.committed.cluster or self._cluster
+
+    def is_of(self, cluster: bytes) -> None:
+        """The data directory knows of which cluster it is, though what tells so may have to be committed again."""
+        self._cluster = cluster
 
     def begin(self, index: int, configuration: Configuration) -> None:
         """The state of a checkpoint was taken over, which has this configuration; its entry is at or before `index`.

@@ -285,8 +285,10 @@ class Group:
             partial(_open_journal, config, disk, directory, self.configurations, self.disk_failed),
             repairable=config.joins or len(config.nodes) > 1,
         )
-        self.member_id = directory.member_id(claim.incarnation)
+        directory_id = directory.id(claim.incarnation)
+        self.member_id = directory_id.member
         """The id of this node's data directory."""
+        self.configurations.is_of(directory_id.cluster)
         if not directory.lists_members:  # else the log has none, and no entry need be read twice
             self._begin_configurations(checkpoint.index if checkpoint else 0)
         if self.configurations.committed.is_removed(self.member_id):
@@ -445,8 +447,7 @@ class Group:
                     log.info("the members stay as they are: %s", refused)
 
     def _introduction(self) -> Introduction:
-        has_cluster = bool(self.configurations.committed.cluster)
-        may_join = self.recovery.standing is not Standing.VOTER or has_cluster
+        may_join = self.recovery.standing is not Standing.VOTER or bool(self.configurations.cluster)
         address = self.config.nodes[self.config.name]
         return Introduction(self.member_id, *address, *self.machine.versions, int(may_join))
 
@@ -491,7 +492,7 @@ class Group:
         before, self._members = self._members, held.known
         for name in self._members.keys() ^ before.keys():
             log.info("node %s is %s", name, "a member now" if name in self._members else "no member any more")
-        self._directory.note_configuration(held.newest, self.journal)
+        self._directory.note_configuration(held, self.journal)
         self._clock.members = len(held.membership.voters)
         for name in held.known.keys() - held.membership.voters:
             self._clock.forget(name)  # a majority of the voters decides what time it is

@@ -24,6 +24,8 @@ from cluster.handshake import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cluster.configuration import PeerAddress, Versions
     from cluster.configurations import Configurations
 
@@ -51,21 +53,33 @@ class Link(NamedTuple):
 class KnownMembers:
     """The members of a cluster as one of them knows them."""
 
-    def __init__(self, name: str, versions: Versions, process: bytes) -> None:
-        """`versions` are those that this node's program can run; `process` names this process."""
+    def __init__(
+        self, name: str, versions: Versions, process: bytes, listed: Mapping[str, PeerAddress]
+    ) -> None:
+        """`versions` are those that this node's program can run; `process` names this process.
+
+        `listed` is where other nodes listen according to this node's file.
+        """
         self.terms = Terms.of([name], versions.low, process, versions)
         """What this node tells of itself."""
         self.addresses: dict[str, PeerAddress] = {}
         """Where the other members listen, by name."""
         self._name = name
+        self._listed = listed
+
+    def places(self, peer: str) -> tuple[PeerAddress, ...]:
+        """Where a member may listen: what the log says first. Where several have moved, the file may know better."""
+        address = self.addresses[peer]
+        listed = self._listed.get(peer, address)
+        return (address,) if listed == address else (address, listed)
 
     def configure(self, own_id: bytes, configurations: Configurations) -> None:
         """Go by these configurations of the log from now on; `own_id` is that of this node's data directory."""
         newest = configurations.newest
-        names = [member.name for member in newest.members]
+        # As long as nobody knows a cluster, what counts is the list in each node's file.
+        names = configurations.committed.membership.members
         process, versions = self.terms.process, self.terms.versions
-        # The first configuration names the cluster. If it is not committed, another one may take its place.
-        cluster = configurations.committed.cluster or NO_ID
+        cluster = configurations.cluster or NO_ID
         self.terms = Terms.of(names, newest.version, process, versions, cluster, own_id)
         self.addresses = {
             name: member.address for name, member in configurations.known.items() if name != self._name

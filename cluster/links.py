@@ -26,6 +26,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.accepting import accept_all
@@ -55,9 +56,9 @@ from cluster.strangers import Places
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
-    from cluster.configuration import Versions
+    from cluster.configuration import PeerAddress, Versions
     from cluster.configurations import Configurations
     from cluster.connection import Frame
     from cluster.link_ports import LinkEvents
@@ -102,14 +103,15 @@ class PeerLinks:
         versions: Versions,
         tls: PeerTls | None = None,
         limits: LinkLimits | None = None,
+        listed: Mapping[str, PeerAddress] = MappingProxyType({}),
         seeds: Sequence[Address] = (),
     ) -> None:
         """`bind` is where this node listens, `versions` which versions of the state its program can run.
 
-        `seeds` are addresses of nodes of the cluster that this node is to join. Who the members are is told by
-        `configure`, before `start`.
+        `listed` is where other nodes are according to this node's file, `seeds` are addresses of nodes of the cluster
+        that it is to join. Who the members are is told by `configure`, before `start`.
         """
-        self._known = KnownMembers(node, versions, secrets.token_bytes(PROCESS_BYTES))
+        self._known = KnownMembers(node, versions, secrets.token_bytes(PROCESS_BYTES), listed)
         self._cluster = cluster
         self._node = node
         self._secrets = tuple(cluster_secrets)
@@ -379,7 +381,13 @@ class PeerLinks:
                 pause_s = max(retry_s, patience_s)
 
     async def _try_peer(self, peer: str) -> str:
-        address = self._known.addresses[peer]
+        for address in self._known.places(peer):
+            await self._try_place(peer, address)
+            if peer in self._links:
+                break
+        return peer
+
+    async def _try_place(self, peer: str, address: Address) -> None:
         try:
             await self._dial(peer, address)
         except ConnectionRefusedError:
@@ -388,7 +396,6 @@ class PeerLinks:
             if not self._may_be(peer, error):
                 reason = _reason(error)
                 self._tell(peer, reason, f"cannot connect to peer {peer} at {_shown(address)}: {reason}")
-        return peer
 
     async def _try_seed(self, seed: Address) -> str:
         try:

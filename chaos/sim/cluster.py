@@ -25,6 +25,7 @@ from cluster.group import Group, GroupConfig, RemovedFromCluster
 from cluster.identity import OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
+from cluster.member_changes import MemberChange, Verb
 
 if TYPE_CHECKING:
     from chaos.sim.watched import WatchedMachine
@@ -34,6 +35,8 @@ GROUP = "groups/0"
 LOG = f"{GROUP}/log"
 """Where the files are on each node's disk."""
 START_RETRY_S = 0.5
+OPERATOR_S = 3.0
+"""How often an operator looks whether a node with a new directory waits to be let in."""
 RETURN_S = 1.0
 """An operator takes this long to let a node in again that has been removed."""
 
@@ -209,7 +212,12 @@ class SimulatedNode:
         versions = Versions(*self.machine.versions)
         others = [node.address for node in self._cluster.nodes if node is not self]
         links = self._cluster.network.attach(
-            self.name, runtime, versions, addresses=[self.address], seeds=others if self.joins else []
+            self.name,
+            runtime,
+            versions,
+            addresses=[self.address],
+            listed=self._cluster.listed_by(self),
+            seeds=others if self.joins else [],
         )
         config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
@@ -366,7 +374,7 @@ class SimulatedCluster:
         options = self.options
         return GroupConfig(
             name=node.name,
-            nodes=self._listed_by(node),
+            nodes=self.listed_by(node),
             cluster=CLUSTER,
             joins=node.joins,
             timing=options.timing,
@@ -386,10 +394,25 @@ class SimulatedCluster:
             append_bytes_max=options.message_bytes_max,
         )
 
-    def _listed_by(self, node: SimulatedNode) -> dict[str, PeerAddress]:
+    def listed_by(self, node: SimulatedNode) -> dict[str, PeerAddress]:
+        """The addresses in a node's file, which are right when it starts."""
         names = [node.name] if node.joins else node.members
         known = {other.name: other.address for other in self.nodes}
         return {name: known.get(name, address_of(name)) for name in names}
+
+    def replace_lost(self) -> None:
+        """Do what an operator has to do where a node has a new directory and a new address at once."""
+        self.world.after(OPERATOR_S, self.replace_lost)
+        leader = self.leader()
+        if leader is None:
+            return
+        for node in self.nodes:
+            member = leader.group.configurations.committed.member(node.name)
+            if not node.up or node.standing is not Standing.BLANK or member is None or member.id is None:
+                continue
+            if member.id != node.group.member_id:
+                change = MemberChange(Verb.REPLACE, node.name, member.id)
+                leader.runtime.enter(partial(leader.group.ask_for_change, change, _ignore))
 
     def leader(self) -> SimulatedNode | None:
         """The leader of the highest term."""
@@ -420,6 +443,10 @@ class SimulatedCluster:
     def describe(self) -> str:
         """Where everybody is, for a failure report."""
         return "; ".join(_describe(node) for node in self.nodes)
+
+
+def _ignore(_reason: str) -> None:
+    """Ignore why a change is refused: the next one may be made."""
 
 
 def _describe(node: SimulatedNode) -> str:

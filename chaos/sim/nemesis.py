@@ -234,9 +234,9 @@ class Nemesis:
             self._world.after(self._random.uniform(0.0, 0.5), partial(self._ask_for, change, times - 1))
 
     def _move(self) -> bool:
-        """Start a node at another address."""
+        """Start a node at another address, one that knows from its file where the others are: they may have moved."""
         node = self._anyone()
-        if not node.up:
+        if not node.up or node.joins:
             return False
         node.end(power_loss=False)
         self._count += 1

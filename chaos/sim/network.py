@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cluster.catch_up import CHUNK_BYTES, WINDOW
@@ -29,7 +30,7 @@ from cluster.handshake import PROCESS_BYTES, VERSIONS, Terms, disagreement
 from cluster.known_members import KnownMembers, Link
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from random import Random
 
     from chaos.sim.world import SimulatedRuntime, World
@@ -154,10 +155,11 @@ class SimulatedLinks:
         runtime: SimulatedRuntime,
         versions: Versions,
         process: bytes,
+        listed: Mapping[str, PeerAddress],
         seeds: Sequence[PeerAddress],
     ) -> None:
         self.name = name
-        self.known = KnownMembers(name, versions, process)
+        self.known = KnownMembers(name, versions, process, listed)
         self.runtime = runtime
         self.seeds = seeds
         self.current: dict[str, Connection] = {}
@@ -166,11 +168,11 @@ class SimulatedLinks:
         self.events: LinkEvents | None = None
         self._network = network
 
-    def address_of(self, whom: str | PeerAddress) -> PeerAddress | None:
-        """Where to dial a peer or a seed; None if it is not to be dialled."""
+    def places(self, whom: str | PeerAddress) -> tuple[PeerAddress, ...]:
+        """Where to dial a peer or a seed; nowhere if it is not to be dialled."""
         if isinstance(whom, str):
-            return self.known.addresses.get(whom)
-        return whom if self.known.is_without_cluster else None
+            return self.known.places(whom) if whom in self.known.addresses else ()
+        return (whom,) if self.known.is_without_cluster else ()
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
         self.known.configure(member_id, configurations)
@@ -224,16 +226,17 @@ class Network:
         versions: Versions = ANY_VERSIONS,
         *,
         addresses: Sequence[PeerAddress] = (),
+        listed: Mapping[str, PeerAddress] = MappingProxyType({}),
         seeds: Sequence[PeerAddress] = (),
     ) -> SimulatedLinks:
         """A process of this name begins to listen and to dial; its program can run these versions of the state.
 
-        It listens at the `addresses`, or else where nodes of this name do. `seeds` are addresses of nodes of the
-        cluster that it is to join.
+        It listens at the `addresses`, or else where nodes of this name do. `listed` is where the others are according
+        to its file, `seeds` are addresses of nodes of the cluster that it is to join.
         """
         self._lives += 1
         process = self._lives.to_bytes(PROCESS_BYTES, "big")
-        links = self._links[name] = SimulatedLinks(self, name, runtime, versions, process, seeds)
+        links = self._links[name] = SimulatedLinks(self, name, runtime, versions, process, listed, seeds)
         for address in addresses or (address_of(name),):
             self._places[address] = Place(name, Host.UP)
         return links
@@ -439,12 +442,13 @@ class Network:
     def _is_wanted(self, links: SimulatedLinks, whom: str | PeerAddress) -> bool:
         """Whether the process still lives and lacks a connection that it wants."""
         is_alive = self._links.get(links.name) is links
-        return is_alive and whom not in links.current and links.address_of(whom) is not None
+        return is_alive and whom not in links.current and len(links.places(whom)) > 0
 
     def _reached(self, links: SimulatedLinks, whom: str | PeerAddress) -> Place | None:
         """What a process reaches that dials; None if nothing answers."""
-        address = links.address_of(whom)
-        place = None if address is None else self._places.get(address)
+        addresses = links.places(whom)
+        address = addresses[0] if len(addresses) == 1 else self._random.choice(addresses)
+        place = self._places.get(address)
         return place if place is not None and self.reachable(links.name, place.name) else None
 
     def _agree(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> bool:

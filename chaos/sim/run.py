@@ -189,6 +189,7 @@ class Scene:
         random = self.world.random("start")
         for node in self.cluster.nodes:
             self.world.after(random.uniform(0.0, 1.0), node.start)
+        self.cluster.replace_lost()
         self._look_at_files()
 
     def _look_at_files(self) -> None:

@@ -21,8 +21,8 @@ from cluster.identity import (
     OtherVersion,
     Owner,
     claim_directory,
+    directory_id,
     forget_writes_lost,
-    member_id,
     note_writes_lost,
     store_identity,
 )
@@ -123,14 +123,14 @@ def test_a_directory_whose_log_says_who_the_members_are_needs_no_list() -> None:
 
 
 def id_of(disk: SimulatedDisk, incarnation: int = 1, *, is_new: bool = False) -> bytes:
-    return member_id(disk, "group", OWNER, incarnation, is_new=is_new)
+    return directory_id(disk, "group", OWNER, incarnation, is_new=is_new).member
 
 
 def test_the_id_of_a_member_is_made_once_and_another_directory_gets_another_one() -> None:
     disk = a_disk()
     assert id_of(disk, 1) == id_of(disk, 2) == id_of(a_disk(), 1)
     assert id_of(disk) != id_of(a_disk(), 2)
-    assert id_of(disk) != member_id(a_disk(), "group", OWNER._replace(node="b"), 1, is_new=False)
+    assert id_of(disk) != directory_id(a_disk(), "group", OWNER._replace(node="b"), 1, is_new=False).member
     forgetful = id_of(disk, 3, is_new=True)
     assert id_of(disk, 4) == forgetful != id_of(a_disk())
 
