@@ -399,8 +399,7 @@ class Group:
                 self.change_configuration(self._finish_upgrade)
             elif not self.configurations.newest.cluster:
                 refused(
-                    "the members cannot be changed before all of them run this release (`qq upgrade finish` tells who "
-                    "does not)"
+                    "the members cannot be changed before the upgrade to this release is finished: `qq upgrade finish`"
                 )
             elif change.verb == Verb.REPLACE and self._is_there(change.name, change.member_id):
                 refused(

@@ -17,6 +17,7 @@ from system_clients import pika_connection
 from system_disk import NodeFiles
 from system_load import loaded, poll
 
+from qq.machine.state import VERSION
 from qq.testing import ClusterNode, LocalCluster
 
 if TYPE_CHECKING:
@@ -207,3 +208,24 @@ def test_nodes_under_maintenance_lead_where_nobody_else_is_left(tmp_path: Path) 
         third.start()
         third.wait_ready()
         poll(lambda: cluster.leader() is third, lambda: f"{cluster.leader().name} leads on")
+
+
+def test_an_upgrade_is_finished_by_command_if_that_is_wanted(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path, {"cluster": {"finish_upgrades": False}}) as cluster:
+        first, second, third = cluster.nodes
+        assert cluster.status()["version"] == VERSION
+        assert set(roles(first).values()) == {"voter"}
+        status, _, errors = qq(first, "drain", "n3")
+        assert (status, "before the upgrade to this release is finished: `qq upgrade finish`" in errors) == (
+            1,
+            True,
+        )
+        third.kill()
+        status, _, errors = qq(first, "upgrade", "finish")
+        assert (status, "node 'n3' has not told yet which data directory it has" in errors) == (1, True)
+        third.start()
+        cluster.wait_caught_up()
+        for node in (first, second):
+            text = f"the cluster runs version {VERSION + 1} of the state"
+            assert done(node, "upgrade", "finish") == text
+        assert done(third, "drain", "--timeout", "30").startswith("n3 is under maintenance")
