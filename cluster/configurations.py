@@ -31,8 +31,9 @@ class Configurations:
     """Who votes and who learns by the configuration that counts."""
     committed: Configuration
     """The newest configuration that this node knows to be committed, because it has applied it."""
-    is_settled: bool
-    """Whether that is so: before this node has applied any, there is what it was started with, or told."""
+    committed_index: int
+    """The index of the entry that holds it, or of a later one. It is 0 before this node has applied any: then
+    `committed` is what it was started with, or told."""
     known: dict[str, Member]
     """All members by name, as of the newest configuration that has one of that name. Who is not in the one that counts
     may still be in the one that is committed, and has to be told of what comes: it may even lead."""
@@ -43,6 +44,11 @@ class Configurations:
         self._held = [(0, configuration)]
         """The configurations with the indexes of their entries, ascending."""
         self._note()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this node has applied any."""
+        return self.committed_index > 0
 
     @property
     def cluster(self) -> bytes:
@@ -86,7 +92,6 @@ class Configurations:
 
     def _note(self) -> None:
         self.newest_index, self.newest = self._held[-1]
-        committed_index, self.committed = self._held[0]
-        self.is_settled = committed_index > 0
+        self.committed_index, self.committed = self._held[0]
         self.membership = self.newest.membership
         self.known = {member.name: member for _, held in self._held for member in held.members}

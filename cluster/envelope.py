@@ -182,6 +182,8 @@ class MembersTold(NamedTuple):
     """What a node tells those who cannot know it from their own log: new nodes, and such as have been removed."""
 
     term: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
+    """The index of the entry that holds the configuration: of two that are told, the later one is to be believed."""
     configuration: Configuration
 
 
@@ -354,7 +356,7 @@ def encode(message: Message) -> list[Buffer]:
     if isinstance(message, Introduction):
         return [bytes([_KIND_INTRODUCTION]), pack(message)]
     if isinstance(message, MembersTold):
-        return [bytes([_KIND_MEMBERS_TOLD]), pack([message.term, fields_of(message.configuration)])]
+        return [bytes([_KIND_MEMBERS_TOLD]), pack([*message[:2], fields_of(message.configuration)])]
     if isinstance(message, ChangeRequest):
         return [bytes([_KIND_CHANGE_REQUEST]), pack([message.number, *message.change])]
     if isinstance(message, ChangeRefused):
@@ -382,10 +384,10 @@ def decode(frame: bytes) -> Message:
         if kind == _KIND_INTRODUCTION:
             return _decode_introduction(msgpack.unpackb(frame[1:], use_list=False))
         if kind == _KIND_MEMBERS_TOLD:
-            term, fields = msgpack.unpackb(frame[1:], use_list=False)
-            if not _is_count(term):
-                raise MalformedFrame("MembersTold without a term")
-            return MembersTold(term, configuration_from(fields))
+            term, index, fields = msgpack.unpackb(frame[1:], use_list=False)
+            if not (_is_count(term) and _is_count(index)):
+                raise MalformedFrame("MembersTold with other fields than numbers")
+            return MembersTold(term, index, configuration_from(fields))
         if kind == _KIND_CHANGE_REQUEST:
             number, *fields = _typed(msgpack.unpackb(frame[1:]), _CHANGE_FIELDS)
             return ChangeRequest(number, MemberChange(*fields))

@@ -261,6 +261,8 @@ class Group:
             raises_version=config.raises_version,
         )
         self._asked = Questions()
+        self._told_index = 0
+        """The index of the configuration that this node was told last."""
         self._complaint = ""
         """Why a step that was due was refused, as was logged last."""
         self._applying = Applying(self._state, self._submissions)
@@ -377,6 +379,7 @@ class Group:
         if not after.has(self.config.name, self.member_id):
             self.transfer_leadership()
             raise NotNow("this node leads, and hands over first")
+        self._check_majority_of(after)
         index = engine.propose(make_configuration(self.time_ms(), after))
         self._follow_configuration()
         return index
@@ -423,6 +426,21 @@ class Group:
     def _new_id(self) -> bytes:
         return self._runtime.random.randbytes(ID_BYTES)
 
+    def _check_majority_of(self, after: Configuration) -> None:
+        """Raise MembershipRefused if so few of the voters of this configuration are there that it could not commit it.
+
+        It counts as soon as it is in the log, so there would be no way back.
+        """
+        if after.membership.voters == self.configurations.membership.voters:
+            return
+        there = [name for name, status in self._known().items() if status is not None]
+        if not after.membership.is_majority(there):
+            away = ", ".join(sorted(after.membership.voters.difference(there)))
+            raise MembershipRefused(
+                f"{len(after.membership.voters)} voters would be left, and of these {away} do not answer, so the rest "
+                "would be no majority: start or replace them first"
+            )
+
     def _mind_members(self) -> None:
         """Take the step that is due, if any; what cannot be done now is tried again with the next beat."""
         configuration, progress = self.configurations.newest, self.engine.progress
@@ -455,20 +473,30 @@ class Group:
         self._enrolment.introduced(self.config.name, self._introduction())
         self._tell_peers(self._introduction())
 
-    def _tell_members(self, peer: str, configuration: Configuration) -> None:
-        self._transmit(peer, MembersTold(self.engine.term, configuration))
+    def _tell_members(self, peer: str) -> None:
+        """Tell who the members are to one that cannot know it from its own log: a guest, or a learner without a log.
+
+        A learner is told what is not committed, too: it has promised nothing so far, so it may as well begin.
+        """
+        held = self.configurations
+        if self._presence.is_member(peer):
+            if peer in held.membership.learners:
+                self._transmit(peer, MembersTold(self.engine.term, held.newest_index, held.newest))
+        elif held.is_settled:
+            self._transmit(peer, MembersTold(self.engine.term, held.committed_index, held.committed))
 
     def _receive_members(self, told: MembersTold) -> None:
         """Learn who the members are, because the own log does not tell, or that this node is none any more."""
-        configuration, held = told.configuration, self.configurations
-        if configuration.is_removed(self.member_id):
+        held = self.configurations
+        if told.configuration.is_removed(self.member_id):
             self._leave()
             return
         is_ignorant = self.recovery.standing is Standing.BLANK or not self._directory.lists_members
-        if is_ignorant and not held.newest.cluster:
-            held.begin(0, configuration)
+        if is_ignorant and held.newest_index == 0 and told.index > self._told_index:
+            self._told_index = told.index
+            held.begin(0, told.configuration)
             self._follow_configuration()
-        self.recovery.told(configuration, told.term, self.engine)
+        self.recovery.told(told.configuration, told.term, self.engine)
         self._turns.ask()
 
     def _begin_configurations(self, index: int) -> None:
@@ -498,9 +526,8 @@ class Group:
         self._peers.configure(self.peers, self._runtime.monotonic())
         self._links.configure(self.member_id, held)
         self._meet()
-        if held.is_settled:
-            for guest in self._presence.guests:
-                self._tell_members(guest, held.committed)
+        for peer in self._presence.linked:
+            self._tell_members(peer)
         self._turns.ask()
 
     def _meet(self) -> None:
@@ -512,8 +539,6 @@ class Group:
             self.engine.hold_back(peer)
         for peer in came:
             self._peers.connected(peer, now_s)
-            if self.engine.is_leader and peer in self.configurations.membership.learners:
-                self._tell_members(peer, self.configurations.newest)
             self.engine.peer_connected(peer)
 
     def _make_durable(self) -> None:
@@ -753,8 +778,7 @@ class Group:
         self._meet()
         if not self._presence.is_member(peer):
             self.engine.guest_connected()
-            if self.configurations.is_settled:
-                self._tell_members(peer, self.configurations.committed)
+        self._tell_members(peer)
         self._transmit(peer, self._introduction())
         self._transmit(peer, self._own_status())
         self._taker.connected(peer)

@@ -471,6 +471,10 @@ class PeerLinks:
                     server_hostname=host if self._tls else None,
                     ssl_shutdown_timeout=_TLS_GOODBYE_S if self._tls else None,
                 )
+                if connection.gone.is_set():
+                    # The first write has failed. uvloop has closed the descriptor then and not told the socket, which
+                    # would close whatever has that number by now.
+                    sock.detach()
                 await connection.wait_authenticated()
         finally:
             connection.abandon()

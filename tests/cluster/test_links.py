@@ -11,6 +11,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from struct import pack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -1018,6 +1019,34 @@ def test_a_node_of_the_last_release_that_dials_first_is_not_dialled_in_its_versi
     run(story())
     assert {hello[4] for hello in old.asked} == {4}
     assert warnings_in(caplog) == []
+
+
+def test_a_dial_that_is_reset_at_once_closes_its_own_socket_only(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    async def connect_and_be_reset(host: str, port: int) -> socket.socket:
+        sock = socket.create_connection((host, port))
+        sock.setblocking(False)
+        accepted, _ = listener.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+        accepted.close()
+        return sock
+
+    monkeypatch.setattr(links_module, "connect", connect_and_be_reset)
+
+    async def story() -> None:
+        node = make_nodes(2)["n1"]
+        for _ in range(3):
+            with pytest.raises(OSError):
+                await node.links._dial("n2", listener.getsockname())
+            with socket.socket() as next_one:  # it has the number of the one that was closed
+                gc.collect()
+                next_one.getsockname()
+
+    run(story())
+    listener.close()
 
 
 # Seeds.
