@@ -298,7 +298,7 @@ class Group:
             raise RemovedFromCluster(config.name)
         self._clock = ClusterClock(
             config.name,
-            len(self.configurations.membership.voters),
+            self._clocks(),
             self._state.time_ms,
             self._wall_ms(),
             runtime.monotonic(),
@@ -438,6 +438,14 @@ class Group:
     def _new_id(self) -> bytes:
         return self._runtime.random.randbytes(ID_BYTES)
 
+    def _clocks(self) -> int:
+        """How many voters' clocks decide what time it is; 0 if this node's is none of them."""
+        newest = self.configurations.newest
+        is_voter = self.config.name in newest.membership.voters and newest.has(
+            self.config.name, self.member_id
+        )
+        return len(newest.membership.voters) if is_voter else 0
+
     def _check_majority_of(self, after: Configuration) -> None:
         """Raise MembershipRefused if so few of the voters of this configuration are there that it could not commit it.
 
@@ -537,8 +545,8 @@ class Group:
         for name in self._members.keys() ^ before.keys():
             log.info("node %s is %s", name, "a member now" if name in self._members else "no member any more")
         self._directory.note_configuration(held, self.journal)
-        self._clock.members = len(held.membership.voters)
-        for name in held.known.keys() - held.membership.voters:
+        self._clock.members = self._clocks()
+        for name in (before.keys() | held.known.keys()) - held.membership.voters:
             self._clock.forget(name)  # a majority of the voters decides what time it is
         self._peers.configure(self.peers, self._runtime.monotonic())
         self._links.configure(self.member_id, held)
