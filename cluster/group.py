@@ -485,7 +485,7 @@ class Group:
 
     def _note_past(self) -> None:
         """Have links tell whether this node is of a cluster already, also if that has no id."""
-        self.configurations.has_past = self.recovery.standing is not Standing.BLANK
+        self.configurations.has_past = self.recovery.standing is Standing.VOTER
         self._links.configure(self.member_id, self.configurations)
 
     def _introduction(self) -> Introduction:
@@ -499,14 +499,13 @@ class Group:
         self._tell_peers(self._introduction())
 
     def _tell_members(self, peer: str) -> None:
-        """Tell who the members are to one that cannot know it from its own log: a guest, or a learner without a log.
+        """Tell who the members are, because the log of the other node may not say so.
 
         A learner is told what is not committed, too: it has promised nothing so far, so it may as well begin.
         """
         held = self.configurations
-        if self._presence.is_member(peer):
-            if peer in held.membership.learners:
-                self._transmit(peer, MembersTold(self.engine.term, held.newest_index, held.newest))
+        if self._presence.is_member(peer) and peer in held.membership.learners:
+            self._transmit(peer, MembersTold(self.engine.term, held.newest_index, held.newest))
         elif held.is_settled:
             self._transmit(peer, MembersTold(self.engine.term, held.committed_index, held.committed))
 
@@ -922,6 +921,8 @@ class Group:
             if peer in self.configurations.membership.voters:
                 self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
             self.recovery.heard(peer, status)
+        elif peer in self.configurations.membership.voters:
+            self.recovery.heard_other(peer, status)
 
     # The turn
 
