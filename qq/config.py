@@ -40,6 +40,7 @@ _OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_
 TLS_VERSIONS = ("1.2", "1.3")
 _KNOWN_TO_ALL = "guest"  # RabbitMQ's first user, and the password
 CERT_LOGINS = ("distinguished_name", "common_name")
+PEER_ADDRESSES = ("log", "file")
 
 
 class _DefaultUser(TypedDict):
@@ -218,6 +219,8 @@ class NodeConfig:
     secret_file: Path | None = None
     """Where the secrets are read again when it changes; None: they are in the configuration."""
     cluster_name: str = "qq"
+    peer_addresses: str = PEER_ADDRESSES[0]
+    """Who knows where the other nodes are: the log, where each says it of itself, or this node's `nodes`."""
     log_level: str = "info"
 
     amqp_host: str = "127.0.0.1"
@@ -320,6 +323,7 @@ def _read(reader: _Reader) -> NodeConfig:
         log_level=text("node", "log_level", default.log_level),
         nodes=reader.nodes(),
         cluster_name=text("cluster", "name", default.cluster_name),
+        peer_addresses=reader.choice("cluster", "peer_addresses", default.peer_addresses, PEER_ADDRESSES),
         secrets=reader.secrets("cluster", "secret"),
         secret_file=reader.hidden_file("cluster", "secret"),
         election_timeout_min_s=seconds("cluster", "election_timeout_min_s", default.election_timeout_min_s),

@@ -126,6 +126,8 @@ class Node:
             (config.peer_host, config.address.peer_port),
             versions=Versions(*self.machine.versions),
             tls=self._peer_tls.current if self._peer_tls else None,
+            listed=_listed(config),
+            prefers_listed=config.peer_addresses == "file",
         )
         limits = _http_limits(config.limits, self._shares.http)
         app = reading_app(self, limits)
@@ -335,7 +337,7 @@ class Node:
         config, limits = self.config, self.config.limits
         return GroupConfig(
             name=config.name,
-            nodes={node.name: PeerAddress(node.host, node.peer_port) for node in config.nodes},
+            nodes=_listed(config),
             cluster=config.cluster_name,
             timing=Timing(config.election_timeout_min_s, config.election_timeout_max_s, config.heartbeat_s),
             segment_bytes=limits.segment_bytes,
@@ -499,6 +501,11 @@ async def run(
                     f"{config.data_dir}: the log is damaged again and again, so look at the disk: {damage}"
                 ) from damage
             log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
+
+
+def _listed(config: NodeConfig) -> dict[str, PeerAddress]:
+    """Where the nodes listen for each other according to this node's file."""
+    return {node.name: PeerAddress(node.host, node.peer_port) for node in config.nodes}
 
 
 def _http_limits(limits: Limits, connections: int) -> HttpLimits:

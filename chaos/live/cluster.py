@@ -7,10 +7,9 @@
     DIR/nodes/NAME/node.toml, data/, side/    a node's files; side/ is the faulty node's (faulty_node.py)
     DIR/logs/NAME.log, DIR/logs/toxiproxy.log
 
-Two nodes have one TCP connection, which the one with the smaller name dials: so there is one proxy for each pair, and
-it stands in the configuration of the one that dials. What the smaller one says flows upstream through it, what the
-other one says downstream; loss in one direction is a toxic on one of the two. The one that does not dial has the
-other's real address, to find out whether it is dead.
+Two nodes have one TCP connection, which either of them dials: so there are two proxies for each pair, and each stands
+in the configuration of the one that dials through it, in which the addresses of the file count. What a node says flows
+upstream through its own proxy or downstream through the other's; loss in one direction is a toxic on both.
 
 An address that refuses connections tells qq that its process is gone. So a proxy is disabled while the process behind
 it is not there, and never otherwise: a partition drops data and refuses nothing.
@@ -33,7 +32,7 @@ import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from http import HTTPStatus
-from itertools import combinations
+from itertools import permutations
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -70,7 +69,7 @@ class LiveClusterError(OperatingError):
 
 
 class Link(NamedTuple):
-    """One direction of the connection between two nodes, as a toxic is told it."""
+    """One direction of the connections through a proxy, as a toxic is told it."""
 
     proxy: str
     stream: Stream
@@ -93,8 +92,8 @@ class LiveCluster:
             name: NodeAddress(name, HOST, next(ports), next(ports), next(ports)) for name in self.names
         }
         self._peer_routes = {
-            pair: Route("-".join(pair), next(ports), self._addresses[pair[1]].peer_port)
-            for pair in combinations(self.names, 2)
+            (dialler, target): Route(f"{dialler}-{target}", next(ports), self._addresses[target].peer_port)
+            for dialler, target in permutations(self.names, 2)
         }
         self._client_routes = {
             name: Route(f"clients-{name}", next(ports), address.amqp_port)
@@ -231,11 +230,10 @@ class LiveCluster:
 
     # Connections
 
-    def link(self, source: str, target: str) -> Link:
-        """What `source` says to `target`."""
-        if source < target:
-            return Link(self._peer_routes[source, target].name, "upstream")
-        return Link(self._peer_routes[target, source].name, "downstream")
+    def links(self, source: str, target: str) -> tuple[Link, Link]:
+        """What `source` says to `target`, whichever of them has dialled."""
+        own, others = self._peer_routes[source, target], self._peer_routes[target, source]
+        return Link(own.name, "upstream"), Link(others.name, "downstream")
 
     def clients_of(self, name: str) -> tuple[Link, Link]:
         """What the clients of a node say to it, and what it says to them."""
@@ -412,7 +410,7 @@ class LiveCluster:
         """Text of node.toml. JSON strings and numbers are TOML's."""
         sections: list[tuple[str, dict[str, Any]]] = [
             ("[node]", {"name": name, "data_dir": "data"}),
-            ("[cluster]", {"secret": secret}),
+            ("[cluster]", {"secret": secret, "peer_addresses": "file"}),
             ("[users]", {"default_user": USER, "default_password": PASSWORD}),
             ("[limits]", self._limits),
         ]

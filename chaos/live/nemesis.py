@@ -206,15 +206,15 @@ def _both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 def _cut(cluster: LiveCluster, names: Sequence[str], ways: Sequence[tuple[str, str]]) -> Harm:
     """Drop what is said this way. Connections stay open meanwhile, and break when it passes again."""
     detail = {"cut": [f"{source}>{target}" for source, target in ways]}
-    links = [_link(cluster, source, target) for source, target in ways]
+    links = [link for source, target in ways for link in _links(cluster, source, target)]
     return _hurt(cluster, names, detail, links, "timeout", timeout=0)
 
 
-def _link(cluster: LiveCluster, source: str, target: str) -> Link:
+def _links(cluster: LiveCluster, source: str, target: str) -> Sequence[Link]:
     """What a node says to another one or to its clients, or they to it."""
     if target == CLIENTS:
-        return cluster.clients_of(source)[1]
-    return cluster.clients_of(target)[0] if source == CLIENTS else cluster.link(source, target)
+        return cluster.clients_of(source)[1:]
+    return cluster.clients_of(target)[:1] if source == CLIENTS else cluster.links(source, target)
 
 
 # Bad connections
@@ -247,8 +247,8 @@ def _slow(cluster: LiveCluster, chance: Random, kind: str, **attributes: int) ->
     whom = chance.choice(([NODES], [CLIENTS], [NODES, CLIENTS]))
     links: list[Link] = []
     if NODES in whom:
-        pairs = permutations(cluster.names, 2)
-        links += [cluster.link(*pair) for pair in pairs if not set(pair).isdisjoint(names)]
+        pairs = [pair for pair in permutations(cluster.names, 2) if not set(pair).isdisjoint(names)]
+        links += [link for pair in pairs for link in cluster.links(*pair)]
     if CLIENTS in whom:
         links += [link for name in names for link in cluster.clients_of(name)]
     return _hurt(cluster, names, {kind: attributes, "with": whom}, links, kind, **attributes)
@@ -272,7 +272,8 @@ async def reset_peer(cluster: LiveCluster, chance: Random) -> Harm:
     pairs = list(combinations(cluster.names, 2))
     pairs = chance.sample(pairs, chance.randint(1, len(pairs)))
     names = sorted({name for pair in pairs for name in pair})
-    return _reset(cluster, names, [cluster.link(one, other) for one, other in pairs], chance.randint(1, 5))
+    links = [link for pair in pairs for link in cluster.links(*pair)]
+    return _reset(cluster, names, links, chance.randint(1, 5))
 
 
 async def client_reset(cluster: LiveCluster, chance: Random) -> Harm:
