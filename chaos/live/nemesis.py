@@ -138,14 +138,49 @@ async def restart(cluster: LiveCluster, chance: Random) -> Harm:
 async def rolling_restart(cluster: LiveCluster, chance: Random) -> Harm:
     """Restart one node after the other, as an update does: the next one when the last one serves."""
     names = chance.sample(cluster.names, len(cluster.names))
+    return Harm(names, {}, partial(_roll, cluster, names), partial(_start, cluster, names), lasts=False)
 
-    async def roll() -> None:
+
+async def _roll(cluster: LiveCluster, names: Sequence[str]) -> None:
+    for name in names:
+        await cluster.stop(name)
+        await cluster.start(name)
+        await cluster.wait_ready(name)
+
+
+async def rotate_secret(cluster: LiveCluster, chance: Random) -> Harm:
+    """Change the secret of the nodes as an operator does, up to the restarts that end the old connections."""
+    names = chance.sample(cluster.names, len(cluster.names))
+
+    async def rotate() -> None:
+        await cluster.change_secret(names)
+        await _roll(cluster, names)
+
+    async def end() -> None:
         for name in names:
-            await cluster.stop(name)
-            await cluster.start(name)
-            await cluster.wait_ready(name)
+            cluster.write_secrets(name)
+        await _start(cluster, names)
 
-    return Harm(names, {}, roll, partial(_start, cluster, names), lasts=False)
+    return Harm(names, {}, rotate, end, lasts=False)
+
+
+async def leave_and_join(cluster: LiveCluster, chance: Random) -> Harm:
+    """Remove a member, in half of the cases the leader; later it joins with an empty directory."""
+    name = await _spared(cluster, chance)
+    if chance.random() < 0.5:
+        name = await cluster.leader(_ELECTION_PATIENCE_S)
+    detail: dict[str, Any] = {}
+
+    async def leave() -> None:
+        detail["has_ended"] = await cluster.remove(name)
+
+    async def join() -> None:
+        if cluster.running(name):  # it could not be removed, or has not heard of it
+            await cluster.kill(name)
+        await cluster.join(name)
+        await cluster.wait_caught_up(REPAIR_PATIENCE_S)
+
+    return Harm([name], detail, leave, join)
 
 
 # Partitions
@@ -484,6 +519,8 @@ _PROCESS = (
     pause,
     restart,
     rolling_restart,
+    leave_and_join,
+    rotate_secret,
     clock_jump,
 )
 _DISK = (disk_full, slow_fsync, power_loss, bit_flip, wipe)

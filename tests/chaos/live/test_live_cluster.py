@@ -143,6 +143,36 @@ def test_when_all_lose_their_power_nothing_confirmed_is_lost(
     runner.run(check())
 
 
+def test_a_member_that_was_removed_ends_and_joins_with_an_empty_directory(
+    runner: asyncio.Runner, cluster: LiveCluster
+) -> None:
+    async def ids() -> dict[str, str]:
+        shown = await cluster._get("n1", "/api/cluster/members")
+        assert shown is not None
+        return {member["name"]: member["id"] for member in shown[1]["members"]}
+
+    async def check() -> None:
+        await cluster.wait_caught_up()
+        before = await ids()
+        await asyncio.to_thread(publish, cluster.endpoints["n2"], "removed", bodies(3))
+        assert await cluster.remove("n2")
+        rest = await ids()
+        assert rest == {name: before[name] for name in ("n1", "n3")}
+        await cluster.join("n2")
+        await cluster.wait_caught_up()
+        after = await ids()
+        assert after == rest | {"n2": after["n2"]}
+        assert after["n2"] not in (before["n2"], None)
+        assert await asyncio.to_thread(taken, cluster.endpoints["n2"], "removed") == bodies(3)
+        # It is reached through proxies again.
+        await cluster.hurt(links_of(cluster, "n2"), "cut", "timeout", timeout=0)
+        await assert_cut_off(cluster, "n2")
+        await cluster.wait_caught_up()
+        assert cluster.crashes == []
+
+    runner.run(check())
+
+
 def test_a_cluster_has_three_or_five_nodes(tmp_path: Path) -> None:
     with pytest.raises(LiveClusterError, match="3 or 5 nodes, not 4"):
         LiveCluster(tmp_path, 4)

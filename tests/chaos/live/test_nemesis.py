@@ -60,6 +60,8 @@ DEEDS: dict[str, tuple[str, ...]] = {
     "power_loss": ("set_faults", "kill", "lose_power", "start"),
     "bit_flip": ("kill", "start"),
     "wipe": ("kill", "wipe", "start"),
+    "leave_and_join": ("remove", "join", "wipe", "start"),
+    "rotate_secret": ("write_secrets", "stop", "start"),
 }
 """What is done to each node that is hurt; faults of the network are toxics."""
 
