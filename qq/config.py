@@ -41,6 +41,7 @@ _OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_
 TLS_VERSIONS = ("1.2", "1.3")
 _KNOWN_TO_ALL = "guest"  # RabbitMQ's first user, and the password
 CERT_LOGINS = ("distinguished_name", "common_name")
+PEER_ADDRESSES = ("log", "file")
 
 
 class Seed(NamedTuple):
@@ -238,6 +239,8 @@ class NodeConfig:
     finish_upgrades: bool = True
     """Whether the cluster goes over to the next version of the state by itself, once the programs of all members can
     run it. Afterwards the older program cannot come back."""
+    peer_addresses: str = PEER_ADDRESSES[0]
+    """Who knows where the other nodes are: the log, where each says it of itself, or this node's `nodes`."""
     log_level: str = "info"
 
     amqp_host: str = "127.0.0.1"
@@ -354,6 +357,7 @@ def _read(reader: _Reader) -> NodeConfig:
         join=reader.seeds("cluster", "join"),
         replace_emptied=reader.flag("cluster", "replace_emptied", default.replace_emptied),
         finish_upgrades=reader.flag("cluster", "finish_upgrades", default.finish_upgrades),
+        peer_addresses=reader.choice("cluster", "peer_addresses", default.peer_addresses, PEER_ADDRESSES),
         secrets=reader.secrets("cluster", "secret"),
         secret_file=reader.hidden_file("cluster", "secret"),
         election_timeout_min_s=seconds("cluster", "election_timeout_min_s", default.election_timeout_min_s),

@@ -49,11 +49,11 @@ from qq.sessions.login import SALT_BYTES, Login, hash_password
 from qq.stored.content import content_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     from cluster.peers import MemberStatus
-    from qq.config import Limits, NodeConfig
+    from qq.config import Limits, NodeAddress, NodeConfig
     from qq.http.view import ClusterMember
     from qq.sessions.login import Attempt
 
@@ -140,6 +140,8 @@ class Node:
             (config.peer_host, config.address.peer_port),
             versions=Versions(*self.machine.versions),
             tls=self._peer_tls.current if self._peer_tls else None,
+            listed=_addresses(config.nodes),
+            prefers_listed=config.peer_addresses == "file",
             seeds=config.join,
         )
         limits = _http_limits(config.limits, self._shares.http)
@@ -372,7 +374,7 @@ class Node:
         listed = [config.address] if config.join else config.nodes
         return GroupConfig(
             name=config.name,
-            nodes={node.name: PeerAddress(node.host, node.peer_port) for node in listed},
+            nodes=_addresses(listed),
             cluster=config.cluster_name,
             joins=bool(config.join),
             replaces_emptied=config.replace_emptied,
@@ -396,15 +398,16 @@ class Node:
         config, agreed = self.config, self.group.configurations.newest
         if config.join or not agreed.cluster:
             return
-        listed = {node.name: PeerAddress(node.host, node.peer_port) for node in config.nodes}
+        listed = _addresses(config.nodes)
         members = {member.name: member.address for member in agreed.members}
         told = [f"{name} is not listed" for name in sorted(members.keys() - listed)]
         told += [f"{name} is no member" for name in sorted(listed.keys() - members)]
-        told += [
-            f"{name} is at {members[name]} and not at {listed[name]}"
-            for name in sorted((listed.keys() & members) - {config.name})
-            if listed[name] != members[name]
-        ]
+        if config.peer_addresses == "log":
+            told += [
+                f"{name} is at {members[name]} and not at {listed[name]}"
+                for name in sorted((listed.keys() & members) - {config.name})
+                if listed[name] != members[name]
+            ]
         if told:
             log.warning("the members are those in the log, not those in [[nodes]]: %s", ", ".join(told))
 
@@ -549,6 +552,11 @@ async def run(
                     f"{config.data_dir}: the log is damaged again and again, so look at the disk: {damage}"
                 ) from damage
             log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
+
+
+def _addresses(nodes: Iterable[NodeAddress]) -> dict[str, PeerAddress]:
+    """Where nodes listen for each other."""
+    return {node.name: PeerAddress(node.host, node.peer_port) for node in nodes}
 
 
 def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:

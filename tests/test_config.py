@@ -85,6 +85,7 @@ def test_a_short_file_is_completed_with_the_defaults(file: Path) -> None:
         0.1,
     )
     assert config.limits == Limits()
+    assert config.peer_addresses == "log"
     assert config.peer_tls is None
     assert config.tls is None
     assert (config.amqp_host, config.amqps_host) == ("127.0.0.1", "127.0.0.1")
@@ -422,6 +423,10 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
         (
             GOOD + '[listen]\nproxy_protocol_from = ["10.0.0.1/8"]\n',
             "[listen] proxy_protocol_from: 10.0.0.1/8 has host bits set",
+        ),
+        (
+            GOOD.replace(CLUSTER, CLUSTER + 'peer_addresses = "dns"\n'),
+            "[cluster] peer_addresses: must be one of log, file",
         ),
         (GOOD + "[peer_tls]\n", "[peer_tls] cert: is missing"),
         (GOOD + '[peer_tls]\ncert = "none.pem"\n', "[peer_tls] cert: "),
