@@ -160,8 +160,9 @@ class Status(NamedTuple):
     """Its wall clock, in milliseconds since 1970."""
     steady_ms: int
     """Its wall clock without jumps that are not believed yet (clock.py)."""
-    hears_leader: int = 0
-    """1 if it leads, or has heard the leader within the last moments; else 0."""
+    hears_leader: int = 1
+    """1 if it leads, or has heard the leader within the last moments; else 0. Release 0.1 does not tell: its nodes count
+    as if they did, or no node could be stopped in good order during an upgrade."""
 
 
 class Introduction(NamedTuple):

@@ -216,6 +216,6 @@ def test_a_node_of_release_0_1_is_sent_what_it_knows() -> None:
     assert encode_for_release_0_1(Transfer(5, "n1")) == []
     [kind, fields] = encode_for_release_0_1(status)
     assert msgpack.unpackb(fields) == list(range(14))
-    assert decode(bytes(kind) + bytes(fields)) == status._replace(hears_leader=0)
+    assert decode(bytes(kind) + bytes(fields)) == status._replace(hears_leader=1)
     assert encode_for_release_0_1(Vote(7)) == encode(Vote(7))
     assert decode(b"".join(encode(told))) == told

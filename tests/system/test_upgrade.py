@@ -1,0 +1,172 @@
+"""A cluster of release 0.1 becomes one of this program while clients work, and only then goes over to its version.
+
+Release 0.1 is taken out of the repository's history, and runs in the same Python environment.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from system_disk import NodeFiles, lines_since
+from system_load import loaded, poll
+
+import qq.testing
+from cluster.identity import load_copies
+from cluster.realworld import ReadOnlyDisk
+from qq.cli.asking import ask
+from qq.machine.machine import QueueMachine
+from qq.testing import ClusterNode, LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from cluster.ports import Disk
+    from system_load import Load
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).parents[2]
+RELEASE = "55b39eb"
+"""The commit of release 0.1."""
+RELEASED, NEXT = QueueMachine.versions
+"""The versions of the state of release 0.1, and of this program once all nodes run it."""
+VOTING = ("leader", "follower")
+SMALL_FILES = {
+    "limits": {
+        "segment_bytes": 100_000,
+        "checkpoint_entries": 150,
+        "checkpoint_bytes": 200_000,
+        "retained_bytes": 300_000,
+    }
+}
+"""Both programs read segments, checkpoints and snapshots of each other."""
+PAUSE_MAX_S = 3.0
+"""How long a publisher waits for a confirm at most while a node is stopped in good order."""
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The code of release 0.1."""
+    packed = subprocess.run(["git", "archive", RELEASE], cwd=ROOT, capture_output=True, check=False)
+    if packed.returncode != 0:
+        pytest.fail(
+            f"commit {RELEASE} (release 0.1) is not in this clone: fetch the whole history with "
+            f"`git fetch --unshallow` ({packed.stderr.decode().strip()})"
+        )
+    directory = tmp_path_factory.mktemp("release-0.1")
+    with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
+        archive.extractall(directory, filter="data")
+    return directory
+
+
+@contextmanager
+def running(program: Path) -> Generator[None]:
+    """Nodes that are started now run the code in this directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            qq.testing,
+            "SERVE_COMMAND",
+            (sys.executable, "-P", str(program / "qq" / "__main__.py"), "serve"),
+        )
+        patch.setenv("PYTHONPATH", str(program))
+        yield
+
+
+def start(node: ClusterNode, program: Path) -> None:
+    with running(program):
+        node.start()
+
+
+def restart(load: Load, node: ClusterNode, program: Path) -> None:
+    """Stop a node in good order, and start it on its data with this program."""
+    load.stop(node)
+    start(node, program)
+    load.cluster.wait_caught_up()
+    poll(lambda: state(node) in VOTING, lambda: f"{node.name} is {state(node)}")
+    load.until_all_work()
+    assert load.longest_wait_s() < PAUSE_MAX_S
+
+
+def state(node: ClusterNode) -> str:
+    return next(row["state"] for row in node.status()["nodes"] if row["name"] == node.name)
+
+
+def until_safe_to_stop(node: ClusterNode, *, asked: ClusterNode) -> None:
+    """Wait until a node of this program says that another one may be stopped."""
+
+    def why_not() -> str | None:
+        answer = ask(asked.http_port, f"/api/health/checks/safe-to-stop/{node.name}")
+        return None if answer["status"] == "ok" else answer["reason"]
+
+    poll(lambda: why_not() is None, lambda: str(why_not()))
+
+
+def until_said(node: ClusterNode, what: str) -> None:
+    poll(lambda: what in node.log.read_text(), lambda: f"{node.name} does not say {what!r}")
+
+
+def until_raised(cluster: LocalCluster) -> None:
+    for node in cluster.nodes:
+        poll(lambda node=node: agreed_version(node) == NEXT, lambda node=node: f"{node.name} stays behind")
+
+
+def agreed_version(node: ClusterNode) -> int:
+    """The version of the state that the node's directory says its log has agreed on."""
+    [found, _] = load_copies(cast("Disk", ReadOnlyDisk(NodeFiles(node).group)), "")
+    assert found is not None
+    return found.machine_version
+
+
+def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: Path, release: Path) -> None:
+    """One goes back before the last one is upgraded, and forward again."""
+    with (
+        running(release),
+        LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster,
+        loaded(cluster) as load,
+    ):
+        first, second, third = cluster.nodes
+        restart(load, first, ROOT)
+        until_safe_to_stop(second, asked=first)
+        restart(load, second, ROOT)
+        if cluster.leader() is third:
+            restart(load, third, release)  # from now on one of this program leads
+        assert cluster.leader() is not third
+        restart(load, first, release)
+        restart(load, first, ROOT)
+        until_safe_to_stop(third, asked=second)
+        assert [agreed_version(node) for node in cluster.nodes] == [RELEASED] * 3
+        restart(load, third, ROOT)
+        until_raised(cluster)
+        load.until_all_work()
+        load.stop(third)
+        size = third.log.stat().st_size
+        start(third, release)
+        poll(lambda: not third.running, lambda: "release 0.1 runs on what it cannot read")
+        assert lines_since(third, size)[-1] == (
+            f"qq serve: {NodeFiles(third).root}: groups/0: the log was written by version {NEXT} of the state, and this "
+            f"program has version {RELEASED}; start the program version that wrote it, or begin anew with an empty "
+            "directory on every node"
+        )
+        shutil.rmtree(NodeFiles(third).root)
+        size = third.log.stat().st_size
+        start(third, release)
+        until_said(
+            first, f"node 'n3' is at version {RELEASED} of the state and can run {RELEASED}, this node is at"
+        )
+        until_said(
+            third, f"runs version {NEXT} of the state, this node {RELEASED}: start the same program version"
+        )
+        assert "is connected" not in "\n".join(lines_since(third, size))
+        third.kill()
+        shutil.rmtree(NodeFiles(third).root)
+        start(third, ROOT)
+        cluster.wait_caught_up()
+        load.until_all_work()
