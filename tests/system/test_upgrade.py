@@ -28,8 +28,9 @@ from qq.testing import ClusterNode, LocalCluster
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from cluster.ports import Disk
     from system_load import Load
+
+    from cluster.ports import Disk
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
 
