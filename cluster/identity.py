@@ -67,8 +67,8 @@ class OtherMembers(JournalError):
     def __init__(self, directory: str, found: Sequence[str], wanted: Sequence[str]) -> None:
         super().__init__(
             f"{directory}: the directory belongs to the cluster of {', '.join(found)}, and the configuration lists "
-            f"{', '.join(wanted)}; put the list back: members are changed with `qq member add` and `qq member remove`, once "
-            "all nodes run this release"
+            f"{', '.join(wanted)}; put the list back: members are changed with `qq member add` and `qq member remove`, "
+            "once all nodes run this release"
         )
 
 
