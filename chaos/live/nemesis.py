@@ -4,9 +4,9 @@ A fault first chooses its victims; what it gives back then hurts them, and makes
 it writes the history.
 
 What stops nodes or touches their disks comes one at a time; a fault of the network may fall together with it. So no
-more than one node at once lacks what only its peers can give back (wiped, or with a damaged segment): losing a second
-one's log then would take confirmed messages, which no system of this kind can help. Processes that die all at once, or
-all disks that lose what was not synced, must not lose anything.
+more than one node at once lacks what only its peers can give back (wiped, just joined, or with a damaged segment):
+losing a second one's log then would take confirmed messages, which no system of this kind can help. Processes that die
+all at once, or all disks that lose what was not synced, must not lose anything.
 
 Lives here: the faults, the schedule, healing. Not here: processes and proxies (cluster.py), disks (faulty_disk.py).
 
