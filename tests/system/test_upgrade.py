@@ -1,41 +1,34 @@
 """A cluster of release 0.1 becomes one of this program while clients work, and only then goes over to its version.
 
-Release 0.1 is taken out of the repository's history, and runs in the same Python environment.
+Its code is taken out of the repository's history (tests/releases.py).
 """
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-import tarfile
-from contextlib import contextmanager
-from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from releases import ROOT, running, unpack_release
 from system_disk import NodeFiles, lines_since
 from system_load import loaded, poll
 
-import qq.testing
 from cluster.identity import load_copies
 from cluster.realworld import ReadOnlyDisk
 from qq.cli.asking import ask
 from qq.machine.machine import QueueMachine
-from qq.testing import ClusterNode, LocalCluster
+from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from pathlib import Path
+
+    from system_load import Load
 
     from cluster.ports import Disk
-    from system_load import Load
+    from qq.testing import ClusterNode
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
 
-ROOT = Path(__file__).parents[2]
-RELEASE = "55b39eb"
-"""The commit of release 0.1."""
 RELEASED, NEXT = QueueMachine.versions
 """The versions of the state of release 0.1, and of this program once all nodes run it."""
 VOTING = ("leader", "follower")
@@ -55,29 +48,9 @@ PAUSE_MAX_S = 3.0
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The code of release 0.1."""
-    packed = subprocess.run(["git", "archive", RELEASE], cwd=ROOT, capture_output=True, check=False)
-    if packed.returncode != 0:
-        pytest.fail(
-            f"commit {RELEASE} (release 0.1) is not in this clone: fetch the whole history with "
-            f"`git fetch --unshallow` ({packed.stderr.decode().strip()})"
-        )
     directory = tmp_path_factory.mktemp("release-0.1")
-    with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
-        archive.extractall(directory, filter="data")
+    unpack_release("0.1", directory)
     return directory
-
-
-@contextmanager
-def running(program: Path) -> Generator[None]:
-    """Nodes that are started now run the code in this directory."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            qq.testing,
-            "SERVE_COMMAND",
-            (sys.executable, "-P", str(program / "qq" / "__main__.py"), "serve"),
-        )
-        patch.setenv("PYTHONPATH", str(program))
-        yield
 
 
 def start(node: ClusterNode, program: Path) -> None:
@@ -151,9 +124,9 @@ def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: 
         start(third, release)
         poll(lambda: not third.running, lambda: "release 0.1 runs on what it cannot read")
         assert lines_since(third, size)[-1] == (
-            f"qq serve: {NodeFiles(third).root}: groups/0: the log was written by version {NEXT} of the state, and this "
-            f"program has version {RELEASED}; start the program version that wrote it, or begin anew with an empty "
-            "directory on every node"
+            f"qq serve: {NodeFiles(third).root}: groups/0: the log was written by version {NEXT} of the state, and "
+            f"this program has version {RELEASED}; start the program version that wrote it, or begin anew with an "
+            "empty directory on every node"
         )
         shutil.rmtree(NodeFiles(third).root)
         size = third.log.stat().st_size
