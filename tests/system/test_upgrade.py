@@ -6,7 +6,7 @@ Its code is taken out of the repository's history (tests/releases.py).
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from releases import ROOT, running, unpack_release
@@ -31,13 +31,12 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
 
 RELEASED, NEXT = QueueMachine.versions
 """The versions of the state of release 0.1, and of this program once all nodes run it."""
-VOTING = ("leader", "follower")
 SMALL_FILES = {
     "limits": {
-        "segment_bytes": 100_000,
-        "checkpoint_entries": 150,
-        "checkpoint_bytes": 200_000,
-        "retained_bytes": 300_000,
+        "segment_bytes": 20_000,
+        "checkpoint_entries": 50,
+        "checkpoint_bytes": 20_000,
+        "retained_bytes": 20_000,
     }
 }
 """Both programs read segments, checkpoints and snapshots of each other."""
@@ -63,13 +62,33 @@ def restart(load: Load, node: ClusterNode, program: Path) -> None:
     load.stop(node)
     start(node, program)
     load.cluster.wait_caught_up()
-    poll(lambda: state(node) in VOTING, lambda: f"{node.name} is {state(node)}")
+    poll(lambda: row(node)["standing"] == "voter", lambda: f"{node.name} does not vote")
     load.until_all_work()
     assert load.longest_wait_s() < PAUSE_MAX_S
 
 
-def state(node: ClusterNode) -> str:
-    return next(row["state"] for row in node.status()["nodes"] if row["name"] == node.name)
+def row(node: ClusterNode) -> dict[str, Any]:
+    """What a node says of itself."""
+    return next(row for row in node.status()["nodes"] if row["name"] == node.name)
+
+
+def survive(load: Load, leader: ClusterNode, program: Path, *, emptied: ClusterNode, its: Path) -> None:
+    """A leader gives another node all that it has lost, and dies when it has."""
+    load.kill(emptied)
+    shutil.rmtree(NodeFiles(emptied).root)
+    poll(lambda: row(leader)["first_index"] > 1, lambda: f"{leader.name} keeps its whole log")
+    size = emptied.log.stat().st_size
+    start(emptied, its)
+    load.cluster.wait_caught_up()
+    assert "takes a snapshot" in "\n".join(lines_since(emptied, size))
+    kill(load, leader, program)
+    load.until_all_work()
+
+
+def kill(load: Load, node: ClusterNode, program: Path) -> None:
+    load.kill(node)
+    start(node, program)
+    load.cluster.wait_caught_up()
 
 
 def until_safe_to_stop(node: ClusterNode, *, asked: ClusterNode) -> None:
@@ -143,3 +162,24 @@ def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: 
         start(third, ROOT)
         cluster.wait_caught_up()
         load.until_all_work()
+
+
+def test_the_programs_go_on_together_when_nodes_die_and_lose_their_directories(
+    tmp_path: Path, release: Path
+) -> None:
+    """A leader of each program is killed, and each program gives its log to a node of the other one."""
+    with (
+        running(release),
+        LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster,
+        loaded(cluster) as load,
+    ):
+        first, second, third = cluster.nodes
+        restart(load, first, ROOT)
+        if cluster.leader() is first:
+            kill(load, first, ROOT)
+        survive(load, cluster.leader(), release, emptied=first, its=ROOT)
+        restart(load, second, ROOT)
+        if cluster.leader() is third:
+            kill(load, third, release)
+        survive(load, cluster.leader(), ROOT, emptied=third, its=release)
+        assert {agreed_version(node) for node in cluster.nodes} == {RELEASED}
