@@ -188,7 +188,9 @@ def live_second_part(node: ClusterNode) -> pika.BlockingConnection:
     channel.basic_reject(rejected.delivery_tag, requeue=False)
     channel.basic_get("quorum")
     with _connection(node, "v") as other:
-        other.channel().basic_publish("", "there", b"in v", PERSISTENT)
+        there = other.channel()
+        there.confirm_delivery()
+        there.basic_publish("", "there", b"in v", PERSISTENT)
     return connection
 
 

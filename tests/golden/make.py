@@ -1,7 +1,8 @@
 """Make a golden directory with a program of its own: `PYTHONPATH=.:tests python tests/golden/make.py 0.1`.
 
 It is stored as `VERSION.tar.gz`, and what a client sees of it, once that program has started on it again, as
-`VERSION.json`. What was stored for a release is never made again. A version without a commit is the program of now.
+`VERSION.json`. A version that is not released yet is made by the program of now, and made anew until it is released;
+what was stored for a release is never made again.
 """
 
 from __future__ import annotations
