@@ -161,8 +161,8 @@ class Status(NamedTuple):
     steady_ms: int
     """Its wall clock without jumps that are not believed yet (clock.py)."""
     hears_leader: int = 1
-    """1 if it leads, or has heard the leader within the last moments; else 0. Release 0.1 does not tell: its nodes count
-    as if they did, or no node could be stopped in good order during an upgrade."""
+    """1 if it leads, or has heard the leader within the last moments; else 0. Release 0.1 does not tell: its nodes are
+    taken to hear it, or no node could be stopped in good order during an upgrade."""
 
 
 class Introduction(NamedTuple):

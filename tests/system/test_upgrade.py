@@ -1,51 +1,42 @@
 """A cluster of release 0.1 becomes one of this program while clients work, and only then goes over to its version.
 
-Release 0.1 is taken out of the repository's history, and runs in the same Python environment.
+Its code is taken out of the repository's history (tests/releases.py).
 """
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-import tarfile
-from contextlib import contextmanager
-from io import BytesIO
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from releases import ROOT, running, unpack_release
 from system_disk import NodeFiles, lines_since
 from system_load import loaded, poll
 
-import qq.testing
 from cluster.identity import load_copies
 from cluster.realworld import ReadOnlyDisk
 from qq.cli.asking import ask
 from qq.machine.machine import QueueMachine
-from qq.testing import ClusterNode, LocalCluster
+from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from pathlib import Path
 
     from system_load import Load
 
     from cluster.ports import Disk
+    from qq.testing import ClusterNode
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
 
-ROOT = Path(__file__).parents[2]
-RELEASE = "55b39eb"
-"""The commit of release 0.1."""
 RELEASED, NEXT = QueueMachine.versions
 """The versions of the state of release 0.1, and of this program once all nodes run it."""
-VOTING = ("leader", "follower")
 SMALL_FILES = {
     "limits": {
-        "segment_bytes": 100_000,
-        "checkpoint_entries": 150,
-        "checkpoint_bytes": 200_000,
-        "retained_bytes": 300_000,
+        "segment_bytes": 20_000,
+        "checkpoint_entries": 50,
+        "checkpoint_bytes": 20_000,
+        "retained_bytes": 20_000,
     }
 }
 """Both programs read segments, checkpoints and snapshots of each other."""
@@ -56,29 +47,9 @@ PAUSE_MAX_S = 3.0
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The code of release 0.1."""
-    packed = subprocess.run(["git", "archive", RELEASE], cwd=ROOT, capture_output=True, check=False)
-    if packed.returncode != 0:
-        pytest.fail(
-            f"commit {RELEASE} (release 0.1) is not in this clone: fetch the whole history with "
-            f"`git fetch --unshallow` ({packed.stderr.decode().strip()})"
-        )
     directory = tmp_path_factory.mktemp("release-0.1")
-    with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
-        archive.extractall(directory, filter="data")
+    unpack_release("0.1", directory)
     return directory
-
-
-@contextmanager
-def running(program: Path) -> Generator[None]:
-    """Nodes that are started now run the code in this directory."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            qq.testing,
-            "SERVE_COMMAND",
-            (sys.executable, "-P", str(program / "qq" / "__main__.py"), "serve"),
-        )
-        patch.setenv("PYTHONPATH", str(program))
-        yield
 
 
 def start(node: ClusterNode, program: Path) -> None:
@@ -91,13 +62,33 @@ def restart(load: Load, node: ClusterNode, program: Path) -> None:
     load.stop(node)
     start(node, program)
     load.cluster.wait_caught_up()
-    poll(lambda: state(node) in VOTING, lambda: f"{node.name} is {state(node)}")
+    poll(lambda: row(node)["standing"] == "voter", lambda: f"{node.name} does not vote")
     load.until_all_work()
     assert load.longest_wait_s() < PAUSE_MAX_S
 
 
-def state(node: ClusterNode) -> str:
-    return next(row["state"] for row in node.status()["nodes"] if row["name"] == node.name)
+def row(node: ClusterNode) -> dict[str, Any]:
+    """What a node says of itself."""
+    return next(row for row in node.status()["nodes"] if row["name"] == node.name)
+
+
+def survive(load: Load, leader: ClusterNode, program: Path, *, emptied: ClusterNode, its: Path) -> None:
+    """A leader gives another node all that it has lost, and dies when it has."""
+    load.kill(emptied)
+    shutil.rmtree(NodeFiles(emptied).root)
+    poll(lambda: row(leader)["first_index"] > 1, lambda: f"{leader.name} keeps its whole log")
+    size = emptied.log.stat().st_size
+    start(emptied, its)
+    load.cluster.wait_caught_up()
+    assert "takes a snapshot" in "\n".join(lines_since(emptied, size))
+    kill(load, leader, program)
+    load.until_all_work()
+
+
+def kill(load: Load, node: ClusterNode, program: Path) -> None:
+    load.kill(node)
+    start(node, program)
+    load.cluster.wait_caught_up()
 
 
 def until_safe_to_stop(node: ClusterNode, *, asked: ClusterNode) -> None:
@@ -152,9 +143,9 @@ def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: 
         start(third, release)
         poll(lambda: not third.running, lambda: "release 0.1 runs on what it cannot read")
         assert lines_since(third, size)[-1] == (
-            f"qq serve: {NodeFiles(third).root}: groups/0: the log was written by version {NEXT} of the state, and this "
-            f"program has version {RELEASED}; start the program version that wrote it, or begin anew with an empty "
-            "directory on every node"
+            f"qq serve: {NodeFiles(third).root}: groups/0: the log was written by version {NEXT} of the state, and "
+            f"this program has version {RELEASED}; start the program version that wrote it, or begin anew with an "
+            "empty directory on every node"
         )
         shutil.rmtree(NodeFiles(third).root)
         size = third.log.stat().st_size
@@ -171,3 +162,24 @@ def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: 
         start(third, ROOT)
         cluster.wait_caught_up()
         load.until_all_work()
+
+
+def test_the_programs_go_on_together_when_nodes_die_and_lose_their_directories(
+    tmp_path: Path, release: Path
+) -> None:
+    """A leader of each program is killed, and each program gives its log to a node of the other one."""
+    with (
+        running(release),
+        LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster,
+        loaded(cluster) as load,
+    ):
+        first, second, third = cluster.nodes
+        restart(load, first, ROOT)
+        if cluster.leader() is first:
+            kill(load, first, ROOT)
+        survive(load, cluster.leader(), release, emptied=first, its=ROOT)
+        restart(load, second, ROOT)
+        if cluster.leader() is third:
+            kill(load, third, release)
+        survive(load, cluster.leader(), ROOT, emptied=third, its=release)
+        assert {agreed_version(node) for node in cluster.nodes} == {RELEASED}
