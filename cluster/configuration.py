@@ -125,7 +125,11 @@ class Configuration:
 
     def member(self, name: str) -> Member | None:
         """The member of this name, or None."""
-        return next((member for member in self.members if member.name == name), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Member]:
+        return {member.name: member for member in self.members}
 
     def has(self, name: str, member_id: bytes) -> bool:
         """Whether this data directory is the member of this name.

@@ -35,7 +35,7 @@ class Configurations:
     """The index of the entry that holds it, or of a later one. It is 0 before this node has applied any: then
     `committed` is what it was started with, or told."""
     has_past: bool = False
-    """Whether this node has a log already, with a configuration or without: then it is of one cluster for good."""
+    """Whether this node relies on its log, with a configuration or without: then it is of one cluster for good."""
     known: dict[str, Member]
     """All members by name, as of the newest configuration that has one of that name. Who is not in the one that counts
     may still be in the one that is committed, and has to be told of what comes: it may even lead."""

@@ -68,7 +68,7 @@ from cluster.envelope import (
     encode,
     encode_for_release_0_1,
 )
-from cluster.fitness import Verdict, may_stop, why_not_lead
+from cluster.fitness import Verdict, may_drain, may_leave, may_stop, why_not_lead
 from cluster.handover import Handover
 from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import Owner
@@ -82,6 +82,7 @@ from cluster.log.segment import CorruptJournal
 from cluster.log.space import CHECK_INTERVAL_S, Space
 from cluster.log_matching import ForeignLog
 from cluster.machine import Machine
+from cluster.maintenance import Maintenance
 from cluster.member_changes import MemberChange, Questions, Verb
 from cluster.peers import MemberStatus, Peers, member_status
 from cluster.ports import Buffer, Disk, Runtime
@@ -237,6 +238,8 @@ class Group:
         self.damage: CorruptJournal | None = None
         """The damage found in the log while it was in use; the node stops once the others can go on without it."""
         self.snapshots_installed = 0
+        self.is_removed = False
+        """Whether this node has stopped because it is no member any more."""
         self._runtime = runtime
         self._links = links
         self._events: GroupEvents = _Nobody()
@@ -278,6 +281,7 @@ class Group:
         self._members = self.configurations.known
         """The members that links and peers go by."""
         self._presence = Presence(self.configurations)
+        self._maintenance = Maintenance(config.name, self.configurations, runtime.monotonic())
         self.journal, checkpoint = directory.start(
             claim,
             self._state,
@@ -294,7 +298,7 @@ class Group:
             raise RemovedFromCluster(config.name)
         self._clock = ClusterClock(
             config.name,
-            len(self.configurations.membership.voters),
+            self._clocks(),
             self._state.time_ms,
             self._wall_ms(),
             runtime.monotonic(),
@@ -408,6 +412,10 @@ class Group:
         try:
             if change.verb == Verb.FINISH_UPGRADE:
                 self.change_configuration(self._finish_upgrade)
+            elif not self.configurations.newest.cluster:
+                refused(
+                    "the members cannot be changed before the upgrade to this release is finished: `qq upgrade finish`"
+                )
             elif change.verb == Verb.REPLACE and self._is_there(change.name, change.member_id):
                 refused(
                     f"node {change.name!r} is up and has its data directory: stop it before it is replaced"
@@ -429,6 +437,14 @@ class Group:
 
     def _new_id(self) -> bytes:
         return self._runtime.random.randbytes(ID_BYTES)
+
+    def _clocks(self) -> int:
+        """How many voters' clocks decide what time it is; 0 if this node's is none of them."""
+        newest = self.configurations.newest
+        is_voter = self.config.name in newest.membership.voters and newest.has(
+            self.config.name, self.member_id
+        )
+        return len(newest.membership.voters) if is_voter else 0
 
     def _check_majority_of(self, after: Configuration) -> None:
         """Raise MembershipRefused if so few of the voters of this configuration are there that it could not commit it.
@@ -469,7 +485,7 @@ class Group:
 
     def _note_past(self) -> None:
         """Have links tell whether this node is of a cluster already, also if that has no id."""
-        self.configurations.has_past = self.recovery.standing is not Standing.BLANK
+        self.configurations.has_past = self.recovery.standing is Standing.VOTER
         self._links.configure(self.member_id, self.configurations)
 
     def _introduction(self) -> Introduction:
@@ -483,14 +499,13 @@ class Group:
         self._tell_peers(self._introduction())
 
     def _tell_members(self, peer: str) -> None:
-        """Tell who the members are to one that cannot know it from its own log: a guest, or a learner without a log.
+        """Tell who the members are, because the log of the other node may not say so.
 
         A learner is told what is not committed, too: it has promised nothing so far, so it may as well begin.
         """
         held = self.configurations
-        if self._presence.is_member(peer):
-            if peer in held.membership.learners:
-                self._transmit(peer, MembersTold(self.engine.term, held.newest_index, held.newest))
+        if self._presence.is_member(peer) and peer in held.membership.learners:
+            self._transmit(peer, MembersTold(self.engine.term, held.newest_index, held.newest))
         elif held.is_settled:
             self._transmit(peer, MembersTold(self.engine.term, held.committed_index, held.committed))
 
@@ -498,7 +513,7 @@ class Group:
         """Learn who the members are, because the own log does not tell, or that this node is none any more."""
         held = self.configurations
         if told.configuration.is_removed(self.member_id):
-            self._stop_for(RemovedFromCluster(self.config.name))
+            self._leave()
             return
         is_ignorant = self.recovery.standing is Standing.BLANK or not self._directory.lists_members
         if is_ignorant and held.newest_index == 0 and told.index > self._told_index:
@@ -529,8 +544,8 @@ class Group:
         for name in self._members.keys() ^ before.keys():
             log.info("node %s is %s", name, "a member now" if name in self._members else "no member any more")
         self._directory.note_configuration(held, self.journal)
-        self._clock.members = len(held.membership.voters)
-        for name in held.known.keys() - held.membership.voters:
+        self._clock.members = self._clocks()
+        for name in (before.keys() | held.known.keys()) - held.membership.voters:
             self._clock.forget(name)  # a majority of the voters decides what time it is
         self._peers.configure(self.peers, self._runtime.monotonic())
         self._links.configure(self.member_id, held)
@@ -592,6 +607,11 @@ class Group:
         elif self.configurations.membership.is_majority(voters):
             self._directory.note_damage(self.damage)
             self._stop_for(self.damage)
+
+    def _leave(self) -> None:
+        """Stop because this node was removed."""
+        self.is_removed = True
+        self._stop_for(RemovedFromCluster(self.config.name))
 
     def _stop_for(self, error: Exception) -> None:
         self._turns.is_on = False
@@ -696,11 +716,22 @@ class Group:
 
     def why_not_lead(self, name: str) -> str | None:
         """Why leadership should not go to this member, as far as is known here; None if it may."""
+        if name in self._maintenance.members:
+            return f"{name} is under maintenance (end that with `qq revive {name}`)"
         return why_not_lead(name, self._known())
 
     def may_stop(self, name: str) -> Verdict:
         """Whether the others go on when this member stops, as far as is known here."""
         return may_stop(name, self.leader, self.configurations.membership, self._known())
+
+    def may_leave(self, name: str) -> Verdict:
+        """Whether the others go on when this member is none any more, as far as is known here."""
+        return may_leave(name, self.configurations.membership, self._known())
+
+    def may_drain(self, name: str) -> Verdict:
+        """Whether the others can lead and serve clients in place of this member, as far as is known here."""
+        drained = self._maintenance.members
+        return may_drain(name, self.configurations.membership, drained, self._known())
 
     def _known(self) -> dict[str, Status | None]:
         """What each member that is heard says of itself, and None for the others."""
@@ -714,6 +745,10 @@ class Group:
     @property
     def members(self) -> Sequence[str]:
         return self.configurations.membership.members
+
+    def own_status(self) -> MemberStatus:
+        """The status of this node, be it a member or not."""
+        return self._status_of(self.config.name)
 
     def _status_of(self, name: str) -> MemberStatus:
         if name == self.config.name:
@@ -886,6 +921,8 @@ class Group:
             if peer in self.configurations.membership.voters:
                 self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
             self.recovery.heard(peer, status)
+        elif peer in self.configurations.membership.voters:
+            self.recovery.heard_other(peer, status)
 
     # The turn
 
@@ -896,6 +933,7 @@ class Group:
             self._watch_space()
             self._leave_if_the_others_can_go_on()
             if self.engine.is_leader:
+                self._leave_leading()
                 self._expel_the_gone()
                 self._mind_members()
             self._runtime.call_later(self._turns.beat_s, self._beat)
@@ -975,6 +1013,28 @@ class Group:
         fed = self._giver.needed_from(self.engine, self._presence.members, self.config.retained_bytes)
         return min((index for index in (needed, fed) if index is not None), default=None)
 
+    # Maintenance
+
+    def _leave_leading(self) -> None:
+        """Hand over if this node is under maintenance and another one can lead."""
+        if self.config.name not in self._maintenance.members or self._handover.is_on(
+            self._runtime.monotonic()
+        ):
+            return
+        successor = self._successor()
+        if successor is not None:
+            self.transfer_leadership(successor)
+
+    def _successor(self) -> str | None:
+        """A voter that can lead in place of this node, and is not under maintenance."""
+        others = sorted(self.configurations.membership.voters - {self.config.name})
+        return next((voter for voter in others if self.why_not_lead(voter) is None), None)
+
+    def _not_to_lead(self) -> list[str]:
+        """The members that leadership should not go to."""
+        drained = () if self._successor() is None else self._maintenance.members
+        return [*self._peers.not_voting(), *drained]
+
     # Space
 
     @property
@@ -1001,7 +1061,10 @@ class Group:
             reason = self.alarm
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._events.alarm_changed(reason)
-        self.engine.may_lead = not self.journal.full and self.damage is None
+        now_s = self._runtime.monotonic()
+        self._maintenance.look(self._reign.leader, now_s)
+        leaves_leading = self._maintenance.leaves_leading(now_s)
+        self.engine.may_lead = not (self.journal.full or self.damage is not None or leaves_leading)
         if self.journal.full:
             self._try_full_disk()
 
@@ -1014,7 +1077,7 @@ class Group:
         if not self.journal.sync_in_flight:
             self.journal.start_sync(self._synced)
         if self.engine.is_leader:
-            unfit = [*self._peers.alarmed(Alarm.DISK), *self._peers.not_voting()]
+            unfit = [*self._peers.alarmed(Alarm.DISK), *self._not_to_lead()]
             self.engine.transfer_leadership(without=unfit)
 
     # Snapshots
@@ -1126,7 +1189,7 @@ class Group:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
         if self._handover.is_on(self._runtime.monotonic()):
-            unfit = [*self._peers.not_voting(), *self._handover.not_meant(self.peers)]
+            unfit = [*self._not_to_lead(), *self._handover.not_meant(self.peers)]
             self._handover.ask(partial(self.engine.transfer_leadership, unfit))
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
@@ -1179,7 +1242,7 @@ class Group:
                 if committed.version != before.version:
                     log.info("the cluster is at version %d of the state now", committed.version)
                 if committed.is_removed(self.member_id):
-                    self._stop_for(RemovedFromCluster(self.config.name))
+                    self._leave()
             else:
                 effects, expelled_at = self._applying.entry(index, payload)
             self._clock.follow(self._state.time_ms, begun_s)

@@ -67,8 +67,8 @@ class OtherMembers(JournalError):
     def __init__(self, directory: str, found: Sequence[str], wanted: Sequence[str]) -> None:
         super().__init__(
             f"{directory}: the directory belongs to the cluster of {', '.join(found)}, and the configuration lists "
-            f"{', '.join(wanted)}; put the list back: the members of a cluster cannot be changed but by beginning anew "
-            "with an empty directory on every node"
+            f"{', '.join(wanted)}; put the list back: members are changed with `qq member add` and `qq member remove`, "
+            "once all nodes run this release"
         )
 
 

@@ -56,23 +56,31 @@ class KnownMembers:
     """The members of a cluster as one of them knows them."""
 
     def __init__(
-        self, name: str, versions: Versions, process: bytes, listed: Mapping[str, PeerAddress]
+        self,
+        name: str,
+        versions: Versions,
+        process: bytes,
+        listed: Mapping[str, PeerAddress],
+        *,
+        prefers_listed: bool = False,
     ) -> None:
         """`versions` are those that this node's program can run; `process` names this process.
 
-        `listed` is where other nodes listen according to this node's file.
+        `listed` is where other nodes listen according to this node's file. With `prefers_listed` that alone counts for
+        the nodes in it: from here they cannot be reached where the log says they are.
         """
         self.terms = Terms.of([name], versions.low, process, versions)
         """What this node tells of itself."""
         self.addresses: dict[str, PeerAddress] = {}
-        """Where the other members listen, by name."""
+        """Where the other members are looked for first, by name."""
         self._name = name
         self._listed = listed
+        self._prefers_listed = prefers_listed
         self._directories: frozenset[bytes | None] = frozenset()
         """The ids of the members' data directories."""
 
     def places(self, peer: str) -> tuple[PeerAddress, ...]:
-        """Where a member may listen: what the log says first. Where several have moved, the file may know better."""
+        """Where a member may listen. Where several have moved, the file may know better than the log."""
         address = self.addresses[peer]
         listed = self._listed.get(peer, address)
         return (address,) if listed == address else (address, listed)
@@ -89,6 +97,10 @@ class KnownMembers:
         self.addresses = {
             name: member.address for name, member in configurations.known.items() if name != self._name
         }
+        if self._prefers_listed:
+            self.addresses |= {
+                name: self._listed[name] for name in self.addresses.keys() & self._listed.keys()
+            }
 
     @property
     def is_without_cluster(self) -> bool:

@@ -104,14 +104,17 @@ class PeerLinks:
         tls: PeerTls | None = None,
         limits: LinkLimits | None = None,
         listed: Mapping[str, PeerAddress] = MappingProxyType({}),
+        prefers_listed: bool = False,
         seeds: Sequence[Address] = (),
     ) -> None:
         """`bind` is where this node listens, `versions` which versions of the state its program can run.
 
-        `listed` is where other nodes are according to this node's file, `seeds` are addresses of nodes of the cluster
-        that it is to join. Who the members are is told by `configure`, before `start`.
+        `listed` is where other nodes are according to this node's file; with `prefers_listed` they are looked for
+        nowhere else. `seeds` are addresses of nodes of the cluster that it is to join. Who the members are is told by
+        `configure`, before `start`.
         """
-        self._known = KnownMembers(node, versions, secrets.token_bytes(PROCESS_BYTES), listed)
+        process = secrets.token_bytes(PROCESS_BYTES)
+        self._known = KnownMembers(node, versions, process, listed, prefers_listed=prefers_listed)
         self._cluster = cluster
         self._node = node
         self._secrets = tuple(cluster_secrets)

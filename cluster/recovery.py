@@ -93,6 +93,10 @@ class Recovery:
         if self._hopeless_for == ROUNDS * len(self._peers):
             log.error("%s", hopeless)
 
+    def heard_other(self, voter: str, status: Status) -> None:
+        """Take in what a node said that has the name of a voter, and another directory: that one's may be lost."""
+        self.heard(voter, status._replace(standing=Standing.BLANK))
+
     def turn(self, engine: Engine, journal: SegmentedJournal) -> bool:
         """Raise the standing of this node if the rules allow it now. True if it has changed."""
         standing = self.standing

@@ -14,9 +14,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qq.cli.credentials import VARIABLES
 from qq.config import ENVIRONMENT_PREFIX, SECTIONS, NodeConfig, load, variable_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qq.config import Seed
 
 PARENT_VARIABLE = "QQ_PARENT_PID"
 """The environment variable with the id of a process: the node dies with it, even if it is killed with SIGKILL."""
@@ -35,10 +41,14 @@ def node_environment() -> dict[str, str]:
     return kept | {PARENT_VARIABLE: str(os.getpid())}
 
 
-def load_settings(config_file: Path) -> NodeConfig:
-    """Read a node's settings from its file and this process's environment; raises ConfigError."""
+def load_settings(config_file: Path, join: Sequence[Seed] = ()) -> NodeConfig:
+    """Read a node's settings from its file and this process's environment; raises ConfigError.
+
+    `join` are addresses of nodes of the cluster that it is to join, besides those of the file.
+    """
     of_commands = (PARENT_VARIABLE, *VARIABLES)
-    return load(config_file, {name: value for name, value in os.environ.items() if name not in of_commands})
+    environ = {name: value for name, value in os.environ.items() if name not in of_commands}
+    return load(config_file, environ, join)
 
 
 def _is_for_nodes(variable: str) -> bool:

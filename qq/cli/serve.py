@@ -21,20 +21,25 @@ from qq.cli.launch import PARENT_VARIABLE, load_settings
 from qq.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
 
-    from qq.config import NodeConfig
+    from qq.config import NodeConfig, Seed
 
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def serve(config_file: Path, run: Callable[[NodeConfig], Coroutine[Any, Any, None]] = node.run) -> int:
+def serve(
+    config_file: Path,
+    run: Callable[[NodeConfig], Coroutine[Any, Any, None]] = node.run,
+    *,
+    join: Sequence[Seed] = (),
+) -> int:
     """Run the node until SIGTERM or SIGINT; raises OperatingError."""
     _die_with_parent()
-    settings = load_settings(config_file)
+    settings = load_settings(config_file, join)
     logging.basicConfig(
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

@@ -101,8 +101,8 @@ def test_the_directory_of_a_cluster_with_other_members_is_refused_and_stays(memb
         claim(disk, members=members)
     assert str(caught.value) == (
         f"group: the directory belongs to the cluster of a, b, c, and the configuration lists {', '.join(members)}; "
-        "put the list back: the members of a cluster cannot be changed but by beginning anew with an empty directory "
-        "on every node"
+        "put the list back: members are changed with `qq member add` and `qq member remove`, once all nodes run this "
+        "release"
     )
     assert {path: disk.read_file(path) for path in disk.files()} == before
     claim(disk)

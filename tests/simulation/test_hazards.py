@@ -542,7 +542,7 @@ HAZARDS = [
         ONE_WAY_CUTS,
         30,
         "believes that",
-        shown_by=21,
+        shown_by=54,
     ),
     Hazard(Parts(engine=CampaignsWithoutAsking), PARTITIONS, 5, "campaigns though cut off", shown_by=4),
     Hazard(Parts(engine=LeadsForEver), PARTITIONS, 10, "leads though cut off", shown_by=9),
@@ -586,7 +586,7 @@ HAZARDS = [
         30,
         "has given its log up",
         ("cluster.group.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
-        shown_by=11,
+        shown_by=31,
     ),
     Hazard(
         Parts(),
