@@ -1238,7 +1238,9 @@ class Group:
         try:
             if changes_members:
                 effects, expelled_at = self._applying.configuration(payload)
-                committed = self.configurations.applied(index)
+                before, committed = self.configurations.committed, self.configurations.applied(index)
+                if committed.version != before.version:
+                    log.info("the cluster is at version %d of the state now", committed.version)
                 if committed.is_removed(self.member_id):
                     self._leave()
             else:

@@ -108,6 +108,7 @@ def until_said(node: ClusterNode, what: str) -> None:
 def until_raised(cluster: LocalCluster) -> None:
     for node in cluster.nodes:
         poll(lambda node=node: agreed_version(node) == NEXT, lambda node=node: f"{node.name} stays behind")
+        until_said(node, f"the cluster is at version {NEXT} of the state now")
 
 
 def agreed_version(node: ClusterNode) -> int:
