@@ -594,7 +594,7 @@ def test_h8_a_congested_peer_gets_nothing_until_it_drains() -> None:
     node.engine.hold_back("b")
     node.engine.outbox.clear()
     node.engine.propose(b"\x00new")
-    node.wait(1.0)
+    node.wait(0.5)
     assert node.appends_to("b") == []
     assert node.appends_to("c")
     node.engine.peer_resumed("b")
@@ -628,11 +628,11 @@ def test_h9_a_leader_stays_while_parts_of_a_large_message_or_signs_of_life_come(
             node.engine.part_received("b")
         else:
             node.engine.receive("c", Hearing(node.engine.term))
-        node.wait(Timing().election_min_s)
+        node.wait(Timing().election_min_s / 2)
     assert node.engine.is_leader
     for _ in range(3):
         node.engine.receive("c", Hearing(node.engine.term - 1))
-        node.wait(Timing().election_min_s)
+        node.wait(Timing().election_min_s / 2)
     assert not node.engine.is_leader
 
 
