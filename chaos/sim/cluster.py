@@ -74,7 +74,7 @@ class Options:
         default_factory=lambda: Timing(
             election_min_s=0.8,
             election_max_s=1.6,
-            heartbeat_s=0.1,
+            heartbeat_s=0.2,
             campaign_jitter_s=0.05,
             campaign_retry_s=0.2,
         )
