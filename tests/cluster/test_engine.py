@@ -594,7 +594,7 @@ def test_h8_a_congested_peer_gets_nothing_until_it_drains() -> None:
     node.engine.hold_back("b")
     node.engine.outbox.clear()
     node.engine.propose(b"\x00new")
-    node.wait(1.0)
+    node.wait(0.5)
     assert node.appends_to("b") == []
     assert node.appends_to("c")
     node.engine.peer_resumed("b")
@@ -616,7 +616,7 @@ def test_h9_stock_leads_for_half_a_minute_without_hearing_from_anybody(stock_clo
 def test_h9_a_leader_that_hears_from_no_majority_steps_down_soon() -> None:
     node = OurNode(0)
     node.lead()
-    node.wait(Timing().election_max_s + 0.2)
+    node.wait(Timing().election_min_s + 0.2)
     assert not node.engine.is_leader
 
 
@@ -628,11 +628,11 @@ def test_h9_a_leader_stays_while_parts_of_a_large_message_or_signs_of_life_come(
             node.engine.part_received("b")
         else:
             node.engine.receive("c", Hearing(node.engine.term))
-        node.wait(Timing().election_min_s)
+        node.wait(Timing().election_min_s / 2)
     assert node.engine.is_leader
     for _ in range(3):
         node.engine.receive("c", Hearing(node.engine.term - 1))
-        node.wait(Timing().election_min_s)
+        node.wait(Timing().election_min_s / 2)
     assert not node.engine.is_leader
 
 
@@ -714,6 +714,64 @@ def test_of_two_equals_that_ask_at_once_the_smaller_name_goes_first() -> None:
     assert node.sent(PreVoteRequest)
     node.engine.receive("c", PreVoteRequest(term=1, last_index=1, last_term=0, round=1))
     assert [answer.granted for answer in node.sent(PreVote)] == [False]
+
+
+def test_one_that_goes_first_and_refuses_another_asks_again_at_once() -> None:
+    node = OurNode(0)
+    node.wait(3.0)
+    node.engine.outbox.clear()
+    node.engine.receive("c", PreVoteRequest(term=1, last_index=1, last_term=0, round=1))
+    node.wait(2 * Timing().campaign_jitter_s)
+    assert node.sent(PreVoteRequest)
+
+
+def test_a_silent_leader_is_suspected_early_and_followed_for_some_time_more() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    node.wait(Timing().suspicion_min_s - 0.01)
+    assert not node.sent(PreVoteRequest)
+    node.wait(0.1)
+    assert node.sent(PreVoteRequest)
+    assert node.engine.leader == "b"
+    assert not node.engine.hears_leader()
+    node.wait(Timing().election_min_s)
+    assert node.engine.leader is None
+
+
+def test_a_leader_that_was_suspected_and_speaks_again_is_waited_for_longer() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    node.wait(0.7)
+    assert node.sent(PreVoteRequest)
+    node.engine.outbox.clear()
+    for _ in range(10):
+        node.append(1, [9])
+        node.wait(0.7)
+    assert node.engine.leader == "b"
+    assert not node.sent(PreVoteRequest)
+
+
+def test_a_follower_that_was_stalled_itself_first_listens_for_its_leader() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    node.world.now_s += 60.0
+    node.turn()
+    node.engine.receive("c", PreVoteRequest(term=10, last_index=5, last_term=9, round=1))
+    assert [answer.granted for answer in node.sent(PreVote)] == [False]
+    node.wait(0.3)
+    assert not node.sent(PreVoteRequest)
+    node.wait(0.3)
+    assert node.sent(PreVoteRequest)
+
+
+def test_a_leader_that_was_stalled_itself_first_listens_for_its_followers() -> None:
+    node = OurNode(0)
+    node.lead()
+    node.world.now_s += 60.0
+    node.turn()
+    assert node.engine.is_leader
+    node.wait(Timing().election_min_s)
+    assert not node.engine.is_leader
 
 
 def test_a_node_that_starts_does_not_wait_an_election_timeout_before_it_asks() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from chaos.sim.cluster import Options, SimulatedNode
 from chaos.sim.ledger import Ledger
 from chaos.sim.nemesis import FAULTS
 from chaos.sim.network import NetworkOptions
-from chaos.sim.run import Outcome, Simulation, draw_options, run_seed
+from chaos.sim.run import Outcome, Simulation, draw_options, run, run_seed
 from cluster.clock import WALL_MAX_MS
 from cluster.connection import LinkLimits
 from cluster.engine import Engine
@@ -362,3 +363,11 @@ def test_a_peer_that_is_down_and_needs_a_snapshot_pins_nothing_for_ever() -> Non
         pinned.append(bool(leader.group.housekeeping.pinned))
     assert cluster.leader() is leader
     assert pinned == [True, False]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_violated_while_leaders_are_suspected_early(seed: int) -> None:
+    options = draw_options(seed)
+    timing = replace(options.timing, heartbeat_s=0.1)
+    assert timing.suspicion_min_s < timing.election_min_s < options.timing.suspicion_min_s
+    assert not run(seed, replace(options, timing=timing)).violation
