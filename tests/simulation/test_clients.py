@@ -139,7 +139,7 @@ SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     confirms_what_it_has_not_seen: 35,
     refusals_are_confirms: 3,
 }
-"""The seed that shows a mistake soonest, if that is not the first one. Should it show nothing any more, all are tried."""
+"""The seed that shows a mistake soonest, if it is not the first. Should it show nothing any more, all are tried."""
 
 
 @pytest.mark.timeout(600)

@@ -224,6 +224,7 @@ def test_it_is_found_if_a_vote_for_another_is_forgotten(monkeypatch: pytest.Monk
         story.lose_everything()
 
 
+@pytest.mark.usefixtures("known_by_names")
 def test_it_is_found_if_one_gets_a_vote_in_a_term_that_it_has_forgotten() -> None:
     story = ForgottenCampaign()
     story.lose_everything()
