@@ -4,6 +4,7 @@
 #   make test TESTS=tests/http           a part of the tests
 #   make quick                           a minute's worth of them, without Spark, Toxiproxy and Java, after each change
 #   make interop                         the clients' own tests that take minutes; PIKA_SOURCE=DIR, JAVA_CLIENT_SOURCE=DIR: theirs, too
+#   make deploy-test                     docker-compose.yml with a real engine: it takes minutes, and Docker or Podman
 #   make sim SEEDS=100000                the simulation, for the night
 #   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
@@ -24,7 +25,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup venv java toxiproxy up test quick interop lint docs bench sim fuzz chaos clean
+.PHONY: setup venv java toxiproxy up test quick interop deploy-test lint docs bench sim fuzz chaos clean
 
 setup: venv java
 
@@ -67,7 +68,7 @@ up: $(VENV)/run-stamp
 test: lint $(VENV)/docs-stamp
 	-@$(MAKE) --no-print-directory java
 	-@$(MAKE) --no-print-directory toxiproxy
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup $(TESTS)
 
 quick: venv
 	$(BIN)/ruff check
@@ -76,6 +77,10 @@ quick: venv
 
 interop: venv
 	$(BIN)/python -m pytest -m interop tests/interop
+
+# The figures are printed as they are measured. ARGS="-k mistake" runs a part.
+deploy-test: venv
+	$(BIN)/python -m pytest -m deployed -v --capture=no tests/deploy $(ARGS)
 
 # The types of what `chaos` is built on are looked at, too.
 lint: $(VENV)/chaos-stamp

@@ -44,8 +44,10 @@ class Alarms:
     def look(self, now_s: float) -> bool:
         """Find out what is short; True if that has changed."""
         active = self.own(now_s)
+        membership = self._configurations.membership
         for alarm in Alarm:
-            if not self._configurations.membership.has_majority_without(self._peers.alarmed(alarm)):
+            short = self._peers.alarmed(alarm)
+            if short and not membership.has_majority_without(short):
                 active |= alarm
         has_changed = active != self.active
         self.active = active

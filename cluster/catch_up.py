@@ -130,9 +130,12 @@ class SnapshotGiver:
         now_s = self._runtime.monotonic()
         for peer, given in list(self._given.items()):
             idle_s = now_s - given.used_s
-            if idle_s > GIVEN_S or (engine.is_leader and engine.progress[peer].lacks_from is None):
+            progress = engine.progress.get(peer)
+            if progress is None:  # it is no member any more
                 self._take_back(peer)
-                engine.progress[peer].ask_again()
+            elif idle_s > GIVEN_S or (engine.is_leader and progress.lacks_from is None):
+                self._take_back(peer)
+                progress.ask_again()
             elif idle_s > REPEAT_S:
                 self._send(peer, given.offer)
 

@@ -79,7 +79,10 @@ class ClusterClock:
         now_s: float,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`members` is the number of members, `time_ms` the time of the last entry, or 0 if there is none."""
+        """`members` is how many voters there are, or 0 if this node is none: then the time is that of the entries.
+
+        `time_ms` is the time of the last entry, or 0 if there is none.
+        """
         self._name = name
         self.members = members
         self._own = SteadyClock(wall_ms, now_s, patience_s)
@@ -120,7 +123,7 @@ class ClusterClock:
         """Take in a reading of this node's wall clock; to be called once a second."""
         self._own.look(wall_ms, now_s)
         self._agree(now_s)
-        if quorum.is_majority(1 + len(self._peers), self.members):
+        if self._knows_majority():
             self._watch(wall_ms - self._time_ms(now_s))
 
     def hear(self, peer: str, steady_ms: int, now_s: float) -> None:
@@ -136,7 +139,7 @@ class ClusterClock:
         """Put time forward to the clocks of a majority, or slow it down if it is ahead, if enough clocks are known."""
         offsets = [self._own.offset_ms, *self._peers.values()]
         self._base_ms, self._base_s, self._pace = self._time_ms(now_s), now_s, 1.0
-        if not quorum.is_majority(len(offsets), self.members):
+        if not self._knows_majority():
             return
         # A majority's clocks have reached the one, and a majority's have not passed the other; of an odd number of
         # members that are all known both are the median.
@@ -150,6 +153,10 @@ class ClusterClock:
         elif self._base_ms > passed_ms:
             self._pace = SLOWER
         self._is_agreed = self._is_agreed or lead_ms > -OFF_MS
+
+    def _knows_majority(self) -> bool:
+        """Whether this node votes, and knows the clocks of so many voters that they decide what time it is."""
+        return self.members > 0 and quorum.is_majority(1 + len(self._peers), self.members)
 
     def _tell_lead(self, lead_ms: float) -> None:
         seconds = lead_ms / 1000

@@ -125,11 +125,29 @@ class Configuration:
 
     def member(self, name: str) -> Member | None:
         """The member of this name, or None."""
-        return next((member for member in self.members if member.name == name), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Member]:
+        return {member.name: member for member in self.members}
+
+    def has(self, name: str, member_id: bytes) -> bool:
+        """Whether this data directory is the member of this name.
+
+        As long as the log has no configuration, nobody's directory is known, and the names in the nodes' files count.
+        """
+        member = self.member(name)
+        return member is not None and (member.id == member_id or not self.cluster)
 
     def is_removed(self, member_id: bytes) -> bool:
         """Whether this was a member, and is none any more."""
         return any(removed.id == member_id for removed in self.removed)
+
+    def is_gone(self, name: str, member_id: bytes) -> bool:
+        """Whether this directory was removed; one that was never known is named by the name it was awaited under."""
+        if member_id != NOBODY:
+            return self.is_removed(member_id)
+        return self.member(name) is None and Removed(NOBODY, name) in self.removed
 
     # Steps. Each returns the configuration after it, which is this one if it was taken before; or raises
     # MembershipRefused.
@@ -170,11 +188,14 @@ class Configuration:
             )
         return self._with(replace(known, is_voter=True))
 
-    def without(self, name: str) -> Configuration:
-        """Remove a member, alive or dead."""
-        if self.member(name) is None and any(removed.name == name for removed in self.removed):
+    def without(self, name: str, member_id: bytes) -> Configuration:
+        """Remove the member with this name and this directory, alive or dead; `NOBODY` stands for one that is awaited.
+
+        That a name comes again with another directory does not matter to whoever repeats this.
+        """
+        if self.is_gone(name, member_id):
             return self
-        known = self._known(name)
+        known = self._known(name, member_id)
         voters = self.membership.voters - {name}
         if known.is_voter and len(voters) < 2:
             raise MembershipRefused(
@@ -183,18 +204,17 @@ class Configuration:
         members = [member for member in self.members if member is not known]
         return replace(self, members=tuple(members), removed=self._removed_with(known))
 
-    def replaced(
-        self, name: str, member_id: bytes, address: PeerAddress, versions: Versions
-    ) -> Configuration:
-        """Put another data directory in the place of one that is lost: it begins as a learner."""
-        known = self._known(name)
-        if known.id in (None, member_id):
-            return self.joined(name, member_id, address, versions)
-        self._check_directory(name, member_id, versions)
+    def vacated(self, name: str, member_id: bytes) -> Configuration:
+        """Await another data directory in the place of this one, which is lost: it begins as a learner."""
+        if self.is_gone(name, member_id):
+            return self
+        known = self._known(name, member_id)
+        if known.id is None:
+            return self
         if self.membership.voters == frozenset([name]):
             raise MembershipRefused(f"{name!r} is the only voting member: nobody else has what it had")
-        new = Member(name, address, member_id, is_voter=False, versions=versions)
-        return replace(self._with(new), removed=self._removed_with(known))
+        awaited = replace(known, id=None, is_voter=False, versions=None)
+        return replace(self._with(awaited), removed=self._removed_with(known))
 
     def drained(self, name: str, *, is_drained: bool) -> Configuration:
         """Begin or end the maintenance of a member."""
@@ -220,11 +240,16 @@ class Configuration:
                 )
         return replace(self, version=version, cluster=self.cluster or cluster)
 
-    def _known(self, name: str) -> Member:
+    def _known(self, name: str, member_id: bytes | None = None) -> Member:
+        """The member of this name, which must have this directory if one is given. Raises MembershipRefused."""
         known = self.member(name)
         if known is None:
             names = ", ".join(member.name for member in self.members)
             raise MembershipRefused(f"there is no member {name!r}; the members are {names}")
+        if member_id is not None and member_id != (known.id or NOBODY):
+            raise MembershipRefused(
+                f"member {name!r} has another data directory by now: look at the members (`qq member list`)"
+            )
         return known
 
     def _check_directory(self, name: str, member_id: bytes, versions: Versions) -> None:

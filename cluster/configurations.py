@@ -31,18 +31,44 @@ class Configurations:
     """Who votes and who learns by the configuration that counts."""
     committed: Configuration
     """The newest configuration that this node knows to be committed, because it has applied it."""
+    committed_index: int
+    """The index of the entry that holds it, or of a later one. It is 0 before this node has applied any: then
+    `committed` is what it was started with, or told."""
+    has_past: bool = False
+    """Whether this node relies on its log, with a configuration or without: then it is of one cluster for good."""
     known: dict[str, Member]
     """All members by name, as of the newest configuration that has one of that name. Who is not in the one that counts
     may still be in the one that is committed, and has to be told of what comes: it may even lead."""
 
     def __init__(self, configuration: Configuration) -> None:
         """Begin with what counts as long as the log has none."""
+        self._cluster = b""
         self._held = [(0, configuration)]
         """The configurations with the indexes of their entries, ascending."""
         self._note()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether this node has applied any."""
+        return self.committed_index > 0
+
+    @property
+    def cluster(self) -> bytes:
+        """The id of the cluster; empty as long as it is not known that its first configuration is committed.
+
+        The first configuration gives the cluster its id. Before it is committed, another one may take its place.
+        """
+        return self.committed.cluster or self._cluster
+
+    def is_of(self, cluster: bytes) -> None:
+        """The data directory knows of which cluster it is, though what tells so may have to be committed again."""
+        self._cluster = cluster
+
     def begin(self, index: int, configuration: Configuration) -> None:
-        """The state of a checkpoint was taken over, which has this configuration; its entry is at or before `index`."""
+        """The state of a checkpoint was taken over, which has this configuration; its entry is at or before `index`.
+
+        With index 0 it is what a member has told this node, whose log has none.
+        """
         self._held = [(index, configuration)]
         self._note()
 
@@ -68,6 +94,6 @@ class Configurations:
 
     def _note(self) -> None:
         self.newest_index, self.newest = self._held[-1]
-        self.committed = self._held[0][1]
+        self.committed_index, self.committed = self._held[0]
         self.membership = self.newest.membership
         self.known = {member.name: member for _, held in self._held for member in held.members}

@@ -60,6 +60,8 @@ class LinkLimits(NamedTuple):
     """How much is read at once from an unauthenticated connection; must hold a handshake message."""
     strangers_max: int = 64
     """Unauthenticated connections at a time; one more pushes out the oldest of the address that has most of them."""
+    guests_max: int = 16
+    """Authenticated nodes at a time that are no members: there may be seven members, so these are plenty."""
 
 
 class FrameTooLargeError(Exception):

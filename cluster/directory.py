@@ -26,11 +26,14 @@ from typing import TYPE_CHECKING
 
 from cluster.identity import (
     Claim,
+    DirectoryId,
+    Identity,
     Owner,
     claim_directory,
+    directory_id,
     forget_writes_lost,
-    member_id,
     note_writes_lost,
+    store_directory_id,
     store_identity,
 )
 from cluster.log.checkpoints import Checkpoint, load_newest, remove_checkpoints
@@ -40,7 +43,8 @@ from cluster.log.manifest import MANIFEST_NAME
 from cluster.log.segment import CorruptJournal, UnknownFormat
 
 if TYPE_CHECKING:
-    from cluster.configuration import Configuration, Versions
+    from cluster.configuration import Versions
+    from cluster.configurations import Configurations
     from cluster.ports import Disk
     from cluster.state import GroupState
 
@@ -78,23 +82,35 @@ class GroupDirectory:
 
     @property
     def lists_members(self) -> bool:
-        """Whether the members are those that each node's file lists, because the log has no configuration."""
+        """Whether the members are those that each node's file lists: no log is known to have a configuration."""
         return bool(self._identity.members)
 
-    def note_configuration(self, configuration: Configuration) -> None:
-        """Let a start know by what the log goes now: which version, and whether it says who the members are.
+    def note_configuration(self, held: Configurations, journal: SegmentedJournal) -> None:
+        """Let a start know by what the log goes now: which version, whether it says who the members are, which cluster.
 
-        Durable when this returns. Raises OSError.
+        As long as a crash may leave an entry with a configuration in the log, a start has to look for it: so this is
+        stored before such an entry is, and not undone before that is deleted.
         """
-        listed = () if configuration.cluster else configuration.membership.members
-        identity = self._identity._replace(machine_version=configuration.version, members=listed)
-        if identity != self._identity:
-            store_identity(self._disk, self.path, identity)
-            self._identity = identity
+        newest = held.newest
+        listed = () if newest.cluster else newest.membership.members
+        identity = self._identity._replace(machine_version=newest.version, members=listed)
+        directory_id = self._id._replace(cluster=held.cluster)
+        if (identity, directory_id) != (self._identity, self._id):
+            self._identity, self._id = identity, directory_id
+            journal.store_beside(partial(self._store, identity, directory_id), first=not listed)
 
-    def member_id(self, incarnation: int) -> bytes:
-        """The id of this directory as a member of a cluster, made now of this incarnation if it has none yet."""
-        return member_id(self._disk, self.path, self._owner, incarnation)
+    def _store(self, identity: Identity, directory_id: DirectoryId) -> None:
+        store_identity(self._disk, self.path, identity)
+        store_directory_id(self._disk, self.path, self._owner, directory_id)
+
+    def id(self, incarnation: int) -> DirectoryId:
+        """Which member of which cluster this directory is, once it is started.
+
+        It becomes another one now, named by this incarnation, if it is none yet or has forgotten what it had promised.
+        """
+        is_new = self.hard_state.state is None
+        self._id = directory_id(self._disk, self.path, self._owner, incarnation, is_new=is_new)
+        return self._id
 
     # Starting
 

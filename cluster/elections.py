@@ -7,8 +7,8 @@ alike and who ask at the same time the one with the smaller name goes first, so 
 Lives here: the rounds of pre-votes, what decides an answer, and the votes of a campaign. Not here: deadlines, terms and
 whom this member has voted for (engine.py), who is counted (membership.py), who may vote at all (recovery.py).
 
-Law: pure; time is handed in (`now_s`, of the monotonic clock). A round that has ended is won by nobody, and nobody's
-vote counts twice.
+Law: pure; time is handed in (`now_s`, for which this node was awake). A round that has ended is won by nobody, and
+nobody's vote counts twice.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from cluster.configurations import Configurations
-
-NEVER_S = -1.0e9
+    from cluster.failure_detector import FailureDetector
 
 
 class Role(IntEnum):
@@ -40,15 +39,15 @@ class LogEnd(NamedTuple):
 class Elections:
     """What one member knows of leaders and of its own pre-votes."""
 
-    def __init__(self, name: str, configurations: Configurations, patience_s: float) -> None:
-        """A leader that was heard within the last `patience_s` seconds counts as alive."""
+    def __init__(self, name: str, configurations: Configurations, detector: FailureDetector) -> None:
+        """A leader counts as alive until `detector` suspects it."""
         self.is_won = False
         """Whether this member may campaign: it has won a round, and has heard no leader since."""
         self._name = name
         self._configurations = configurations
-        self._patience_s = patience_s
-        self._heard_s = NEVER_S
-        """When a leader was last heard, on the monotonic clock."""
+        self._detector = detector
+        self._heard_term = 0
+        """The term of the leader that was heard last."""
         self._round = 0
         """The number of the current round; answers to earlier ones do not count."""
         self._is_asking = False
@@ -57,18 +56,30 @@ class Elections:
 
     # Leaders
 
-    def hear_leader(self, now_s: float) -> None:
-        """Note that a leader was heard; a round that was won while it was silent is void."""
-        self._heard_s = now_s
+    @property
+    def patience_s(self) -> float:
+        """The silence after which a leader is suspected."""
+        return self._detector.patience_s
+
+    def hear_leader(self, term: int, now_s: float) -> None:
+        """Note that the leader of `term` was heard; a round that was won while it was silent is void."""
+        if term != self._heard_term:
+            self._detector.forget()
+        self._heard_term = term
+        self._detector.hear(now_s)
         self.is_won = False
 
     def leader_is_lost(self) -> None:
         """Note that the link to the leader is broken: it counts as dead at once."""
-        self._heard_s = NEVER_S
+        self._detector.forget()
 
     def has_heard_leader(self, now_s: float) -> bool:
         """Whether a leader was heard so lately that it counts as alive."""
-        return now_s - self._heard_s < self._patience_s
+        return not self._detector.suspects(now_s)
+
+    def has_given_leader_up(self, now_s: float) -> bool:
+        """Whether no leader was heard for so long that there is none to wait for."""
+        return self._detector.gives_up(now_s)
 
     # Rounds
 

@@ -26,7 +26,7 @@ Law: no file outside this one names an attribute of SyncObj that starts with an 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,6 +46,7 @@ from cluster.envelope import (
     Vote,
     VoteRequest,
 )
+from cluster.failure_detector import AwakeClock, FailureDetector
 from cluster.log.journal import SLICE_ENTRIES
 from cluster.log_matching import ForeignLog, contradiction, other_entry, vouched_for, without_known_prefix
 from cluster.replication import Answers, Progress
@@ -62,13 +63,20 @@ if TYPE_CHECKING:
 APPLY_BUDGET_S = 0.005
 """A turn applies entries for at most this long, so that a replay after a start does not silence the node."""
 
+SUSPICION_HEARTBEATS = 5
+"""A leader is suspected only after it has missed about this many heartbeats."""
+
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """A follower holds about this many unsynced bytes of entries in memory, and drops what comes until they are synced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Raft timing in seconds. Elections are rare: a killed process is noticed by its closed connection, at once."""
+    """Raft timing in seconds. Elections are rare: a killed process is noticed by its closed connection, at once.
+
+    A leader that is silent is suspected at the latest after `election_min_s`, and usually earlier
+    (failure_detector.py).
+    """
 
     election_min_s: float = 1.0
     election_max_s: float = 2.0
@@ -77,6 +85,11 @@ class Timing:
     """After the leader's connection broke, a member campaigns at a random moment within this time."""
     campaign_retry_s: float = 0.15
     """A member waits at least this long between two campaigns."""
+
+    @property
+    def suspicion_min_s(self) -> float:
+        """A leader that was heard within this time is not suspected, however often it is heard."""
+        return SUSPICION_HEARTBEATS * self.heartbeat_s
 
 
 class Departure(NamedTuple):
@@ -117,6 +130,7 @@ class Engine(SyncObj):
     def __init__(
         self,
         name: str,
+        member_id: bytes,
         configurations: Configurations,
         journal: SegmentedJournal,
         timing: Timing,
@@ -124,6 +138,7 @@ class Engine(SyncObj):
         apply: Callable[[int, int, bytes], None],
         applied_index: int = 1,
     ) -> None:
+        """Take up the log as it is; `member_id` is the id of this node's data directory."""
         self.journal = journal
         self.outbox: list[Departure] = []
         self.may_vote = True
@@ -137,6 +152,8 @@ class Engine(SyncObj):
         self._configurations = configurations
         self._apply_entry = apply
         self._nodes: dict[str, StableNode] = {}
+        self._guests: tuple[str, ...] = ()
+        """The nodes that no configuration here knows, and that are heard all the same: one of them may lead."""
         self._directories: dict[str, bytes | None] = {}
         """The id of each peer, as far as it is known."""
         self._voters: list[str] = []
@@ -146,10 +163,14 @@ class Engine(SyncObj):
         self._stored_is_told = True
         self._heard_told_s = 0.0
         """When a majority was last heard, as pysyncobj was told, on the monotonic clock."""
+        self._awake = AwakeClock(runtime.monotonic(), timing.heartbeat_s)
+        """Read in each turn, which come twice a heartbeat at least."""
         self._answers = Answers(timing.heartbeat_s / 2)
-        self._elections = Elections(name, configurations, timing.election_min_s)
+        detector = FailureDetector(timing.suspicion_min_s, timing.election_min_s)
+        self._elections = Elections(name, configurations, detector)
         self._append_due = False
         self._name = name
+        self._member_id = member_id
         ambient.runtime = runtime
         conf = SyncObjConf(
             autoTick=False,
@@ -159,13 +180,13 @@ class Engine(SyncObj):
             raftMinTimeout=timing.election_min_s,
             raftMaxTimeout=timing.election_max_s,
             connectionTimeout=timing.election_max_s,
-            leaderFallbackTimeout=timing.election_max_s,
+            leaderFallbackTimeout=timing.election_min_s,
             commandsWaitLeader=False,
             journalFile=journal,
             dynamicMembershipChange=False,
         )
         super().__init__(StableNode(name), [], conf, transportClass=Outbox)  # pyright: ignore[reportArgumentType]
-        self.follow_configuration()
+        self.follow_configuration([])
         self._SyncObj__serializer = NoDumps()
         self._poller = NoPoller()
         # The first deadline is short: a pre-vote does no harm if there is a leader, and without one nobody need wait.
@@ -189,7 +210,10 @@ class Engine(SyncObj):
 
     @property
     def _may_campaign(self) -> bool:
-        return self.may_vote and self.may_lead and self._name in self._configurations.membership.voters
+        # A node that catches up may have a configuration in which an earlier directory votes under its name.
+        newest = self._configurations.newest
+        is_voter = self._name in newest.membership.voters and newest.has(self._name, self._member_id)
+        return self.may_vote and self.may_lead and is_voter
 
     @property
     def leader(self) -> str | None:
@@ -225,26 +249,31 @@ class Engine(SyncObj):
 
     # Members
 
-    def follow_configuration(self) -> None:
-        """Go by the configuration that counts now: whom to send to, and whom to count."""
+    def follow_configuration(self, guests: Iterable[str]) -> None:
+        """Go by the configuration that counts now: whom to send to, and whom to count. `guests` are heard, too."""
+        self._guests = tuple(guests)
         known, voters = self._configurations.known, self._configurations.membership.voters
         self._followed = known
         for peer in list(self._nodes):
-            if peer not in known:
+            if peer not in known and peer not in self._guests:
                 self._forget_peer(peer)
+        for peer in self._guests:
+            if peer not in known:
+                self._know_peer(peer, None)
         for peer, member in known.items():
             if peer != self._name:
                 self._know_peer(peer, member.id)
         self._voters = [peer for peer in self._nodes if peer in voters]
         self._SyncObj__otherNodes = {self._nodes[peer] for peer in self._voters}
-        # Learners, and members that are about to be removed, are sent appends and counted nowhere.
+        # Learners, and members that are about to be removed, are sent appends and counted nowhere. Guests are among
+        # them, and never said to be connected.
         self._SyncObj__readonlyNodes = {node for peer, node in self._nodes.items() if peer not in voters}
         self._stored_is_told = False
 
     def _follow_log(self) -> None:
         """Go by the newest configuration in the log, if another one is that now (Raft thesis, 4.1)."""
         if self._configurations.known is not self._followed:
-            self.follow_configuration()
+            self.follow_configuration(self._guests)
 
     def _know_peer(self, peer: str, directory: bytes | None) -> None:
         """Keep a peer, unless another directory has its name now, of which nothing is known."""
@@ -253,7 +282,7 @@ class Engine(SyncObj):
         self._directories[peer] = directory
         is_another = before is not None and directory != before
         if peer not in self.progress or is_another:
-            self.progress[peer] = Progress(self._runtime.monotonic())
+            self.progress[peer] = Progress(self._awake_s())
             self._SyncObj__raftNextIndex[node] = self.journal.last_index + 1
             self._SyncObj__raftMatchIndex[node] = 0
             self._SyncObj__lastResponseTime[node] = self._heard_told_s
@@ -276,7 +305,7 @@ class Engine(SyncObj):
     # What happens to the engine
 
     def peer_connected(self, peer: str) -> None:
-        """Begin a new epoch with `peer`.
+        """Begin a new epoch with `peer`, which is the member of this name.
 
         What was in flight in the old one is lost, so sending starts again after the last known match.
         """
@@ -289,6 +318,10 @@ class Engine(SyncObj):
             known_index = progress.acknowledged or self.journal.last_index
             self._SyncObj__raftNextIndex[node] = known_index + 1
             self._append_due = True
+
+    def guest_connected(self) -> None:
+        """Begin a new epoch with a node that counts nowhere here, and may lead by a later configuration."""
+        self._answers.forget()
 
     def part_received(self, peer: str) -> None:
         """Count a part of a message as a sign of life of its sender: a large message takes a while."""
@@ -308,11 +341,12 @@ class Engine(SyncObj):
             self._campaign_soon()
 
     def _hear_leader(self) -> None:
-        """Put an election off, as an append of the leader does."""
-        now_s = self._runtime.monotonic()
-        self._elections.hear_leader(now_s)
+        """Put an election off until the leader would be suspected."""
+        self._elections.hear_leader(self.term, self._awake_s())
         if not self._SyncObj__transferInProgress:
-            self._SyncObj__raftElectionDeadline = now_s + self._SyncObj__generateRaftTimeout()
+            jitter_s = self._timing.campaign_jitter_s * self._runtime.random.random()
+            deadline_s = self._runtime.monotonic() + self._elections.patience_s + jitter_s
+            self._SyncObj__raftElectionDeadline = deadline_s
 
     def _campaign_soon(self) -> None:
         jitter_s = self._timing.campaign_jitter_s * self._runtime.random.random()
@@ -541,11 +575,11 @@ class Engine(SyncObj):
         if message.term < self.term:
             self._emit(node.id, HigherTerm(self.term))
             return
-        self._elections.hear_leader(self._runtime.monotonic())
         if self.journal.unsynced_bytes > UNSYNCED_BYTES_MAX:
             # Appends after these entries will not match this log; they are refused until the leader sends these again.
             message = message._replace(entries=[])
         self._match(node, message)
+        self._hear_leader()
 
     def _match(self, node: Node, message: Append) -> None:
         """Let pysyncobj take in what is new of an append (H2, H3).
@@ -637,22 +671,26 @@ class Engine(SyncObj):
             stored[self._name] = own_index
             majority_index = self._configurations.membership.reached(stored)
             self._SyncObj__raftMatchIndex = dict.fromkeys(self._nodes.values(), majority_index)
-        now_s = self._runtime.monotonic()
-        if now_s - self._heard_told_s > self._timing.election_max_s / 2:
+        now_s, awake_s = self._runtime.monotonic(), self._awake_s()
+        if now_s - self._heard_told_s > self._timing.heartbeat_s:
             heard_s = {peer: known.heard_s for peer, known in self.progress.items()}
-            heard_s[self._name] = now_s
-            self._heard_told_s = self._configurations.membership.reached(heard_s)
+            heard_s[self._name] = awake_s
+            silent_s = awake_s - self._configurations.membership.reached(heard_s)
+            self._heard_told_s = now_s - silent_s
             self._SyncObj__lastResponseTime = dict.fromkeys(self._nodes.values(), self._heard_told_s)
 
     def _stored_index(self) -> int:
         return self.journal.synced_index
 
     def _hear_follower(self, peer: str) -> None:
-        self.progress[peer].heard_s = self._runtime.monotonic()
+        self.progress[peer].heard_s = self._awake_s()
+
+    def _awake_s(self) -> float:
+        return self._awake.read(self._runtime.monotonic())
 
     def _unknown_progress(self) -> dict[str, Progress]:
-        now_s = self._runtime.monotonic()
-        return {peer: Progress(now_s) for peer in self._nodes}
+        awake_s = self._awake_s()
+        return {peer: Progress(awake_s) for peer in self._nodes}
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         self.progress = self._unknown_progress()
@@ -687,20 +725,26 @@ class Engine(SyncObj):
     # Elections
 
     def _hold_pre_vote(self) -> None:
-        """Begin a pre-vote when the election deadline has passed, so that nobody campaigns without one (H9)."""
-        now_s = self._runtime.monotonic()
+        """Begin a pre-vote when the election deadline has passed, so that nobody campaigns without one (H9).
+
+        The deadline is the monotonic clock's. Whether the leader is suspected goes by the time awake.
+        """
+        now_s, awake_s = self._runtime.monotonic(), self._awake_s()
         if self._SyncObj__raftElectionDeadline >= now_s:
             return
-        if not self._may_campaign:
-            self._SyncObj__raftLeader = None
-            self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
-            return
-        if self._SyncObj__transferInProgress or self._elections.is_won:
+        if self._may_campaign and (self._SyncObj__transferInProgress or self._elections.is_won):
             self._elections.is_won = False
             return
-        # A leader that is silent for so long, or whose link broke, does not lead any more.
-        self._SyncObj__raftLeader = None
+        if self.leader is not None and self._elections.has_heard_leader(awake_s):
+            # This node was stalled, and first reads what has come meanwhile.
+            self._SyncObj__raftElectionDeadline = now_s + self._timing.campaign_jitter_s
+            return
+        # A leader that is merely suspected is followed until another one leads or it is silent for longer.
+        if self._elections.has_given_leader_up(awake_s):
+            self._SyncObj__raftLeader = None
         self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
+        if not self._may_campaign:
+            return
         number = self._elections.ask()
         if number is None:
             self._SyncObj__raftElectionDeadline = -1.0
@@ -723,15 +767,16 @@ class Engine(SyncObj):
     def _receive_pre_vote_request(self, node: Node, message: PreVoteRequest) -> None:
         theirs, ours = LogEnd(message.last_term, message.last_index), self._log_end()
         is_better = self._elections.is_better(node.id, theirs, ours)
-        granted = self.may_vote and is_better and message.term > self.term and not self.hears_leader()
+        hears_leader = self.hears_leader()
+        granted = self.may_vote and is_better and message.term > self.term and not hears_leader
         self._emit(node.id, PreVote(self.term, message.round, granted))
         if granted:
             # Let the other campaign: two elections at once split the votes.
             self._elections.give_up()
             patience_s = self._runtime.monotonic() + self._retry_s()
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, patience_s)
-        elif theirs < ours and not self.hears_leader():
-            self._campaign_soon()  # the other cannot win, but we might
+        elif not is_better and not hears_leader:
+            self._campaign_soon()  # the other does not win here, but we might there
 
     def _log_end(self) -> LogEnd:
         last_index = self.journal.last_index
@@ -741,7 +786,7 @@ class Engine(SyncObj):
         """Whether this member leads, or has heard the leader so lately that it counts as alive."""
         if self.is_leader:
             return True
-        return self.leader is not None and self._elections.has_heard_leader(self._runtime.monotonic())
+        return self.leader is not None and self._elections.has_heard_leader(self._awake_s())
 
     def _receive_pre_vote(self, node: Node, message: PreVote) -> None:
         if message.term > self.term:

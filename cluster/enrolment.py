@@ -1,5 +1,8 @@
 """What a leader does about the members by itself: notes what each tells of itself, lets learners vote, raises versions.
 
+A node that comes with a new data directory is taken in as a learner: under a name that nobody has, or in the place of
+the member that had its name and its address, whose directory must be lost then.
+
 A learner is promoted when it has caught up (Raft thesis, 4.2.1): it is given the log in rounds, each up to where the
 log ended when the round began, and the last round has to be shorter than an election timeout. So a new voter never
 makes the others wait for what it lacks.
@@ -20,7 +23,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.configuration import Configuration, PeerAddress, Versions
+from cluster.configuration import Configuration, MembershipRefused, PeerAddress, Versions
 
 if TYPE_CHECKING:
     from cluster.configuration import Member
@@ -38,11 +41,19 @@ class _Round(NamedTuple):
 
 
 class Enrolment:
-    """What one leader knows of the members that its links lead to, itself included."""
+    """What one leader knows of the nodes that its links lead to, itself included."""
 
-    def __init__(self, round_s: float) -> None:
-        """A round that takes no longer than `round_s` seconds is short enough."""
+    def __init__(self, round_s: float, high: int, *, replaces_emptied: bool, raises_version: bool) -> None:
+        """A round that takes no longer than `round_s` seconds is short enough.
+
+        `high` is the highest version of the state that this node's program can run.
+        `replaces_emptied`: a new data directory takes the place of the one that was at its name and address.
+        `raises_version`: the version is raised as soon as it can be, and not only when somebody asks for it.
+        """
         self._round_s = round_s
+        self._high = high
+        self._replaces_emptied = replaces_emptied
+        self._raises_version = raises_version
         self._told: dict[str, Introduction] = {}
         self._rounds: dict[str, _Round] = {}
 
@@ -51,52 +62,77 @@ class Enrolment:
         self._told[name] = introduction
         self._rounds.pop(name, None)
 
-    def next_step(
+    def left(self, name: str) -> None:
+        """The link to a node is lost: what it has told may not be so any more."""
+        self._told.pop(name, None)
+
+    def told_by(self, name: str) -> Introduction | None:
+        """What a node has told of itself on the link that there is now."""
+        return self._told.get(name)
+
+    def due_steps(
         self,
         configuration: Configuration,
         acknowledged: Mapping[str, int],
         last_index: int,
         now_s: float,
         new_id: Callable[[], bytes],
-    ) -> Step | None:
-        """The step that is to be taken now, if any.
+    ) -> list[Step]:
+        """The steps of which one is to be taken now, the first that is not refused.
 
         `acknowledged` is how far each learner is known to hold the log, which ends with `last_index`; `new_id` makes an
         id for a cluster that has none.
         """
-        if not configuration.cluster:
-            return self._first_raise(configuration, new_id)
-        for member in configuration.members:
-            told = self._told.get(member.name)
-            if told is not None and member.id in (None, told.member_id) and _differs(member, told):
-                return partial(_join, name=member.name, told=told)
-        for member in configuration.members:
-            if not member.is_voter and self._has_caught_up(member.name, acknowledged, last_index, now_s):
-                return partial(_promote, name=member.name)
-        version = configuration.version + 1
-        if all(
-            member.versions is not None and member.versions.include(version)
+        admissions = [self._admission(configuration, name, told) for name, told in self._told.items()]
+        steps = [step for step in admissions if step is not None]
+        steps += [
+            partial(_promote, name=member.name)
             for member in configuration.members
-        ):
-            return partial(_raise_to, version=version)
+            if not member.is_voter and self._has_caught_up(member.name, acknowledged, last_index, now_s)
+        ]
+        if self._raises_version:
+            steps.append(partial(self.raise_version, new_id=new_id))
+        return steps
+
+    def _admission(self, configuration: Configuration, name: str, told: Introduction) -> Step | None:
+        """What the members have to be changed by for this node to be one, as it is now; None if by nothing."""
+        if not configuration.cluster or configuration.is_removed(told.member_id):
+            return None
+        member = configuration.member(name)
+        join = partial(_join, name=name, told=told)
+        if member is None:
+            return join if told.may_join else None
+        if member.id in (None, told.member_id):
+            return join if _differs(member, told) else None
+        # Whoever calls itself a member from another address may be a mistake: that takes an operator.
+        is_emptied = told.may_join and member.address == PeerAddress(told.host, told.port)
+        if is_emptied and self._replaces_emptied:
+            return partial(_vacate, name=name, member_id=member.id)
         return None
 
-    def _first_raise(self, configuration: Configuration, new_id: Callable[[], bytes]) -> Step | None:
-        told = {member.name: self._told.get(member.name) for member in configuration.members}
+    def raise_version(self, configuration: Configuration, new_id: Callable[[], bytes]) -> Configuration:
+        """Take the step to the next version, if there is one that this program can run.
+
+        The first one notes who all members are, so all have to be there, and none of them may have lost its memory: the
+        directory that it has now would be taken for the one that has made its promises. Raises MembershipRefused.
+        """
+        if configuration.version >= self._high:
+            return configuration
         version = configuration.version + 1
-        if any(known is None or not known.low <= version <= known.high for known in told.values()):
-            return None
-
-        cluster_id = new_id()
-
-        def step(before: Configuration) -> Configuration:
-            after = before
-            for name, known in told.items():
-                if known is not None:
-                    after = _join(after, name, known)
-            return after.raised(version, cluster_id)
-
-        return step
+        if configuration.cluster:
+            return configuration.raised(version, configuration.cluster)
+        after = configuration
+        for member in configuration.members:
+            told = self._told.get(member.name)
+            if told is None:
+                raise MembershipRefused(
+                    f"node {member.name!r} has not told yet which data directory it has: start it, with a program "
+                    f"that can run version {version} of the state"
+                )
+            if told.may_join:
+                raise MembershipRefused(f"node {member.name!r} is under repair: wait until it is a voter")
+            after = _join(after, member.name, told)
+        return after.raised(version, new_id())
 
     def _has_caught_up(
         self, name: str, acknowledged: Mapping[str, int], last_index: int, now_s: float
@@ -130,9 +166,9 @@ def _join(configuration: Configuration, name: str, told: Introduction) -> Config
     return configuration.joined(name, told.member_id, address, versions)
 
 
+def _vacate(configuration: Configuration, name: str, member_id: bytes) -> Configuration:
+    return configuration.vacated(name, member_id)
+
+
 def _promote(configuration: Configuration, name: str) -> Configuration:
     return configuration.promoted(name)
-
-
-def _raise_to(configuration: Configuration, version: int) -> Configuration:
-    return configuration.raised(version, configuration.cluster)

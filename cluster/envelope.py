@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from cluster.configuration import ID_BYTES
+from cluster.configuration import ID_BYTES, Configuration, configuration_from, fields_of
 from cluster.entry import ENTRY_BYTES_MAX
+from cluster.member_changes import MemberChange
 from cluster.ports import Buffer, pack
 
 FRAME_BYTES_MAX = ENTRY_BYTES_MAX + 64 * 1024
@@ -159,8 +160,9 @@ class Status(NamedTuple):
     """Its wall clock, in milliseconds since 1970."""
     steady_ms: int
     """Its wall clock without jumps that are not believed yet (clock.py)."""
-    hears_leader: int = 0
-    """1 if it leads, or has heard the leader within the last moments; else 0."""
+    hears_leader: int = 1
+    """1 if it leads, or has heard the leader within the last moments; else 0. Release 0.1 does not tell: its nodes are
+    taken to hear it, or no node could be stopped in good order during an upgrade."""
 
 
 class Introduction(NamedTuple):
@@ -173,6 +175,32 @@ class Introduction(NamedTuple):
     low: int
     """The lowest version of the state that its program can run, and the highest."""
     high: int
+    may_join: int
+    """1 if the cluster may take the directory in unasked: it is new, or its log is of this cluster; else 0."""
+
+
+class MembersTold(NamedTuple):
+    """What a node tells those who cannot know it from their own log: new nodes, and such as have been removed."""
+
+    term: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
+    """The index of the entry that holds the configuration: of two that are told, the later one is to be believed."""
+    configuration: Configuration
+
+
+class ChangeRequest(NamedTuple):
+    """Asks the leader for a change of the members. Only what it refuses is answered."""
+
+    number: int
+    """Chosen by who asks, for the answer."""
+    change: MemberChange
+
+
+class ChangeRefused(NamedTuple):
+    """Tells why the change of that number is not made."""
+
+    number: int
+    text: str
 
 
 class SnapshotFile(NamedTuple):
@@ -254,6 +282,9 @@ Message = (
     | Withdrawn
     | Spoilt
     | Introduction
+    | MembersTold
+    | ChangeRequest
+    | ChangeRefused
 )
 
 
@@ -269,6 +300,11 @@ _KIND_CHUNK = 11
 _KIND_OFFER = 12
 _KIND_TRANSFER = 17
 _KIND_INTRODUCTION = 18
+_KIND_MEMBERS_TOLD = 19
+_KIND_CHANGE_REQUEST = 20
+_KIND_CHANGE_REFUSED = 21
+_CHANGE_FIELDS = (int, int, str, bytes, str, int, int)
+"""The types of a `ChangeRequest`'s number and of the fields of its change."""
 _SMALL: dict[int, type[Any]] = {
     3: Appended,
     4: VoteRequest,
@@ -293,7 +329,7 @@ _ENTRY_FORMAT = "QI"
 
 def encode_for_release_0_1(message: Message) -> list[Buffer]:
     """The frame as buffers for a node of that release; none for a message that it does not know."""
-    if isinstance(message, Transfer | Introduction):
+    if isinstance(message, Transfer | Introduction | MembersTold | ChangeRequest | ChangeRefused):
         return []
     if isinstance(message, Status):
         return [_SMALL_KINDS[Status], pack(message[:STATUS_FIELDS_OF_RELEASE_0_1])]
@@ -320,6 +356,12 @@ def encode(message: Message) -> list[Buffer]:
         return [bytes([_KIND_OFFER]), pack(message)]
     if isinstance(message, Introduction):
         return [bytes([_KIND_INTRODUCTION]), pack(message)]
+    if isinstance(message, MembersTold):
+        return [bytes([_KIND_MEMBERS_TOLD]), pack([*message[:2], fields_of(message.configuration)])]
+    if isinstance(message, ChangeRequest):
+        return [bytes([_KIND_CHANGE_REQUEST]), pack([message.number, *message.change])]
+    if isinstance(message, ChangeRefused):
+        return [bytes([_KIND_CHANGE_REFUSED]), pack(message)]
     return [_SMALL_KINDS[type(message)], pack(message)]
 
 
@@ -342,6 +384,16 @@ def decode(frame: bytes) -> Message:
             return Offer._make([*numbers, [_decode_small(SnapshotFile, row) for row in segments]])
         if kind == _KIND_INTRODUCTION:
             return _decode_introduction(msgpack.unpackb(frame[1:], use_list=False))
+        if kind == _KIND_MEMBERS_TOLD:
+            term, index, fields = msgpack.unpackb(frame[1:], use_list=False)
+            if not (_is_count(term) and _is_count(index)):
+                raise MalformedFrame("MembersTold with other fields than numbers")
+            return MembersTold(term, index, configuration_from(fields))
+        if kind == _KIND_CHANGE_REQUEST:
+            number, *fields = _typed(msgpack.unpackb(frame[1:]), _CHANGE_FIELDS)
+            return ChangeRequest(number, MemberChange(*fields))
+        if kind == _KIND_CHANGE_REFUSED:
+            return ChangeRefused(*_typed(msgpack.unpackb(frame[1:]), (int, str)))
         return _decode_small(_SMALL[kind], msgpack.unpackb(frame[1:], use_list=False))
     except (struct.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise MalformedFrame(f"frame of kind {kind}, {len(frame)} bytes: {error}") from error
@@ -360,6 +412,13 @@ def _decode_introduction(fields: Any) -> Introduction:
     if not all(map(_is_count, numbers)):
         raise MalformedFrame("Introduction with other fields than numbers")
     return Introduction(member_id, host, *numbers)
+
+
+def _typed(fields: Any, types: Sequence[type]) -> list[Any]:
+    """The fields, if they are of these types. Raises MalformedFrame."""
+    if not isinstance(fields, list) or [type(field) for field in fields] != list(types):  # pyright: ignore[reportUnknownVariableType]
+        raise MalformedFrame("other fields than are due")
+    return fields  # pyright: ignore[reportUnknownVariableType]
 
 
 def _is_count(field: object) -> bool:

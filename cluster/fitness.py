@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.envelope import Alarm
 from cluster.log.hardstate import Standing
+from cluster.membership import Membership
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from cluster.envelope import Status
-    from cluster.membership import Membership
 
     Known = Mapping[str, Status | None]
     """What each member has last said of itself; None for one that does not answer."""
@@ -76,3 +76,32 @@ def may_stop(name: str, leader: str | None, membership: Membership, known: Known
         )
     note = "; it leads, and hands over before it stops" if name == leader else ""
     return Verdict(True, f"{name} may be stopped: {names} go on{note}")
+
+
+def may_leave(name: str, membership: Membership, known: Known) -> Verdict:
+    """Judge whether those that are left can go on, and agree on it, when this member is none any more."""
+    if name not in membership.voters:
+        return Verdict(True, f"{name} does not vote, so all goes on without it")
+    left = Membership(membership.voters - {name}, membership.learners)
+    if not left.voters:
+        return Verdict(False, f"{name} is the only voter: add another one first")
+    flaws = {other: why for other in sorted(left.voters) if (why := flaw(other, known)) is not None}
+    fit = [other for other in sorted(left.voters) if other not in flaws]
+    if left.is_majority(fit):
+        return Verdict(True, f"{', '.join(fit)} go on without {name}")
+    few = f"{', '.join(fit) or 'nobody'} would be no majority of {', '.join(sorted(left.voters))}"
+    return Verdict(False, f"{name} stays a voter: " + "; ".join([few, *flaws.values()]))
+
+
+def may_drain(name: str, membership: Membership, drained: Collection[str], known: Known) -> Verdict:
+    """Judge whether another member can lead, and serve clients, while this one is under maintenance."""
+    others = sorted(membership.voters - {name})
+    flaws = {
+        other: f"{other} is under maintenance itself" if other in drained else why_not_lead(other, known)
+        for other in others
+    }
+    fit = [other for other in others if flaws[other] is None]
+    if fit:
+        return Verdict(True, f"{', '.join(fit)} can serve in place of {name}")
+    reasons = "; ".join(str(why) for why in flaws.values())
+    return Verdict(False, f"{name} goes on serving: nobody else can: {reasons or 'it is the only voter'}")

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from cluster.alarms import Alarms
 from cluster.applying import Applying, Expelled
+from cluster.backup_source import BackupSource
 from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
 from cluster.clock import PATIENCE_S, ClusterClock, bounded
 from cluster.configuration import (
@@ -45,22 +45,30 @@ from cluster.enrolment import Enrolment
 from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
     Alarm,
+    Appended,
+    ChangeRefused,
+    ChangeRequest,
     Fetch,
     Forward,
+    Hearing,
     Introduction,
     MalformedFrame,
+    MembersTold,
     Message,
     Offer,
+    PreVote,
     SnapshotChunk,
     Spoilt,
     Status,
     Transfer,
+    Vote,
+    VoteRequest,
     Withdrawn,
     decode,
     encode,
     encode_for_release_0_1,
 )
-from cluster.fitness import Verdict, may_stop, why_not_lead
+from cluster.fitness import Verdict, may_drain, may_leave, may_stop, why_not_lead
 from cluster.handover import Handover
 from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import Owner
@@ -74,8 +82,11 @@ from cluster.log.segment import CorruptJournal
 from cluster.log.space import CHECK_INTERVAL_S, Space
 from cluster.log_matching import ForeignLog
 from cluster.machine import Machine
+from cluster.maintenance import Maintenance
+from cluster.member_changes import MemberChange, Questions, Verb
 from cluster.peers import MemberStatus, Peers, member_status
 from cluster.ports import Buffer, Disk, Runtime
+from cluster.presence import Presence
 from cluster.recovery import Recovery
 from cluster.state import GroupState
 from cluster.submission import PendingSubmissions, Proposals, Reign
@@ -101,8 +112,16 @@ class GroupConfig:
 
     name: str
     nodes: Mapping[str, PeerAddress]
-    """The members that the cluster begins with, this one among them, and where the others reach them."""
+    """The members that the cluster begins with, this one among them, and where the others reach them.
+
+    They matter only until the log tells who the members are."""
     cluster: str
+    joins: bool = False
+    """Whether the cluster is there already, and this node wants to become a member of it; else it is one of `nodes`."""
+    replaces_emptied: bool = True
+    """Whether a node that comes back to its name and its address with a new data directory is taken in again."""
+    raises_version: bool = True
+    """Whether the cluster goes over to the next version of the state by itself, once all members can run it."""
     group_id: int = 0
     timing: Timing = field(default_factory=Timing)
     dead_origin_grace_s: float = 1.0
@@ -147,6 +166,16 @@ class GroupConfig:
 
 class NotNow(Exception):
     """The members cannot be changed at this moment; nothing has changed."""
+
+
+class RemovedFromCluster(Exception):
+    """The data directory of this node was a member's, and is no more: the node has nothing to do."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"node {name!r} was removed from the cluster, and its data directory can be no member again: "
+            "to let the node in anew, start it with an empty one"
+        )
 
 
 class GroupEvents(Protocol):
@@ -209,14 +238,11 @@ class Group:
         self.damage: CorruptJournal | None = None
         """The damage found in the log while it was in use; the node stops once the others can go on without it."""
         self.snapshots_installed = 0
+        self.is_removed = False
+        """Whether this node has stopped because it is no member any more."""
         self._runtime = runtime
         self._links = links
         self._events: GroupEvents = _Nobody()
-        members = [Member(name, address) for name, address in config.nodes.items()]
-        self.configurations = Configurations(Configuration.of(machine.versions[0], members))
-        """The configurations in the log. The newest one counts."""
-        self._members = self.configurations.known
-        """The members that links and peers go by."""
         self._reign = Reign(None, 0)
         self._handover = Handover()
         self._tried_full_disk_s = 0.0
@@ -229,32 +255,50 @@ class Group:
         self._state = GroupState(machine)
         self._submissions = PendingSubmissions(config.name)
         self._proposals = Proposals()
-        self._enrolment = Enrolment(config.timing.election_min_s)
+        self._enrolment = Enrolment(
+            config.timing.election_min_s,
+            machine.versions[1],
+            replaces_emptied=config.replaces_emptied,
+            raises_version=config.raises_version,
+        )
+        self._asked = Questions()
+        self._told_index = 0
+        """The index of the configuration that this node was told last."""
+        self._complaint = ""
+        """Why a step that was due was refused, as was logged last."""
         self._applying = Applying(self._state, self._submissions)
         self._turns = TurnTimer(runtime, self._turn, config.timing.heartbeat_s / 2)
         self._departures = Departures(self._transmit)
 
         owner = Owner(config.cluster, config.name, config.group_id)
         directory = self._directory = GroupDirectory(disk, f"groups/{config.group_id}", owner)
-        self._incarnations = Incarnations(
-            directory, runtime, Versions(*machine.versions), sorted(config.nodes)
-        )
+        listed = [] if config.joins else sorted(config.nodes)
+        self._incarnations = Incarnations(directory, runtime, Versions(*machine.versions), listed)
         claim = self._incarnations.begin()
-        self.member_id = directory.member_id(claim.incarnation)
-        """The id of this node's data directory."""
-        self._enrolment.introduced(config.name, self._introduction())
         self._submissions.begin(claim.incarnation)
+        self.configurations = Configurations(_listed(config, machine, lists_members=directory.lists_members))
+        """The configurations in the log. The newest one counts."""
+        self._members = self.configurations.known
+        """The members that links and peers go by."""
+        self._presence = Presence(self.configurations)
+        self._maintenance = Maintenance(config.name, self.configurations, runtime.monotonic())
         self.journal, checkpoint = directory.start(
             claim,
             self._state,
             partial(_open_journal, config, disk, directory, self.configurations, self.disk_failed),
-            repairable=bool(self.peers),
+            repairable=config.joins or len(config.nodes) > 1,
         )
+        directory_id = directory.id(claim.incarnation)
+        self.member_id = directory_id.member
+        """The id of this node's data directory."""
+        self.configurations.is_of(directory_id.cluster)
         if not directory.lists_members:  # else the log has none, and no entry need be read twice
             self._begin_configurations(checkpoint.index if checkpoint else 0)
+        if self.configurations.committed.is_removed(self.member_id):
+            raise RemovedFromCluster(config.name)
         self._clock = ClusterClock(
             config.name,
-            len(self.configurations.membership.voters),
+            self._clocks(),
             self._state.time_ms,
             self._wall_ms(),
             runtime.monotonic(),
@@ -262,6 +306,7 @@ class Group:
         )
         self.engine = engine(
             config.name,
+            self.member_id,
             self.configurations,
             self.journal,
             config.timing,
@@ -271,7 +316,7 @@ class Group:
         )
         self.engine.may_lead = self.damage is None
         self._make_durable()
-        self.recovery = Recovery(config.name, self.configurations, directory.hard_state)
+        self.recovery = Recovery(config.name, self.member_id, self.configurations, directory.hard_state)
         self._peers = Peers(self.peers, runtime.monotonic())
         space = Space(disk, self.journal, config.disk_free_limit_bytes, runtime.monotonic())
         self._alarms = Alarms(self.configurations, self._peers, space)
@@ -299,13 +344,25 @@ class Group:
             claim.incarnation << SNAPSHOT_ID_BITS,
         )
         self._taker = SnapshotTaker(disk, directory, self.journal, runtime, self._transmit, self._install)
+        self.backups = BackupSource(
+            disk,
+            directory,
+            owner,
+            self.journal,
+            self.housekeeping,
+            self.engine,
+            self.configurations,
+            self._state,
+            self._turns.ask,
+        )
 
     def start(self, events: GroupEvents) -> None:
         """Take part; `events` is told what is committed, and what else the shell has to know."""
         self._events = events
         self._turns.is_on = True
         self.recovery.turn(self.engine, self.journal)
-        self._links.configure(self.member_id, self.configurations)
+        self._enrolment.introduced(self.config.name, self._introduction())
+        self._note_past()
         self._links.register(self.config.group_id, self)
         self.submit([])  # tells the cluster that this incarnation lives, so that it forgets the last one
         self._beat()
@@ -331,9 +388,78 @@ class Group:
         after = step(held.newest)
         if after is held.newest:
             return held.newest_index
+        if not after.has(self.config.name, self.member_id):
+            self.transfer_leadership()
+            raise NotNow("this node leads, and hands over first")
+        self._check_majority_of(after)
         index = engine.propose(make_configuration(self.time_ms(), after))
         self._follow_configuration()
         return index
+
+    def ask_for_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+        """Have the leader, whoever that is, make a change of the members.
+
+        `refused` is told why if it is not made; the configuration tells when it is (`MemberChange.is_made`). Whoever
+        hears of neither asks again: the leader may have changed, or another change may have been under way.
+        """
+        leader = self._reign.leader
+        if leader == self.config.name:
+            self._make_change(change, refused)
+        elif leader is not None:
+            self._transmit(leader, ChangeRequest(self._asked.add(refused), change))
+
+    def _make_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+        try:
+            if change.verb == Verb.FINISH_UPGRADE:
+                self.change_configuration(self._finish_upgrade)
+            elif not self.configurations.newest.cluster:
+                refused(
+                    "the members cannot be changed before the upgrade to this release is finished: `qq upgrade finish`"
+                )
+            elif change.verb == Verb.REPLACE and self._is_there(change.name, change.member_id):
+                refused(
+                    f"node {change.name!r} is up and has its data directory: stop it before it is replaced"
+                )
+            else:
+                self.change_configuration(change.step)
+        except NotNow:
+            pass
+        except MembershipRefused as error:
+            refused(str(error))
+
+    def _is_there(self, name: str, member_id: bytes) -> bool:
+        member = self.configurations.newest.member(name)
+        is_up = name == self.config.name or self._presence.is_member(name)
+        return is_up and member is not None and member.id == member_id
+
+    def _finish_upgrade(self, configuration: Configuration) -> Configuration:
+        return self._enrolment.raise_version(configuration, self._new_id)
+
+    def _new_id(self) -> bytes:
+        return self._runtime.random.randbytes(ID_BYTES)
+
+    def _clocks(self) -> int:
+        """How many voters' clocks decide what time it is; 0 if this node's is none of them."""
+        newest = self.configurations.newest
+        is_voter = self.config.name in newest.membership.voters and newest.has(
+            self.config.name, self.member_id
+        )
+        return len(newest.membership.voters) if is_voter else 0
+
+    def _check_majority_of(self, after: Configuration) -> None:
+        """Raise MembershipRefused if so few of the voters of this configuration are there that it could not commit it.
+
+        It counts as soon as it is in the log, so there would be no way back.
+        """
+        if after.membership.voters == self.configurations.membership.voters:
+            return
+        there = [name for name, status in self._known().items() if status is not None]
+        if not after.membership.is_majority(there):
+            away = ", ".join(sorted(after.membership.voters.difference(there)))
+            raise MembershipRefused(
+                f"{len(after.membership.voters)} voters would be left, and of these {away} do not answer, so the rest "
+                "would be no majority: start or replace them first"
+            )
 
     def _mind_members(self) -> None:
         """Take the step that is due, if any; what cannot be done now is tried again with the next beat."""
@@ -341,18 +467,61 @@ class Group:
         learners = {
             name: progress[name].acknowledged
             for name in configuration.membership.learners
-            if name in progress
+            if self._presence.is_member(name)
         }
-        new_id = partial(self._runtime.random.randbytes, ID_BYTES)
-        step = self._enrolment.next_step(
-            configuration, learners, self.journal.last_index, self._runtime.monotonic(), new_id
+        steps = self._enrolment.due_steps(
+            configuration, learners, self.journal.last_index, self._runtime.monotonic(), self._new_id
         )
-        if step is not None:
-            with suppress(NotNow, MembershipRefused):
-                self.change_configuration(step)
+        for step in steps:
+            try:
+                if self.change_configuration(step) > self.engine.commit_index:
+                    return
+            except NotNow:
+                return
+            except MembershipRefused as refused:
+                if str(refused) != self._complaint:
+                    self._complaint = str(refused)
+                    log.info("the members stay as they are: %s", refused)
+
+    def _note_past(self) -> None:
+        """Have links tell whether this node is of a cluster already, also if that has no id."""
+        self.configurations.has_past = self.recovery.standing is Standing.VOTER
+        self._links.configure(self.member_id, self.configurations)
 
     def _introduction(self) -> Introduction:
-        return Introduction(self.member_id, *self.config.nodes[self.config.name], *self.machine.versions)
+        may_join = self.recovery.standing is not Standing.VOTER or bool(self.configurations.cluster)
+        address = self.config.nodes[self.config.name]
+        return Introduction(self.member_id, *address, *self.machine.versions, int(may_join))
+
+    def _introduce(self) -> None:
+        """Tell everybody who this node is, because that is not what it was when the links began."""
+        self._enrolment.introduced(self.config.name, self._introduction())
+        self._tell_peers(self._introduction())
+
+    def _tell_members(self, peer: str) -> None:
+        """Tell who the members are, because the log of the other node may not say so.
+
+        A learner is told what is not committed, too: it has promised nothing so far, so it may as well begin.
+        """
+        held = self.configurations
+        if self._presence.is_member(peer) and peer in held.membership.learners:
+            self._transmit(peer, MembersTold(self.engine.term, held.newest_index, held.newest))
+        elif held.is_settled:
+            self._transmit(peer, MembersTold(self.engine.term, held.committed_index, held.committed))
+
+    def _receive_members(self, told: MembersTold) -> None:
+        """Learn who the members are, because the own log does not tell, or that this node is none any more."""
+        held = self.configurations
+        if told.configuration.is_removed(self.member_id):
+            self._leave()
+            return
+        is_ignorant = self.recovery.standing is Standing.BLANK or not self._directory.lists_members
+        if is_ignorant and held.newest_index == 0 and told.index > self._told_index:
+            self._told_index = told.index
+            held.begin(0, told.configuration)
+            self._follow_configuration()
+        self.recovery.told(told.configuration, told.term, self.engine)
+        self._turns.ask()
 
     def _begin_configurations(self, index: int) -> None:
         """Find the configurations of the log behind `index`, the entry that the state is of."""
@@ -374,13 +543,27 @@ class Group:
         before, self._members = self._members, held.known
         for name in self._members.keys() ^ before.keys():
             log.info("node %s is %s", name, "a member now" if name in self._members else "no member any more")
-        # Before this node vouches for the entry: a program that cannot run the version must find that out.
-        self._directory.note_configuration(held.newest)
-        self.engine.follow_configuration()
-        self._clock.members = len(held.membership.voters)
+        self._directory.note_configuration(held, self.journal)
+        self._clock.members = self._clocks()
+        for name in (before.keys() | held.known.keys()) - held.membership.voters:
+            self._clock.forget(name)  # a majority of the voters decides what time it is
         self._peers.configure(self.peers, self._runtime.monotonic())
         self._links.configure(self.member_id, held)
+        self._meet()
+        for peer in self._presence.linked:
+            self._tell_members(peer)
         self._turns.ask()
+
+    def _meet(self) -> None:
+        """Count and feed those who are at the other ends of the links as members, and nobody else."""
+        presence, now_s = self._presence, self._runtime.monotonic()
+        self.engine.follow_configuration(presence.guests)
+        came, went = presence.look()
+        for peer in went:
+            self.engine.hold_back(peer)
+        for peer in came:
+            self._peers.connected(peer, now_s)
+            self.engine.peer_connected(peer)
 
     def _make_durable(self) -> None:
         """Sync what opening the journal has added to it, such as a new log's first entry. Raises OSError.
@@ -417,13 +600,18 @@ class Group:
         if self.damage is None or not self._turns.is_on:
             return
         self.engine.may_lead = False
-        voters = list(filter(self._links.connected, self._peers.voters()))
+        voters = list(filter(self._presence.is_member, self._peers.voters()))
         if self.engine.is_leader:
             if not self._handover.is_on(self._runtime.monotonic()):
                 self.transfer_leadership()
         elif self.configurations.membership.is_majority(voters):
             self._directory.note_damage(self.damage)
             self._stop_for(self.damage)
+
+    def _leave(self) -> None:
+        """Stop because this node was removed."""
+        self.is_removed = True
+        self._stop_for(RemovedFromCluster(self.config.name))
 
     def _stop_for(self, error: Exception) -> None:
         self._turns.is_on = False
@@ -528,18 +716,29 @@ class Group:
 
     def why_not_lead(self, name: str) -> str | None:
         """Why leadership should not go to this member, as far as is known here; None if it may."""
+        if name in self._maintenance.members:
+            return f"{name} is under maintenance (end that with `qq revive {name}`)"
         return why_not_lead(name, self._known())
 
     def may_stop(self, name: str) -> Verdict:
         """Whether the others go on when this member stops, as far as is known here."""
         return may_stop(name, self.leader, self.configurations.membership, self._known())
 
+    def may_leave(self, name: str) -> Verdict:
+        """Whether the others go on when this member is none any more, as far as is known here."""
+        return may_leave(name, self.configurations.membership, self._known())
+
+    def may_drain(self, name: str) -> Verdict:
+        """Whether the others can lead and serve clients in place of this member, as far as is known here."""
+        drained = self._maintenance.members
+        return may_drain(name, self.configurations.membership, drained, self._known())
+
     def _known(self) -> dict[str, Status | None]:
         """What each member that is heard says of itself, and None for the others."""
         now_s = self._runtime.monotonic()
         known: dict[str, Status | None] = {self.config.name: self._own_status()}
         for peer in self.peers:
-            is_heard = self._links.connected(peer) and self._peers.silent_s(peer, now_s) < SILENT_S
+            is_heard = self._presence.is_member(peer) and self._peers.silent_s(peer, now_s) < SILENT_S
             known[peer] = self._peers.status(peer) if is_heard else None
         return known
 
@@ -547,10 +746,14 @@ class Group:
     def members(self) -> Sequence[str]:
         return self.configurations.membership.members
 
+    def own_status(self) -> MemberStatus:
+        """The status of this node, be it a member or not."""
+        return self._status_of(self.config.name)
+
     def _status_of(self, name: str) -> MemberStatus:
         if name == self.config.name:
             return member_status(name, self._own_status(), is_up=True, leads=name == self.leader)
-        is_up = self._links.connected(name)
+        is_up = self._presence.is_member(name)
         return member_status(name, self._peers.status(name), is_up=is_up, leads=name == self.leader)
 
     def _own_status(self) -> Status:
@@ -592,56 +795,60 @@ class Group:
 
     # Links
 
-    def _is_member(self, peer: str) -> bool:
-        """Whether a peer that links tell of still is a member, or is again: they hear of that a moment later."""
-        self._follow_configuration()
-        return peer in self._members
-
     def peer_connected(self, peer: str) -> None:
-        if not self._is_member(peer):
-            return
-        self._peers.connected(peer, self._runtime.monotonic())
+        self._presence.link_began(peer, self._links.peer_id(peer))
         self._departures.drop(peer)
-        low, high = self.machine.versions
-        if low < high:  # else its program never goes to a log with a configuration, and nobody asks who it is
-            self._transmit(peer, self._introduction())
+        self._follow_configuration()
+        self._meet()
+        if not self._presence.is_member(peer):
+            self.engine.guest_connected()
+        self._tell_members(peer)
+        self._transmit(peer, self._introduction())
         self._transmit(peer, self._own_status())
-        self.engine.peer_connected(peer)
         self._taker.connected(peer)
         self._submissions.link_is_new(peer)
         self._turns.ask()
 
     def peer_lost(self, peer: str, *, dead: bool) -> None:
-        if not self._is_member(peer):
-            return
+        self._follow_configuration()
         self._departures.drop(peer)
         self._clock.forget(peer)
-        self.engine.peer_lost(peer)
-        if dead:
+        self._enrolment.left(peer)
+        if peer in self.engine.progress:
+            self.engine.peer_lost(peer)
+        self._presence.link_ended(peer)
+        self._meet()
+        if dead and peer in self._members:
             self._peers.died(peer, self._runtime.monotonic())
         if self._reign.leader == peer:
             self._runtime.call_later(self.config.timing.campaign_jitter_s, self._turns.ask)
         self._turns.ask()
 
     def peer_drained(self, peer: str) -> None:
-        if self._links.connected(peer) and self._is_member(peer):
+        self._follow_configuration()
+        if self._presence.is_member(peer):
             self.engine.peer_resumed(peer)
             self._turns.ask()
 
     def part_received(self, peer: str) -> None:
-        if not (self._turns.is_on and self._is_member(peer)):
+        if not self._turns.is_on:
             return
-        self._peers.heard(peer, self._runtime.monotonic())
+        self._follow_configuration()
+        is_member = self._presence.is_member(peer)
+        if is_member:
+            self._peers.heard(peer, self._runtime.monotonic())
         self._taker.part_received(peer)
-        if self.recovery.standing is not Standing.BLANK:
+        if self.recovery.standing is not Standing.BLANK and (is_member or not self.engine.is_leader):
             self.engine.part_received(peer)
             if self.engine.outbox:
                 self._turns.ask()
 
     def frame_received(self, peer: str, frame: bytes) -> None:
-        if not (self._turns.is_on and self._is_member(peer)):
+        if not self._turns.is_on:
             return
-        self._peers.heard(peer, self._runtime.monotonic())
+        self._follow_configuration()
+        if self._presence.is_member(peer):
+            self._peers.heard(peer, self._runtime.monotonic())
         try:
             message = decode(frame)
         except MalformedFrame:
@@ -654,21 +861,26 @@ class Group:
         self._turns.ask()
 
     def _receive(self, peer: str, message: Message) -> None:
+        if not (self._presence.is_member(peer) or self._hears_guest(message)):
+            return
         match message:
             case Forward():
                 self._receive_forward(peer, message)
             case Status():
-                leads = message.state == Role.LEADER
-                if leads:
-                    self.engine.check_end_of(peer, message.term, message.last_index)
-                self._peers.said(peer, message)
-                self._clock.hear(peer, message.steady_ms, self._runtime.monotonic())
-                self.recovery.heard(peer, message, leads=leads)
+                self._receive_status(peer, message)
             case Introduction():
                 self._enrolment.introduced(peer, message)
+            case MembersTold():
+                self._receive_members(message)
             case Transfer():
                 if message.term == self.engine.term:
                     self.transfer_leadership(message.to or None)
+            case ChangeRequest():
+                answer = partial(self._refuse_change, peer, message.number)
+                if self.engine.is_leader:
+                    self._make_change(message.change, answer)
+            case ChangeRefused():
+                self._asked.answered(message.number, message.text)
             case Offer():
                 self.engine.check_snapshot(peer, message.index, message.term)
                 self._taker.offered(peer, message)
@@ -687,6 +899,31 @@ class Group:
             case _:
                 pass  # a blank node must promise nothing: it may have promised something else before
 
+    def _hears_guest(self, message: Message) -> bool:
+        """Whether a message matters although its sender is no member by the newest configuration here.
+
+        Its promises count for nothing, and it does not disturb a leader that is heard. But this log may be behind: the
+        sender may lead, or be about to.
+        """
+        if isinstance(message, VoteRequest):
+            return not self.engine.hears_leader()
+        return not isinstance(message, Appended | Hearing | Vote | PreVote | Forward)
+
+    def _refuse_change(self, peer: str, number: int, text: str) -> None:
+        self._transmit(peer, ChangeRefused(number, text))
+
+    def _receive_status(self, peer: str, status: Status) -> None:
+        if status.state == Role.LEADER:
+            self.engine.check_end_of(peer, status.term, status.last_index)
+            self.recovery.heard_leader(status)
+        if self._presence.is_member(peer):
+            self._peers.said(peer, status)
+            if peer in self.configurations.membership.voters:
+                self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
+            self.recovery.heard(peer, status)
+        elif peer in self.configurations.membership.voters:
+            self.recovery.heard_other(peer, status)
+
     # The turn
 
     def _beat(self) -> None:
@@ -696,6 +933,7 @@ class Group:
             self._watch_space()
             self._leave_if_the_others_can_go_on()
             if self.engine.is_leader:
+                self._leave_leading()
                 self._expel_the_gone()
                 self._mind_members()
             self._runtime.call_later(self._turns.beat_s, self._beat)
@@ -719,6 +957,8 @@ class Group:
             self._check_incarnation()
             self._forward()
             if self.recovery.turn(self.engine, self.journal):
+                self._note_past()
+                self._introduce()
                 self._tell_peers(self._own_status())
             last_index = self.journal.last_index
             self.engine.turn(self._compose)
@@ -770,9 +1010,30 @@ class Group:
         needed = self._events.needed_from()
         if not self.engine.is_leader:
             return needed
-        connected = filter(self._links.connected, self.peers)
-        fed = self._giver.needed_from(self.engine, connected, self.config.retained_bytes)
+        fed = self._giver.needed_from(self.engine, self._presence.members, self.config.retained_bytes)
         return min((index for index in (needed, fed) if index is not None), default=None)
+
+    # Maintenance
+
+    def _leave_leading(self) -> None:
+        """Hand over if this node is under maintenance and another one can lead."""
+        if self.config.name not in self._maintenance.members or self._handover.is_on(
+            self._runtime.monotonic()
+        ):
+            return
+        successor = self._successor()
+        if successor is not None:
+            self.transfer_leadership(successor)
+
+    def _successor(self) -> str | None:
+        """A voter that can lead in place of this node, and is not under maintenance."""
+        others = sorted(self.configurations.membership.voters - {self.config.name})
+        return next((voter for voter in others if self.why_not_lead(voter) is None), None)
+
+    def _not_to_lead(self) -> list[str]:
+        """The members that leadership should not go to."""
+        drained = () if self._successor() is None else self._maintenance.members
+        return [*self._peers.not_voting(), *drained]
 
     # Space
 
@@ -800,7 +1061,10 @@ class Group:
             reason = self.alarm
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._events.alarm_changed(reason)
-        self.engine.may_lead = not self.journal.full and self.damage is None
+        now_s = self._runtime.monotonic()
+        self._maintenance.look(self._reign.leader, now_s)
+        leaves_leading = self._maintenance.leaves_leading(now_s)
+        self.engine.may_lead = not (self.journal.full or self.damage is not None or leaves_leading)
         if self.journal.full:
             self._try_full_disk()
 
@@ -813,7 +1077,7 @@ class Group:
         if not self.journal.sync_in_flight:
             self.journal.start_sync(self._synced)
         if self.engine.is_leader:
-            unfit = [*self._peers.alarmed(Alarm.DISK), *self._peers.not_voting()]
+            unfit = [*self._peers.alarmed(Alarm.DISK), *self._not_to_lead()]
             self.engine.transfer_leadership(without=unfit)
 
     # Snapshots
@@ -875,7 +1139,7 @@ class Group:
             self.engine.hold_back(peer)
 
     def _tell_peers(self, message: Message) -> None:
-        for peer in self.peers:
+        for peer in self._presence.linked:
             self._transmit(peer, message)
 
     def _tell_status(self) -> None:
@@ -925,7 +1189,7 @@ class Group:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
         if self._handover.is_on(self._runtime.monotonic()):
-            unfit = [*self._peers.not_voting(), *self._handover.not_meant(self.peers)]
+            unfit = [*self._not_to_lead(), *self._handover.not_meant(self.peers)]
             self._handover.ask(partial(self.engine.transfer_leadership, unfit))
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:
@@ -974,7 +1238,11 @@ class Group:
         try:
             if changes_members:
                 effects, expelled_at = self._applying.configuration(payload)
-                self.configurations.applied(index)
+                before, committed = self.configurations.committed, self.configurations.applied(index)
+                if committed.version != before.version:
+                    log.info("the cluster is at version %d of the state now", committed.version)
+                if committed.is_removed(self.member_id):
+                    self._leave()
             else:
                 effects, expelled_at = self._applying.entry(index, payload)
             self._clock.follow(self._state.time_ms, begun_s)
@@ -1007,6 +1275,18 @@ class Group:
         claim = self._incarnations.begin(known.incarnation if known else None)
         self._submissions.begin(claim.incarnation)
         self.submit([])
+
+
+def _listed(config: GroupConfig, machine: Machine, *, lists_members: bool) -> Configuration:
+    """What a node begins with, before its log or another node tells who the members are.
+
+    Where the members are not those of a list, this node votes for nobody and stands for nothing until it is told.
+    """
+    members = [
+        Member(name, address, is_voter=lists_members or name != config.name)
+        for name, address in config.nodes.items()
+    ]
+    return Configuration.of(machine.versions[0], members)
 
 
 def _open_journal(

@@ -10,6 +10,9 @@ two members may count each other. Sans-IO: bytes in, bytes out. Not here: socket
     PROOF      terms and HMAC of the dialler             -->
                                                          <--  WELCOME    terms and HMAC of the acceptor
 
+A dialler that knows an address and not who is there expects no name: it takes the one that it is told. The proofs cover
+that name as they cover one that was expected.
+
 Instead of its next message either side may send REJECT with a reason, so that both logs name the mistake.
 
 A proof is HMAC-SHA256 over the sender's role, its terms and every byte that was sent before: both nonces, both names,
@@ -51,12 +54,15 @@ if TYPE_CHECKING:
 MAGIC = b"qqPL"
 VERSIONS = (3, 4)
 """The versions of these messages that are spoken; a dialler begins with the last one. In version 3 the terms have no
-ids and no range of versions: the program of release 0.1 knows one state version, and is told the agreed one."""
+ids and no range of versions: the program of release 0.1 knows one state version, and is told the agreed one. There, a
+dialler has to expect a name."""
 NAME_BYTES_MAX = 64
 NONCE_BYTES = 32
 PROCESS_BYTES = 16
 NO_ID = bytes(ID_BYTES)
 """In place of an id that is not there."""
+UNNAMED = b"\xff" * ID_BYTES
+"""In place of the id of a cluster that has none yet: the node has a log, and that has no configuration."""
 
 _DIALLER = b"qq peer link: proof of the dialler"
 _ACCEPTOR = b"qq peer link: proof of the acceptor"
@@ -74,6 +80,8 @@ _PROOF = {version: Struct(f"<4sHB{terms.size}s32s") for version, terms in _TERMS
 _REJECT = Struct("<4sHBB")
 
 MESSAGE_BYTES_MAX = _HELLO.size
+_ANYBODY = bytes(NAME_BYTES_MAX)
+"""In place of the expected name of a dialler that does not know it."""
 
 
 class _MessageKind(IntEnum):
@@ -124,6 +132,10 @@ class VersionMismatchError(HandshakeError):
     reason: ClassVar[int] = 4
 
 
+class OwnNameError(HandshakeError):
+    """The dialler has reached itself, or another node of its name; the acceptor has done nothing wrong."""
+
+
 class GarbageError(HandshakeError):
     """What arrives is not this protocol at all; it is not answered."""
 
@@ -164,16 +176,19 @@ class OtherClusterError(DisagreementError):
     reason: ClassVar[int] = 8
 
 
-class OtherDirectoryError(DisagreementError):
-    """There is a member of its name, with another data directory."""
-
-    reason: ClassVar[int] = 9
+# The reasons 9 and 10 were of a directory that is no member's, before such nodes were let in.
 
 
-class RemovedMemberError(DisagreementError):
-    """Its data directory belonged to a member that was removed."""
+class AlreadyLinkedError(HandshakeError):
+    """There is a connection with this process already, and it works; nobody has done anything wrong."""
 
-    reason: ClassVar[int] = 10
+    reason: ClassVar[int] = 11
+
+
+class TooManyGuestsError(DisagreementError):
+    """So many nodes are connected that no configuration knows that there is no room for one more."""
+
+    reason: ClassVar[int] = 12
 
 
 _REJECTIONS: dict[int, tuple[type[HandshakeError], str]] = {
@@ -188,13 +203,10 @@ _REJECTIONS: dict[int, tuple[type[HandshakeError], str]] = {
         "another process with this node's name is connected to it; stop one of the two",
     ),
     OtherClusterError.reason: (OtherClusterError, "it belongs to another cluster of the same name"),
-    OtherDirectoryError.reason: (
-        OtherDirectoryError,
-        "the member of this node's name has another data directory",
-    ),
-    RemovedMemberError.reason: (
-        RemovedMemberError,
-        "this node's data directory was removed from the cluster",
+    AlreadyLinkedError.reason: (AlreadyLinkedError, "it has a connection with this node already"),
+    TooManyGuestsError.reason: (
+        TooManyGuestsError,
+        "too many nodes are connected to it that are no members of the cluster",
     ),
 }
 
@@ -211,9 +223,14 @@ class Terms(NamedTuple):
     versions: Versions
     """Which versions of the state its program can run."""
     cluster: bytes = NO_ID
-    """The cluster that its log is of; `NO_ID` as long as its log has no configuration."""
+    """The cluster that its log is of: `UNNAMED` if that has no id, `NO_ID` as long as the node is of none."""
     member: bytes = NO_ID
     """The id of its data directory; `NO_ID` from a node of release 0.1."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the node is of a cluster that has an id."""
+        return self.cluster not in (NO_ID, UNNAMED)
 
     @classmethod
     def of(
@@ -255,12 +272,12 @@ def disagreement(own: Terms, peer: str, theirs: Terms) -> DisagreementError | No
     makes something else. As long as neither log has a configuration, votes and acknowledgements are counted against the
     list in each node's file, so a node that has another list would make a second majority.
     """
-    if NO_ID not in (own.cluster, theirs.cluster) and own.cluster != theirs.cluster:
+    if own.is_named and theirs.is_named and own.cluster != theirs.cluster:
         return OtherClusterError(
             f"node {peer!r} belongs to another cluster, which has the same name and secret: "
             "its data directory is not of this cluster"
         )
-    if own.cluster == theirs.cluster == NO_ID and theirs[:2] != own[:2]:
+    if not (own.is_named or theirs.is_named) and theirs[:2] != own[:2]:
         return OtherMembersError(
             f"node {peer!r} has another list of members ({theirs.members_count} names) than this node "
             f"({own.members_count}): put the same list into the configuration of all nodes"
@@ -393,24 +410,27 @@ class Handshake:
 
 
 class DiallerHandshake(Handshake):
-    """The side that opened the connection, to one expected peer.
+    """The side that opened the connection, to one expected peer, or to whoever answers.
 
-    `judge` is told the name and the terms of the peer, when it has proved to know the secret, and returns why it is not
-    the expected one, or None.
+    `judge` is told the name and the terms of the peer, when it has proved to know the secret, and returns why there is
+    to be no link with it, or None.
     """
 
     def __init__(
         self,
         identity: Credentials,
-        expected_peer: str,
+        expected_peer: str | None,
         nonce: bytes,
         judge: Judge,
         version: int = VERSIONS[-1],
     ) -> None:
+        """Without an `expected_peer` anybody may answer, which only the last version of the messages allows."""
         super().__init__(identity, nonce, _MessageKind.CHALLENGE)
-        self.peer = expected_peer
+        if expected_peer is None and version == VERSIONS[0]:
+            raise ValueError(f"version {version} of the handshake wants the name of a peer")
+        self.peer = expected_peer or ""
         self.version = version
-        self._expected = _name_field(expected_peer)
+        self._expected = _ANYBODY if expected_peer is None else _name_field(expected_peer)
         self._judge = judge
 
     def opening(self) -> bytes:
@@ -426,6 +446,7 @@ class DiallerHandshake(Handshake):
         theirs = self._check_proof(message, _ACCEPTOR)
         error = disagreement(self._terms, self.peer, theirs) or self._judge(self.peer, theirs)
         if error is not None:
+            error.reply = b""  # the acceptor has found out as well, or takes what comes now for a frame
             raise error
         self.authenticated = True
         return b""
@@ -433,7 +454,11 @@ class DiallerHandshake(Handshake):
     def _prove(self, challenge: bytes) -> bytes:
         _, _, _, cluster, node, _ = _CHALLENGE.unpack(challenge)
         self._check_cluster(cluster)
-        if node != self._expected:
+        if self._expected == _ANYBODY:
+            self.peer = _named(node)
+            if node == self._node:
+                raise OwnNameError(f"node {self.peer!r} answers there, which is the name of this node")
+        elif node != self._expected:
             raise UnknownNodeError(f"node {_shown(node)} answers where {self.peer!r} is expected")
         self._transcript += challenge
         self._awaited = _MessageKind.WELCOME
@@ -456,20 +481,20 @@ class AcceptorHandshake(Handshake):
             return self._challenge(message)
         theirs = self._check_proof(message, _DIALLER)
         welcome = self._prove_self(_MessageKind.WELCOME, _ACCEPTOR)
-        error = self._judge(self.peer, theirs)
-        if error is not None:
-            raise error
         error = disagreement(self._terms, self.peer, theirs)
         if error is not None:
             error.reply = welcome
             raise error
+        refusal = self._judge(self.peer, theirs)
+        if refusal is not None:
+            raise refusal
         self.authenticated = True
         return welcome
 
     def _challenge(self, hello: bytes) -> bytes:
         _, _, _, cluster, node, expected, _ = _HELLO.unpack(hello)
         self._check_cluster(cluster)
-        if expected != self._node:
+        if expected != self._node and (expected != _ANYBODY or self.version == VERSIONS[0]):
             raise UnknownNodeError(
                 f"node {_shown(node)} looks for {_shown(expected)} at {_shown(self._node)}"
             )

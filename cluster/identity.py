@@ -67,8 +67,8 @@ class OtherMembers(JournalError):
     def __init__(self, directory: str, found: Sequence[str], wanted: Sequence[str]) -> None:
         super().__init__(
             f"{directory}: the directory belongs to the cluster of {', '.join(found)}, and the configuration lists "
-            f"{', '.join(wanted)}; put the list back: the members of a cluster cannot be changed but by beginning anew "
-            "with an empty directory on every node"
+            f"{', '.join(wanted)}; put the list back: members are changed with `qq member add` and `qq member remove`, "
+            "once all nodes run this release"
         )
 
 
@@ -89,7 +89,17 @@ class Identity(NamedTuple):
     machine_version: int
     """The version of the state that the log has agreed on."""
     members: tuple[str, ...]
-    """The names of all nodes of the cluster, ascending. Their addresses are not in it, and may change."""
+    """The names of all nodes of the cluster, ascending. Their addresses are not in it, and may change. It is empty if
+    the log tells who the members are, or will tell."""
+
+
+class DirectoryId(NamedTuple):
+    """What the file `member` says."""
+
+    member: bytes
+    """`ID_BYTES` that stand for this directory, as a member of a cluster."""
+    cluster: bytes = b""
+    """`ID_BYTES` that stand for the cluster; empty as long as that has no committed configuration in its log."""
 
 
 class Start(NamedTuple):
@@ -142,19 +152,18 @@ def claim_directory(
     return identity, Claim(start.incarnation, writes_lost)
 
 
-def member_id(disk: Disk, directory: str, owner: Owner, incarnation: int) -> bytes:
-    """The id of this data directory as a member of a cluster; if it has none yet, a new one is stored.
+def directory_id(disk: Disk, directory: str, owner: Owner, incarnation: int, *, is_new: bool) -> DirectoryId:
+    """Which member of which cluster this data directory is; another one with `is_new`, or if it is none yet.
 
-    That is made of the incarnation that begins now, because no other life of this node has the same number. Raises
+    A new id is made of the incarnation that begins now, because no other life of this node has the same number. Raises
     ForeignDirectory if the file is damaged, ForeignJournal, UnknownFormat or OSError. It is a file of its own because
     programs of release 0.1 do not know it.
     """
-    try:
-        copies = load_member_copies(disk, directory, owner.key())
-    except FileNotFoundError:
-        new = sha256(owner.key() + incarnation.to_bytes(8)).digest()[:ID_BYTES]
-        _store_member_id(disk, directory, owner, new)
+    if is_new or MEMBER_FILE not in disk.list_directory(directory):
+        new = DirectoryId(sha256(owner.key() + incarnation.to_bytes(8)).digest()[:ID_BYTES])
+        store_directory_id(disk, directory, owner, new)
         return new
+    copies = load_member_copies(disk, directory, owner.key())
     known = next((copy for copy in copies if copy is not None), None)
     if known is None:
         raise ForeignDirectory(
@@ -163,20 +172,23 @@ def member_id(disk: Disk, directory: str, owner: Owner, incarnation: int) -> byt
         )
     if None in copies:
         with unless_there_is_no_space():  # the other copy may be damaged next, but it is not yet
-            _store_member_id(disk, directory, owner, known)
+            store_directory_id(disk, directory, owner, known)
     return known
 
 
-def load_member_copies(disk: Disk, directory: str, owner_key: bytes) -> list[bytes | None]:
-    """Each of the two copies of the member's id, None for a damaged one.
+def load_member_copies(disk: Disk, directory: str, owner_key: bytes) -> list[DirectoryId | None]:
+    """Each of the two copies of what the directory is, None for a damaged one.
 
     Raises UnknownFormat, ForeignJournal or FileNotFoundError.
     """
-    return read_copies(disk, path_in(directory, MEMBER_FILE), _MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner_key)
+    path = path_in(directory, MEMBER_FILE)
+    bodies = read_copies(disk, path, _MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner_key)
+    return [None if body is None else DirectoryId(body[:ID_BYTES], body[ID_BYTES:]) for body in bodies]
 
 
-def _store_member_id(disk: Disk, directory: str, owner: Owner, known: bytes) -> None:
-    data = pack_twice(_MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key(), known)
+def store_directory_id(disk: Disk, directory: str, owner: Owner, known: DirectoryId) -> None:
+    """Let the directory be this member from now on, durably. Raises OSError."""
+    data = pack_twice(_MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key(), b"".join(known))
     disk.replace_file(path_in(directory, MEMBER_FILE), data)
 
 

@@ -1,20 +1,26 @@
 """Whom a node lets in: the members that it knows, what it tells of itself, and why it refuses somebody.
 
-Lives here: what follows from the configurations in the log for links, real or simulated. Not here: how a peer proves
-who it is (handshake.py), connections (links.py).
+A node of the same cluster is let in whatever its name and its directory are, also one that this node does not know or
+that was removed: it may have joined while this node was away, and what each of them is to be told and counted for is
+the group's matter. As long as neither of two logs says who the members are, the list in each node's file does.
 
-Law: two directories are never taken for one member, and who was removed is told so only by what is committed.
+Lives here: what follows from the configurations in the log for links, real or simulated. Not here: how a peer proves
+who it is and which clusters are the same (handshake.py), connections (links.py).
+
+Law: two processes are never one node, and two nodes that both dial end up with one connection.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.handshake import (
     NO_ID,
+    UNNAMED,
+    AlreadyLinkedError,
     HandshakeError,
-    OtherDirectoryError,
-    RemovedMemberError,
+    OtherClusterError,
+    SecondProcessError,
     Terms,
     UnknownNodeError,
 )
@@ -22,53 +28,120 @@ from cluster.handshake import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cluster.configuration import Member, PeerAddress, Versions
+    from cluster.configuration import PeerAddress, Versions
     from cluster.configurations import Configurations
+
+# One of two nodes dials at once, the other one only if no connection comes: perhaps only it knows where the other one
+# is. It waits a little longer than the first one pauses between two attempts (`LinkLimits.retry_max_s`).
+_PATIENCE_S = 1.5
+
+# A peer that works says something every second. One that has been silent for so long may be gone with its host, and the
+# process that now has its name is its next life.
+_GONE_AFTER_S = 3.0
+
+# Ten heartbeats of a leader. A connection that has been silent for so long may be one that the other side has lost.
+_SILENT_AFTER_S = 1.0
+
+
+class Link(NamedTuple):
+    """The connection that there is with a node already."""
+
+    process: bytes
+    """The process at the other end."""
+    silent_s: float
+    """How long ago it last said anything."""
 
 
 class KnownMembers:
     """The members of a cluster as one of them knows them."""
 
-    def __init__(self, name: str, versions: Versions, process: bytes) -> None:
-        """`versions` are those that this node's program can run; `process` names this process."""
+    def __init__(
+        self,
+        name: str,
+        versions: Versions,
+        process: bytes,
+        listed: Mapping[str, PeerAddress],
+        *,
+        prefers_listed: bool = False,
+    ) -> None:
+        """`versions` are those that this node's program can run; `process` names this process.
+
+        `listed` is where other nodes listen according to this node's file. With `prefers_listed` that alone counts for
+        the nodes in it: from here they cannot be reached where the log says they are.
+        """
         self.terms = Terms.of([name], versions.low, process, versions)
         """What this node tells of itself."""
         self.addresses: dict[str, PeerAddress] = {}
-        """Where the other members listen, by name."""
+        """Where the other members are looked for first, by name."""
         self._name = name
-        self._members: Mapping[str, Member] = {}
-        self._removed: frozenset[bytes] = frozenset()
+        self._listed = listed
+        self._prefers_listed = prefers_listed
+        self._directories: frozenset[bytes | None] = frozenset()
+        """The ids of the members' data directories."""
+
+    def places(self, peer: str) -> tuple[PeerAddress, ...]:
+        """Where a member may listen. Where several have moved, the file may know better than the log."""
+        address = self.addresses[peer]
+        listed = self._listed.get(peer, address)
+        return (address,) if listed == address else (address, listed)
 
     def configure(self, own_id: bytes, configurations: Configurations) -> None:
         """Go by these configurations of the log from now on; `own_id` is that of this node's data directory."""
         newest = configurations.newest
-        names = [member.name for member in newest.members]
+        # As long as nobody knows a cluster, what counts is the list in each node's file.
+        names = configurations.committed.membership.members
         process, versions = self.terms.process, self.terms.versions
-        self.terms = Terms.of(names, newest.version, process, versions, newest.cluster or NO_ID, own_id)
-        self._members = configurations.known
+        cluster = configurations.cluster or (UNNAMED if configurations.has_past else NO_ID)
+        self.terms = Terms.of(names, newest.version, process, versions, cluster, own_id)
+        self._directories = frozenset(member.id for member in configurations.known.values())
         self.addresses = {
-            name: member.address for name, member in self._members.items() if name != self._name
+            name: member.address for name, member in configurations.known.items() if name != self._name
         }
-        self._removed = frozenset(removed.id for removed in configurations.committed.removed)
+        if self._prefers_listed:
+            self.addresses |= {
+                name: self._listed[name] for name in self.addresses.keys() & self._listed.keys()
+            }
 
-    def is_of(self, peer: str, terms: Terms) -> bool:
-        """Whether these terms are of the data directory that the member of this name has, as far as that is known."""
-        member = self._members.get(peer)
-        return member is not None and (member.id is None or member.id == terms.member)
+    @property
+    def is_without_cluster(self) -> bool:
+        """Whether this node does not know yet of which cluster it is."""
+        return not self.terms.is_named
 
-    def judge_dialler(self, peer: str, terms: Terms) -> HandshakeError | None:
-        """Why a node that has dialled this one is not let in, or None."""
-        if terms.member in self._removed:
-            return RemovedMemberError(f"node {peer!r} was removed from the cluster")
-        if peer not in self.addresses or peer >= self._name:
-            return UnknownNodeError(f"node {peer!r} is no peer that dials {self._name!r}")
-        return self.judge_acceptor(peer, terms)
+    def dials_first(self, peer: str) -> bool:
+        """Whether it is this node that dials at once where there is no connection with the peer."""
+        return self._name < peer
 
-    def judge_acceptor(self, peer: str, terms: Terms) -> HandshakeError | None:
-        """Why a node that answers under this name is not the member that was dialled, or None."""
-        if self.is_of(peer, terms):
+    def patience_s(self, peer: str) -> float:
+        """How long there has to be no connection with the peer before this node dials."""
+        return 0.0 if self.dials_first(peer) else _PATIENCE_S
+
+    def judge(
+        self, peer: str, terms: Terms, link: Link | None, *, dialled_here: bool
+    ) -> HandshakeError | None:
+        """Why a new connection with a node that knows the secret is not to be, or None.
+
+        `link` is the connection that there is under that name; `dialled_here` tells who has dialled the new one.
+        """
+        if peer == self._name:
+            return UnknownNodeError(f"another node calls itself {peer!r}, as this node does")
+        if peer not in self.addresses and not (terms.is_named or self.terms.is_named):
+            return UnknownNodeError(f"node {peer!r} is not in this node's list of members")
+        if self.terms.is_named and terms.cluster == UNNAMED and terms.member not in self._directories:
+            # When a cluster gets its id, all members are known. Its log may go on behind the same entry as this one.
+            return OtherClusterError(
+                f"node {peer!r} has the log of a cluster without an id and is no member of this one: its data "
+                "directory is of an earlier life of the cluster, or was removed; start it with an empty one"
+            )
+        if link is None:
             return None
-        return OtherDirectoryError(
-            f"node {peer!r} has another data directory than the member of that name: if the other one is lost, "
-            f"replace it (`qq member replace {peer}`)"
-        )
+        if link.process != terms.process:
+            if dialled_here or link.silent_s >= _GONE_AFTER_S:
+                return None
+            return SecondProcessError(
+                f"another process calls itself node {peer!r}, which is connected; stop one of the two"
+            )
+        # The one that dials first replaces a connection of the other one, never the other way round: else two that
+        # dial at the same time would end each other's connection again and again.
+        if self.dials_first(peer) != dialled_here and link.silent_s < _SILENT_AFTER_S:
+            return AlreadyLinkedError(f"node {peer!r} is connected already")
+        return None

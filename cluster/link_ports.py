@@ -48,9 +48,9 @@ class Links(Protocol):
         ...
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
-        """Keep links to the members by these configurations, under their names, and to nobody else.
+        """Keep links to the members by these configurations; `member_id` is the id of this node's data directory.
 
-        `member_id` is the id of this node's data directory.
+        Other nodes of the cluster may have links, too: a link says nothing about who is a member.
         """
         ...
 
@@ -62,6 +62,10 @@ class Links(Protocol):
         ...
 
     def connected(self, peer: str) -> bool: ...
+
+    def peer_id(self, peer: str) -> bytes:
+        """The id of the data directory of a connected peer; `handshake.NO_ID` from a node of release 0.1."""
+        ...
 
     def protocol(self, peer: str) -> int:
         """The version of the protocol that is spoken with a connected peer (`handshake.VERSIONS`)."""

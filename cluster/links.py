@@ -4,11 +4,16 @@ Lives here: dialling, accepting, epochs, and finding out that a lost peer is dea
 (connection.py), how a peer proves who it is (handshake.py), what a frame means (envelope.py), heartbeats (the group
 sends them).
 
-Of two nodes the one with the smaller name dials. Each authenticated connection is a new epoch: `_links` holds
-the connection of the current one, and whatever another connection object still has to say is not heard.
+Of two nodes the one with the smaller name dials at once, the other one when no connection comes for a while. Each
+authenticated connection is a new epoch: `_links` holds the connection of the current one, and whatever another
+connection object still has to say is not heard.
 
-Law: a stranger costs bounded memory, time and log lines, and no peer waits for it. Nothing that a group sends ends a
-link or a turn.
+A peer that no configuration knows is a guest: it has an epoch like any other, and nobody dials it or asks whether it is
+dead. A seed is the address of a node whose name is not known: it is dialled as long as this node does not know of which
+cluster it is, and who answers is a guest, to begin with.
+
+Law: a stranger costs bounded memory, time and log lines, and no peer waits for it; guests are few. Nothing that a group
+sends ends a link or a turn.
 """
 
 from __future__ import annotations
@@ -17,9 +22,11 @@ import asyncio
 import logging
 import secrets
 import socket
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.accepting import accept_all
@@ -31,25 +38,27 @@ from cluster.handshake import (
     PROCESS_BYTES,
     VERSIONS,
     AcceptorHandshake,
+    AlreadyLinkedError,
     Credentials,
     DiallerHandshake,
     DisagreementError,
     HandshakeError,
+    OtherMembersError,
     RejectedError,
-    SecondProcessError,
     Terms,
+    TooManyGuestsError,
     VersionMismatchError,
     WrongSecretError,
 )
-from cluster.known_members import KnownMembers
+from cluster.known_members import KnownMembers, Link
 from cluster.sockets import connect, listen
 from cluster.strangers import Places
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
-    from cluster.configuration import Versions
+    from cluster.configuration import PeerAddress, Versions
     from cluster.configurations import Configurations
     from cluster.connection import Frame
     from cluster.link_ports import LinkEvents
@@ -70,9 +79,8 @@ _PROBE_TIMEOUT_S = 1.0
 # A peer that has not connected so long after the start may be dead. Nodes that start together need less.
 _ABSENT_AFTER_S = 1.0
 
-# A peer that works says something every second. One that has been silent for so long may be gone with its host, and the
-# process that now has its name is its next life.
-_SILENT_AFTER_S = 3.0
+# For so many nodes it is remembered what was logged of them; there are never so many that mean well.
+_TOLD_MAX = 256
 
 
 class PeerTls(NamedTuple):
@@ -95,12 +103,18 @@ class PeerLinks:
         versions: Versions,
         tls: PeerTls | None = None,
         limits: LinkLimits | None = None,
+        listed: Mapping[str, PeerAddress] = MappingProxyType({}),
+        prefers_listed: bool = False,
+        seeds: Sequence[Address] = (),
     ) -> None:
         """`bind` is where this node listens, `versions` which versions of the state its program can run.
 
-        Who the members are is told by `configure`, before `start`.
+        `listed` is where other nodes are according to this node's file; with `prefers_listed` they are looked for
+        nowhere else. `seeds` are addresses of nodes of the cluster that it is to join. Who the members are is told by
+        `configure`, before `start`.
         """
-        self._known = KnownMembers(node, versions, secrets.token_bytes(PROCESS_BYTES))
+        process = secrets.token_bytes(PROCESS_BYTES)
+        self._known = KnownMembers(node, versions, process, listed, prefers_listed=prefers_listed)
         self._cluster = cluster
         self._node = node
         self._secrets = tuple(cluster_secrets)
@@ -121,14 +135,15 @@ class PeerLinks:
         self._awaited: set[str] = set()
         """Peers that have not connected since the start: they may be starting, too."""
         self._has_started = False
-        self._dialling: dict[str, asyncio.Task[None]] = {}
-        """The tasks that dial, by peer."""
+        self._seeds = tuple(seeds)
+        self._dialling: dict[str | Address, asyncio.Task[None]] = {}
+        """The tasks that dial, by peer or by seed."""
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = Complaints(log)
-        self._refusals: dict[str, str] = {}
-        """Why members are refused, as was logged last, by name: it is not logged again with each attempt."""
+        self._told: dict[str | Address, deque[str]] = {}
+        """Why there is no link with a peer or a seed, as was logged last: it is not logged again with each attempt."""
 
     async def start(self) -> None:
         """Listen, then dial. Raises OSError when the address cannot be bound."""
@@ -140,6 +155,7 @@ class PeerLinks:
         self._has_started = True
         for peer in sorted(self._known.addresses):
             self._look_for(peer)
+        self._seek()
 
     async def stop(self) -> None:
         """Close everything, after sending what is queued if that goes quickly. No more events."""
@@ -174,10 +190,13 @@ class PeerLinks:
         return connections
 
     def _look_for(self, peer: str) -> None:
-        """Dial a peer as long as it is a member, if that is this node's part; and find out whether it is dead."""
-        if self._node < peer:
-            self._dialling[peer] = self._spawn(self._keep_dialled(peer))
-        self._probes[peer] = self._spawn(self._probe_absent(peer))
+        """Dial a peer as long as it is a member; and find out whether it is dead."""
+        attempt = partial(self._try_peer, peer)
+        work = self._keep_dialled(attempt, peer, self._known.patience_s(peer))
+        self._dialling[peer] = self._spawn(work)
+        if peer not in self._links:
+            self._awaited.add(peer)
+            self._probes[peer] = self._spawn(self._probe_absent(peer))
 
     def _look_no_more(self, peer: str) -> None:
         for tasks in (self._dialling, self._probes):
@@ -186,28 +205,30 @@ class PeerLinks:
                 task.cancel()
         self._missing.discard(peer)
         self._awaited.discard(peer)
-        self._refusals.pop(peer, None)
-        connection = self._links.pop(peer, None)
-        if connection is not None:
-            connection.close()
+        self._told.pop(peer, None)
+
+    def _seek(self) -> None:
+        """Dial the seeds as long as this node does not know of which cluster it is."""
+        for seed in self._seeds:
+            if not self._known.is_without_cluster:
+                if (task := self._dialling.pop(seed, None)) is not None:
+                    task.cancel()
+            elif seed not in self._dialling:
+                self._dialling[seed] = self._spawn(self._keep_dialled(partial(self._try_seed, seed)))
 
     # The port.
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
-        """Keep links to the members, and to nobody else. One that has moved is dialled at its new address."""
+        """Look for the members, and for nobody else any more. One that has moved is dialled at its new address."""
         before = self._known.addresses.keys()
         self._known.configure(member_id, configurations)
         now = self._known.addresses.keys()
         for peer in before - now:
             self._look_no_more(peer)
-        for peer, connection in list(self._links.items()):
-            if connection.terms is not None and not self._known.is_of(peer, connection.terms):
-                connection.abort()  # it is of a directory that has been replaced
-        new = sorted(now - before)
-        self._awaited.update(new)
         if self._has_started:
-            for peer in new:
+            for peer in sorted(now - before):
                 self._look_for(peer)
+            self._seek()
 
     def register(self, group_id: int, events: LinkEvents) -> None:
         """Deliver frames of this group, and connection events from now on, to `events`."""
@@ -237,6 +258,9 @@ class PeerLinks:
     def connected(self, peer: str) -> bool:
         return peer in self._links
 
+    def peer_id(self, peer: str) -> bytes:
+        return self._terms_of(self._links[peer]).member
+
     def protocol(self, peer: str) -> int:
         return self._links[peer].protocol
 
@@ -259,7 +283,7 @@ class PeerLinks:
         if (probe := self._probes.pop(peer, None)) is not None:
             probe.cancel()
         self._links[peer] = connection
-        self._refusals.pop(peer, None)
+        self._told.pop(peer, None)
         log.info("peer %s is connected", peer)
         for events in list(self._groups.values()):
             events.peer_connected(peer)
@@ -271,8 +295,9 @@ class PeerLinks:
             return
         del self._links[peer]
         log.info("the connection to peer %s is lost: %s", peer, error or "closed")
-        self._missing.add(peer)
-        self._probes[peer] = self._spawn(self._probe(peer))
+        if peer in self._known.addresses:
+            self._missing.add(peer)
+            self._probes[peer] = self._spawn(self._probe(peer))
         self._report_lost(peer, dead=False)
 
     def deliver(self, connection: PeerConnection, frames: list[Frame]) -> None:
@@ -321,7 +346,7 @@ class PeerLinks:
         await self._probe(peer)
 
     async def _probe(self, peer: str) -> None:
-        """Find out whether a lost peer is dead. The accepting side has no other way: it never dials."""
+        """Find out whether a lost peer is dead, sooner than by dialling it."""
         for delay_s in chain(_PROBE_DELAYS_S, repeat(_PROBE_INTERVAL_S)):
             await asyncio.sleep(delay_s)
             try:
@@ -336,60 +361,107 @@ class PeerLinks:
 
     # The dialling side.
 
-    async def _keep_dialled(self, peer: str) -> None:
-        retry_s = self._limits.retry_first_s
-        logged = ""
+    async def _keep_dialled(
+        self, attempt: Callable[[], Awaitable[str]], peer: str = "", patience_s: float = 0.0
+    ) -> None:
+        """Attempt to connect whenever there has been no link with the peer for `patience_s` seconds.
+
+        An attempt returns the name of the peer, as far as it is known then.
+        """
+        retry_s, pause_s = self._limits.retry_first_s, patience_s
         while True:
-            try:
-                connection = await self._dial(peer)
-            except (OSError, HandshakeError) as error:
-                reason = _reason(error)
-                if isinstance(error, ConnectionRefusedError):
-                    self._refused(peer)
-                elif reason != logged:
-                    log.warning(
-                        "cannot connect to peer %s at %s:%d: %s", peer, *self._known.addresses[peer], reason
-                    )
-                logged = reason
+            await asyncio.sleep(pause_s)
+            connection = self._links.get(peer)
+            if connection is None:
+                peer = await attempt()
+                connection = self._links.get(peer)
+            if connection is None:
+                pause_s = retry_s
+                retry_s = min(2 * retry_s, self._limits.retry_max_s)
             else:
                 await connection.gone.wait()
                 retry_s = self._limits.retry_first_s
-                logged = ""
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, self._limits.retry_max_s)
+                pause_s = max(retry_s, patience_s)
 
-    async def _dial(self, peer: str) -> PeerConnection:
+    async def _try_peer(self, peer: str) -> str:
+        for address in self._known.places(peer):
+            await self._try_place(peer, address)
+            if peer in self._links:
+                break
+        return peer
+
+    async def _try_place(self, peer: str, address: Address) -> None:
+        try:
+            await self._dial(peer, address)
+        except ConnectionRefusedError:
+            self._refused(peer)
+        except (OSError, HandshakeError) as error:
+            if not self._may_be(peer, error):
+                reason = _reason(error)
+                self._tell(peer, reason, f"cannot connect to peer {peer} at {_shown(address)}: {reason}")
+
+    async def _try_seed(self, seed: Address) -> str:
+        try:
+            connection = await self._dial(None, seed)
+        except (OSError, HandshakeError) as error:
+            if _cause(error) is AlreadyLinkedError:
+                return ""
+            reason = _reason(error)
+            if _cause(error) is VersionMismatchError:
+                reason += "; a node of release 0.1 lets no new members in"
+            elif isinstance(error, OtherMembersError):
+                reason = "the cluster there cannot be joined before all of its members run this release"
+            self._tell(seed, reason, f"cannot join the cluster at {_shown(seed)}: {reason}")
+            return ""
+        self._told.pop(seed, None)
+        return connection.peer
+
+    def _may_be(self, peer: str, error: Exception) -> bool:
+        """Whether it is in order that this attempt to connect has come to nothing.
+
+        There may be a connection already; and release 0.1 takes none from a node that does not dial first.
+        """
+        cause = _cause(error)
+        return cause is AlreadyLinkedError or (
+            cause is VersionMismatchError and not self._known.dials_first(peer)
+        )
+
+    async def _dial(self, peer: str | None, address: Address) -> PeerConnection:
         """Return an authenticated connection; raises OSError (also for time and TLS) or HandshakeError.
 
-        A peer does not say which secrets it accepts: where one is refused, the next may fit.
+        `peer` is who should be there, or None for whoever it is. A peer does not say which secrets it accepts: where
+        one is refused, the next may fit.
         """
         *others, last = self._secrets
         for secret in others:
             try:
-                return await self._dial_with(secret, peer)
+                return await self._dial_with(secret, peer, address)
             except RejectedError as error:
                 if error.cause is not WrongSecretError:
                     raise
-        return await self._dial_with(last, peer)
+        return await self._dial_with(last, peer, address)
 
     def _credentials(self, cluster_secrets: Sequence[bytes]) -> Credentials:
         return Credentials(self._cluster, self._node, tuple(cluster_secrets), self._known.terms)
 
-    async def _dial_with(self, secret: bytes, peer: str) -> PeerConnection:
+    async def _dial_with(self, secret: bytes, peer: str | None, address: Address) -> PeerConnection:
         """Dial with this secret, in the newest version of the handshake that the peer speaks."""
         older, newest = VERSIONS
         try:
-            return await self._dial_in(newest, secret, peer)
+            return await self._dial_in(newest, secret, peer, address)
         except RejectedError as error:
-            if error.cause is not VersionMismatchError:
+            in_vain = peer is None or not self._known.dials_first(peer)
+            if in_vain or error.cause is not VersionMismatchError:
                 raise
-        return await self._dial_in(older, secret, peer)
+        return await self._dial_in(older, secret, peer, address)
 
-    async def _dial_in(self, version: int, secret: bytes, peer: str) -> PeerConnection:
-        host, port = self._known.addresses[peer]
-        identity = self._credentials([secret])
+    async def _dial_in(
+        self, version: int, secret: bytes, peer: str | None, address: Address
+    ) -> PeerConnection:
+        host, port = address
+        judge = partial(self._judge, dialled_here=True)
         handshake = DiallerHandshake(
-            identity, peer, secrets.token_bytes(NONCE_BYTES), self._known.judge_acceptor, version
+            self._credentials([secret]), peer, secrets.token_bytes(NONCE_BYTES), judge, version
         )
         connection = PeerConnection(self, handshake, self._limits)
         try:
@@ -402,6 +474,10 @@ class PeerLinks:
                     server_hostname=host if self._tls else None,
                     ssl_shutdown_timeout=_TLS_GOODBYE_S if self._tls else None,
                 )
+                if connection.gone.is_set():
+                    # The first write has failed. uvloop has closed the descriptor then and not told the socket, which
+                    # would close whatever has that number by now.
+                    sock.detach()
                 await connection.wait_authenticated()
         finally:
             connection.abandon()
@@ -429,7 +505,8 @@ class PeerLinks:
 
     async def _admit(self, sock: socket.socket, host: str) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
-        handshake = AcceptorHandshake(self._credentials(self._secrets), nonce, self._judge)
+        judge = partial(self._judge, dialled_here=False)
+        handshake = AcceptorHandshake(self._credentials(self._secrets), nonce, judge)
         connection = PeerConnection(self, handshake, self._limits)
         try:
             async with asyncio.timeout(self._limits.handshake_timeout_s):
@@ -443,33 +520,51 @@ class PeerLinks:
         except ConnectionError:
             # The other side left by itself, as a peer's probe or a health check does.
             log.debug("%s left during the handshake", host)
+        except AlreadyLinkedError as error:
+            log.debug("refused a connection from %s: %s", host, error)
         except DisagreementError as error:
-            self._refuse(connection.peer, host, str(error))
+            self._tell(connection.peer, str(error), f"refused a connection from {host}: {error}")
         except (OSError, HandshakeError) as error:
             self._complaints.about(type(error), f"dropped a connection from {host}: {_reason(error)}")
         finally:
             connection.abandon()
 
-    def _judge(self, peer: str, terms: Terms) -> HandshakeError | None:
-        """Why a node that knows the secret is not let in under this name, or None."""
-        error = self._known.judge_dialler(peer, terms)
-        if error is None and self._is_second(peer, terms.process):
-            return SecondProcessError(
-                f"another process calls itself node {peer!r}, which is connected; stop one of the two"
-            )
-        return error
+    # Both sides.
 
-    def _is_second(self, peer: str, process: bytes) -> bool:
-        """Whether another process of this name is connected and not silent: two must not vote under one name."""
-        link = self._links.get(peer)
-        if link is None or link.terms is None or link.terms.process == process:
-            return False
-        return asyncio.get_running_loop().time() - link.heard_s < _SILENT_AFTER_S
+    def _judge(self, peer: str, terms: Terms, *, dialled_here: bool) -> HandshakeError | None:
+        """Why a node that knows the secret gets no connection under this name, or None."""
+        error = self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)
+        if error is not None or peer in self._links or peer in self._known.addresses:
+            return error
+        if len(self._links.keys() - self._known.addresses.keys()) < self._limits.guests_max:
+            return None
+        return TooManyGuestsError(
+            f"node {peer!r} is no member, and {self._limits.guests_max} nodes are connected that are none, either"
+        )
 
-    def _refuse(self, peer: str, host: str, why: str) -> None:
-        if self._refusals.get(peer) != why:
-            self._refusals[peer] = why
-            log.warning("refused a connection from %s: %s", host, why)
+    def _link_of(self, peer: str) -> Link | None:
+        connection = self._links.get(peer)
+        if connection is None:
+            return None
+        silent_s = asyncio.get_running_loop().time() - connection.heard_s
+        return Link(self._terms_of(connection).process, silent_s)
+
+    @staticmethod
+    def _terms_of(connection: PeerConnection) -> Terms:
+        assert connection.terms is not None  # it is authenticated
+        return connection.terms
+
+    def _tell(self, whom: str | Address, why: str, line: str) -> None:
+        """Log why there is no link, unless it is what was logged before.
+
+        The last two reasons are remembered: each side dials and may meet another one.
+        """
+        told = self._told.setdefault(whom, deque(maxlen=2))
+        if why not in told:
+            told.append(why)
+            log.warning("%s", line)
+        if len(self._told) > _TOLD_MAX:
+            del self._told[next(iter(self._told))]
 
     # Tasks.
 
@@ -495,3 +590,13 @@ async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
 
 def _reason(error: Exception) -> str:
     return str(error) or "no answer in time"
+
+
+def _cause(error: Exception) -> type[Exception]:
+    """What went wrong, on whichever side."""
+    return error.cause if isinstance(error, RejectedError) else type(error)
+
+
+def _shown(address: Address) -> str:
+    host, port = address
+    return f"{host}:{port}"

@@ -3,16 +3,21 @@
 A vote and an acknowledgement are promises: a node that has forgotten one must not make another that breaks it. Hence
 the standing of a node (log/hardstate.py):
 
-BLANK    knows nothing of its past: no file of term and vote. It takes no part until every other member has told its
-         term since this start. A vote that it may have given to one of them cannot be of a later term than the latest
-         it hears of; it takes that term and counts its vote in it as given. One that it gave itself can be of a later
-         one, if nobody heard of that campaign. Nobody will: who tells its term does so on a new link, and what was
-         under way on the old one is never heard. So that vote is void, and it may give another in that term. If nobody
-         holds an entry, the cluster is new and the node is a voter at once; else it is a learner.
+BLANK    knows nothing of its past: no file of term and vote. Whatever its directory has promised, it is another one
+         from now on, with a new id (identity.py). What it may do depends on whether the cluster has a configuration in
+         its log. If it has, the node is nobody until the leader has taken it in, under that id, as a learner of the
+         configuration: then it has promised nothing, and is an ordinary member at once.
+         If there is no configuration yet, members are known by their names only. Then it takes no part until every
+         other member has told its term since this start. A vote that it may have given to one of them cannot be of a
+         later term than the latest it hears of; it takes that term and counts its vote in it as given. One that it gave
+         itself can be of a later one, if nobody heard of that campaign. Nobody will: who tells its term does so on a
+         new link, and what was under way on the old one is never heard. So that vote is void, and it may give another
+         in that term. If nobody holds an entry, the cluster is new and the node is a voter at once; else it is a
+         learner.
 LEARNER  knows its term, but its log may lack entries that it has acknowledged. It stores and acknowledges what a leader
          sends, and neither votes nor campaigns. The leader of a term has everything that was ever committed, and what
          it told of its log's end it told after this start; a node that holds all of that is a voter again.
-VOTER    an ordinary member.
+VOTER    an ordinary member. Whether it votes, or learns, is up to the configuration.
 
 Lives here: these rules. Not here: how a log is found to be damaged (group.py), how the entries come (catch_up.py).
 
@@ -27,6 +32,7 @@ from typing import TYPE_CHECKING
 from cluster.log.hardstate import HardState, Standing
 
 if TYPE_CHECKING:
+    from cluster.configuration import Configuration
     from cluster.configurations import Configurations
     from cluster.engine import Engine
     from cluster.envelope import Status
@@ -42,8 +48,11 @@ ROUNDS = 2
 class Recovery:
     """The standing of this node, and how it becomes a voter again."""
 
-    def __init__(self, name: str, configurations: Configurations, hard_state: HardStateFile) -> None:
+    def __init__(
+        self, name: str, member_id: bytes, configurations: Configurations, hard_state: HardStateFile
+    ) -> None:
         self._name = name
+        self._member_id = member_id
         self._configurations = configurations
         self._hard_state = hard_state
         self._heard: dict[str, Status] = {}
@@ -62,20 +71,36 @@ class Recovery:
         state = self._hard_state.state
         return Standing.BLANK if state is None else state.standing
 
-    def heard(self, peer: str, status: Status, *, leads: bool) -> None:
-        """Take in what a member said of itself; `leads` tells whether it is a leader."""
+    def heard_leader(self, status: Status) -> None:
+        """Take in what a leader said of itself."""
+        self._goal = (status.term, status.last_index)
+
+    def told(self, configuration: Configuration, term: int, engine: Engine) -> None:
+        """A node that is at `term` has told who the members are: this node may be a new learner among them."""
+        member = configuration.member(self._name)
+        if self.standing is not Standing.BLANK or member is None or member.is_voter:
+            return
+        if member.id == self._member_id:
+            state = HardState(max(term, engine.journal.last_term), None, Standing.VOTER)
+            self._rise(state)
+            engine.remember(state.term, state.voted_for)
+
+    def heard(self, peer: str, status: Status) -> None:
+        """Take in what a member said of itself."""
         self._heard[peer] = status
-        if leads:
-            self._goal = (status.term, status.last_index)
         hopeless = self._hopeless()
         self._hopeless_for = self._hopeless_for + 1 if hopeless else 0
         if self._hopeless_for == ROUNDS * len(self._peers):
             log.error("%s", hopeless)
 
+    def heard_other(self, voter: str, status: Status) -> None:
+        """Take in what a node said that has the name of a voter, and another directory: that one's may be lost."""
+        self.heard(voter, status._replace(standing=Standing.BLANK))
+
     def turn(self, engine: Engine, journal: SegmentedJournal) -> bool:
         """Raise the standing of this node if the rules allow it now. True if it has changed."""
         standing = self.standing
-        if standing is Standing.BLANK and not self._missing():
+        if standing is Standing.BLANK and self._is_by_names and not self._missing():
             self._remember(engine)
         elif standing is Standing.LEARNER and self._has_caught_up(engine, journal):
             self._rise(HardState(engine.term, engine.voted_for, Standing.VOTER))
@@ -88,6 +113,11 @@ class Recovery:
         if hopeless is not None and self._hopeless_for >= ROUNDS * len(self._peers):
             return hopeless
         match self.standing:
+            case Standing.BLANK if not self._is_by_names:
+                return (
+                    f"this node's data directory is new: waiting until the leader takes it in as member {self._name!r} "
+                    f"(if another directory has that name, replace it: `qq member replace {self._name}`)"
+                )
             case Standing.BLANK:
                 missing = ", ".join(self._missing())
                 return f"waiting for {missing}: a node without a past must hear from every member once"
@@ -95,6 +125,12 @@ class Recovery:
                 return "this node's log was damaged or lost; it is being repaired from the others"
             case Standing.VOTER:
                 return None
+
+    @property
+    def _is_by_names(self) -> bool:
+        """Whether the members are those in the nodes' files, this one among them."""
+        newest = self._configurations.newest
+        return not newest.cluster and self._name in newest.membership.voters
 
     def _missing(self) -> list[str]:
         return [peer for peer in self._peers if peer not in self._heard]
@@ -124,13 +160,20 @@ class Recovery:
 
     def _hopeless(self) -> str | None:
         """A text that no majority is left that has its log; None as long as that is not known to be so."""
-        standings = {peer: Standing(status.standing) for peer, status in self._heard.items()}
+        membership = self._configurations.membership
+        if self._name not in membership.voters:
+            return None
+        standings = {
+            peer: Standing(status.standing)
+            for peer, status in self._heard.items()
+            if peer in membership.voters
+        }
         standings[self._name] = self.standing
         lost = sorted(name for name, standing in standings.items() if standing is not Standing.VOTER)
         has_past = Standing.LEARNER in standings.values() or any(
             status.last_index > 1 for status in self._heard.values()
         )
-        if not has_past or self._configurations.membership.has_majority_without(lost):
+        if not has_past or membership.has_majority_without(lost):
             return None
         last = max((status.last_index for status in self._heard.values()), default=0)
         return (

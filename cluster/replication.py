@@ -28,7 +28,7 @@ class Progress:
     """What a leader knows of one peer, in this reign."""
 
     heard_s: float
-    """When the peer was last heard, on the monotonic clock; at first, when the reign began."""
+    """When the peer was last heard, by the time for which this node was awake; at first, when the reign began."""
     acknowledged: int = 0
     """The last entry that the peer has told this leader to hold; 0 if none."""
     probed: int | None = None

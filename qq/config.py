@@ -17,21 +17,22 @@ import math
 import os
 import re
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard
 
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 NODES_MAX = 7  # every entry goes to every node: more members cost speed and add no safety
 SECRET_LENGTH_MIN = 16  # the only thing between a peer port and the log
 SECRETS_MAX = 2  # the one in use, and the one that takes its place
-_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")  # a name is part of file names, metrics and wire messages
+PORT_MAX = 65_535
+NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")  # a name is part of file names, metrics and wire messages
 ENVIRONMENT_PREFIX = "QQ_"
 SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "product")
 """Of the file, but for the `[[nodes]]`."""
@@ -40,6 +41,14 @@ _OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_
 TLS_VERSIONS = ("1.2", "1.3")
 _KNOWN_TO_ALL = "guest"  # RabbitMQ's first user, and the password
 CERT_LOGINS = ("distinguished_name", "common_name")
+PEER_ADDRESSES = ("log", "file")
+
+
+class Seed(NamedTuple):
+    """Where a node of the cluster is found that another one is to join."""
+
+    host: str
+    port: int
 
 
 class _DefaultUser(TypedDict):
@@ -173,6 +182,9 @@ class Limits:
     and in one entry of the log."""
     publish_timeout_ms: int = 0
     """A publish that is not confirmed after so long is refused (basic.nack), outcome unknown; 0: never."""
+    drain_grace_s: float = 5.0
+    """How long clients may stay on a node whose maintenance has begun. Before they are told to go, their balancer
+    should have noticed that it is not ready, or they come back at once."""
 
 
 _MAY_BE_ZERO = (
@@ -218,6 +230,17 @@ class NodeConfig:
     secret_file: Path | None = None
     """Where the secrets are read again when it changes; None: they are in the configuration."""
     cluster_name: str = "qq"
+    join: tuple[Seed, ...] = ()
+    """Nodes of the cluster that this node is to become a member of; empty: it is one of `nodes`. Of those only its own
+    counts then. What the log says counts more, once it says who the members are."""
+    replace_emptied: bool = True
+    """Whether a node that comes back with an empty directory takes the place of the member that had its name and its
+    address: that one's disk is lost, then, and nobody need be asked."""
+    finish_upgrades: bool = True
+    """Whether the cluster goes over to the next version of the state by itself, once the programs of all members can
+    run it. Afterwards the older program cannot come back."""
+    peer_addresses: str = PEER_ADDRESSES[0]
+    """Who knows where the other nodes are: the log, where each says it of itself, or this node's `nodes`."""
     log_level: str = "info"
 
     amqp_host: str = "127.0.0.1"
@@ -257,13 +280,24 @@ class NodeConfig:
         return next(node for node in self.nodes if node.name == self.name)
 
 
-def load(path: Path, environ: Mapping[str, str]) -> NodeConfig:
-    """Read and check the file at `path`, with overrides from `environ`; raises ConfigError."""
+def load(path: Path, environ: Mapping[str, str], join: Sequence[Seed] = ()) -> NodeConfig:
+    """Read and check the file at `path`, with overrides from `environ`, and by `join`; raises ConfigError."""
     reader = _Reader(path, _parse(path), environ)
     config = _read(reader)
+    if join:
+        config = replace(config, join=tuple(join))
     reader.refuse_unknown()
     _check(config, path)
     return config
+
+
+def seed_in(text: str) -> Seed:
+    """Read `HOST:PORT`, or `[HOST]:PORT` where the host is an address of IPv6; raises ValueError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
+        raise ValueError(f"{text!r} must be HOST:PORT")
+    return Seed(host, int(port))
 
 
 def read_hidden(path: Path) -> str:
@@ -320,6 +354,10 @@ def _read(reader: _Reader) -> NodeConfig:
         log_level=text("node", "log_level", default.log_level),
         nodes=reader.nodes(),
         cluster_name=text("cluster", "name", default.cluster_name),
+        join=reader.seeds("cluster", "join"),
+        replace_emptied=reader.flag("cluster", "replace_emptied", default.replace_emptied),
+        finish_upgrades=reader.flag("cluster", "finish_upgrades", default.finish_upgrades),
+        peer_addresses=reader.choice("cluster", "peer_addresses", default.peer_addresses, PEER_ADDRESSES),
         secrets=reader.secrets("cluster", "secret"),
         secret_file=reader.hidden_file("cluster", "secret"),
         election_timeout_min_s=seconds("cluster", "election_timeout_min_s", default.election_timeout_min_s),
@@ -342,7 +380,7 @@ def _read(reader: _Reader) -> NodeConfig:
 def _check(config: NodeConfig, path: Path) -> None:
     """Check what depends on several keys; raises ConfigError."""
     for key, name in (("[node] name", config.name), ("[cluster] name", config.cluster_name)):
-        if _NAME.fullmatch(name) is None:
+        if NAME.fullmatch(name) is None:
             raise ConfigError(f"{path}: {key}: {name!r} must be 1 to 64 of A-Z a-z 0-9 _ . @ -")
     if config.name not in [node.name for node in config.nodes]:
         raise ConfigError(f"{path}: [node] name: {config.name!r} is not the name of one of the [[nodes]]")
@@ -402,6 +440,12 @@ class _Reader:
             except ValueError as error:
                 raise self._error(section, key, str(error)) from None
         return values
+
+    def seeds(self, section: str, key: str) -> tuple[Seed, ...]:
+        try:
+            return tuple(map(seed_in, self.texts(section, key, ())))
+        except ValueError as error:
+            raise self._error(section, key, str(error)) from None
 
     def default_user(self, default: NodeConfig) -> _DefaultUser:
         """Read the first user of a new cluster, and the users who may log in from this machine only."""
@@ -560,8 +604,8 @@ class _Reader:
             if not isinstance(table[key], str) or not table[key]:
                 raise ConfigError(f"{where}: {key}: must be a non-empty string")
         for key in (port for port in _PORTS if port in table):
-            if type(table[key]) is not int or not 0 < table[key] <= 65535:
-                raise ConfigError(f"{where}: {key}: must be a port number, 1 to 65535")
+            if type(table[key]) is not int or not 0 < table[key] <= PORT_MAX:
+                raise ConfigError(f"{where}: {key}: must be a port number, 1 to {PORT_MAX}")
         return NodeAddress(**table)
 
     def _existing_file(self, section: str, key: str) -> Path:

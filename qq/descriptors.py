@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OWN = 192
-"""Files for the node's own work: 64 strangers at the peer port, three sockets for each of six peers, and about a
-hundred for listeners, the event loop, the log, checkpoints, snapshots, certificates and what is read about the
-process."""
+"""Files for the node's own work: 64 strangers at the peer port, three sockets for each of six peers, 16 nodes that are
+no members, and about ninety for listeners, the event loop, the log, checkpoints, snapshots, certificates and what is
+read about the process."""
 LEAST = 256
 """A node that may have fewer files open does not start."""
 _HTTP_SHARE = 10

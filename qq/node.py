@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import socket
 import sys
 from contextlib import suppress
@@ -22,7 +23,7 @@ from cluster.complaints import Complaints
 from cluster.configuration import PeerAddress, Versions
 from cluster.engine import Timing
 from cluster.envelope import Alarm
-from cluster.group import Group, GroupConfig
+from cluster.group import Group, GroupConfig, RemovedFromCluster
 from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks
 from cluster.log.segment import CorruptJournal, JournalError
@@ -40,6 +41,7 @@ from qq.http.view import ClusterStatus, LoginThrottled, NodeState, NodeStatus, P
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.management import Management
+from qq.management.maintenance import Maintenance
 from qq.metrics import DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
 from qq.reloadable import Reloadable
 from qq.sessions.broker import Broker
@@ -47,10 +49,12 @@ from qq.sessions.login import SALT_BYTES, Login, hash_password
 from qq.stored.content import content_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
-    from qq.config import Limits, NodeConfig
+    from cluster.peers import MemberStatus
+    from qq.config import Limits, NodeAddress, NodeConfig
+    from qq.http.view import ClusterMember
     from qq.sessions.login import Attempt
 
     OpenDisk = Callable[[Path], RealDisk]
@@ -78,8 +82,18 @@ LEADER_HANDOVER_S = 2.0
 LAST_SYNC_S = 2.0
 REPAIRS_MAX = 3
 """How often in a row the node may find damage soon after a start: more often is no accident, and it gives up."""
+SHUTDOWN = "broker forced connection closure with reason 'shutdown'"
+"""RabbitMQ's words."""
 DAMAGED_AGAIN_S = 30.0
 """How long after a start damage counts as found soon after it."""
+
+
+class RemovedError(StartError):
+    """The node was removed from its cluster."""
+
+    exit_status = (
+        os.EX_CONFIG
+    )  # as with a configuration: a start with the same directory ends in the same way
 
 
 class Node:
@@ -126,6 +140,9 @@ class Node:
             (config.peer_host, config.address.peer_port),
             versions=Versions(*self.machine.versions),
             tls=self._peer_tls.current if self._peer_tls else None,
+            listed=_addresses(config.nodes),
+            prefers_listed=config.peer_addresses == "file",
+            seeds=config.join,
         )
         limits = _http_limits(config.limits, self._shares.http)
         app = reading_app(self, limits)
@@ -142,7 +159,10 @@ class Node:
                 config.loopback_users,
                 config.limits,
             )
+            self._maintenance = Maintenance(self.group, self.broker, config.limits.drain_grace_s)
             self.group.start(self.broker)
+        except RemovedFromCluster as error:
+            raise RemovedError(f"{config.data_dir}: {error}") from error
         except CorruptJournal as error:
             raise StartError(
                 f"{config.data_dir}: {error}; no other node has a copy: put the file back from a backup "
@@ -151,6 +171,7 @@ class Node:
         except (JournalError, ForeignDirectory, OSError) as error:
             raise StartError(f"{config.data_dir}: {error}") from error
         self._started = True
+        self._tell_differences()
         try:
             await self.links.start()
         except OSError as error:
@@ -159,7 +180,7 @@ class Node:
                 f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}"
             ) from None
         product = Product(config.product, config.version, config.cluster_name)
-        self.management = Management(self.broker, self.group, product)
+        self.management = Management(self.broker, self.group, product, str(config.data_dir.absolute()))
         await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
 
     async def serve(self) -> None:
@@ -176,12 +197,14 @@ class Node:
             await self._wait_serving()
             self._amqp_server = self._make_amqp_server()
             self._garbage.begin(self.group.snapshots_installed)
-            await self._listen(tasks)
+            await self._serve_clients(tasks)
 
     async def _watch_for_failure(self) -> None:
         error = await asyncio.shield(self._failure)  # who stops waiting does not take it away from the others
         if isinstance(error, CorruptJournal):
             raise error
+        if isinstance(error, RemovedFromCluster):
+            raise RemovedError(f"node {self.config.name} stops: {error}") from error
         what = f"its disk failed: {error}" if isinstance(error, OSError) else _named(error)
         raise StartError(f"node {self.config.name} stops: {what}") from error
 
@@ -241,19 +264,34 @@ class Node:
                 self.broker.submissions.add(SetPermissions(user, DEFAULT_VHOST, ".*", ".*", ".*"))
             await asyncio.sleep(APPLIED_POLL_S)
 
-    async def _listen(self, tasks: asyncio.TaskGroup) -> None:
+    async def _serve_clients(self, tasks: asyncio.TaskGroup) -> None:
+        """Listen for clients, except while the node is under maintenance."""
+        ports: list[asyncio.Task[None]] = []
+
+        async def open_ports() -> None:
+            ports.extend([tasks.create_task(listener.serve()) for listener in await self._listen()])
+            self._is_serving = True
+
+        async def close_ports() -> None:
+            for port in ports:
+                port.cancel()
+            await asyncio.wait(ports)
+            ports.clear()
+
+        await self._maintenance.watch(open_ports, close_ports)
+
+    async def _listen(self) -> list[AmqpPort]:
         config, address = self.config, self.config.address
+        ports: list[AmqpPort] = []
         if config.tls is not None and self._tls is not None and address.amqps_port is not None:
             contexts = self._tls
             name_in = partial(tls.name_in, login_from=config.tls.cert_login_from)
             speaks_tls = Tls(lambda: contexts.current, name_in)
-            await self._listen_on(config.amqps_host, address.amqps_port, tasks, speaks_tls)
-        await self._listen_on(config.amqp_host, address.amqp_port, tasks)
-        self._is_serving = True
+            ports.append(await self._listen_on(config.amqps_host, address.amqps_port, speaks_tls))
+        ports.append(await self._listen_on(config.amqp_host, address.amqp_port))
+        return ports
 
-    async def _listen_on(
-        self, host: str, port: int, tasks: asyncio.TaskGroup, speaks_tls: Tls | None = None
-    ) -> None:
+    async def _listen_on(self, host: str, port: int, speaks_tls: Tls | None = None) -> AmqpPort:
         what = "AMQP" if speaks_tls is None else "AMQP over TLS"
         proxies = [ip_network(network) for network in self.config.proxy_protocol_from]
         listener = AmqpPort(self._amqp_server, speaks_tls, proxies)
@@ -261,8 +299,8 @@ class Node:
             await listener.listen(host, port)
         except OSError as error:
             raise StartError(f"{what} cannot listen on {host}:{port}: {error.strerror}") from None
-        tasks.create_task(listener.serve())
         log.info("serving %s on %s:%d", what, host, port)
+        return listener
 
     async def stop(self) -> None:
         """Stop serving; leadership is handed over first, so that the others need no election timeout.
@@ -273,7 +311,7 @@ class Node:
         if self._started:
             await self._hand_over()
             for connection in list(self.broker.connections.values()):
-                connection.shut_down()
+                connection.shut_down(SHUTDOWN)
             await asyncio.sleep(0)
             await self._finish_sync()
             self.group.stop()
@@ -333,10 +371,14 @@ class Node:
 
     def _group_config(self) -> GroupConfig:
         config, limits = self.config, self.config.limits
+        listed = [config.address] if config.join else config.nodes
         return GroupConfig(
             name=config.name,
-            nodes={node.name: PeerAddress(node.host, node.peer_port) for node in config.nodes},
+            nodes=_addresses(listed),
             cluster=config.cluster_name,
+            joins=bool(config.join),
+            replaces_emptied=config.replace_emptied,
+            raises_version=config.finish_upgrades,
             timing=Timing(config.election_timeout_min_s, config.election_timeout_max_s, config.heartbeat_s),
             segment_bytes=limits.segment_bytes,
             segment_entries=limits.segment_entries,
@@ -350,6 +392,24 @@ class Node:
 
     def _read_log(self) -> Group:
         return Group(self._group_config(), self.machine, self.runtime, self.disk, self.links)
+
+    def _tell_differences(self) -> None:
+        """Log in which members the configuration differs from the log, which counts."""
+        config, agreed = self.config, self.group.configurations.newest
+        if config.join or not agreed.cluster:
+            return
+        listed = _addresses(config.nodes)
+        members = {member.name: member.address for member in agreed.members}
+        told = [f"{name} is not listed" for name in sorted(members.keys() - listed)]
+        told += [f"{name} is no member" for name in sorted(listed.keys() - members)]
+        if config.peer_addresses == "log":
+            told += [
+                f"{name} is at {members[name]} and not at {listed[name]}"
+                for name in sorted((listed.keys() & members) - {config.name})
+                if listed[name] != members[name]
+            ]
+        if told:
+            log.warning("the members are those in the log, not those in [[nodes]]: %s", ", ".join(told))
 
     def _make_amqp_server(self) -> AmqpServer:
         config = self.config
@@ -369,33 +429,24 @@ class Node:
     # What HTTP sees
 
     def cluster_status(self) -> ClusterStatus:
+        agreed = self.management.cluster_members()
+        members = {member.name: member for member in agreed.members}
         return ClusterStatus(
             cluster=self.config.cluster_name,
             node=self.config.name,
             leader=self.group.leader,
+            version=agreed.version,
             nodes=[
-                NodeStatus(
-                    name=status.name,
-                    state=NodeState(status.state),
-                    standing=status.standing,
-                    term=status.term,
-                    first_index=status.first_index,
-                    last_index=status.last_index,
-                    commit_index=status.commit_index,
-                    applied_index=status.applied_index,
-                    checkpoint_index=status.checkpoint_index,
-                    disk_free_bytes=status.disk_free_bytes,
-                    alarm=status.alarm,
-                    clock_offset_ms=status.clock_offset_ms,
-                )
+                _node_status(status, members[status.name])
                 for status in self.group.statuses()
+                if status.name in members  # else it is about to be one
             ],
         )
 
     def metrics(self) -> MetricsSnapshot:
         group, queues = self.group, list(self.machine.queues())
         engine, journal = group.engine, group.journal
-        own = next(status for status in group.statuses() if status.name == self.config.name)
+        own = group.own_status()
         return MetricsSnapshot(
             node=self.config.name,
             cluster=self.config.cluster_name,
@@ -412,7 +463,7 @@ class Node:
                 checkpoint_index=group.housekeeping.newest_index,
                 elections=self.broker.elections,
                 snapshots_installed=group.snapshots_installed,
-                members=len(self.config.nodes),
+                members=len(group.members),
             ),
             disk=DiskMetrics(
                 log_bytes=journal.disk_bytes,
@@ -433,6 +484,8 @@ class Node:
             return "the node stops"
         if not self._started:
             return READING
+        if self._maintenance.is_on:
+            return f"the node is under maintenance; `qq revive {self.config.name}` ends it"
         under_repair = self.group.describe_standing()
         if under_repair is not None:
             return under_repair
@@ -499,6 +552,31 @@ async def run(
                     f"{config.data_dir}: the log is damaged again and again, so look at the disk: {damage}"
                 ) from damage
             log.error("node %s starts anew: %s", config.name, damage)  # noqa: TRY400
+
+
+def _addresses(nodes: Iterable[NodeAddress]) -> dict[str, PeerAddress]:
+    """Where nodes listen for each other."""
+    return {node.name: PeerAddress(node.host, node.peer_port) for node in nodes}
+
+
+def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:
+    return NodeStatus(
+        name=status.name,
+        state=NodeState(status.state),
+        standing=status.standing,
+        role=member.role,
+        term=status.term,
+        first_index=status.first_index,
+        last_index=status.last_index,
+        commit_index=status.commit_index,
+        applied_index=status.applied_index,
+        checkpoint_index=status.checkpoint_index,
+        disk_free_bytes=status.disk_free_bytes,
+        alarm=status.alarm,
+        clock_offset_ms=status.clock_offset_ms,
+        versions=member.versions,
+        drained=member.drained,
+    )
 
 
 def _http_limits(limits: Limits, connections: int) -> HttpLimits:

@@ -50,6 +50,7 @@ from qq.cli.layout import (
     Settings,
     local_nodes,
     prepare,
+    prepare_joining,
 )
 from qq.errors import OperatingError
 
@@ -229,6 +230,8 @@ class LocalCluster:
         self._directory = directory
         self._settings = settings
         self._cleanup = ExitStack()
+        self._files: list[LocalNode] = []
+        """The files of all nodes that there ever were."""
         self.nodes: list[ClusterNode] = []
 
     def __enter__(self) -> Self:
@@ -237,10 +240,11 @@ class LocalCluster:
             directory = self._directory
             if directory is None:
                 directory = cleanup.enter_context(_temporary_directory())
-            files = local_nodes(directory, self._node_count, _reserve_ports(self._node_count, cleanup))
-            prepare(directory, files, fresh=False, settings=self._settings)
-            spawner = cleanup.enter_context(ThreadPoolExecutor(max_workers=1))
-            self.nodes = [ClusterNode(node, spawner) for node in files]
+            base_port = _reserve_ports(self._node_count, cleanup)
+            self._files = list(local_nodes(directory, self._node_count, base_port))
+            prepare(directory, self._files, fresh=False, settings=self._settings)
+            self._spawner = cleanup.enter_context(ThreadPoolExecutor(max_workers=1))
+            self.nodes = [ClusterNode(node, self._spawner) for node in self._files]
             cleanup.callback(self._kill_all)
             for node in self.nodes:
                 node.start()
@@ -257,6 +261,28 @@ class LocalCluster:
             for node in self.nodes:
                 error.add_note(f"The end of the log of {node.name}:\n{node.log_since()}")
         self._cleanup.close()
+
+    def add_node(self) -> ClusterNode:
+        """Start one more node, which joins the cluster, and wait until it serves. A cluster has 5 at most."""
+        first, number = self._files[0], len(self._files)
+        if number == NODE_COUNT_MAX:
+            raise ClusterError(f"a local cluster has {NODE_COUNT_MAX} nodes at most")
+        directory = first.directory.parent
+        files = local_nodes(directory, number + 1, first.address.amqp_port)[number]
+        members = [each for each in self._files if each.name in {node.name for node in self.nodes}]
+        prepare_joining(directory, files, members, self._settings)
+        node = ClusterNode(files, self._spawner)
+        self._files.append(files)
+        self.nodes.append(node)
+        node.start()
+        node.wait_ready()
+        return node
+
+    def forget_node(self, node: ClusterNode) -> None:
+        """Leave a node out from now on that was removed from the cluster; it is killed if it still runs."""
+        self.nodes.remove(node)
+        if node.running:
+            node.kill()
 
     def _kill_all(self) -> None:
         for node in self.nodes:

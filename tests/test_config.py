@@ -18,6 +18,7 @@ from qq.config import (
     Limits,
     NodeAddress,
     NodeConfig,
+    Seed,
     load,
     read_secrets,
 )
@@ -84,6 +85,7 @@ def test_a_short_file_is_completed_with_the_defaults(file: Path) -> None:
         0.1,
     )
     assert config.limits == Limits()
+    assert config.peer_addresses == "log"
     assert config.peer_tls is None
     assert config.tls is None
     assert (config.amqp_host, config.amqps_host) == ("127.0.0.1", "127.0.0.1")
@@ -135,6 +137,28 @@ def test_the_secret_can_be_in_a_file_of_its_own(file: Path) -> None:
     config = loaded(file, NODE + '[cluster]\nsecret_file = "secret"\n' + NODES)
     assert (config.secrets, config.secret_file) == ((SECRET.encode(),), file.parent / "secret")
     assert loaded(file, NODE + NODES, QQ_CLUSTER_SECRET_FILE=str(file.parent / "secret")) == config
+
+
+JOINING = 'join = ["n2.qq:25672", "[::1]:5"]\n'
+
+
+def test_a_node_that_joins_names_nodes_of_its_cluster(file: Path) -> None:
+    seeds = (Seed("n2.qq", 25672), Seed("::1", 5))
+    assert loaded(file, GOOD).join == ()
+    assert loaded(file, NODE + CLUSTER + JOINING + NODES).join == seeds
+    assert loaded(file, GOOD, QQ_CLUSTER_JOIN="n2.qq:25672, [::1]:5").join == seeds
+    file.write_text(NODE + CLUSTER + JOINING + NODES)
+    assert load(file, {}, [Seed("h", 1)]).join == (Seed("h", 1),), "what the command says counts more"
+
+
+def test_what_the_cluster_does_by_itself_can_be_left_to_operators(file: Path) -> None:
+    config = loaded(file, GOOD)
+    assert config.replace_emptied
+    assert config.finish_upgrades
+    manual = "replace_emptied = false\nfinish_upgrades = false\n"
+    config = loaded(file, NODE + CLUSTER + manual + NODES)
+    assert not config.replace_emptied
+    assert not config.finish_upgrades
 
 
 OTHER_SECRET = "fedcba9876543210"
@@ -400,6 +424,10 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
             GOOD + '[listen]\nproxy_protocol_from = ["10.0.0.1/8"]\n',
             "[listen] proxy_protocol_from: 10.0.0.1/8 has host bits set",
         ),
+        (
+            GOOD.replace(CLUSTER, CLUSTER + 'peer_addresses = "dns"\n'),
+            "[cluster] peer_addresses: must be one of log, file",
+        ),
         (GOOD + "[peer_tls]\n", "[peer_tls] cert: is missing"),
         (GOOD + '[peer_tls]\ncert = "none.pem"\n', "[peer_tls] cert: "),
         (NODE + CLUSTER, "[[nodes]]: must be given 1 to 7 times"),
@@ -411,6 +439,13 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
         (
             GOOD.replace("host", "hosts"),
             "[[nodes]] number 1: must have the keys name, host, peer_port, ",
+        ),
+        *(
+            (
+                GOOD.replace("[[nodes]]", f'join = ["{seed}"]\n[[nodes]]'),
+                f"[cluster] join: '{seed}' must be HOST:PORT",
+            )
+            for seed in ("h", "h:", ":1", "h:0", "h:65536", "h:x")
         ),
         (GOOD + "amqps_port = 0\n", "[[nodes]] number 1: amqps_port: must be a port number, 1 to 65535"),
         (GOOD + "amqps_port = 5671\n", "[tls] and an amqps_port of node 'n1' belong together"),

@@ -21,6 +21,7 @@ from cluster.realworld import AsyncioRuntime, RealDisk
 from qq import memory, node
 from qq.config import NodeAddress, NodeConfig
 from qq.errors import StartError
+from qq.machine.machine import QueueMachine
 from qq.machine.state import VERSION
 from qq.testing import ClusterNode, LocalCluster
 
@@ -172,8 +173,8 @@ def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: 
     with pytest.raises(StartError) as caught:
         asyncio.run(node.run(dataclasses.replace(CONFIG, data_dir=tmp_path)))
     assert str(caught.value) == (
-        f"{tmp_path}: groups/0: the log is at version {VERSION - 1} of the state, and this program can run {VERSION}: "
-        "start one that can"
+        f"{tmp_path}: groups/0: the log is at version {VERSION - 1} of the state, and this program can run "
+        f"{Versions(*QueueMachine.versions)}: start one that can"
     )
 
 

@@ -16,7 +16,7 @@ from aio_pika.connection import make_url
 from aio_pika.exceptions import DeliveryError
 
 from chaos.workloads.messages import Delivery
-from chaos.workloads.transport import LostError
+from chaos.workloads.transport import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, HEARTBEAT_S, LostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from chaos.workloads.messages import Outgoing
     from chaos.workloads.transport import Endpoint, Mode, Outcome, Settling
 
-HEARTBEAT_S = 3
-"""Short, so that a client notices within seconds that its node is frozen or cut off."""
-CONNECT_TIMEOUT_S = 5.0
-CLOSE_TIMEOUT_S = 3.0
 _LOST = (aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError, OSError, TimeoutError)
 
 

@@ -4,13 +4,12 @@
         connection = await aio_pika.connect(cluster.endpoints["n1"])
         await cluster.kill(await cluster.leader())
 
-    DIR/nodes/NAME/node.toml, data/, side/    a node's files; side/ is the faulty node's (faulty_node.py)
+    DIR/nodes/NAME/node.toml, secret, data/, side/    a node's files; side/ is the faulty node's (faulty_node.py)
     DIR/logs/NAME.log, DIR/logs/toxiproxy.log
 
-Two nodes have one TCP connection, which the one with the smaller name dials: so there is one proxy for each pair, and
-it stands in the configuration of the one that dials. What the smaller one says flows upstream through it, what the
-other one says downstream; loss in one direction is a toxic on one of the two. The one that does not dial has the
-other's real address, to find out whether it is dead.
+Two nodes have one TCP connection, which either of them dials: so there are two proxies for each pair, and each stands
+in the configuration of the one that dials through it, in which the addresses of the file count. What a node says flows
+upstream through its own proxy or downstream through the other's; loss in one direction is a toxic on both.
 
 An address that refuses connections tells qq that its process is gone. So a proxy is disabled while the process behind
 it is not there, and never otherwise: a partition drops data and refuses nothing.
@@ -24,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import secrets
 import shutil
@@ -33,7 +33,7 @@ import sys
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from http import HTTPStatus
-from itertools import combinations
+from itertools import permutations
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -49,7 +49,7 @@ from qq.errors import OperatingError
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 HOST = "127.0.0.1"
 USER = PASSWORD = "guest"  # noqa: S105 -- good from loopback only
@@ -60,6 +60,7 @@ PATIENCE_S = 60.0
 _POLL_S = 0.05
 _ANSWER_TIMEOUT_S = 2.0
 _STOP_TIMEOUT_S = 30.0
+_CHANGE_TIMEOUT_S = 15.0  # longer than a node waits for a change of the members
 _LOG_LINES_SHOWN = 15
 # Below the ports that the system gives to outgoing connections: they must be free again when a node comes back.
 _PORTS = range(13_000, 22_000)
@@ -70,7 +71,7 @@ class LiveClusterError(OperatingError):
 
 
 class Link(NamedTuple):
-    """One direction of the connection between two nodes, as a toxic is told it."""
+    """One direction of the connections through a proxy, as a toxic is told it."""
 
     proxy: str
     stream: Stream
@@ -93,8 +94,8 @@ class LiveCluster:
             name: NodeAddress(name, HOST, next(ports), next(ports), next(ports)) for name in self.names
         }
         self._peer_routes = {
-            pair: Route("-".join(pair), next(ports), self._addresses[pair[1]].peer_port)
-            for pair in combinations(self.names, 2)
+            (dialler, target): Route(f"{dialler}-{target}", next(ports), self._addresses[target].peer_port)
+            for dialler, target in permutations(self.names, 2)
         }
         self._client_routes = {
             name: Route(f"clients-{name}", next(ports), address.amqp_port)
@@ -110,6 +111,7 @@ class LiveCluster:
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._frozen: set[str] = set()
         self._told_to_end: set[str] = set()
+        self._secret = secrets.token_hex(32)
         self._cleanup = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -229,13 +231,77 @@ class LiveCluster:
             with suppress(LiveClusterError):
                 await self.kill(name)
 
+    # Members and secrets
+
+    async def remove(self, name: str) -> bool:
+        """Have another node see to it that this one is no member any more; whether its process has ended for that."""
+        answer = await self._get(self._other(name), "/api/cluster/members")
+        shown = answer[1]["members"] if answer and answer[0] == HTTPStatus.OK else []
+        member_id = next((member["id"] for member in shown if member["name"] == name), None)
+        if member_id is None:
+            raise LiveClusterError(f"{name} is no member that can be removed")
+        self._told_to_end.add(name)
+        path = f"/api/cluster/members/{name}?id={member_id}"
+        await _until(
+            lambda: self._not_removed(name, path), PATIENCE_S, lambda reason: self._error(name, reason)
+        )
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._gone(name)
+        except TimeoutError:
+            return False
+        return self._processes[name].returncode == os.EX_CONFIG
+
+    async def _not_removed(self, name: str, path: str) -> str | None:
+        asked = self._other(name)
+        timeout = aiohttp.ClientTimeout(total=_CHANGE_TIMEOUT_S)
+        try:
+            async with self._http.delete(self.http[asked] + path, timeout=timeout) as answer:
+                return None if answer.status == HTTPStatus.OK else await answer.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return f"is not removed: {asked} does not answer: {error!r}"
+
+    def _other(self, name: str) -> str:
+        others = [other for other in self.serving() if other != name]
+        if not others:
+            raise LiveClusterError(f"nobody is there but {name}")
+        return others[0]
+
+    async def join(self, name: str) -> None:
+        """Start a node that is down with an empty data directory, for it to become a member."""
+        await self.wipe(name)
+        self._config(name).write_text(self._configuration(name, joins=True))
+        await self.start(name)
+
+    async def change_secret(self, names: Sequence[str]) -> None:
+        """Give the nodes another secret in two rounds; a round ends when all that run have read their files."""
+        old, self._secret = self._secret, secrets.token_hex(32)
+        for known in ([old, self._secret], [self._secret]):
+            await asyncio.gather(*(self._tell_secrets(name, known) for name in names))
+
+    async def _tell_secrets(self, name: str, known: Sequence[str]) -> None:
+        end = self.log(name).stat().st_size
+        self.write_secrets(name, known)
+
+        async def reason() -> str | None:
+            has_read = b"read again: " in self.log(name).read_bytes()[end:]
+            return None if has_read or name not in self.serving() else "has not read its secret again"
+
+        await _until(reason, PATIENCE_S, lambda reason: self._error(name, reason))
+
+    def write_secrets(self, name: str, known: Sequence[str] = ()) -> None:
+        """Write the file that the node reads again when it changes; the newest secret without `known`."""
+        file = self._node_dir(name) / "secret"
+        replacement = file.with_suffix(".new")
+        replacement.write_text("\n".join(known or [self._secret]))
+        replacement.replace(file)
+
     # Connections
 
-    def link(self, source: str, target: str) -> Link:
-        """What `source` says to `target`."""
-        if source < target:
-            return Link(self._peer_routes[source, target].name, "upstream")
-        return Link(self._peer_routes[target, source].name, "downstream")
+    def links(self, source: str, target: str) -> tuple[Link, Link]:
+        """What `source` says to `target`, whichever of them has dialled."""
+        own, others = self._peer_routes[source, target], self._peer_routes[target, source]
+        return Link(own.name, "upstream"), Link(others.name, "downstream")
 
     def clients_of(self, name: str) -> tuple[Link, Link]:
         """What the clients of a node say to it, and what it says to them."""
@@ -307,9 +373,9 @@ class LiveCluster:
             statuses = {name: await self.status(name) for name in self.serving()}
             # For a moment after it was cut off, a former leader may still think it leads: the newest term counts.
             reigns = [
-                (_view(status, name)["term"] or 0, name)
+                (view["term"] or 0, name)
                 for name, status in statuses.items()
-                if status is not None and status["leader"] == name
+                if status is not None and status["leader"] == name and (view := _view(status, name))
             ]
             found[:] = [name for _, name in sorted(reigns)]
             return None if found else f"no node leads; running: {', '.join(self.serving()) or 'none'}"
@@ -340,7 +406,8 @@ class LiveCluster:
         await self.wait_ready(patience_s=patience_s)
         leader = await self.leader(patience_s)
         status = await self.status(leader)
-        goal = _view(status, leader)["commit_index"] if status else 0
+        view = _view(status, leader) if status else None
+        goal = view["commit_index"] if view else 0
         for name in self.names:
             await _until(
                 lambda name=name: self._behind(name, goal),
@@ -364,8 +431,11 @@ class LiveCluster:
         if status is None:
             return "does not answer over HTTP"
         view = _view(status, name)
-        if view["standing"] != "voter":
-            return f"is a {view['standing']}"
+        if view is None:
+            return "is no member"
+        for what in (view["standing"], view["role"]):
+            if what != "voter":
+                return f"is a {what}"
         applied = view["applied_index"] or 0
         return None if applied >= goal else f"has applied {applied} of {goal} entries"
 
@@ -402,17 +472,21 @@ class LiveCluster:
 
     def _write_files(self) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
-        secret = secrets.token_hex(32)
         for name in self.names:
             self._side(name).mkdir(parents=True, exist_ok=True)
             Faults().write(self._side(name))
-            self._config(name).write_text(self._configuration(name, secret))
+            self.write_secrets(name, [self._secret])
+            self._config(name).write_text(self._configuration(name, joins=False))
 
-    def _configuration(self, name: str, secret: str) -> str:
-        """Text of node.toml. JSON strings and numbers are TOML's."""
+    def _configuration(self, name: str, *, joins: bool) -> str:
+        """Text of node.toml. JSON strings, numbers and lists are TOML's."""
+        of_cluster: dict[str, Any] = {"secret_file": "secret", "peer_addresses": "file"}
+        if joins:
+            routes = [route for (dialler, _), route in self._peer_routes.items() if dialler == name]
+            of_cluster["join"] = [f"{HOST}:{route.listen}" for route in routes]
         sections: list[tuple[str, dict[str, Any]]] = [
             ("[node]", {"name": name, "data_dir": "data"}),
-            ("[cluster]", {"secret": secret}),
+            ("[cluster]", of_cluster),
             ("[users]", {"default_user": USER, "default_password": PASSWORD}),
             ("[limits]", self._limits),
         ]
@@ -443,9 +517,9 @@ async def _until(
         await asyncio.sleep(_POLL_S)
 
 
-def _view(status: dict[str, Any], name: str) -> dict[str, Any]:
-    """A node as the document describes it."""
-    return next(node for node in status["nodes"] if node["name"] == name)
+def _view(status: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """A member as the document describes it."""
+    return next((node for node in status["nodes"] if node["name"] == name), None)
 
 
 def _amqp_url(port: int) -> str:

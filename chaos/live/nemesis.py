@@ -4,9 +4,9 @@ A fault first chooses its victims; what it gives back then hurts them, and makes
 it writes the history.
 
 What stops nodes or touches their disks comes one at a time; a fault of the network may fall together with it. So no
-more than one node at once lacks what only its peers can give back (wiped, or with a damaged segment): losing a second
-one's log then would take confirmed messages, which no system of this kind can help. Processes that die all at once, or
-all disks that lose what was not synced, must not lose anything.
+more than one node at once lacks what only its peers can give back (wiped, just joined, or with a damaged segment):
+losing a second one's log then would take confirmed messages, which no system of this kind can help. Processes that die
+all at once, or all disks that lose what was not synced, must not lose anything.
 
 Lives here: the faults, the schedule, healing. Not here: processes and proxies (cluster.py), disks (faulty_disk.py).
 
@@ -138,14 +138,49 @@ async def restart(cluster: LiveCluster, chance: Random) -> Harm:
 async def rolling_restart(cluster: LiveCluster, chance: Random) -> Harm:
     """Restart one node after the other, as an update does: the next one when the last one serves."""
     names = chance.sample(cluster.names, len(cluster.names))
+    return Harm(names, {}, partial(_roll, cluster, names), partial(_start, cluster, names), lasts=False)
 
-    async def roll() -> None:
+
+async def _roll(cluster: LiveCluster, names: Sequence[str]) -> None:
+    for name in names:
+        await cluster.stop(name)
+        await cluster.start(name)
+        await cluster.wait_ready(name)
+
+
+async def rotate_secret(cluster: LiveCluster, chance: Random) -> Harm:
+    """Change the secret of the nodes as an operator does, up to the restarts that end the old connections."""
+    names = chance.sample(cluster.names, len(cluster.names))
+
+    async def rotate() -> None:
+        await cluster.change_secret(names)
+        await _roll(cluster, names)
+
+    async def end() -> None:
         for name in names:
-            await cluster.stop(name)
-            await cluster.start(name)
-            await cluster.wait_ready(name)
+            cluster.write_secrets(name)
+        await _start(cluster, names)
 
-    return Harm(names, {}, roll, partial(_start, cluster, names), lasts=False)
+    return Harm(names, {}, rotate, end, lasts=False)
+
+
+async def leave_and_join(cluster: LiveCluster, chance: Random) -> Harm:
+    """Remove a member, in half of the cases the leader; later it joins with an empty directory."""
+    name = await _spared(cluster, chance)
+    if chance.random() < 0.5:
+        name = await cluster.leader(_ELECTION_PATIENCE_S)
+    detail: dict[str, Any] = {}
+
+    async def leave() -> None:
+        detail["has_ended"] = await cluster.remove(name)
+
+    async def join() -> None:
+        if cluster.running(name):  # it could not be removed, or has not heard of it
+            await cluster.kill(name)
+        await cluster.join(name)
+        await cluster.wait_caught_up(REPAIR_PATIENCE_S)
+
+    return Harm([name], detail, leave, join)
 
 
 # Partitions
@@ -206,15 +241,15 @@ def _both_ways(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 def _cut(cluster: LiveCluster, names: Sequence[str], ways: Sequence[tuple[str, str]]) -> Harm:
     """Drop what is said this way. Connections stay open meanwhile, and break when it passes again."""
     detail = {"cut": [f"{source}>{target}" for source, target in ways]}
-    links = [_link(cluster, source, target) for source, target in ways]
+    links = [link for source, target in ways for link in _links(cluster, source, target)]
     return _hurt(cluster, names, detail, links, "timeout", timeout=0)
 
 
-def _link(cluster: LiveCluster, source: str, target: str) -> Link:
+def _links(cluster: LiveCluster, source: str, target: str) -> Sequence[Link]:
     """What a node says to another one or to its clients, or they to it."""
     if target == CLIENTS:
-        return cluster.clients_of(source)[1]
-    return cluster.clients_of(target)[0] if source == CLIENTS else cluster.link(source, target)
+        return cluster.clients_of(source)[1:]
+    return cluster.clients_of(target)[:1] if source == CLIENTS else cluster.links(source, target)
 
 
 # Bad connections
@@ -247,8 +282,8 @@ def _slow(cluster: LiveCluster, chance: Random, kind: str, **attributes: int) ->
     whom = chance.choice(([NODES], [CLIENTS], [NODES, CLIENTS]))
     links: list[Link] = []
     if NODES in whom:
-        pairs = permutations(cluster.names, 2)
-        links += [cluster.link(*pair) for pair in pairs if not set(pair).isdisjoint(names)]
+        pairs = [pair for pair in permutations(cluster.names, 2) if not set(pair).isdisjoint(names)]
+        links += [link for pair in pairs for link in cluster.links(*pair)]
     if CLIENTS in whom:
         links += [link for name in names for link in cluster.clients_of(name)]
     return _hurt(cluster, names, {kind: attributes, "with": whom}, links, kind, **attributes)
@@ -272,7 +307,8 @@ async def reset_peer(cluster: LiveCluster, chance: Random) -> Harm:
     pairs = list(combinations(cluster.names, 2))
     pairs = chance.sample(pairs, chance.randint(1, len(pairs)))
     names = sorted({name for pair in pairs for name in pair})
-    return _reset(cluster, names, [cluster.link(one, other) for one, other in pairs], chance.randint(1, 5))
+    links = [link for pair in pairs for link in cluster.links(*pair)]
+    return _reset(cluster, names, links, chance.randint(1, 5))
 
 
 async def client_reset(cluster: LiveCluster, chance: Random) -> Harm:
@@ -483,6 +519,8 @@ _PROCESS = (
     pause,
     restart,
     rolling_restart,
+    leave_and_join,
+    rotate_secret,
     clock_jump,
 )
 _DISK = (disk_full, slow_fsync, power_loss, bit_flip, wipe)

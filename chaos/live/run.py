@@ -23,8 +23,8 @@ from chaos.history import Recorder
 from chaos.live import nemesis, versions
 from chaos.live.aio_transport import AioTransport
 from chaos.live.cluster import LiveCluster, LiveClusterError
-from chaos.live.pika_transport import PikaTransport
 from chaos.workloads import catalog
+from chaos.workloads.pika_transport import PikaTransport
 from chaos.workloads.transport import Endpoint, LostError, Transport
 from chaos.workloads.world import Library
 from qq.errors import OperatingError
@@ -196,8 +196,6 @@ def _logging_to(file: Path) -> Generator[None]:
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
-    # A connection that cannot be made is an error of pika's, with a traceback; the history says it in a row.
-    logging.getLogger("pika").setLevel(logging.CRITICAL)
     try:
         yield
     finally:

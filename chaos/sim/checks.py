@@ -17,6 +17,7 @@ from zlib import crc32
 from chaos.sim.watched import TAG, Applied, ForeignMachine, WatchedMachine
 from chaos.sim.world import EPOCH_MS
 from cluster.clock import SLOWER
+from cluster.configuration import is_configuration, read_configuration
 from cluster.elections import Role
 from cluster.log.hardstate import Standing
 from cluster.log.segment import CorruptJournal
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
     from chaos.sim.world import World
+    from cluster.configuration import Configuration
     from cluster.machine import Machine
+    from cluster.membership import Membership
 
 DIGEST_EVERY = 8
 """States are compared at every index that this divides; a difference that matters lasts."""
@@ -131,6 +134,14 @@ class Checks:
         self._forgotten_terms: dict[str, int] = {}
         self._terms: dict[str, int] = {}
         self._votes: dict[tuple[str, int], str] = {}
+        self._ids: dict[str, bytes] = {}
+        """The id of the data directory that a node has had last."""
+        self.configuration: Configuration | None = None
+        """The configuration that was committed last; None as long as the nodes' files count."""
+        self._electorates: dict[Membership, None] = {}
+        """All memberships that there have been."""
+        self._lost_campaigns: dict[tuple[str, int], None] = {}
+        """The campaigns of directories that are lost, by name and term."""
         self._minority_since_s: dict[str, float] = {}
         self._minority_terms: dict[str, int] = {}
 
@@ -149,6 +160,8 @@ class Checks:
     def started(self, node: SimulatedNode) -> None:
         engine = node.group.engine
         term = engine.term
+        finds_damage = self.may_find_damage(node)
+        self._begin_directory(node)
         if node.standing is Standing.BLANK and self.may_find_damage(node):
             forgotten = self._terms.pop(node.name, 0)
             self._forgotten_terms[node.name] = max(forgotten, self._forgotten_terms.get(node.name, 0))
@@ -160,7 +173,7 @@ class Checks:
         self._forget_campaigns(node)
         before = self._seen.get(node.name)
         loses = before is not None and before.standing is Standing.VOTER is not node.standing
-        if loses and not self.may_find_damage(node):
+        if loses and not finds_damage:
             self.fail(f"{node.name} has given its log up, and nothing was done to that")
         vouched_index = min(self._vouched.get(node.name, 0), len(self.committed) + 1)
         if node.standing is Standing.VOTER and node.group.journal.last_index < vouched_index:
@@ -174,6 +187,21 @@ class Checks:
         if engine.applied_index > 1:
             self._check_state(node, engine.applied_index)
         self.topology_changed()
+
+    def _begin_directory(self, node: SimulatedNode) -> None:
+        """Forget what a node has promised if it has another directory now, and members are known by these."""
+        name, member_id = node.name, node.group.member_id
+        is_another = self._ids.get(name, member_id) != member_id
+        self._ids[name] = member_id
+        if self.configuration is None or not is_another:
+            return
+        for known in (self._terms, self._forgotten_terms, self._vouched, self._log_ends, self._damage):
+            known.pop(name, None)
+        # Who was asked for a vote by the lost directory may hear of that yet; the vote is of no use to anybody.
+        self._lost_campaigns |= {
+            (voter, term): None for (voter, term), vote in self._votes.items() if voter == vote == name
+        }
+        self._votes = {(voter, term): vote for (voter, term), vote in self._votes.items() if voter != name}
 
     def resumed(self, node: SimulatedNode) -> None:
         """It has installed a snapshot."""
@@ -208,13 +236,27 @@ class Checks:
 
     def may_be_damaged(self, node: SimulatedNode) -> bool:
         """Whether a majority of others has what it promised, so that no promise hangs on the damaged ones alone."""
-        nodes = self._cluster.nodes
         whole = [
-            other
-            for other in nodes
+            other.name
+            for other in self._cluster.nodes
             if other is not node and other.standing is Standing.VOTER and not self._is_damaged(other)
         ]
-        return 2 * len(whole) > len(nodes)
+        return all(
+            configuration.membership.is_majority(
+                [name for name in whole if configuration.has(name, self._ids.get(name, b""))]
+            )
+            for configuration in self._counting()
+        )
+
+    def _counting(self) -> list[Configuration]:
+        """The configurations by which anybody counts, or may count when a leader has been heard."""
+        held = [node.group.configurations for node in self._cluster.nodes if node.has_started]
+        newest = {
+            id(each.newest): each.newest for each in held if each.is_settled or self.configuration is None
+        }
+        if self.configuration is not None:
+            newest[id(self.configuration)] = self.configuration
+        return list(newest.values())
 
     def may_find_damage(self, node: SimulatedNode) -> bool:
         return node.name in self._damage
@@ -296,7 +338,8 @@ class Checks:
             return  # one who rises from blank notes a vote that it may have given
         if self._votes.setdefault((node.name, engine.term), vote) != vote:
             self.fail(f"{node.name} votes for {vote} in term {engine.term}, and did for another")
-        if self._votes.get((vote, engine.term)) != vote:
+        has_campaigned = self._votes.get((vote, engine.term)) == vote
+        if not (has_campaigned or (vote, engine.term) in self._lost_campaigns):
             self.fail(f"{node.name} votes for {vote} in term {engine.term}, which does not campaign in it")
         self._check_may_vote(node, vote)
 
@@ -352,8 +395,11 @@ class Checks:
         what its old one has on the disk, at most for all of that: a sync may have been under way.
         """
         engine, journal = leader.group.engine, leader.group.journal
+        members = leader.group.configurations.newest
         for node in self._cluster.nodes:
             index = engine.acknowledged_index(node.name)
+            if not members.has(node.name, self._ids.get(node.name, b"")):
+                continue  # it is another directory of that name that is meant
             if not index or not (node.up and node.has_started) or node.group.engine.term > engine.term:
                 continue
             if node.name in self._damage and node.standing is not Standing.VOTER:
@@ -386,6 +432,8 @@ class Checks:
             record = Committed(journal.term_at(index), crc32(payload), node.group.engine.term)
             if index - 2 == len(self.committed):
                 self.committed.append(record)
+                if is_configuration(payload):
+                    self.configuration = read_configuration(payload)
                 self.entry_bytes_max = max(self.entry_bytes_max, len(payload))
             elif self.committed[index - 2][:2] != record[:2]:
                 self.fail(f"{node.name} has committed another entry {index} than was committed before")
@@ -409,11 +457,13 @@ class Checks:
         """Note who is cut off from the majority, and since when."""
         cluster = self._cluster
         awake = [node for node in cluster.nodes if node.up and not node.runtime.paused]
+        configurations = self._counting()
         for node in cluster.nodes:
-            reached = sum(
-                cluster.network.reachable(node.name, peer.name) for peer in awake if peer is not node
-            )
-            if node in awake and (reached + 1) * 2 <= len(cluster.nodes):
+            reached = [
+                peer.name for peer in awake if peer is node or cluster.network.reachable(node.name, peer.name)
+            ]
+            is_minority = not any(each.membership.is_majority(reached) for each in configurations)
+            if node in awake and configurations and is_minority:
                 self._minority_since_s.setdefault(node.name, self._world.now_s)
             else:
                 self._minority_since_s.pop(node.name, None)
@@ -465,9 +515,13 @@ class Checks:
         self._time_ms, self._time_s = time_ms, self._world.now_s
 
     def _check_clocks(self, time_ms: int) -> None:
-        """Some majority's clocks have reached an entry's time: nothing expires early while a majority's are right."""
-        skews_ms, majority = sorted(self._skews_ms.values()), len(self._skews_ms) // 2 + 1
-        ahead_ms = time_ms - EPOCH_MS - self._world.now_s * 1000 - skews_ms[-majority]
+        """Some majority's clocks have reached an entry's time: nothing expires early while a majority's are right.
+
+        It may have been a majority of earlier voters, since the time does not go back when there are others.
+        """
+        self._electorates.update((each.membership, None) for each in self._counting())
+        ahead_ms = time_ms - EPOCH_MS - self._world.now_s * 1000
+        ahead_ms -= max(voting.reached(self._skews_ms) for voting in self._electorates)
         if ahead_ms > 0:
             self.fail(f"an entry of {time_ms} ms is {ahead_ms:.0f} ms ahead of the clocks of any majority")
 

@@ -16,15 +16,16 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
-from chaos.sim.network import Network, NetworkOptions
+from chaos.sim.network import Network, NetworkOptions, address_of
 from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.applying import Confirmed, Expelled
 from cluster.configuration import PeerAddress, Versions
 from cluster.engine import Engine, Timing
-from cluster.group import Group, GroupConfig
+from cluster.group import Group, GroupConfig, RemovedFromCluster
 from cluster.identity import OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
+from cluster.member_changes import MemberChange, Verb
 
 if TYPE_CHECKING:
     from chaos.sim.watched import WatchedMachine
@@ -34,6 +35,10 @@ GROUP = "groups/0"
 LOG = f"{GROUP}/log"
 """Where the files are on each node's disk."""
 START_RETRY_S = 0.5
+OPERATOR_S = 3.0
+"""How often an operator looks whether a node with a new directory waits to be let in."""
+RETURN_S = 1.0
+"""An operator takes this long to let a node in again that has been removed."""
 
 
 class Parts(NamedTuple):
@@ -92,17 +97,10 @@ class Options:
     clock_patience_s: float = 3.0
 
 
-def address_of(name: str) -> PeerAddress:
-    """Where the others reach a simulated node: there is one address for each name."""
-    return PeerAddress(name, 1)
-
-
 class NodeEvents:
     """Who hears of a node's lives and of what its group reports: of nothing, to begin with."""
 
     def started(self, node: SimulatedNode) -> None: ...
-
-    def ended(self, node: SimulatedNode) -> None: ...
 
     def confirmed(self, node: SimulatedNode, sequence: int) -> None: ...
 
@@ -145,6 +143,8 @@ class Watcher(Protocol):
 
     def found_no_space(self, node: SimulatedNode, error: OSError) -> None: ...
 
+    def damaged(self, node: SimulatedNode) -> None: ...
+
     def may_find_damage(self, node: SimulatedNode) -> bool: ...
 
     def topology_changed(self) -> None: ...
@@ -161,7 +161,13 @@ class SimulatedNode:
         self.name = name
         self.peers = [peer for peer in cluster.names if peer != name]
         self.members = cluster.names
-        """What its configuration says."""
+        """The list in its file."""
+        self.joins = False
+        """Whether it has no list, and looks for its cluster at all other nodes."""
+        self.address = address_of(name)
+        """Where it listens."""
+        self.may_be_removed = False
+        """Whether an operator has asked for that, so that it may stop, to come back with an empty directory."""
         self.foreign = False
         """Whether a program of another version is installed."""
         self.life = 0
@@ -201,7 +207,16 @@ class SimulatedNode:
         self.runtime = runtime
         self._cluster.network.host_has_power(self.name)
         self.machine = watcher.machine(foreign=self.foreign)
-        links = self._cluster.network.attach(self.name, runtime, Versions(*self.machine.versions))
+        versions = Versions(*self.machine.versions)
+        others = [node.address for node in self._cluster.nodes if node is not self]
+        links = self._cluster.network.attach(
+            self.name,
+            runtime,
+            versions,
+            addresses=[self.address],
+            listed=self._cluster.listed_by(self),
+            seeds=others if self.joins else [],
+        )
         config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
         try:
@@ -220,6 +235,9 @@ class SimulatedNode:
             return
         except ProcessEnds:
             self._ended_within()
+            return
+        except RemovedFromCluster as error:
+            self._removed(error)
             return
         except Exception as error:  # noqa: BLE001 - whatever else keeps a node from starting is a finding
             watcher.node_failed(self, error)
@@ -240,8 +258,6 @@ class SimulatedNode:
         self.runtime.alive = False
         self.disk.crash(power_loss=power_loss)
         self._cluster.network.process_ended(self.name, power_loss=power_loss)
-        for events in self._cluster.events:
-            events.ended(self)
         self._cluster.watcher.topology_changed()
 
     def end_within(self, steps: int, *, power_loss: bool) -> None:
@@ -265,10 +281,34 @@ class SimulatedNode:
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, ProcessEnds):
             return  # on its way to `_ended_within`
+        if isinstance(error, RemovedFromCluster):
+            self._removed(error)
+            return
         damaged = isinstance(error, JournalError) and self._cluster.watcher.may_find_damage(self)
         if not (damaged or isinstance(error, OSError)):
             self._cluster.watcher.node_failed(self, error)
         self._world.after(0.0, partial(self._end_life, self.life))
+
+    def _removed(self, error: RemovedFromCluster) -> None:
+        """It is no member any more. An operator lets it in again, as another one."""
+        if not self.may_be_removed:
+            self._cluster.watcher.node_failed(self, error)
+        self._world.after(RETURN_S, partial(self._join_anew, self.life))
+        self._world.after(0.0, partial(self._end_for_good, self.life))
+
+    def _end_for_good(self, life: int) -> None:
+        if self.up and self.life == life:
+            self.end(power_loss=False)
+
+    def _join_anew(self, life: int) -> None:
+        if self.life != life or not self.may_be_removed:
+            return
+        self.end(power_loss=False)
+        self.disk.lose_everything()
+        self._cluster.watcher.damaged(self)
+        self.may_be_removed = False
+        self.joins = True
+        self.start()
 
     def _end_life(self, life: int) -> None:
         """It stopped because its disk failed, and is started again as an operator would."""
@@ -330,8 +370,9 @@ class SimulatedCluster:
         options = self.options
         return GroupConfig(
             name=node.name,
-            nodes={name: address_of(name) for name in node.members},
+            nodes=self.listed_by(node),
             cluster=CLUSTER,
+            joins=node.joins,
             timing=options.timing,
             dead_origin_grace_s=0.6,
             silent_origin_grace_s=5.0,
@@ -349,6 +390,26 @@ class SimulatedCluster:
             append_bytes_max=options.message_bytes_max,
         )
 
+    def listed_by(self, node: SimulatedNode) -> dict[str, PeerAddress]:
+        """The addresses in a node's file, which are right when it starts."""
+        names = [node.name] if node.joins else node.members
+        known = {other.name: other.address for other in self.nodes}
+        return {name: known.get(name, address_of(name)) for name in names}
+
+    def replace_lost(self) -> None:
+        """Do what an operator has to do where a node has a new directory and a new address at once."""
+        self.world.after(OPERATOR_S, self.replace_lost)
+        leader = self.leader()
+        if leader is None:
+            return
+        for node in self.nodes:
+            member = leader.group.configurations.committed.member(node.name)
+            if not node.up or node.standing is not Standing.BLANK or member is None or member.id is None:
+                continue
+            if member.id != node.group.member_id:
+                change = MemberChange(Verb.REPLACE, node.name, member.id)
+                leader.runtime.enter(partial(leader.group.ask_for_change, change, _ignore))
+
     def leader(self) -> SimulatedNode | None:
         """The leader of the highest term."""
         leaders = [node for node in self.nodes if node.up and node.group.engine.is_leader]
@@ -358,10 +419,15 @@ class SimulatedCluster:
         """Everybody is up and a voter, agrees on one leader, has applied everything and waits for nothing."""
         leaders = 0
         applied: dict[int, None] = {}
+        leader = self.leader()
+        if leader is None:
+            return False
+        members = leader.group.configurations.committed
         for node in self.nodes:
             if not node.up or node.runtime.paused or node.group.pending_batches:
                 return False
-            if node.standing is not Standing.VOTER:
+            is_voter = node.name in members.membership.voters and members.has(node.name, node.group.member_id)
+            if node.standing is not Standing.VOTER or not is_voter:
                 return False
             engine = node.group.engine
             leaders += engine.is_leader
@@ -373,6 +439,10 @@ class SimulatedCluster:
     def describe(self) -> str:
         """Where everybody is, for a failure report."""
         return "; ".join(_describe(node) for node in self.nodes)
+
+
+def _ignore(_reason: str) -> None:
+    """Ignore why a change is refused: the next one may be made."""
 
 
 def _describe(node: SimulatedNode) -> str:

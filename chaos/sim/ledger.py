@@ -111,7 +111,8 @@ class Ledger:
         self._alarms: list[int] = []
         """When they are due, ascending."""
 
-    versions = (1, 1)
+    versions = (1, 2)
+    """Which differ in nothing but that the log tells who the members are."""
 
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview

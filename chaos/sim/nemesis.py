@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chaos.sim.cluster import CLUSTER, GROUP, LOG
+from cluster.configuration import PeerAddress
 from cluster.identity import START_FILES, Owner
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
 from cluster.log.manifest import MANIFEST_NAME, Manifest, load_manifest
@@ -20,6 +21,7 @@ from cluster.log.sealed import open_file
 from cluster.log.segment import FILE_HEADER_BYTES
 from cluster.log.segment_files import scan_open
 from cluster.log.synced import MARK_NAME, load_mark
+from cluster.member_changes import MemberChange, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +66,8 @@ FAULTS = {
     "transfer": 0.5,
     "wrong members": 0.4,
     "foreign version": 0.3,
+    "remove member": 0.4,
+    "move": 0.3,
 }
 """How common each is where all are."""
 
@@ -107,6 +111,8 @@ class Nemesis:
             "transfer": self._transfer,
             "wrong members": self._wrong_members,
             "foreign version": self._foreign_version,
+            "remove member": self._remove_member,
+            "move": self._move,
         }
 
     def start(self) -> None:
@@ -207,6 +213,35 @@ class Nemesis:
             node.members = members
         self._restart(nodes)
         self._until(self._short_or_long_s(6.0), partial(self._configure_right, nodes))
+        return True
+
+    def _remove_member(self) -> bool:
+        """Have a member removed, which comes back with an empty directory when it is told so."""
+        node = self._anyone()
+        if not node.has_started or node.misconfigured or node.may_be_removed:
+            return False
+        node.may_be_removed = True
+        change = MemberChange(Verb.REMOVE, node.name, node.group.member_id)
+        self._ask_for(change, self._random.randint(1, 20))
+        return True
+
+    def _ask_for(self, change: MemberChange, times: int) -> None:
+        """Ask nodes for a change again and again, as an operator does who hears nothing of it."""
+        asked = self._random.choice(self._cluster.nodes)
+        if asked.up and asked.has_started:
+            asked.runtime.enter(lambda: asked.group.ask_for_change(change, _ignore))
+        if times and not self._stopped:
+            self._world.after(self._random.uniform(0.0, 0.5), partial(self._ask_for, change, times - 1))
+
+    def _move(self) -> bool:
+        """Start a node at another address, one that knows from its file where the others are: they may have moved."""
+        node = self._anyone()
+        if not node.up or node.joins:
+            return False
+        node.end(power_loss=False)
+        self._count += 1
+        node.address = PeerAddress(f"{node.name}.{self._count}", 1)
+        self._until(self._short_or_long_s(4.0), node.start)
         return True
 
     def _wrong_list(self, names: Sequence[str], others_min: int = 0) -> list[str]:
@@ -444,6 +479,10 @@ class Nemesis:
         for node in nodes:
             node.wall.skew_ms += jump_ms
         self._checks.clocks_changed()
+
+
+def _ignore(_reason: str) -> None:
+    """Ignore why a change is refused: the next one may be made."""
 
 
 def _flippable(node: SimulatedNode) -> dict[str, int]:

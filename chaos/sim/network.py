@@ -3,6 +3,9 @@
 Lives here: the `Links` port, connections with an epoch, delays, cuts, resets, what a peer sees of a death.
 Not here: when any of it happens (nemesis.py).
 
+A handshake takes one instant at each end: the acceptor lets the dialler in or not when its proof arrives, the dialler
+the acceptor when it is welcomed.
+
 Law: what TCP promises is kept and nothing more. Each direction is FIFO without gaps as long as the connection
 lives; both ends learn of its end on their own, at different times; bytes in flight at the end may be lost or may
 arrive. What a link takes, and when it gives its peer up, is decided by the limits and the code of the real links.
@@ -14,19 +17,20 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cluster.catch_up import CHUNK_BYTES, WINDOW
-from cluster.configuration import Versions
+from cluster.configuration import PeerAddress, Versions
 from cluster.configurations import Configurations
 from cluster.connection import FrameTooLargeError, LinkBacklog, LinkLimits
 from cluster.entry import ENTRY_BYTES_MAX
 from cluster.envelope import FRAME_BYTES_MAX
-from cluster.handshake import NO_ID, VERSIONS, Terms, disagreement
-from cluster.known_members import KnownMembers
+from cluster.handshake import PROCESS_BYTES, VERSIONS, Terms, disagreement
+from cluster.known_members import KnownMembers, Link
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from random import Random
 
     from chaos.sim.world import SimulatedRuntime, World
@@ -51,11 +55,24 @@ class End(Enum):
 
 
 class Host(Enum):
-    """What a node's address answers."""
+    """What an address answers."""
 
     UP = "the process listens"
     REFUSING = "the host is up, no process listens"
     SILENT = "the host has no power"
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a node listens, or listened last."""
+
+    name: str
+    host: Host
+
+
+def address_of(name: str) -> PeerAddress:
+    """Where a node listens, unless it is told to listen elsewhere."""
+    return PeerAddress(name, 1)
 
 
 def small_limits(entry_bytes_max: int = ENTRY_BYTES_MAX) -> LinkLimits:
@@ -108,9 +125,9 @@ ANY_VERSIONS = Versions(0, 2**16 - 1)
 
 
 class Connection:
-    """One epoch of a pair of nodes; `dialler` is the smaller name."""
+    """One epoch of a pair of nodes."""
 
-    def __init__(self, dialler: str, acceptor: str, limits: LinkLimits) -> None:
+    def __init__(self, dialler: str, acceptor: str, limits: LinkLimits, now_s: float) -> None:
         self.dialler = dialler
         self.acceptor = acceptor
         self.ends = {dialler: End.OPENING, acceptor: End.OPENING}
@@ -120,6 +137,10 @@ class Connection:
         }
         self.terms: dict[str, Terms] = {}
         """What each end has told of itself."""
+        self.heard_s = {dialler: now_s, acceptor: now_s}
+        """When anything last arrived at each end."""
+        self.welcomed = False
+        """Whether the acceptor has let the dialler in; it may have changed its mind since."""
         self.broken = False
         """Reset on the way: nothing that is sent from now on arrives, though the ends may not know yet."""
 
@@ -128,14 +149,30 @@ class SimulatedLinks:
     """The `Links` port of one process life."""
 
     def __init__(
-        self, network: Network, name: str, runtime: SimulatedRuntime, versions: Versions, process: bytes
+        self,
+        network: Network,
+        name: str,
+        runtime: SimulatedRuntime,
+        versions: Versions,
+        process: bytes,
+        listed: Mapping[str, PeerAddress],
+        seeds: Sequence[PeerAddress],
     ) -> None:
         self.name = name
-        self.known = KnownMembers(name, versions, process)
+        self.known = KnownMembers(name, versions, process, listed)
         self.runtime = runtime
+        self.seeds = seeds
         self.current: dict[str, Connection] = {}
+        self.dialling: set[str | PeerAddress] = set()
+        """Peers and seeds that are going to be dialled, or are being dialled."""
         self.events: LinkEvents | None = None
         self._network = network
+
+    def places(self, whom: str | PeerAddress) -> tuple[PeerAddress, ...]:
+        """Where to dial a peer or a seed; nowhere if it is not to be dialled."""
+        if isinstance(whom, str):
+            return self.known.places(whom) if whom in self.known.addresses else ()
+        return (whom,) if self.known.is_without_cluster else ()
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
         self.known.configure(member_id, configurations)
@@ -154,6 +191,9 @@ class SimulatedLinks:
     def connected(self, peer: str) -> bool:
         return peer in self.current
 
+    def peer_id(self, peer: str) -> bytes:
+        return self.current[peer].terms[peer].member
+
     def protocol(self, peer: str) -> int:  # noqa: ARG002 - all simulated nodes speak the newest one
         return VERSIONS[-1]
 
@@ -169,38 +209,48 @@ class Network:
         self.options = options
         self._world = world
         self._random = random
-        self._names = sorted(names)
-        self._hosts = dict.fromkeys(self._names, Host.REFUSING)
+        self._places = {address_of(name): Place(name, Host.REFUSING) for name in names}
+        """Who listens at each address, or did so last."""
         self._links: dict[str, SimulatedLinks] = {}
+        self._lives = 0
         self._cuts: dict[tuple[str, str], int] = {}
         self._lag_s: dict[tuple[str, str], float] = {}
-        self._dialling: dict[tuple[str, str], bool] = {}
         self._connections: list[Connection] = []
 
     # Processes
 
     def attach(
-        self, name: str, runtime: SimulatedRuntime, versions: Versions = ANY_VERSIONS, process: bytes = NO_ID
+        self,
+        name: str,
+        runtime: SimulatedRuntime,
+        versions: Versions = ANY_VERSIONS,
+        *,
+        addresses: Sequence[PeerAddress] = (),
+        listed: Mapping[str, PeerAddress] = MappingProxyType({}),
+        seeds: Sequence[PeerAddress] = (),
     ) -> SimulatedLinks:
-        """A process of this name begins to listen and to dial; its program can run these versions of the state."""
-        links = SimulatedLinks(self, name, runtime, versions, process)
-        self._links[name] = links
-        self._hosts[name] = Host.UP
-        for peer in self._names:
-            if peer != name:
-                self._dial_soon(min(name, peer), max(name, peer))
+        """A process of this name begins to listen and to dial; its program can run these versions of the state.
+
+        It listens at the `addresses`, or else where nodes of this name do. `listed` is where the others are according
+        to its file, `seeds` are addresses of nodes of the cluster that it is to join.
+        """
+        self._lives += 1
+        process = self._lives.to_bytes(PROCESS_BYTES, "big")
+        links = self._links[name] = SimulatedLinks(self, name, runtime, versions, process, listed, seeds)
+        for address in addresses or (address_of(name),):
+            self._places[address] = Place(name, Host.UP)
         return links
 
     def configured(self, links: SimulatedLinks) -> None:
-        """Close the connections to those who are no members any more, or of whom another directory is one now."""
-        for peer, connection in list(links.current.items()):
-            terms = connection.terms[peer]
-            if not links.known.is_of(peer, terms):
-                self._world.after(0.0, partial(self._close_end, connection, links.name))
+        """Have a process dial the members that it knows, and the seeds as long as it does not know its cluster."""
+        for whom in (*links.known.addresses, *links.seeds):
+            if whom not in links.current:
+                self._dial_soon(links, whom)
 
     def process_ended(self, name: str, *, power_loss: bool) -> None:
         """The kernel closes the connections of a killed process; a host without power says nothing."""
-        self._hosts[name] = Host.SILENT if power_loss else Host.REFUSING
+        for place in self._places_of(name, Host.UP):
+            place.host = Host.SILENT if power_loss else Host.REFUSING
         links = self._links.pop(name)
         for connection in self._connections_of(name):
             if connection.ends[name] is End.CLOSED:
@@ -214,8 +264,11 @@ class Network:
         links.current.clear()
 
     def host_has_power(self, name: str) -> None:
-        if self._hosts[name] is Host.SILENT:
-            self._hosts[name] = Host.REFUSING
+        for place in self._places_of(name, Host.SILENT):
+            place.host = Host.REFUSING
+
+    def _places_of(self, name: str, host: Host) -> list[Place]:
+        return [place for place in self._places.values() if (place.name, place.host) == (name, host)]
 
     def _end_stream(self, connection: Connection, source: str) -> None:
         """Send a FIN behind what is in flight or, as often, a reset that discards it."""
@@ -336,6 +389,7 @@ class Network:
         links = self._links[pipe.target]
         if links.current.get(pipe.source) is not connection:
             return
+        connection.heard_s[links.name] = self._world.now_s
         if frame == PART:
             if links.events is not None:
                 links.events.part_received(pipe.source)
@@ -355,84 +409,109 @@ class Network:
 
     # The life of connections
 
-    def _dial_soon(self, dialler: str, acceptor: str) -> None:
-        if self._dialling.get((dialler, acceptor)):
+    def _dial_soon(self, links: SimulatedLinks, whom: str | PeerAddress, *, again: bool = False) -> None:
+        """Have a process dial a peer, or whoever listens at the address of a seed."""
+        if whom in links.dialling:
             return
-        self._dialling[dialler, acceptor] = True
+        links.dialling.add(whom)
         delay_s = self.options.redial_s * (0.2 + 1.6 * self._random.random())
-        self._world.after(delay_s, partial(self._dial, dialler, acceptor))
+        if isinstance(whom, str) and not again:
+            delay_s += links.known.patience_s(whom)
+        self._world.after(delay_s, partial(self._dial, links, whom))
 
-    def _dial(self, dialler: str, acceptor: str) -> None:
-        self._dialling[dialler, acceptor] = False
-        links = self._links.get(dialler)
-        if links is None or acceptor in links.current:
+    def _dial(self, links: SimulatedLinks, whom: str | PeerAddress) -> None:
+        links.dialling.discard(whom)
+        if not self._is_wanted(links, whom):
             return
-        if acceptor not in links.known.addresses:
-            self._dial_soon(
-                dialler, acceptor
-            )  # it may become a member, or the next life may have another list
-            return
-        reachable = self.reachable(dialler, acceptor)
-        if reachable and self._hosts[acceptor] is Host.REFUSING:
-            self._tell_dead(links, acceptor)
-        peer_links = self._links.get(acceptor)
+        place = self._reached(links, whom)
+        is_named = isinstance(whom, str)
+        if place is not None and place.host is Host.REFUSING and is_named:
+            self._tell_dead(links, whom)
+        acceptor = self._links[place.name] if place is not None and place.host is Host.UP else None
         if (
-            reachable
-            and peer_links is not None
-            and not peer_links.runtime.paused
+            acceptor is not None
+            and (acceptor.name == whom if is_named else acceptor.name not in {links.name, *links.current})
+            and not acceptor.runtime.paused
             and not links.runtime.paused
-            and self._agree(links, peer_links)
+            and self._agree(links, acceptor)
         ):
-            self._connect(links, peer_links)
+            self._connect(links, acceptor, whom)
         else:
-            self._dial_soon(dialler, acceptor)
+            self._dial_soon(links, whom, again=True)
+
+    def _is_wanted(self, links: SimulatedLinks, whom: str | PeerAddress) -> bool:
+        """Whether the process still lives and lacks a connection that it wants."""
+        is_alive = self._links.get(links.name) is links
+        return is_alive and whom not in links.current and len(links.places(whom)) > 0
+
+    def _reached(self, links: SimulatedLinks, whom: str | PeerAddress) -> Place | None:
+        """What a process reaches that dials; None if nothing answers."""
+        addresses = links.places(whom)
+        address = addresses[0] if len(addresses) == 1 else self._random.choice(addresses)
+        place = self._places.get(address)
+        return place if place is not None and self.reachable(links.name, place.name) else None
 
     def _agree(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> bool:
-        """The handshake. Its messages are not simulated, what it decides is."""
-        ours, theirs = dialler.known, acceptor.known
-        return (
-            theirs.judge_dialler(dialler.name, ours.terms) is None
-            and disagreement(theirs.terms, dialler.name, ours.terms) is None
-            and ours.judge_acceptor(acceptor.name, theirs.terms) is None
-        )
+        """Whether their terms fit. The messages of the handshake are not simulated, what it decides is."""
+        return disagreement(acceptor.known.terms, dialler.name, dialler.known.terms) is None
 
-    def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> None:
-        connection = Connection(dialler.name, acceptor.name, self.options.limits)
+    def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks, whom: str | PeerAddress) -> None:
+        connection = Connection(dialler.name, acceptor.name, self.options.limits, self._world.now_s)
         connection.terms = {links.name: links.known.terms for links in (dialler, acceptor)}
         self._connections.append(connection)
-        self._dialling[dialler.name, acceptor.name] = True
-        self._world.after(self._delay_s(), partial(self._open_acceptor, connection, dialler, acceptor))
+        dialler.dialling.add(whom)
+        self._world.after(self._delay_s(), partial(self._open_acceptor, connection, dialler, acceptor, whom))
 
     def _open_acceptor(
-        self, connection: Connection, dialler: SimulatedLinks, acceptor: SimulatedLinks
+        self,
+        connection: Connection,
+        dialler: SimulatedLinks,
+        acceptor: SimulatedLinks,
+        whom: str | PeerAddress,
     ) -> None:
         acceptor.runtime.enter(partial(self._opened, connection, acceptor))
-        self._world.after(self._delay_s(), partial(self._open_dialler, connection, dialler))
+        self._world.after(self._delay_s(), partial(self._open_dialler, connection, dialler, whom))
 
-    def _open_dialler(self, connection: Connection, dialler: SimulatedLinks) -> None:
-        self._dialling[connection.dialler, connection.acceptor] = False
-        answered = connection.ends[connection.acceptor] is End.OPEN and not self._is_cut(connection)
-        if answered and not dialler.runtime.paused:
+    def _open_dialler(self, connection: Connection, dialler: SimulatedLinks, whom: str | PeerAddress) -> None:
+        dialler.dialling.discard(whom)
+        if connection.welcomed and not self._is_cut(connection) and not dialler.runtime.paused:
             dialler.runtime.enter(partial(self._opened, connection, dialler))
         if connection.ends[connection.dialler] is not End.OPEN:
             self._shut(connection, connection.dialler)
             self._world.after(self._timeout_s(), partial(self._close_end, connection, connection.acceptor))
-            self._dial_soon(connection.dialler, connection.acceptor)
+        if whom not in dialler.current:
+            self._dial_soon(dialler, whom, again=True)
 
     def _opened(self, connection: Connection, links: SimulatedLinks) -> None:
         """The end is authenticated: in the process, a new epoch begins and an older one is over."""
         if connection.ends[links.name] is not End.OPENING or self._links.get(links.name) is not links:
             return
         peer = _other(connection, links.name)
+        dialled_here = links.name == connection.dialler
+        link = self._link_of(links, peer)
+        if links.known.judge(peer, connection.terms[peer], link, dialled_here=dialled_here) is not None:
+            self._shut(connection, links.name)
+            if connection.ends[peer] is End.OPEN:
+                self._end_stream(connection, links.name)
+            return
         old = links.current.get(peer)
         if old is not None:
             self._lose(old, links)
         connection.ends[links.name] = End.OPEN
+        connection.welcomed = True
+        connection.heard_s[links.name] = self._world.now_s
         links.current[peer] = connection
         self._world.trace(b"connected %s %s" % (links.name.encode(), peer.encode()))
         if links.events is not None:
             links.events.peer_connected(peer)
         self._move(connection, connection.pipes[peer])
+
+    def _link_of(self, links: SimulatedLinks, peer: str) -> Link | None:
+        connection = links.current.get(peer)
+        if connection is None:
+            return None
+        silent_s = self._world.now_s - connection.heard_s[links.name]
+        return Link(connection.terms[peer].process, silent_s)
 
     def _close_end(self, connection: Connection, name: str) -> None:
         """One end learns that the connection is over."""
@@ -455,8 +534,9 @@ class Network:
             self._end_stream(connection, links.name)
         if links.events is not None:
             links.events.peer_lost(peer, dead=False)
-        self._probe(links, peer, PROBES)
-        self._dial_soon(connection.dialler, connection.acceptor)
+        if peer in links.known.addresses:
+            self._probe(links, peer, PROBES)
+            self._dial_soon(links, peer)
 
     def _shut(self, connection: Connection, name: str) -> None:
         connection.ends[name] = End.CLOSED
@@ -467,9 +547,10 @@ class Network:
         """Find out whether a lost peer is dead: a host that refuses says so."""
 
         def ask() -> None:
-            if peer in links.current or self._links.get(links.name) is not links:
+            if not self._is_wanted(links, peer):
                 return
-            if self._hosts[peer] is Host.REFUSING and self.reachable(links.name, peer):
+            place = self._reached(links, peer)
+            if place is not None and place.host is Host.REFUSING:
                 self._tell_dead(links, peer)
             elif attempts:
                 self._probe(links, peer, attempts - 1)

@@ -102,8 +102,14 @@ class Outcomes(NamedTuple):
 
     results: dict[int, Any]
     """Results of the commands that were answered, by session."""
-    refused: dict[int, Rejected]
-    """The first publishes that were refused, by session."""
+    refused: dict[int, list[Rejected]]
+    """Publishes that were refused, by session."""
+
+    def refusal(self, command: Enqueue | Publish) -> Rejected | None:
+        """The refusal of the last messages of this command, or of all."""
+        end = command.first_seq + command.count
+        refused = self.refused.get(command.session, ())
+        return next((each for each in refused if command.first_seq <= each.first_seq < end), None)
 
 
 class QueueOracle:
@@ -211,8 +217,13 @@ class QueueOracle:
         slots = count(ordinal << MESSAGE_BITS)
         limited: list[QueueModel] = []
         positions = iter(range(len(commands)))
+        told = 0
         for position in positions:
             command = commands[position]
+            if isinstance(command, SessionDown | Recover):
+                before_it = _told_before(origin, command, effects)
+                self._effects(machine, effects[told:before_it])
+                told = max(told, before_it)
             if isinstance(command, Commit):
                 content = commands[position + 1 : position + 1 + command.count]
                 self._commit(origin, index, slots, content, outcomes, command.session)
@@ -224,7 +235,7 @@ class QueueOracle:
                 self._dead_letter(machine, command)
             else:
                 self._command(origin, command, outcomes)
-        self._effects(machine, effects)
+        self._effects(machine, effects[told:])
         for model in limited:
             if model not in self._grown:
                 self._check_limit(model, machine.vhosts[DEFAULT_VHOST].queues[model.name], before[model])
@@ -448,9 +459,9 @@ class QueueOracle:
         properties = command if isinstance(command, Publish) else _plain(command)
         accepted = command.count
         targets = self._route(command.exchange, [command.routing_key, *properties.more_keys])
-        refused = outcomes.refused.get(command.session)
+        refused = outcomes.refusal(command)
         if refused is not None:
-            accepted = min(max(refused.first_seq - command.first_seq, 0), accepted)
+            accepted = refused.first_seq - command.first_seq
         publisher, sequence = properties.publisher, properties.publish_seq
         new: Sequence[int] = range(command.count)
         if publisher:
@@ -948,13 +959,25 @@ class QueueOracle:
 def _outcomes(origin: str, effects: Iterable[Any]) -> Outcomes:
     """What the effects say of the commands of a batch; no session is asked for two things in one."""
     results: dict[int, Any] = {}
-    refused: dict[int, Rejected] = {}
+    refused: dict[int, list[Rejected]] = {}
     for effect in effects:
         if isinstance(effect, Reply) and effect.node == origin:
             results[effect.session] = effect.result
         elif isinstance(effect, Rejected):
-            refused.setdefault(effect.session, effect)
+            refused.setdefault(effect.session, []).append(effect)
     return Outcomes(results, refused)
+
+
+def _told_before(origin: str, command: SessionDown | Recover, effects: Sequence[Any]) -> int:
+    """How many effects of the batch came before this command, after which its session holds nothing of them."""
+    before = 0
+    for place, effect in enumerate(effects):
+        if isinstance(effect, Deliver | Reply) and effect[:2] == (origin, command.session):
+            if isinstance(command, SessionDown):
+                before = place + 1
+            elif isinstance(effect, Reply):
+                before = place
+    return before
 
 
 def _plain(command: Enqueue) -> Publish:

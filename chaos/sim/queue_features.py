@@ -7,8 +7,12 @@ Lives here: arguments, policies, stored messages. Not here: what clients do with
 from __future__ import annotations
 
 from random import Random
-from struct import Struct
 from typing import TYPE_CHECKING, Any
+
+import pamqp.frame
+from pamqp.body import ContentBody
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
 
 from qq.machine.commands import DEFAULT_VHOST, DeletePolicy, Enqueue, Publish, PutPolicy
 from qq.stored.editing import with_headers
@@ -28,10 +32,6 @@ OPERATORS_POLICY = "limits"
 PLAIN_RUNS = 0.2
 """Share of the runs whose queues have no settings and whose messages have no properties: the fast paths."""
 TTL_MAX_MS = 3_000
-
-_HEAD = Struct(">BHI")
-_CONTENT = Struct(">HHQH")
-_PRIORITY, _EXPIRATION = 0x0800, 0x0100
 
 
 def draw_queues(random: Random) -> dict[str, Table]:
@@ -156,14 +156,10 @@ def stored_message(
     headers: dict[str, Any] | None = None,
 ) -> bytes:
     """A message as a publisher sends it: content header and body."""
-    flags, properties = 0, b""
-    if priority is not None:
-        flags, properties = _PRIORITY, bytes([priority])
-    if expiration_ms is not None:
-        text = str(expiration_ms).encode()
-        flags, properties = flags | _EXPIRATION, properties + bytes([len(text)]) + text
-    content = _CONTENT.pack(60, 0, len(body), flags) + properties
-    message = b"".join((_frame(2, content), _frame(3, body)))
+    expiration = None if expiration_ms is None else str(expiration_ms)
+    properties = Basic.Properties(priority=priority, expiration=expiration)
+    frames = (ContentHeader(0, len(body), properties), ContentBody(body))
+    message = b"".join(pamqp.frame.marshal(frame, CHANNEL) for frame in frames)
     return with_headers([message], additions=headers)[0] if headers else message
 
 
@@ -174,7 +170,7 @@ def with_sequence(message: bytes, publisher: str, sequence: int) -> bytes:
 
 
 def publishes(
-    session: int, first_seq: int, exchange: str, key: str, messages: list[bytes], *, mandatory: bool = False
+    session: int, first_seq: int, exchange: str, key: str, messages: list[bytes]
 ) -> list[Enqueue | Publish]:
     """The commands for messages, as the broker makes them; in place, the messages as they are stored.
 
@@ -184,7 +180,7 @@ def publishes(
     stored: list[bytes] = []
     for attributes, alike in group(messages, flags(messages[0])):
         number = first_seq and first_seq + len(stored)
-        place = (session, number, len(alike), exchange, key, mandatory, CHANNEL)
+        place = (session, number, len(alike), exchange, key, False, CHANNEL)
         stored += alike
         if attributes is None:
             commands.append(Enqueue(*place))
@@ -193,7 +189,3 @@ def publishes(
             commands.append(Publish(*place, list(more_keys), priority, ttl_ms, delay_ms, publisher, sequence))
     messages[:] = stored
     return commands
-
-
-def _frame(kind: int, payload: bytes) -> bytes:
-    return _HEAD.pack(kind, 1, len(payload)) + payload + b"\xce"

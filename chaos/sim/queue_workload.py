@@ -1,7 +1,7 @@
 """Load for the queue machine: publishers and consumers at every node, as the broker would submit for them.
 
 Lives here: clients, and publishers that outlive them. Not here: what queues are set to and messages carry
-(queue_features.py), what the broker does by itself (dead_letters.py).
+(queue_features.py), what brokers do by themselves (brokers.py).
 
 Law: as in workload.py. What is delivered is looked up in the node's own log, the way the broker finds bodies, and must
 be what its publisher wrote.
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from chaos.sim.brokers import Brokers
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_features import (
     CHANNEL,
@@ -32,6 +33,7 @@ from chaos.sim.tenants import Tenants
 from chaos.sim.watched import TAG
 from chaos.sim.workload import ActingClient, Workload
 from cluster.log.segment import CorruptJournal
+from qq.config import Limits
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
     BindQueue,
@@ -629,6 +631,7 @@ class QueueWorkload(Workload[QueueClient]):
     def __init__(self, world: World, checks: Checks, options: Options, oracle: QueueOracle) -> None:
         super().__init__(world, checks, options)
         self.oracle = oracle
+        self.brokers = Brokers(world, self.submit, Limits(), have_users=False)
         self.arguments = draw_queues(world.random("queues"))
         """Arguments of each queue."""
         self.has_features = any(self.arguments.values())

@@ -12,24 +12,30 @@ from __future__ import annotations
 
 import asyncio
 import platform
+from functools import partial
 from typing import TYPE_CHECKING
 
 from chaos.course import Course, HealError, Plan
 from chaos.history import Recorder
+from chaos.sim.brokers import PASSWORD, USER, Brokers
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import Options, Parts
 from chaos.sim.loop import SimulatedLoop
 from chaos.sim.run import CONVERGENCE_S, SERVICE_S, SLICE_S, Scene
-from chaos.sim.transport import SimulatedTransport
+from chaos.sim.transport import SimulatedConnection
+from chaos.sim.workload import Submitters
 from chaos.sim.world import WorldClock
 from chaos.workloads import catalog
+from chaos.workloads.pika_transport import PikaTransport
 from chaos.workloads.transport import Endpoint
 from cluster.log.hardstate import Standing
+from qq.config import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+PORT = 5672
 RATE = 60.0
 """Messages a second of all workloads together: a simulated second of more takes longer than a real one."""
 PEACE_S = 2.0
@@ -72,14 +78,16 @@ def record(
 ) -> Sequence[str]:
     """Carry out a run; its directory has the history and meta.json then. What went otherwise than planned."""
     scene = Scene(seed, options, parts)
-    transport = SimulatedTransport(scene.world, scene.cluster, scene.checks)
-    scene.load(transport)
+    submitters = Submitters(scene.checks)
+    brokers = Brokers(scene.world, submitters.submit, Limits())
+    scene.cluster.events += [submitters, brokers]
+    transport = PikaTransport(USER, PASSWORD, partial(SimulatedConnection, brokers))
     plan = Plan(catalog.chosen(workloads), seed, RATE, PEACE_S, QUIET_S)
-    endpoints = [Endpoint(name, "", 0) for name in scene.cluster.names]
+    endpoints = [Endpoint(name, name, PORT) for name in scene.cluster.names]
     with Recorder(directory / "history" / "simulation.jsonl", WorldClock(scene.world)) as recorder:
         course = Course(plan, endpoints, {"aio-pika": transport, "pika": transport}, recorder)
         try:
-            _run(scene, course)
+            _run(scene, brokers, course)
         except ViolationError as violation:
             course.problems.append(str(violation))
         course.write_meta(
@@ -94,7 +102,7 @@ def record(
     return course.problems
 
 
-def _run(scene: Scene, course: Course) -> None:
+def _run(scene: Scene, brokers: Brokers, course: Course) -> None:
     """Raises ViolationError."""
     cluster = scene.cluster
 
@@ -114,7 +122,7 @@ def _run(scene: Scene, course: Course) -> None:
         raise HealError(cluster.describe())
 
     scene.start()
-    while cluster.leader() is None:
+    while len(brokers.listening()) < len(cluster.nodes):
         scene.world.run_until(scene.world.now_s + SLICE_S)
     SimulatedLoop(scene.world).run(course.carry_out(hurt, heal), LONGEST_S)
     scene.converge(SERVICE_S, "does not come to rest")

@@ -12,9 +12,8 @@ from traceback import format_exception
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.sim.checks import Checks, ViolationError
-from chaos.sim.client_workload import ClientWorkload
+from chaos.sim.client_workload import ClientWorkload, LoggedMessages
 from chaos.sim.cluster import Options, Parts, SimulatedCluster
-from chaos.sim.dead_letters import DeadLetterPumps
 from chaos.sim.ledger import Ledger
 from chaos.sim.ledger import messages_of as messages_of_ledger
 from chaos.sim.nemesis import FAULTS, Nemesis
@@ -22,7 +21,7 @@ from chaos.sim.network import NetworkOptions, small_limits
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_workload import QueueWorkload
 from chaos.sim.stored import StoredMessages
-from chaos.sim.workload import Generations, LedgerWorkload, Workload
+from chaos.sim.workload import LedgerWorkload, Workload
 from chaos.sim.world import World
 from qq.machine.machine import QueueMachine
 
@@ -172,23 +171,18 @@ class Scene:
         self.checks = Checks(self.world, QueueMachine if options.queues else Ledger)
         self.cluster = SimulatedCluster(self.world, options, parts, self.checks)
         self.checks.watch(self.cluster)
-        self.oracle = QueueOracle(self.checks.fail)
+        self.oracle = (LoggedMessages if options.clients else QueueOracle)(self.checks.fail)
         if options.queues:
             self.checks.listener = self.oracle
         self.nemesis = Nemesis(self.world, self.cluster, self.checks)
         stored_as = messages_of if options.queues else messages_of_ledger
         self.stored = StoredMessages(self.cluster, self.checks, stored_as)
 
-    def load(self, clients: Generations[Any]) -> None:
-        """Have the clients hear of the nodes, and dead letters move on, where no broker sees to that."""
-        self.cluster.events.append(clients)
-        if self.options.queues and not self.options.clients:
-            self.cluster.events.append(DeadLetterPumps(clients.submit))
-
     def start(self) -> None:
         random = self.world.random("start")
         for node in self.cluster.nodes:
             self.world.after(random.uniform(0.0, 1.0), node.start)
+        self.cluster.replace_lost()
         self._look_at_files()
 
     def _look_at_files(self) -> None:
@@ -217,13 +211,13 @@ class Simulation(Scene):
     def __init__(self, seed: int, options: Options, parts: Parts = Parts()) -> None:  # noqa: B008
         super().__init__(seed, options, parts)
         self.workload = self._workload()
-        self.load(self.workload)
+        self.cluster.events.append(self.workload)
+        if not isinstance(self.workload, LedgerWorkload):
+            self.cluster.events.append(self.workload.brokers)
 
     def _workload(self) -> ClientWorkload | LedgerWorkload | QueueWorkload:
-        if self.options.clients:
-            of_clients = ClientWorkload(self.world, self.checks, self.options)
-            self.checks.listener = of_clients.logged
-            return of_clients
+        if isinstance(self.oracle, LoggedMessages):
+            return ClientWorkload(self.world, self.checks, self.options, self.oracle)
         if self.options.queues:
             return QueueWorkload(self.world, self.checks, self.options, self.oracle)
         return LedgerWorkload(self.world, self.checks, self.options)
@@ -260,6 +254,7 @@ class Simulation(Scene):
         workload.drain()
         self._until(lambda: not workload.left(), DRAIN_S, lambda: f"{workload.left()} messages are left")
         workload.judge()
+        self.compare_queues()
 
     def _until(self, done: Callable[[], bool], within_s: float, complaint: Callable[[], str]) -> None:
         deadline_s = self.world.now_s + within_s * (1 + self.options.disk_slowness / SLOW_DISK)

@@ -1,7 +1,7 @@
 """Load: clients at every node that submit batches and remember what was confirmed.
 
 Lives here: the ledger's clients and what all clients have in common. Those of queues are in queue_workload.py, and in
-transport.py those that the clients of a recorded run are connected to.
+brokers.py what AMQP clients connect to.
 
 Law: a client knows only what a real one could: the confirms and effects of its own node. A new life of the node, or its
 expulsion, is a new client.
@@ -144,6 +144,13 @@ class Generations(NodeEvents, ABC, Generic[C]):
     def needed_from(self, node: SimulatedNode) -> int | None:
         client = self.clients.get(node.name)
         return None if client is None or client.life != node.life else client.needed_from()
+
+
+class Submitters(Generations[Client]):
+    """These submit what brokers make: such batches are numbered, and their confirms compared, as all are."""
+
+    def new_client(self, node: SimulatedNode, number: int) -> Client:
+        return Client(node, number, self.checks)
 
 
 class Workload(Generations[A]):

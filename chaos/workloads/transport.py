@@ -1,7 +1,7 @@
 """How a client speaks to its node: with the time, all that the world of a run has to supply.
 
-Lives here: what clients ask for, and how it may end. Not here: who carries it out (live/aio_transport.py,
-live/pika_transport.py, sim/transport.py), who asks (clients.py).
+Lives here: what clients ask for, and how it may end. Not here: who carries it out (pika_transport.py,
+live/aio_transport.py), who asks (clients.py).
 
 Law: a request ends with its answer; with RefusedError if it certainly was not carried out; or with LostError, if nobody
 knows, and then the client connects anew. One that has to wait too long is cancelled, and nobody knows.
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+HEARTBEAT_S = 3
+"""Short, so that a client notices within seconds that its node is frozen or cut off."""
+CONNECT_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 3.0
+
 Mode = Literal["plain", "confirms", "transactions"]
 """The mode of a channel: how it learns what became of a message that it publishes."""
 Outcome = Literal["confirmed", "returned", "nacked", "sent"]
@@ -39,7 +44,7 @@ class RefusedError(LostError):
 
 
 class Endpoint(NamedTuple):
-    """Where the AMQP clients of a node connect to; in a simulation, its name is all that counts."""
+    """Where the AMQP clients of a node connect to; in a simulation, the host is the node's name."""
 
     node: str
     host: str

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, overload
 
@@ -51,6 +51,7 @@ from cluster.log.segment_writer import (
     Replace,
     Seal,
     SegmentWriter,
+    Store,
     Truncate,
 )
 from cluster.log.term_runs import TermRuns
@@ -507,7 +508,8 @@ class SegmentedJournal(Journal):
         self._unsealed.clear()
         self._open = None
         self._terms = runs
-        self._operations.clear()  # they are of a log that is given up; on a full disk this makes space
+        # The others are of a log that is given up; on a full disk this makes space.
+        self._operations = _stores(self._operations)
         self._change(Adopt([row_of(segment) for segment in segments], runs.all()))
         self._begin_with_whole_log()
         # Until the next sync the disk has the old log, and a sync in flight is of that one.
@@ -519,6 +521,20 @@ class SegmentedJournal(Journal):
         self._batch = None
         self.written += 1
         self._deletions += 1
+
+    def store_beside(self, store: Callable[[], None], *, first: bool) -> None:
+        """Have `store` called with the next sync, before all changes that no sync has taken up yet, or behind them.
+
+        It is called on the writer thread, and again if it raises an OSError for want of space; only the last one that
+        is given counts. What is synced later than it was given vouches for what it has stored.
+        """
+        self._operations = _without_stores(self._operations)
+        if first:
+            self._operations.appendleft(Store(store))
+        else:
+            self._operations.append(Store(store))
+        self._batch = None
+        self.written += 1
 
     def _note_last(self) -> None:
         self._last = self.entry(self.last_index)
@@ -594,8 +610,11 @@ class SegmentedJournal(Journal):
 
     def _put_back(self, operations: deque[Operation]) -> None:
         """Queue the operations again that found no space, before those that followed."""
-        if not any(isinstance(operation, Adopt) for operation in self._operations):
-            self._operations.extendleft(reversed(operations))
+        if any(isinstance(operation, Adopt) for operation in self._operations):
+            operations = _stores(operations)
+        if _stores(self._operations):
+            operations = _without_stores(operations)
+        self._operations.extendleft(reversed(operations))
         self._handed = self.synced
         self.sync_in_flight = False
         self.full = True
@@ -651,6 +670,14 @@ class SegmentedJournal(Journal):
 
     def _destroy(self) -> None:
         self._disk.submit(self._writer.close, _ignore)
+
+
+def _stores(operations: Iterable[Operation]) -> deque[Operation]:
+    return deque(operation for operation in operations if isinstance(operation, Store))
+
+
+def _without_stores(operations: Iterable[Operation]) -> deque[Operation]:
+    return deque(operation for operation in operations if not isinstance(operation, Store))
 
 
 def _first_index(segment: Segment) -> int:

@@ -35,6 +35,8 @@ from cluster.log.segment import (
 from cluster.log.synced import Mark, MarkFile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cluster.ports import Buffer, Disk, File
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -90,7 +92,14 @@ class Adopt(NamedTuple):
     runs: list[Run]
 
 
-Operation = Begin | AppendRecords | Seal | Truncate | Cut | Replace | Adopt
+class Store(NamedTuple):
+    """Store something beside the log."""
+
+    store: Callable[[], None]
+    """May be called again when it has found no space."""
+
+
+Operation = Store | Begin | AppendRecords | Seal | Truncate | Cut | Replace | Adopt
 
 
 class SegmentWriter:
@@ -153,6 +162,8 @@ class SegmentWriter:
             case Replace():
                 self._sync_open()
                 self._store(self._manifest.replaced(operation.old, operation.new))
+            case Store():
+                operation.store()
             case Adopt():
                 self._close_open()
                 self._store(self._manifest.adopted(operation.rows, operation.runs))

@@ -374,13 +374,9 @@ class ClientConnection(asyncio.Protocol):
         elif self._amqp.phase not in (Phase.CLOSING, Phase.CLOSED):
             self._transport.abort()
 
-    def shut_down(self) -> None:
-        """Tell the client that the node stops."""
-        self.fail(
-            ConnectionFault(
-                ReplyCode.CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'"
-            )
-        )
+    def shut_down(self, text: str) -> None:
+        """Tell the client to go to another node, and why."""
+        self.fail(ConnectionFault(ReplyCode.CONNECTION_FORCED, text))
         self._flush()
 
     def fail_channel(self, channel: NumberedChannel, error: AmqpError) -> None:

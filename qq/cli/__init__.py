@@ -9,6 +9,7 @@ Law: an operating error is one line on standard error and the exit status of its
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qq.cli.remote import Remote
+    from qq.config import Seed
+
+TIMEOUT_S = 600.0
+"""How long commands wait that change something: a new node has to be given the log."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +71,7 @@ def _run(options: argparse.Namespace) -> int:
         case "serve":
             from qq.cli.serve import serve  # noqa: PLC0415
 
-            return serve(options.config)
+            return serve(options.config, join=options.join)
         case "status":
             from qq.cli.status import status  # noqa: PLC0415
 
@@ -83,14 +88,58 @@ def _run(options: argparse.Namespace) -> int:
             from qq.cli.operations import check_safe_to_stop  # noqa: PLC0415
 
             return check_safe_to_stop(_remote(options), options.node)
+        case "member list":
+            from qq.cli.members import list_members  # noqa: PLC0415
+
+            return list_members(_remote(options), as_json=options.json)
+        case "member add" | "member remove" | "member replace" | "member promote":
+            return _change_members(options)
+        case "drain" | "revive" | "upgrade finish":
+            return _change_members(options)
         case "inspect":
             from qq.cli.inspect import dump, inspect  # noqa: PLC0415
 
             if options.dump:
                 return dump(options.directory, options.first, options.last)
             return inspect(options.directory)
+        case "backup":
+            from qq.cli.backup import backup  # noqa: PLC0415
+
+            return backup(_remote(options), options.target)
+        case "restore":
+            from qq.cli.restore import restore_backup  # noqa: PLC0415
+
+            return restore_backup(options.backup, options.config)
+        case "recover":
+            from qq.cli.restore import recover_survivor  # noqa: PLC0415
+
+            return recover_survivor(options.survivor, is_sure=options.yes)
         case command:
             raise AssertionError(command)
+
+
+def _change_members(options: argparse.Namespace) -> int:
+    """Run a command about members; raises OperatingError."""
+    from qq.cli import members  # noqa: PLC0415
+
+    node = _remote(options)
+    patience = members.Patience(options.timeout, waits_for_vote=not getattr(options, "no_wait", False))
+    match _name(options):
+        case "member add":
+            host, port = options.address
+            return members.add_member(node, options.node, host, port, patience)
+        case "member remove":
+            return members.remove_member(node, options.node, patience)
+        case "member replace":
+            return members.replace_member(node, options.node, patience)
+        case "member promote":
+            return members.promote_member(node, options.node, patience)
+        case "drain":
+            return members.drain(node, options.node, patience)
+        case "revive":
+            return members.revive(node, options.node, patience)
+        case _:
+            return members.finish_upgrade(node, patience)
 
 
 def _remote(options: argparse.Namespace) -> Remote:
@@ -124,6 +173,14 @@ def _parser() -> argparse.ArgumentParser:
 
     serve_command = commands.add_parser("serve", help="run one node until SIGTERM")
     serve_command.add_argument("--config", type=Path, required=True, metavar="FILE")
+    serve_command.add_argument(
+        "--join",
+        type=_seed,
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="become a member of the cluster whose node has this port for peers; may be given several times",
+    )
 
     status_command = commands.add_parser("status", help="show the cluster as one of its nodes sees it")
     _add_node_options(status_command)
@@ -146,14 +203,96 @@ def _parser() -> argparse.ArgumentParser:
     _add_node_options(stop_command)
     stop_command.add_argument("--node", metavar="NODE", help="default: the node that is asked")
 
+    backup_command = commands.add_parser("backup", help="make a backup of a cluster that runs")
+    backup_command.add_argument(
+        "target", metavar="DIR|-", help="a new directory, or - for a tar archive on stdout"
+    )
+    _add_node_options(backup_command)
+
+    restore_command = commands.add_parser("restore", help="begin a new cluster with what a backup holds")
+    restore_command.add_argument(
+        "backup", metavar="BACKUP", help="a directory, a file with a tar archive, or - for one from stdin"
+    )
+    restore_command.add_argument(
+        "--config",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="of the node that begins; its data is to be empty",
+    )
+
+    recover_command = commands.add_parser(
+        "recover", help="begin a new cluster with what one node holds, when a majority is gone for good"
+    )
+    recover_command.add_argument(
+        "--unsafe-from",
+        dest="survivor",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the data directory of the node that is left; confirmed messages may be missing in it",
+    )
+    recover_command.add_argument(
+        "--yes", action="store_true", help="do it, and not only tell what may be missing"
+    )
+
+    _add_member_commands(commands)
+
     inspect_command = commands.add_parser(
-        "inspect", help="check the data directory of a node that does not run"
+        "inspect", help="check the data directory of a node that does not run, or a backup"
     )
     inspect_command.add_argument("directory", type=Path, metavar="DIR", help="nothing in it is changed")
     inspect_command.add_argument("--dump", action="store_true", help="print the entries of the log instead")
     inspect_command.add_argument("--from", dest="first", type=int, default=0, metavar="INDEX")
     inspect_command.add_argument("--to", dest="last", type=int, metavar="INDEX")
     return parser
+
+
+def _add_member_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    member_command = commands.add_parser("member", help="show or change the members of the cluster")
+    member_commands = member_command.add_subparsers(dest="subcommand", required=True)
+    list_command = member_commands.add_parser("list", help="show the members")
+    _add_node_options(list_command)
+    list_command.add_argument("--json", action="store_true", help="print what the node answered")
+    add_command = member_commands.add_parser("add", help="take a node in; returns when it votes")
+    add_command.add_argument("node", metavar="NODE")
+    add_command.add_argument("address", type=_seed, metavar="HOST:PORT", help="where the others reach it")
+    _add_change_options(add_command, may_leave_early=True)
+    remove_command = member_commands.add_parser("remove", help="have a member be none any more, up or down")
+    remove_command.add_argument("node", metavar="NODE")
+    _add_change_options(remove_command)
+    replace_command = member_commands.add_parser(
+        "replace", help="have another data directory take the place of one that is lost"
+    )
+    replace_command.add_argument("node", metavar="NODE")
+    _add_change_options(replace_command, may_leave_early=True)
+    promote_command = member_commands.add_parser("promote", help="wait until a member votes")
+    promote_command.add_argument("node", metavar="NODE")
+    _add_change_options(promote_command)
+
+    drain_command = commands.add_parser(
+        "drain", help="have a node lead nothing and serve no clients; returns when all have gone"
+    )
+    revive_command = commands.add_parser("revive", help="end what `qq drain` has begun")
+    for command in (drain_command, revive_command):
+        command.add_argument("node", nargs="?", metavar="NODE", help="default: the node that is asked")
+        _add_change_options(command)
+
+    upgrade_command = commands.add_parser("upgrade", help="go over to the next version of the state")
+    upgrade_commands = upgrade_command.add_subparsers(dest="subcommand", required=True)
+    finish_command = upgrade_commands.add_parser(
+        "finish", help="have all nodes go over to what the node that is asked can run; no way back"
+    )
+    _add_change_options(finish_command)
+
+
+def _add_change_options(command: argparse.ArgumentParser, *, may_leave_early: bool = False) -> None:
+    _add_node_options(command)
+    command.add_argument(
+        "--timeout", type=_seconds, default=TIMEOUT_S, metavar="SECONDS", help="default: %(default)g"
+    )
+    if may_leave_early:
+        command.add_argument("--no-wait", action="store_true", help="return before the node votes")
 
 
 def _add_node_options(command: argparse.ArgumentParser) -> None:
@@ -168,6 +307,22 @@ def _add_node_options(command: argparse.ArgumentParser) -> None:
         help="default: QQ_PASSWORD_FILE or QQ_PASSWORD of the environment, or the password guest",
     )
     passwords.add_argument("--password", help="others see it in the list of processes")
+
+
+def _seed(text: str) -> Seed:
+    from qq.config import seed_in  # noqa: PLC0415
+
+    try:
+        return seed_in(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError("must be a number of seconds")
+    return seconds
 
 
 def _base_port(text: str) -> int:

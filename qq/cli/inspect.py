@@ -1,4 +1,4 @@
-"""`qq inspect`: what is in the data directory of a node that does not run, and whether it is whole.
+"""`qq inspect`: what is in the data directory of a node that does not run, or in a backup, and whether it is whole.
 
 Lives here: finding the directory, printing what `cluster/inspection.py` finds, and the entries with the commands in
 them. Not here: formats, checks and what a start makes of damage.
@@ -15,6 +15,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
+from cluster.backup import BadBackup, examine, read_contents
 from cluster.configuration import (
     CONFIGURATION,
     MalformedConfiguration,
@@ -53,6 +54,7 @@ from cluster.inspection import inspect as find_all
 from cluster.log.hardstate import HardState, Standing
 from cluster.realworld import DirectoryInUse, ReadOnlyDisk, check_not_in_use
 from cluster.state import GroupState
+from qq.cli.archive import is_backup, opened
 from qq.errors import CommandError
 from qq.machine.codec import MalformedBatch, decode_batch, decode_kept, is_kept
 from qq.machine.commands import Command, Enqueue, Publish, PutHashedUser, PutUser
@@ -74,6 +76,7 @@ _ENTRY_TYPES = {1: "the beginning of a reign", 2: "a change of the members", 3: 
 """What pysyncobj puts into the log besides our entries."""
 _GROUP = "groups/0"
 _SEGMENT_COLUMNS = "{:37}  {:6}  {:>11}  {:>11}  {:>8}  {:>13}  {:>9}  {}"
+_BACKUP_COLUMNS = "{:37}  {:>13}  {}"
 _CHECKPOINT_COLUMNS = "{:37}  {:>6}  {:>13}  {}"
 _NEXT_START = {
     Cure.SPARE: "puts right by itself what it has a second time or can make anew",
@@ -84,13 +87,15 @@ _NEXT_START = {
 
 def inspect(directory: Path) -> int:
     """Print what the directory holds; exit status 1 if anything is damaged or missing. Raises CommandError."""
+    if is_backup(directory):
+        return inspect_backup(directory)
     status = 0
     with _group_of(directory) as (group, disk):
         print(f"directory    {group}")
         problems: dict[str, Problem] = {}
         is_learner = False
         last_title = ""
-        for finding in find_all(disk, "", _describe_state, Versions(*QueueMachine.versions)):
+        for finding in find_all(disk, "", describe_state, Versions(*QueueMachine.versions)):
             title = _title(finding)
             if title != last_title:
                 print(f"\n{title}")
@@ -105,8 +110,40 @@ def inspect(directory: Path) -> int:
     return status
 
 
+def inspect_backup(path: Path) -> int:
+    """Print what the backup holds; exit status 1 if anything is damaged or missing. Raises CommandError."""
+    damaged: list[str] = []
+    try:
+        with opened(str(path)) as disk:
+            contents = read_contents(disk)
+            cluster_id = contents.cluster_id.hex() or "none yet"
+            print(
+                f"backup       of {contents.cluster}, cluster id {cluster_id}, given by node {contents.node}"
+            )
+            print(f"state        version {contents.version}")
+            print(
+                f"log          up to entry {contents.index} of term {contents.term}, made at "
+                f"{describe_time(contents.time_ms)}\n\n{_BACKUP_COLUMNS.format('file', 'bytes', 'state')}"
+            )
+            for found in examine(disk, contents, describe_state):
+                state = f"damaged: {found.problem}" if found.problem else f"ok: {found.what}"
+                print(_BACKUP_COLUMNS.format(found.name, f"{found.file_bytes:,}", state))
+                if found.problem:
+                    damaged.append(found.name)
+    except BadBackup as error:
+        raise CommandError(f"{path}: {error}") from None
+    except OSError as error:
+        raise CommandError(f"{error.filename or path}: {error.strerror}") from None
+    print(f"\ndamaged or missing: {', '.join(damaged)}" if damaged else "\nwhole: nothing is damaged")
+    return 1 if damaged else 0
+
+
 def dump(directory: Path, first: int, last: int | None) -> int:
     """Print the entries; exit status 1 if any cannot be read. Raises CommandError."""
+    if is_backup(directory):
+        raise CommandError(
+            f"{directory}: is a backup; the entries can be printed of a node's data directory only"
+        )
     status = 0
     with _group_of(directory) as (_, disk):
         for found in entries(disk, "", first, INDEX_MAX if last is None else last):
@@ -123,7 +160,7 @@ def dump(directory: Path, first: int, last: int | None) -> int:
 def _group_of(directory: Path) -> Generator[tuple[Path, Disk]]:
     """The group's directory and its files; explains what goes wrong, and ends quietly when nobody reads the output."""
     try:
-        group = _find_group(directory)
+        group = find_group(directory)
         data_dir = group.parent.parent
         _check_stopped(data_dir)
         try:
@@ -145,15 +182,16 @@ def _check_stopped(data_dir: Path) -> None:
         raise CommandError(f"{error}; stop the node first, or ask it with `qq status`") from None
 
 
-def _find_group(directory: Path) -> Path:
+def find_group(directory: Path) -> Path:
     """Find the group's directory: given itself, a node's data directory, or a node's directory of `qq up`."""
     for group in (directory / _GROUP, directory, directory / "data" / _GROUP):
         if (group / "identity").exists() or (group / "log").is_dir():
             return group.resolve()
-    raise CommandError(f"{directory}: not the data directory of a node")
+    raise CommandError(f"{directory}: neither the data directory of a node nor a backup")
 
 
-def _describe_state(body: bytes) -> str:
+def describe_state(body: bytes) -> str:
+    """One line about the state in a checkpoint; raises ValueError if this program cannot load it."""
     machine = QueueMachine()
     GroupState(machine).load(body)
     queues = list(machine.queues())
@@ -210,7 +248,8 @@ def _describe_identity(found: Whose) -> str:
     if found.identity is None:
         return "unknown"
     owner, version, members = found.identity
-    whose = f"node {owner.node} of cluster {owner.cluster} ({', '.join(members)}), group {owner.group_id}"
+    names = ", ".join(members) or "members as in the log"
+    whose = f"node {owner.node} of cluster {owner.cluster} ({names}), group {owner.group_id}"
     incarnation = found.start.incarnation if found.start else "unknown"
     return f"{whose}, incarnation {incarnation}, state version {version}"
 
@@ -316,7 +355,7 @@ def _entry_lines(found: EntryFound) -> Iterator[str]:
         except MalformedEntry as error:
             yield f"{head}  not readable: {error}"
             return
-        yield f"{head}  {_time(entry_time_ms(payload))}  {len(payload):,} bytes"
+        yield f"{head}  {describe_time(entry_time_ms(payload))}  {len(payload):,} bytes"
         for ordinal, batch in enumerate(batches):
             yield from _batch_lines(ordinal, batch, payload)
 
@@ -339,7 +378,7 @@ def _configuration_lines(head: str, payload: bytes) -> Iterator[str]:
         yield f"{head}  not readable: {error}"
         return
     version = configuration.version
-    yield f"{head}  {_time(configuration_time_ms(payload))}  the members, at version {version} of the state"
+    yield f"{head}  {describe_time(configuration_time_ms(payload))}  the members, at version {version} of the state"
     for member in configuration.members:
         role = "voter" if member.is_voter else "learner"
         directory = member.id.hex() if member.id else "awaited"
@@ -393,7 +432,8 @@ def _fields(row: Command | Publication, hidden: Sequence[str] = ()) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values if name not in hidden)
 
 
-def _time(time_ms: int) -> str:
+def describe_time(time_ms: int) -> str:
+    """The moment as a person reads it."""
     try:
         time = dt.datetime.fromtimestamp(time_ms / 1000, dt.UTC)
     except (ValueError, OverflowError, OSError):  # the clock of that leader was far off

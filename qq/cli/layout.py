@@ -115,9 +115,23 @@ def prepare(
         if not (data_dir / "secret").exists():
             _replace(data_dir / "secret", secrets.token_hex(32) + "\n")
         for node in nodes:
-            node.data_dir.mkdir(parents=True, exist_ok=True)
-            _replace(node.config, _configuration(node, nodes, settings))
-            node.log.open("ab").close()
+            _prepare_node(node, nodes, settings)
+
+
+def prepare_joining(
+    data_dir: Path, node: LocalNode, members: Sequence[LocalNode], settings: Settings = MappingProxyType({})
+) -> None:
+    """Write the configuration of a node that joins the cluster of these members, which is in the same directory."""
+    seeds = [f"{member.address.host}:{member.address.peer_port}" for member in members]
+    cluster = {**settings.get("cluster", {}), "join": seeds}
+    with _explained(data_dir):
+        _prepare_node(node, [node], {**settings, "cluster": cluster})
+
+
+def _prepare_node(node: LocalNode, listed: Sequence[LocalNode], settings: Settings) -> None:
+    node.data_dir.mkdir(parents=True, exist_ok=True)
+    _replace(node.config, _configuration(node, listed, settings))
+    node.log.open("ab").close()
 
 
 def write_cluster_file(data_dir: Path, nodes: Sequence[LocalNode], pids: Mapping[str, int]) -> None:
@@ -165,7 +179,10 @@ def _refuse_other_size(data_dir: Path, node_count: int) -> None:
         if not config.exists():
             continue
         try:
-            found = len(tomllib.loads(config.read_text())["nodes"])
+            document = tomllib.loads(config.read_text())
+            if "join" in document["cluster"]:
+                continue  # it lists itself only
+            found = len(document["nodes"])
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError):
             raise CommandError(f"{config} is damaged; --fresh deletes the cluster in {data_dir}") from None
         if found != node_count:

@@ -9,24 +9,39 @@ Law: whatever a node, or something else that listens there, makes of a request i
 from __future__ import annotations
 
 import asyncio
+import base64
+import http.client
+import json
 import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import aiohttp
 
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Coroutine, Generator
 
     from qq.cli.credentials import ClientLogin
 
 _ANSWER_TIMEOUT_S = 15.0
 """Longer than a node takes for anything that it is asked here."""
+_STREAM_TIMEOUT_S = 60.0
+"""How long a stream may bring nothing: longer than a node takes until it begins."""
 _NOTICE_S = 1.0
-"""Who waits for longer than this is told so, and again each time that it is over."""
+"""Who waits for longer than this is told so, and again each time that it is over; after `_LONG_S` more rarely."""
+_LONG_S = 10.0
+_PAUSE_S = 0.5
+"""How long to wait before something is asked for again."""
 _LOGIN_REFUSED = "login was refused"
+
+
+T = TypeVar("T")
 
 
 class Answer(NamedTuple):
@@ -55,13 +70,67 @@ class Remote:
         waiting_for: str = "an answer",
     ) -> Answer:
         """Make a request. Raises CommandError, also if the status of the answer is none of those expected."""
-        url = self.url.rstrip("/") + path
-        answer = asyncio.run(_patiently(self._request(method, url, body), waiting_for))
+        url = self._url_of(path)
+        answer = asyncio.run(_Wait(waiting_for).until(self._request(method, url, body)))
+        return self._checked(url, answer, expected)
+
+    def ask_until_done(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        waiting_for: str,
+        timeout_s: float,
+        note: str = "",
+    ) -> Answer:
+        """Make a request that may be repeated, as long as the answer is that it is not done yet (503).
+
+        Raises CommandError, to whose text `note` is added if there was no answer.
+        """
+        url, wait = self._url_of(path), _Wait(waiting_for)
+        try:
+            answer = asyncio.run(self._repeat(method, url, body, wait, timeout_s))
+        except CommandError as error:
+            raise CommandError(f"{error}{note}") from None
+        return self._checked(url, answer, (HTTPStatus.OK,))
+
+    async def _repeat(self, method: str, url: str, body: Any, wait: _Wait, timeout_s: float) -> Answer:
+        while True:
+            answer = await wait.until(self._request(method, url, body))
+            if answer.status != HTTPStatus.SERVICE_UNAVAILABLE or wait.has_taken_s >= timeout_s:
+                return answer
+            wait.reason = _reason_of(answer) or ""
+            await wait.until(asyncio.sleep(_PAUSE_S))
+
+    def _url_of(self, path: str) -> str:
+        return self.url.rstrip("/") + path
+
+    def _checked(self, url: str, answer: Answer, expected: Collection[int]) -> Answer:
         if answer.status not in expected:
             raise CommandError(self._refusal(url, answer))
         if not isinstance(answer.document, dict):
             raise self.is_foreign()
         return answer
+
+    @contextmanager
+    def download(self, path: str) -> Generator[BinaryIO]:
+        """Open what is at this path as a stream, which may be long. Raises CommandError, also if it ends too early."""
+        url = self.url.rstrip("/") + path
+        login = base64.b64encode(":".join(self._login).encode()).decode()
+        try:
+            request = urllib.request.Request(url, headers={"Authorization": f"Basic {login}"})  # noqa: S310
+            with _opener().open(request, timeout=_STREAM_TIMEOUT_S) as stream:
+                yield stream
+        except urllib.error.HTTPError as error:
+            with error:
+                raise CommandError(self._refusal(url, Answer(error.status or 0, _document(error)))) from None
+        except (http.client.HTTPException, TimeoutError) as error:
+            raise CommandError(f"{url}: the answer was broken off: try again ({error!r})") from None
+        except urllib.error.URLError as error:
+            raise CommandError(f"{url}: {error.reason}") from None
+        except ValueError:
+            raise CommandError(f"{url}: is not a URL") from None
 
     def is_foreign(self) -> CommandError:
         """Make the error of an answer that does not hold what a node's does."""
@@ -86,17 +155,64 @@ class Remote:
             raise CommandError(f"{url}: {error}") from None
 
     def _refusal(self, url: str, answer: Answer) -> str:
-        document = answer.document
-        reason = document.get("reason") if isinstance(document, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        reason = _reason_of(answer)
         if answer.status == HTTPStatus.UNAUTHORIZED and reason in (None, _LOGIN_REFUSED):
             return f"{url}: login of {self._login.user!r} was refused"
         return f"{url}: {reason or f'HTTP status {answer.status}'}"
 
 
-async def _patiently(request: Any, waiting_for: str) -> Answer:
-    task: asyncio.Future[Answer] = asyncio.ensure_future(request)
-    noticed_s = 0.0
-    while not (await asyncio.wait([task], timeout=_NOTICE_S))[0]:
-        noticed_s += _NOTICE_S
-        print(f"waiting for {waiting_for} ({noticed_s:g} s)", file=sys.stderr, flush=True)
-    return task.result()
+def _opener() -> urllib.request.OpenerDirector:
+    """What follows no redirection and asks no proxy: only the node itself is told the password."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.UnknownHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+def _document(answer: urllib.error.HTTPError) -> Any:
+    try:
+        return json.loads(answer.read())
+    except ValueError:
+        return None
+
+
+def _reason_of(answer: Answer) -> str | None:
+    """Why a request was not carried out, if the answer says so."""
+    document = answer.document
+    reason = document.get("reason") if isinstance(document, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return reason if isinstance(reason, str) else None
+
+
+class _Wait:
+    """The wait of an operator, who is told what for."""
+
+    def __init__(self, what: str) -> None:
+        self.reason = ""
+        """Why it is not over yet, as was heard last."""
+        self._what = what
+        self._began_s = time.monotonic()
+        self._notice_s = _NOTICE_S
+        """After how many seconds the next sign of life is due."""
+
+    @property
+    def has_taken_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    async def until(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what comes of the work, with signs of life meanwhile."""
+        task = asyncio.ensure_future(work)
+        while not (await asyncio.wait([task], timeout=max(0.0, self._notice_s - self.has_taken_s)))[0]:
+            if self.has_taken_s >= self._notice_s:
+                self._tell()
+        return task.result()
+
+    def _tell(self) -> None:
+        why = f": {self.reason}" if self.reason else ""
+        print(f"waiting for {self._what} ({self._notice_s:g} s){why}", file=sys.stderr, flush=True)
+        self._notice_s += _NOTICE_S if self._notice_s < _LONG_S else _LONG_S

@@ -16,28 +16,30 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from qq import __version__, config, node
-from qq.cli.credentials import VARIABLES
-from qq.cli.launch import PARENT_VARIABLE
+from qq import __version__, node
+from qq.cli.launch import PARENT_VARIABLE, load_settings
 from qq.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
 
-    from qq.config import NodeConfig
+    from qq.config import NodeConfig, Seed
 
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def serve(config_file: Path, run: Callable[[NodeConfig], Coroutine[Any, Any, None]] = node.run) -> int:
+def serve(
+    config_file: Path,
+    run: Callable[[NodeConfig], Coroutine[Any, Any, None]] = node.run,
+    *,
+    join: Sequence[Seed] = (),
+) -> int:
     """Run the node until SIGTERM or SIGINT; raises OperatingError."""
     _die_with_parent()
-    of_commands = (PARENT_VARIABLE, *VARIABLES)
-    environ = {name: value for name, value in os.environ.items() if name not in of_commands}
-    settings = config.load(config_file, environ)
+    settings = load_settings(config_file, join)
     logging.basicConfig(
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

@@ -9,6 +9,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from qq.cli.table import aligned
+
 if TYPE_CHECKING:
     from qq.cli.remote import Remote
 
@@ -17,6 +19,7 @@ _SUFFIX = re.compile("_(index|bytes|ms)$")
 _COLUMNS = (
     "name",
     "state",
+    "role",
     "standing",
     "term",
     "first_index",
@@ -27,6 +30,8 @@ _COLUMNS = (
     "disk_free_bytes",
     "alarm",
     "clock_offset_ms",
+    "versions",
+    "drained",
 )
 
 
@@ -43,12 +48,10 @@ def status(node: Remote, *, as_json: bool) -> int:
 def _table(answer: dict[str, Any]) -> str:
     rows = [[_cell(column, node[column]) for column in _COLUMNS] for node in answer["nodes"]]
     head = [_SUFFIX.sub("", column).replace("_", " ") for column in _COLUMNS]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [f"cluster {answer['cluster']}, as {answer['node']} sees it"]
-    for row in [head, *rows]:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    seen = (
+        f"cluster {answer['cluster']}, version {answer['version']} of the state, as {answer['node']} sees it"
+    )
+    return "\n".join([seen, *aligned([head, *rows])])
 
 
 def _cell(column: str, value: Any) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 from asyncio.subprocess import DEVNULL, STDOUT, Process
@@ -168,7 +169,7 @@ class _Cluster:
             if not self._serves:
                 raise CommandError(f"{death} before the cluster was ready; see {node.log}")
             self._screen.say(death)
-            if not self._restart:
+            if not self._restart or status == os.EX_CONFIG:  # which would end in the same way again
                 return
             await asyncio.sleep(_RESTART_DELAY_S)
             await self._start(node)

@@ -1,8 +1,9 @@
 """RabbitMQ's management API, as far as there is one.
 
 Lives here: which resources there are. Not here: each of them (queues.py, policies.py, vhosts.py, users.py,
-permissions.py, connections.py, topology.py, definitions.py, operations.py), what a document holds (documents.py,
-bodies.py, view.py), who may ask (login.py), where the answers come from and what a change does (qq/management).
+permissions.py, connections.py, topology.py, definitions.py, operations.py, members.py, backup.py), what a document
+holds (documents.py, bodies.py, view.py), who may ask (login.py), where the answers come from and what a change does
+(qq/management).
 
 Law of all of them: a handler reads the request, asks the broker, and tells the answer. A list is written in slices:
 there may be tens of thousands of queues, and other tasks run between them.
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from qq.http.backup import BackupEndpoint
 from qq.http.connections import ConnectionEndpoints
 from qq.http.definitions import DefinitionEndpoints
+from qq.http.members import MemberEndpoints
 from qq.http.operations import OperationEndpoints
 from qq.http.permissions import PermissionEndpoints, TopicPermissionEndpoints
 from qq.http.policies import ParameterEndpoints, PolicyEndpoints
@@ -44,6 +47,8 @@ def routes(management: ManagementView) -> list[web.RouteDef]:
         ConnectionEndpoints(management),
         DefinitionEndpoints(management),
         OperationEndpoints(management),
+        BackupEndpoint(management),
+        MemberEndpoints(management),
     )
     found = [route for resource in resources for route in resource.routes()]
     # RabbitMQ takes each path with a slash at its end, too, and some clients write one.

@@ -11,11 +11,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from pamqp.commands import Basic
 
     from cluster.fitness import Verdict
+    from cluster.member_changes import MemberChange
     from qq.machine.access import Permissions, TopicPermissions, User
     from qq.machine.commands import Change, Declaration, Get, Table
     from qq.machine.policies import Policy
@@ -82,6 +84,12 @@ class NodeStatus(NamedTuple):
     """Whether its disk is full, or nearly so."""
     clock_offset_ms: int | None = None
     """How many milliseconds its wall clock is ahead of the cluster's time."""
+    role: str | None = None
+    """"voter", "learner" or "awaited": what it is by the log."""
+    versions: str | None = None
+    """Which versions of the state its program can run."""
+    drained: bool = False
+    """Whether it is under maintenance."""
 
 
 class ClusterStatus(NamedTuple):
@@ -91,6 +99,50 @@ class ClusterStatus(NamedTuple):
     node: str
     leader: str | None
     nodes: Sequence[NodeStatus]
+    version: int
+    """The version of the state that all have agreed on."""
+
+
+class ClusterMember(NamedTuple):
+    """One member of the cluster, as the log has it; None where that or this node does not know."""
+
+    name: str
+    host: str
+    port: int
+    """Where the others reach it."""
+    id: str | None
+    """The id of its data directory, in hexadecimal."""
+    role: str
+    """"voter", "learner", or "awaited" while there is no data directory that is this member."""
+    state: NodeState
+    lag: int | None
+    """How many entries of the log it lacks."""
+    versions: str | None
+    """Which versions of the state its program can run, as "7 to 8" or "8"."""
+    drained: bool
+    """Whether it is under maintenance."""
+
+
+class RemovedMember(NamedTuple):
+    """One that was a member; `id` is empty if it was removed while it was awaited."""
+
+    name: str
+    id: str
+
+
+class ClusterMembers(NamedTuple):
+    """Who the members are by the log, as `node` sees it."""
+
+    node: str
+    cluster: str
+    cluster_id: str | None
+    """None as long as the list in each node's file says who the members are."""
+    version: int
+    """The version of the state that all have agreed on."""
+    leader: str | None
+    members: Sequence[ClusterMember]
+    removed: Sequence[RemovedMember]
+    """Those that were removed or replaced last, the newest at the end."""
 
 
 class QueueStatus(NamedTuple):
@@ -241,6 +293,14 @@ class Deduplication(NamedTuple):
     age_ms: int
 
 
+class BackupView(Protocol):
+    """A backup that is being given; what it consists of stays until it was given."""
+
+    def stream(self) -> AsyncIterator[bytes]:
+        """The backup as a tar archive, in parts of bounded size; it ends with SHA256SUMS, or with an error."""
+        ...
+
+
 class NodeView(Protocol):
     """The node behind the HTTP interface."""
 
@@ -378,6 +438,21 @@ class ManagementView(Protocol):
         """Judge whether the cluster goes on when a node stops: the one of this name, or the one that is asked.
 
         Raises ChangeRefused if there is no such node.
+        """
+        ...
+
+    def backup(self) -> AbstractAsyncContextManager[BackupView]:
+        """Give everything that was confirmed anywhere before this was called. Raises Unavailable."""
+        ...
+
+    def cluster_members(self) -> ClusterMembers:
+        """Who the members are by the log."""
+        ...
+
+    async def change_members(self, change: MemberChange) -> None:
+        """Have the members changed, and return when this node knows that they are.
+
+        Raises ChangeRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
         """
         ...
 

@@ -317,7 +317,9 @@ def _command(row: object) -> Command:
         raise MalformedBatch("a command has no opcode")
     shape = _SHAPE_OF_OPCODE.get(row[0])
     if shape is None:
-        raise MalformedBatch(f"unknown opcode {row[0]}")
+        raise MalformedBatch(
+            f"unknown opcode {row[0]}: a program for a later version of the state has made it; start that one here, too"
+        )
     if tuple(map(type, row)) != shape.types:
         raise MalformedBatch(f"fields of {shape.command.__name__} have the wrong number or types")
     # The opcode is one of the integers, so there are always two of them and itemgetter gives a tuple.

@@ -56,7 +56,7 @@ class DyingMessages(NamedTuple):
 class QueueMachine:
     """Virtual hosts with their queues, and who may use them."""
 
-    versions = (VERSION, VERSION)
+    versions = (VERSION, VERSION + 1)
 
     def __init__(self, content_of: ContentOf = no_content) -> None:
         """`content_of` is for exchanges that look into messages; it is the same on all nodes."""

@@ -1,8 +1,9 @@
 """What operators see of the broker and have it do: the broker behind the HTTP interface.
 
 Lives here: which of the machine's state is shown under which of RabbitMQ's names (queues.py, catalog.py), how a change
-gets into the log (changes.py, sessions.py), and who leads (leadership.py). Not here: HTTP and JSON (qq/http), what a
-change does (qq/machine).
+gets into the log (changes.py, sessions.py), who leads (leadership.py), who the members are (members.py), backups
+(backups.py), and what becomes of clients while a node is under maintenance (maintenance.py). Not here: HTTP and JSON
+(qq/http), what a change does (qq/machine, cluster).
 
 Law: only looks at the machine; what is to be changed in it goes through the log, like everything else.
 """
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qq.management.backups import Backups
 from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
 from qq.management.leadership import Leadership
+from qq.management.members import MemberChanges
 from qq.management.queues import QueueReports
 
 if TYPE_CHECKING:
@@ -22,11 +25,14 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 
-class Management(QueueReports, CatalogReports, Changes, Leadership):
+class Management(QueueReports, CatalogReports, Changes, Leadership, MemberChanges, Backups):
     """Implements `qq.http.view.ManagementView`."""
 
-    def __init__(self, broker: Broker, group: Group, product: Product) -> None:
+    def __init__(self, broker: Broker, group: Group, product: Product, data_dir: str) -> None:
+        """`data_dir` is where this node's files are."""
         QueueReports.__init__(self, broker, group)
         CatalogReports.__init__(self, broker, product)
         Changes.__init__(self, broker)
         Leadership.__init__(self, group)
+        Backups.__init__(self, broker, group, data_dir)
+        MemberChanges.__init__(self, broker, group)

@@ -48,7 +48,7 @@ class Leadership:
         Raises ChangeRefused if it could not lead, and then nothing has been done; Unavailable.
         """
         group = self._cluster
-        former = await _until(self.leader, PATIENCE_S)
+        former = await until(self.leader, PATIENCE_S)
         if former is None:
             raise Unavailable(
                 "no leader is known: fewer than a majority of the nodes are up (`qq status` tells which)"
@@ -63,7 +63,7 @@ class Leadership:
 
         for _ in range(2):
             group.ask_for_transfer(to)
-            leader = await _until(successor, ASK_AGAIN_S)
+            leader = await until(successor, ASK_AGAIN_S)
             if leader is not None:
                 return leader
         what = f"{to or 'no other node'} has not taken over within {2 * ASK_AGAIN_S:g} s"
@@ -76,7 +76,7 @@ class Leadership:
             flaw = "there is no other node" if len(group.members) == 1 else None
         else:
             self._check_member(to)
-            await _until(lambda: group.why_not_lead(to) is None, PATIENCE_S)
+            await until(lambda: group.why_not_lead(to) is None, PATIENCE_S)
             flaw = group.why_not_lead(to)
         if flaw is not None:
             raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, f"{former} leads on: {flaw}")
@@ -99,7 +99,7 @@ class Leadership:
             )
 
 
-async def _until(look: Callable[[], T], within_s: float) -> T:
+async def until(look: Callable[[], T], within_s: float) -> T:
     """Return what `look` finds as soon as that is something, or what it finds when the time is over."""
     end_s = asyncio.get_running_loop().time() + within_s
     # The group is not asynchronous: it has no event to wait for.

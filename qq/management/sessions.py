@@ -113,7 +113,7 @@ class _Connection:
     def alarm_changed(self) -> None:
         """Do nothing: nothing is published here."""
 
-    def shut_down(self) -> None:
+    def shut_down(self, text: str) -> None:
         """Do nothing: the HTTP server tells its clients."""
 
     def close_now(self) -> None:

@@ -124,8 +124,8 @@ class Connection(Payer, Protocol):
         """`Broker.alarm` has changed: from now on publishers have to wait, or need not any more."""
         ...
 
-    def shut_down(self) -> None:
-        """Tell the client that the node stops."""
+    def shut_down(self, text: str, /) -> None:
+        """Tell the client to go to another node, and why: this one stops, or is under maintenance."""
         ...
 
     def close_now(self) -> None:

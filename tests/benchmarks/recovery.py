@@ -3,8 +3,9 @@
 Fills one queue with 12-byte messages through ordinary clients, kills nodes with SIGKILL and times how long after their
 start a client has the first message: on one node while the others go on, and on a cluster of which all nodes were
 killed. The same with an empty cluster is what a start costs anyway. Also how long clients wait while a checkpoint is
-written, and how fast the backlog is drained. Prints a Markdown table, with the aims that were
-missed in each row, and ends with status 1 if any was.
+written, how long a backup takes (of a node whose files can be linked, and as a stream), how large it is and how long
+clients wait meanwhile, how long its restore takes, and how fast the backlog is drained. Prints a Markdown table, with
+the aims that were missed in each row, and ends with status 1 if any was.
 
     python tests/benchmarks/recovery.py [--messages 10000000] [--singles 1000000] [--repeat 3]
 
@@ -18,13 +19,15 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pika
 import pika.exceptions
@@ -194,6 +197,61 @@ def watch_a_checkpoint(cluster: LocalCluster) -> Stall:
     return Stall(max(rest[-len(near) :]), max(near))
 
 
+class Backups(NamedTuple):
+    """Seconds that the commands take, from their start to their end."""
+
+    linked_s: float
+    streamed_s: float
+    restored_s: float
+    size_mib: float
+    busy_ms: float
+    """The longest that a client waited for an answer that needs no log while a command checked the backup, which takes
+    processor time and asks no node."""
+    longest_ms: float
+    """The same while the node gave a backup."""
+
+
+def time_backups(cluster: LocalCluster) -> Backups:
+    """Two backups of a node at rest, one of them restored."""
+    node = cluster.followers()[0]
+    directory = node.log.parent.parent
+    url = f"http://127.0.0.1:{node.http_port}"
+    linked_s, linked_ms = watched(node, ["backup", str(directory / "backup"), "--http", url])
+    _, busy_ms = watched(node, ["inspect", str(directory / "backup")])
+    size = sum(file.stat().st_size for file in (directory / "backup").iterdir())
+    with (directory / "backup.tar").open("wb") as archive:
+        streamed_s, streamed_ms = watched(node, ["backup", "-", "--http", url], archive)
+    (directory / "restored").mkdir()
+    shutil.copy(node.log.parent / "node.toml", directory / "restored")
+    config = directory / "restored" / "node.toml"
+    restored_s, _ = watched(node, ["restore", str(directory / "backup"), "--config", str(config)])
+    for left in ("backup", "restored"):
+        shutil.rmtree(directory / left)
+    (directory / "backup.tar").unlink()
+    return Backups(linked_s, streamed_s, restored_s, size / MIB, busy_ms, max(linked_ms, streamed_ms))
+
+
+def watched(node: ClusterNode, arguments: list[str], output: BinaryIO | None = None) -> tuple[float, float]:
+    """Run a command, and ask the node all the time: seconds, and milliseconds of the longest wait for an answer."""
+    connection = connect(node)
+    channel = connection.channel()
+    longest_ms = 0.0
+    begun = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-m", "qq", *arguments], stdout=output or subprocess.DEVNULL
+    ) as command:
+        while command.poll() is None:
+            time.sleep(POLL_S / 5)
+            before = time.perf_counter()
+            channel.flow(active=True)
+            longest_ms = max(longest_ms, (time.perf_counter() - before) * 1000)
+    taken_s = time.monotonic() - begun
+    connection.close()
+    if command.returncode:
+        sys.exit(f"qq {' '.join(arguments)} ended with status {command.returncode}")
+    return taken_s, longest_ms
+
+
 class Drain(NamedTuple):
     """Messages per second."""
 
@@ -246,6 +304,7 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
         fill(cluster, QUEUE, messages, options)
         full_mib = memory_mib(cluster)
         stall = watch_a_checkpoint(cluster)
+        backups = time_backups(cluster)
         used_mib = statistics.mean(map(disk_mib, cluster.nodes))
         full = time_starts(cluster, repeat, empty=False)
         started_mib = memory_mib(cluster)
@@ -268,6 +327,9 @@ def run(name: str, messages: int, options: list[str], repeat: int) -> bool:
             f"+{max(grown):.0f} / +{max(restarted):.0f}",
             f"{used_mib:.0f}",
             f"{stall.at_rest_ms:.1f} / {stall.at_checkpoint_ms:.1f}",
+            f"{backups.linked_s:.1f} / {backups.streamed_s:.1f} / {backups.restored_s:.1f}",
+            f"{backups.size_mib:.0f}",
+            f"{backups.busy_ms:.1f} / {backups.longest_ms:.1f}",
             f"{drained.fresh:,.0f} / {drained.backlog:,.0f}",
         )
 
@@ -282,10 +344,11 @@ def main() -> None:
     options = parser.parse_args()
     print(
         "| backlog | one node: empty / full s | all nodes: empty / full s | idle MiB | more when filled / after a "
-        "start | disk MiB a node | longest answer ms: at rest / near a checkpoint | drain: fresh / backlog msg/s | "
-        "aims missed |"
+        "start | disk MiB a node | longest answer ms: at rest / near a checkpoint | backup s: linked / streamed / "
+        "restored | backup MiB | longest answer ms: beside a check of it / while it is given | "
+        "drain: fresh / backlog msg/s | aims missed |"
     )
-    print("|---" * 9 + "|")
+    print("|---" * 12 + "|")
     rows = [
         (f"{options.messages:,} x 12 B", options.messages, ["-s", "12", "-P", "4", "-w", "4000"]),
         (f"{options.singles:,} x 12 B, one by one", options.singles, ["-s", "12", "-P", "256", "-w", "1"]),

@@ -202,8 +202,8 @@ class LineConnection(asyncio.Protocol):
 
     def alarm_changed(self) -> None: ...
 
-    def shut_down(self) -> None:
-        self._fail("the node stops")
+    def shut_down(self, text: str) -> None:
+        self._fail(text)
 
     def close_now(self) -> None:
         self._ended = True

@@ -138,7 +138,7 @@ def test_a_blocked_connection_is_closed_in_good_order_when_the_node_stops(broker
         broker.alarm(LOW)
         client.expect(Connection.Blocked, 0)
         [connection] = broker.broker.connections.values()
-        broker.call(connection.shut_down)
+        broker.call(lambda: connection.shut_down("the node stops"))
         broker.alarm(None)
         client.expect(Connection.Close, 0)
         client.send(0, Connection.CloseOk())

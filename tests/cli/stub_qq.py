@@ -19,9 +19,20 @@ from typing import TYPE_CHECKING, Any, cast
 from prometheus_client import CollectorRegistry
 
 from cluster.fitness import Verdict
+from cluster.member_changes import MemberChange, Verb
 from qq.errors import ReplyCode, StartError
 from qq.http.app import build_app, listen
-from qq.http.view import ChangeRefused, ClusterStatus, NodeState, NodeStatus, QueueStatus
+from qq.http.view import (
+    ChangeRefused,
+    ClusterMember,
+    ClusterMembers,
+    ClusterStatus,
+    NodeState,
+    NodeStatus,
+    QueueStatus,
+    RemovedMember,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from qq.config import NodeConfig
@@ -34,7 +45,9 @@ class View:
         self._config = config
 
     def cluster_status(self) -> ClusterStatus:
-        nodes = [NodeStatus(node.name, NodeState.DOWN) for node in self._config.nodes]
+        nodes = [
+            NodeStatus(node.name, NodeState.DOWN, role="awaited", drained=True) for node in self._config.nodes
+        ]
         nodes[0] = NodeStatus(
             self._config.nodes[0].name,
             NodeState.LEADER,
@@ -48,8 +61,10 @@ class View:
             5 * 2**30,
             alarm=True,
             clock_offset_ms=-800,
+            role="voter",
+            versions="7 to 8",
         )
-        return ClusterStatus(self._config.cluster_name, self._config.name, nodes[0].name, nodes)
+        return ClusterStatus(self._config.cluster_name, self._config.name, nodes[0].name, nodes, 8)
 
     is_open = True
 
@@ -79,6 +94,25 @@ class Management:
         if to == "n3":
             await asyncio.sleep(1.5)
         return to or "n2"
+
+    def cluster_members(self) -> ClusterMembers:
+        first = ClusterMember("n1", "h1", 1, "aa" * 16, "voter", NodeState.LEADER, 0, "7 to 8", drained=False)
+        awaited = ClusterMember("n2", "h2", 2, None, "awaited", NodeState.DOWN, None, None, drained=True)
+        removed = [RemovedMember("n3", "bb" * 16)]
+        return ClusterMembers("n1", "qq", "cc" * 16, 8, "n1", [first, awaited], removed)
+
+    async def change_members(self, change: MemberChange) -> None:
+        """Tell what was asked for; n5 takes two requests, n6 is refused."""
+        print(Verb(change.verb).name, *change[1:5], flush=True)
+        if change.name == "n5" and not self._has_been_asked:
+            self._has_been_asked = True
+            raise Unavailable("n5 has not come yet")
+        if change.name == "n6":
+            raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, "n6 stays a voter")
+        if change.name == "n1" and change.verb == Verb.REMOVE:
+            os._exit(1)
+
+    _has_been_asked = False
 
     def may_stop(self, node: str | None) -> Verdict:
         return Verdict(node is None, f"{node or 'n1'} it is")

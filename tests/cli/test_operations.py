@@ -1,7 +1,8 @@
-"""`qq leader` and `qq check`, as real processes that ask a stub node."""
+"""Commands that change a cluster that runs, or ask whether it may be changed: real processes that ask a stub node."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,11 +18,19 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def said(tmp_path: Path, base_port: int) -> Generator[Said]:
-    """Call a command of a node that runs; it returns the exit status, the output and the errors."""
-    url = f"http://127.0.0.1:{base_port + 10000}"
+def node(tmp_path: Path, base_port: int) -> Generator[Qq]:
+    """The node that is asked; its output tells what it was asked for."""
     nodes = local_nodes(tmp_path, 3, base_port)
     prepare(tmp_path, nodes, fresh=False)
+    with started(tmp_path, "serve", "--config", str(nodes[0].config), STUB_LEADER="n2") as node:
+        node.until_line("n1 serves")
+        yield node
+
+
+@pytest.fixture
+def said(tmp_path: Path, base_port: int, node: Qq) -> Said:
+    """Call a command of a node that runs; it returns the exit status, the output and the errors."""
+    url = f"http://127.0.0.1:{base_port + 10000}"
 
     def said(*arguments: str) -> tuple[int, str, str]:
         with started(tmp_path, *arguments, "--http", url) as qq:
@@ -30,9 +39,7 @@ def said(tmp_path: Path, base_port: int) -> Generator[Said]:
     def without_address(qq: Qq) -> str:
         return qq.errors.replace(url, "URL")
 
-    with started(tmp_path, "serve", "--config", str(nodes[0].config), STUB_LEADER="n2") as node:
-        node.until_line("n1 serves")
-        yield said
+    return said
 
 
 def test_a_command_says_in_one_line_what_is_and_what_is_done(said: Said) -> None:
@@ -70,3 +77,90 @@ def test_that_nobody_leads_is_an_error(tmp_path: Path, base_port: int) -> None:
         with started(tmp_path, "leader", "show", "--http", url) as qq:
             assert qq.exit_status() == 1
             assert qq.errors.startswith(f"qq leader show: {url}: no leader is known")
+
+
+def test_the_members_are_a_table_or_the_answer_itself(said: Said) -> None:
+    assert said("member", "list") == (
+        0,
+        (
+            f"cluster qq ({'cc' * 16}), version 8 of the state, as n1 sees it\n"
+            "name  address  role     state   lag  versions  drained  id\n"
+            f"n1    h1:1     voter    leader  0    7 to 8    no       {'aa' * 16}\n"
+            "n2    h2:2     awaited  down    -    -         yes      -\n"
+        ),
+        "",
+    )
+    assert json.loads(said("member", "list", "--json")[1])["members"][1]["role"] == "awaited"
+
+
+def test_a_change_names_the_directory_that_the_list_shows(said: Said, node: Qq) -> None:
+    def asked(*arguments: str) -> tuple[tuple[int, str, str], list[str]]:
+        before = len(node.output)
+        return said(*arguments), node.output[before:].splitlines()
+
+    gone = (0, "n2 is no member: do not start it again with its data directory\n", "")
+    assert asked("member", "remove", "n2") == (gone, ["REMOVE n2 b''  0"])
+    gone = (0, gone[1].replace("n2", "n3"), "")
+    assert asked("member", "remove", "n3") == (gone, []), "it was removed before"
+    known = "the members are n1, n2"
+    assert asked("member", "remove", "n9") == (
+        (1, "", f"qq member remove: there is no member 'n9'; {known}\n"),
+        [],
+    )
+    assert asked("member", "replace", "n9")[0][2].endswith(f"'n9'; {known}\n")
+    directory = bytes.fromhex("aa" * 16)
+    assert asked("member", "replace", "n1") == (
+        (0, "n1 votes\n", ""),
+        [f"REPLACE n1 {directory}  0", "PROMOTE n1 b''  0"],
+    )
+    awaited = (0, "n2 is awaited: start it with an empty data directory and `qq serve --join`\n", "")
+    assert asked("member", "replace", "n2", "--no-wait") == (awaited, [])
+    added = ["ADD n4 b'' ::1 7", "PROMOTE n4 b''  0"]
+    assert asked("member", "add", "n4", "[::1]:7") == ((0, "n4 votes\n", ""), added)
+    assert asked("member", "add", "n4", "h:7", "--no-wait") == (
+        (0, awaited[1].replace("n2", "n4"), ""),
+        ["ADD n4 b'' h 7"],
+    )
+    assert asked("member", "promote", "n4") == ((0, "n4 votes\n", ""), added[1:])
+    drained = (0, "n1 is under maintenance: it leads nothing and has no clients\n", "")
+    assert asked("drain") == (drained, ["DRAIN n1 b''  0"])
+    assert asked("revive", "n2") == ((0, "n2 serves clients\n", ""), ["REVIVE n2 b''  0"])
+    finished = (0, "the cluster runs version 8 of the state\n", "")
+    assert asked("upgrade", "finish") == (finished, ["FINISH_UPGRADE  b''  0"])
+
+
+def test_what_is_not_done_yet_is_asked_for_again_until_the_time_is_over(said: Said) -> None:
+    assert said("member", "promote", "n5", "--timeout", "0") == (
+        1,
+        "",
+        "qq member promote: URL/api/cluster/members/n5/promote: n5 has not come yet\n",
+    )
+    assert said("member", "promote", "n5") == (0, "n5 votes\n", "")
+
+
+def test_what_is_refused_is_not_asked_for_again(said: Said) -> None:
+    refused = "qq drain: URL/api/cluster/members/n6/drain: n6 stays a voter\n"
+    assert said("drain", "n6") == (1, "", refused)
+
+
+def test_who_removes_the_node_that_is_asked_is_told_if_it_has_no_answer(said: Said) -> None:
+    status, _, errors = said("member", "remove", "n1")
+    assert status == 1
+    assert "it is the node that was asked, and stops then: ask another one whether it is gone" in errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["member"],
+        ["upgrade"],
+        ["member", "add", "n4"],
+        ["member", "add", "n4", "h"],
+        ["drain", "--timeout", "-1"],
+        ["serve", "--config", "x", "--join", "h"],
+    ],
+)
+def test_wrong_options_are_told(tmp_path: Path, arguments: list[str]) -> None:
+    with started(tmp_path, *arguments) as qq:
+        assert qq.exit_status() == 2
+        assert qq.errors.startswith("usage: qq ")

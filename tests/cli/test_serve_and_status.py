@@ -101,14 +101,23 @@ def test_status_is_a_table_or_the_answer_itself(tmp_path: Path, config: Path, ba
         with started(tmp_path, "status", "--http", url) as qq:
             assert qq.exit_status() == 0
             assert qq.output.splitlines() == [
-                "cluster qq, as n1 sees it",
+                "cluster qq, version 8 of the state, as n1 sees it",
                 (
-                    "name  state   standing  term  first  last  commit  applied  checkpoint  disk free  alarm"
-                    "  clock offset"
+                    "name  state   role     standing  term  first  last  commit  applied  checkpoint  disk free  alarm"
+                    "  clock offset  versions  drained"
                 ),
-                "n1    leader  voter     3     7      120   119     118      100         5,120 MiB  yes    -0.8 s",
-                "n2    down    -         -     -      -     -       -        -           -          -      -",
-                "n3    down    -         -     -      -     -       -        -           -          -      -",
+                (
+                    "n1    leader  voter    voter     3     7      120   119     118      100         5,120 MiB  yes"
+                    "    -0.8 s        7 to 8    no"
+                ),
+                (
+                    "n2    down    awaited  -         -     -      -     -       -        -           -          -"
+                    "      -             -         yes"
+                ),
+                (
+                    "n3    down    awaited  -         -     -      -     -       -        -           -          -"
+                    "      -             -         yes"
+                ),
             ]
         with started(tmp_path, "status", "--http", url, "--json") as qq:
             assert qq.exit_status() == 0

@@ -19,5 +19,10 @@ def configurations_of(voters: Iterable[str], learners: Iterable[str] = ()) -> Co
     return Configurations(configuration_of(voters, learners))
 
 
+def directory_of(name: str) -> bytes:
+    """The id of the data directory of this member."""
+    return name.encode().rjust(16)
+
+
 def _member(name: str, *, is_voter: bool) -> Member:
-    return Member(name, PeerAddress(name, 1), name.encode().rjust(16), is_voter=is_voter)
+    return Member(name, PeerAddress(name, 1), directory_of(name), is_voter=is_voter)

@@ -13,6 +13,7 @@ from hypothesis import given
 from cluster.configuration import (
     CONFIGURATION,
     MEMBERS_MAX,
+    NOBODY,
     REMOVED_MAX,
     Configuration,
     MalformedConfiguration,
@@ -84,30 +85,52 @@ def test_a_member_that_comes_from_elsewhere_with_another_program_is_the_same_mem
 
 
 def test_who_was_removed_does_not_come_back_and_is_removed_once() -> None:
-    removed = TRIO.without("n2")
+    removed = TRIO.without("n2", identity(2))
     assert removed.membership.voters == {"n1", "n3"}
     assert removed.is_removed(identity(2))
-    assert removed.without("n2") is removed
+    assert removed.without("n2", identity(2)) is removed
     assert "has been removed" in refused(lambda: removed.joined("n2", identity(2), address(2), VERSIONS))
-    assert "there is no member 'n7'; the members are n1, n3" in refused(lambda: removed.without("n7"))
+    assert "there is no member 'n7'; the members are n1, n3" in refused(
+        lambda: removed.without("n7", identity(7))
+    )
 
 
 def test_one_voting_member_is_not_what_is_left() -> None:
-    pair = TRIO.without("n2")
-    assert "add another one first" in refused(lambda: pair.without("n1"))
+    pair = TRIO.without("n2", identity(2))
+    assert "add another one first" in refused(lambda: pair.without("n1", identity(1)))
     learner = pair.joined("n4", identity(4), address(4), VERSIONS)
-    assert "add another one first" in refused(lambda: learner.without("n1"))
-    assert learner.without("n4").members == pair.members
+    assert "add another one first" in refused(lambda: learner.without("n1", identity(1)))
+    assert learner.without("n4", identity(4)).members == pair.members
+
+
+def test_a_removal_that_is_repeated_does_not_hit_who_has_come_under_that_name() -> None:
+    again = TRIO.without("n2", identity(2)).joined("n2", identity(22), address(2), VERSIONS)
+    assert again.without("n2", identity(2)) is again
+    assert "has another data directory by now" in refused(lambda: again.without("n2", identity(5)))
+    awaited = TRIO.added("n4", address(4))
+    assert awaited.without("n4", NOBODY).without("n4", NOBODY).members == TRIO.members
 
 
 def test_a_lost_directory_is_replaced_by_a_learner_of_the_same_name() -> None:
-    replaced = TRIO.replaced("n2", identity(22), address(2), VERSIONS)
+    vacated = TRIO.vacated("n2", identity(2))
+    assert vacated.vacated("n2", identity(2)) is vacated
+    assert vacated.vacated("n2", NOBODY) is vacated
+    assert "has been removed" in refused(lambda: vacated.joined("n2", identity(2), address(2), VERSIONS))
+    replaced = vacated.joined("n2", identity(22), address(2), VERSIONS)
     assert replaced.membership.voters == {"n1", "n3"}
     assert replaced.membership.learners == {"n2"}
-    assert replaced.replaced("n2", identity(22), address(2), VERSIONS) is replaced
-    assert "has been removed" in refused(lambda: replaced.replaced("n2", identity(2), address(2), VERSIONS))
+    assert replaced.vacated("n2", identity(2)) is replaced
     alone = Configuration.of(8, [member(1)], CLUSTER)
-    assert "nobody else has" in refused(lambda: alone.replaced("n1", identity(11), address(1), VERSIONS))
+    assert "nobody else has" in refused(lambda: alone.vacated("n1", identity(1)))
+
+
+def test_a_directory_is_the_member_of_its_name_or_none() -> None:
+    assert TRIO.has("n2", identity(2))
+    assert not TRIO.has("n2", identity(3))
+    assert not TRIO.has("n4", identity(2))
+    assert not TRIO.vacated("n2", identity(2)).has("n2", identity(22)), "it is awaited, and has not joined"
+    by_names = Configuration.of(7, TRIO.members)
+    assert by_names.has("n2", identity(22))
 
 
 def test_two_members_are_not_at_one_address() -> None:
@@ -122,7 +145,7 @@ def test_a_cluster_is_no_larger_than_it_may_be() -> None:
     for number in range(4, MEMBERS_MAX + 1):
         full = full.joined(f"n{number}", identity(number), address(number), VERSIONS)
     assert "7 members at most" in refused(lambda: full.added("n8", address(8)))
-    assert len(full.replaced("n7", identity(77), address(7), VERSIONS).members) == MEMBERS_MAX
+    assert len(full.vacated("n7", identity(7)).members) == MEMBERS_MAX
 
 
 def test_the_version_is_raised_by_one_when_every_program_can_run_it() -> None:
@@ -139,7 +162,7 @@ def test_the_version_is_raised_by_one_when_every_program_can_run_it() -> None:
 def test_a_program_that_cannot_run_the_agreed_version_does_not_join() -> None:
     text = refused(lambda: TRIO.joined("n4", identity(4), address(4), Versions(6, 7)))
     assert text == "the cluster runs version 8 of the state, and the program of node 'n4' can run 6 to 7"
-    assert "can run 9" in refused(lambda: TRIO.replaced("n2", identity(22), address(2), Versions(9, 9)))
+    assert "can run 9" in refused(lambda: TRIO.joined("n2", identity(2), address(2), Versions(9, 9)))
 
 
 def test_maintenance_begins_and_ends() -> None:
@@ -155,13 +178,14 @@ numbers = st.integers(1, 9)
 names = numbers.map("n{}".format)
 addresses = numbers.map(address)
 ids = st.integers(1, 12).map(identity)
+ids_or_nobody = ids | st.just(NOBODY)
 versions = st.sampled_from([VERSIONS, Versions(8, 9), Versions(6, 7), Versions(9, 9)])
 steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(lambda *arguments: lambda c: c.joined(*arguments), names, ids, addresses, versions),
-    st.builds(lambda *arguments: lambda c: c.replaced(*arguments), names, ids, addresses, versions),
+    st.builds(lambda *arguments: lambda c: c.vacated(*arguments), names, ids_or_nobody),
+    st.builds(lambda *arguments: lambda c: c.without(*arguments), names, ids_or_nobody),
     st.builds(lambda *arguments: lambda c: c.added(*arguments), names, addresses),
     st.builds(lambda name: lambda c: c.promoted(name), names),
-    st.builds(lambda name: lambda c: c.without(name), names),
     st.builds(
         lambda name, is_drained: lambda c: c.drained(name, is_drained=is_drained), names, st.booleans()
     ),
@@ -199,7 +223,9 @@ def test_majorities_before_and_after_a_step_have_a_voter_in_common(taken: list[S
 def test_only_the_last_that_were_removed_are_remembered() -> None:
     configuration = TRIO
     for number in range(100, 110 + REMOVED_MAX):
-        configuration = configuration.replaced("n2", identity(number), address(2), VERSIONS)
+        known = configuration.member("n2")
+        configuration = configuration.vacated("n2", known.id) if known and known.id else configuration
+        configuration = configuration.joined("n2", identity(number), address(2), VERSIONS)
     assert len(configuration.removed) == REMOVED_MAX
     assert not configuration.is_removed(identity(2))
     assert configuration.is_removed(identity(108 + REMOVED_MAX))

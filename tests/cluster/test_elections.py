@@ -6,13 +6,14 @@ import pytest
 from memberships import configurations_of
 
 from cluster.elections import Elections, LogEnd
+from cluster.failure_detector import FailureDetector
 
-PATIENCE_S = 1.0
+FLOOR_S, CEILING_S = 0.5, 1.0
 
 
 @pytest.fixture
 def elections() -> Elections:
-    return Elections("b", configurations_of("abcde"), PATIENCE_S)
+    return Elections("b", configurations_of("abcde"), FailureDetector(FLOOR_S, CEILING_S))
 
 
 def test_a_round_is_won_with_a_majority_of_different_voters(elections: Elections) -> None:
@@ -25,7 +26,7 @@ def test_a_round_is_won_with_a_majority_of_different_voters(elections: Elections
 
 
 def test_one_that_is_a_majority_by_itself_has_nobody_to_ask() -> None:
-    assert Elections("a", configurations_of("a"), PATIENCE_S).ask() is None
+    assert Elections("a", configurations_of("a"), FailureDetector(FLOOR_S, CEILING_S)).ask() is None
 
 
 def test_answers_to_an_earlier_round_do_not_count(elections: Elections) -> None:
@@ -45,7 +46,7 @@ def test_what_was_won_against_a_silent_leader_is_lost_when_one_speaks(elections:
     number = elections.ask()
     assert number is not None
     assert [elections.count(peer, number) for peer in "ac"] == [False, True]
-    elections.hear_leader(5.0)
+    elections.hear_leader(1, 5.0)
     assert not elections.is_won
 
 
@@ -58,12 +59,23 @@ def test_votes_of_one_campaign_count_once_each(elections: Elections) -> None:
 
 def test_a_leader_leads_until_it_is_silent_or_its_link_breaks(elections: Elections) -> None:
     assert not elections.has_heard_leader(0.0)
-    elections.hear_leader(5.0)
-    assert elections.has_heard_leader(5.0 + PATIENCE_S / 2)
-    assert not elections.has_heard_leader(5.0 + PATIENCE_S)
-    elections.hear_leader(7.0)
+    elections.hear_leader(1, 5.0)
+    assert elections.has_heard_leader(5.0 + FLOOR_S / 2)
+    assert not elections.has_heard_leader(5.0 + FLOOR_S)
+    assert not elections.has_given_leader_up(5.0 + FLOOR_S)
+    assert elections.has_given_leader_up(5.0 + CEILING_S)
+    elections.hear_leader(1, 7.0)
     elections.leader_is_lost()
     assert not elections.has_heard_leader(7.0)
+    assert elections.has_given_leader_up(7.0)
+
+
+def test_how_long_it_takes_until_another_one_leads_is_no_usual_silence(elections: Elections) -> None:
+    elections.hear_leader(1, 5.0)
+    elections.hear_leader(2, 5.0 + CEILING_S)
+    assert elections.patience_s == FLOOR_S
+    elections.hear_leader(2, 5.0 + 2 * CEILING_S)
+    assert elections.patience_s == CEILING_S
 
 
 def test_the_more_complete_log_is_better(elections: Elections) -> None:

@@ -11,13 +11,14 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pysyncobj.pickle
 import pysyncobj.syncobj as stock
 import pytest
-from memberships import configuration_of, configurations_of
+from memberships import configuration_of, configurations_of, directory_of
 from pysyncobj import SyncObj, SyncObjConf, replicated
 from pysyncobj.journal import Journal
 from pysyncobj.node import Node
@@ -27,7 +28,7 @@ from chaos.sim.disk import SimulatedDisk
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
-from cluster.configuration import PeerAddress, Versions, make_configuration
+from cluster.configuration import Configuration, PeerAddress, Versions, make_configuration
 from cluster.elections import Role
 from cluster.engine import Departure, Engine, Timing
 from cluster.envelope import (
@@ -220,6 +221,7 @@ class OurNode:
         self.applied: list[tuple[int, bytes]] = []
         self.engine = Engine(
             "a",
+            directory_of("a"),
             self.configurations,
             self.journal,
             Timing(),
@@ -592,7 +594,7 @@ def test_h8_a_congested_peer_gets_nothing_until_it_drains() -> None:
     node.engine.hold_back("b")
     node.engine.outbox.clear()
     node.engine.propose(b"\x00new")
-    node.wait(1.0)
+    node.wait(0.5)
     assert node.appends_to("b") == []
     assert node.appends_to("c")
     node.engine.peer_resumed("b")
@@ -614,7 +616,7 @@ def test_h9_stock_leads_for_half_a_minute_without_hearing_from_anybody(stock_clo
 def test_h9_a_leader_that_hears_from_no_majority_steps_down_soon() -> None:
     node = OurNode(0)
     node.lead()
-    node.wait(Timing().election_max_s + 0.2)
+    node.wait(Timing().election_min_s + 0.2)
     assert not node.engine.is_leader
 
 
@@ -626,11 +628,11 @@ def test_h9_a_leader_stays_while_parts_of_a_large_message_or_signs_of_life_come(
             node.engine.part_received("b")
         else:
             node.engine.receive("c", Hearing(node.engine.term))
-        node.wait(Timing().election_min_s)
+        node.wait(Timing().election_min_s / 2)
     assert node.engine.is_leader
     for _ in range(3):
         node.engine.receive("c", Hearing(node.engine.term - 1))
-        node.wait(Timing().election_min_s)
+        node.wait(Timing().election_min_s / 2)
     assert not node.engine.is_leader
 
 
@@ -712,6 +714,64 @@ def test_of_two_equals_that_ask_at_once_the_smaller_name_goes_first() -> None:
     assert node.sent(PreVoteRequest)
     node.engine.receive("c", PreVoteRequest(term=1, last_index=1, last_term=0, round=1))
     assert [answer.granted for answer in node.sent(PreVote)] == [False]
+
+
+def test_one_that_goes_first_and_refuses_another_asks_again_at_once() -> None:
+    node = OurNode(0)
+    node.wait(3.0)
+    node.engine.outbox.clear()
+    node.engine.receive("c", PreVoteRequest(term=1, last_index=1, last_term=0, round=1))
+    node.wait(2 * Timing().campaign_jitter_s)
+    assert node.sent(PreVoteRequest)
+
+
+def test_a_silent_leader_is_suspected_early_and_followed_for_some_time_more() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    node.wait(Timing().suspicion_min_s - 0.01)
+    assert not node.sent(PreVoteRequest)
+    node.wait(0.1)
+    assert node.sent(PreVoteRequest)
+    assert node.engine.leader == "b"
+    assert not node.engine.hears_leader()
+    node.wait(Timing().election_min_s)
+    assert node.engine.leader is None
+
+
+def test_a_leader_that_was_suspected_and_speaks_again_is_waited_for_longer() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    node.wait(0.7)
+    assert node.sent(PreVoteRequest)
+    node.engine.outbox.clear()
+    for _ in range(10):
+        node.append(1, [9])
+        node.wait(0.7)
+    assert node.engine.leader == "b"
+    assert not node.sent(PreVoteRequest)
+
+
+def test_a_follower_that_was_stalled_itself_first_listens_for_its_leader() -> None:
+    node = OurNode(0)
+    node.append(1, [9])
+    node.world.now_s += 60.0
+    node.turn()
+    node.engine.receive("c", PreVoteRequest(term=10, last_index=5, last_term=9, round=1))
+    assert [answer.granted for answer in node.sent(PreVote)] == [False]
+    node.wait(0.3)
+    assert not node.sent(PreVoteRequest)
+    node.wait(0.3)
+    assert node.sent(PreVoteRequest)
+
+
+def test_a_leader_that_was_stalled_itself_first_listens_for_its_followers() -> None:
+    node = OurNode(0)
+    node.lead()
+    node.world.now_s += 60.0
+    node.turn()
+    assert node.engine.is_leader
+    node.wait(Timing().election_min_s)
+    assert not node.engine.is_leader
 
 
 def test_a_node_that_starts_does_not_wait_an_election_timeout_before_it_asks() -> None:
@@ -1134,12 +1194,41 @@ def test_a_configuration_whose_entry_is_deleted_does_not_count_any_more() -> Non
     assert node.configurations.newest == configuration_of("abc")
 
 
+def test_who_has_another_directory_than_the_member_of_its_name_does_not_stand_for_election() -> None:
+    node = OurNode(0)
+    node.configurations.begin(1, replace(configuration_of("abc"), cluster=b"c" * 16))
+    node.wait(10.0)
+    assert node.sent(PreVoteRequest)
+    node.engine.outbox.clear()
+    vacated = node.configurations.newest.vacated("a", directory_of("a")).members
+    others = Configuration.of(8, [replace(member, is_voter=True) for member in vacated], b"c" * 16)
+    node.configurations.begin(1, others.joined("a", b"x" * 16, PeerAddress("a", 1), Versions(8, 8)))
+    node.wait(10.0)
+    assert node.sent(PreVoteRequest) == []
+
+
+def test_a_guest_is_heard_and_sent_nothing() -> None:
+    node = OurNode(0)
+    node.engine.follow_configuration(["g"])
+    node.engine.guest_connected()
+    node.engine.receive("g", Append(9, 1, 1, 0, [LogEntry(NO_OP, 2, 9)]))
+    assert node.engine.leader == "g"
+    node.engine.follow_configuration([])
+    assert node.engine.leader is None
+    node.lead()
+    node.engine.follow_configuration(["g"])
+    node.engine.outbox.clear()
+    node.engine.propose(b"\0whatever")
+    node.turn()
+    assert node.appends_to("b")
+    assert node.appends_to("g") == []
+
+
 def test_nothing_of_a_lost_directory_counts_for_the_one_that_takes_its_place() -> None:
     node = leading()
     index = node.engine.propose(b"\0whatever")
     node.stored_by(index, "c")
-    held = node.configurations.newest
-    replaced = held.replaced("c", b"x" * 16, PeerAddress("c", 1), Versions(8, 8))
-    node.engine.propose(make_configuration(0, replaced))
+    vacated = node.configurations.newest.vacated("c", directory_of("c"))
+    node.engine.propose(make_configuration(0, vacated))
     assert node.engine.acknowledged_index("c") == 0
     assert node.configurations.membership.learners == {"c"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.envelope import Alarm, Status
-from cluster.fitness import LAG_MAX, Verdict, may_stop, why_not_lead
+from cluster.fitness import LAG_MAX, Verdict, may_drain, may_leave, may_stop, why_not_lead
 from cluster.log.hardstate import Standing
 from cluster.membership import Membership
 
@@ -87,3 +87,45 @@ def test_who_is_low_on_disk_does_not_lead_and_nobody_does_who_is_not_there() -> 
     assert why_not_lead("b", trio(b=FULL)) == "b is low on disk (make room on it)"
     assert why_not_lead("b", trio(b=FIT._replace(alarm=Alarm.MEMORY))) is None
     assert why_not_lead("x", trio()) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "verdict"),
+    [
+        ("c", trio(), Verdict(True, "a, b go on without c")),
+        ("c", trio(c=None), Verdict(True, "a, b go on without c")),
+        (
+            "c",
+            trio(b=None),
+            Verdict(
+                False,
+                "c stays a voter: a would be no majority of a, b; "
+                "b does not answer (start it, or look at its network)",
+            ),
+        ),
+        ("a", {"a": FIT}, Verdict(False, "a is the only voter: add another one first")),
+        ("x", trio(), Verdict(True, "x does not vote, so all goes on without it")),
+    ],
+)
+def test_a_member_may_go_if_those_that_are_left_can_go_on(name: str, known: Known, verdict: Verdict) -> None:
+    assert may_leave(name, Membership.of_voters(known), known) == verdict
+
+
+@pytest.mark.parametrize(
+    ("drained", "known", "verdict"),
+    [
+        ("", trio(), Verdict(True, "b, c can serve in place of a")),
+        ("b", trio(), Verdict(True, "c can serve in place of a")),
+        (
+            "b",
+            trio(c=FULL),
+            Verdict(False, "b is under maintenance itself; c is low on disk (make room on it)"),
+        ),
+        ("", {"a": FIT}, Verdict(False, "it is the only voter")),
+    ],
+)
+def test_a_member_may_be_drained_if_another_one_can_serve(
+    drained: str, known: Known, verdict: Verdict
+) -> None:
+    found = may_drain("a", Membership.of_voters(known), drained, known)
+    assert found._replace(text=found.text.removeprefix("a goes on serving: nobody else can: ")) == verdict

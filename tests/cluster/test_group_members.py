@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
 
 import pytest
 from test_group_timers import Member, Trio
 
-from cluster.configuration import Configuration, MembershipRefused, PeerAddress, Versions
-from cluster.group import NotNow
+from cluster.configuration import NOBODY, Configuration, MembershipRefused, PeerAddress
+from cluster.group import NotNow, RemovedFromCluster
 from cluster.log.hardstate import Standing
+from cluster.member_changes import MemberChange, Verb
 
 Step = Callable[[Configuration], Configuration]
 
@@ -18,8 +19,8 @@ Step = Callable[[Configuration], Configuration]
 class Growing(Trio):
     """Three members, and a fourth node that wants to be one."""
 
-    def __init__(self) -> None:
-        super().__init__(["a", "b", "c", "d"], listed=["a", "b", "c"])
+    def __init__(self, names: str = "abcd") -> None:
+        super().__init__(list(names), listed=list(names[:-1]))
         *self.members, self.fourth = self.members
 
     def change(self, step: Step) -> int:
@@ -41,11 +42,39 @@ class Growing(Trio):
         self.until(lambda: self.leader().group.engine.applied_index >= taken[0])
         return taken[0]
 
+    def asked(self, member: Member, change: MemberChange) -> str:
+        """Ask a member for a change until it is made, or refused: why then."""
+        refusals: list[str] = []
+        end_s = self.world.now_s + 20.0
+        while not (refusals or change.is_made(member.group.configurations.committed)):
+            assert self.world.now_s < end_s
+            member.runtime.enter(lambda: member.group.ask_for_change(change, refusals.append))
+            self.world.run_until(self.world.now_s + 0.1)
+        return "".join(refusals[:1])
+
     def add_fourth(self) -> None:
-        self.fourth.start()
-        self.change(joining(self.fourth))
-        self.until(lambda: voters_by_standing(self.fourth) and caught_up(self.fourth, self.leader()))
+        self.fourth.start(joins=True)
         self.members.append(self.fourth)
+        self.until(lambda: self.agrees("abcd"))
+
+    def agrees(self, voters: str) -> bool:
+        """Whether all these vote, and nobody else, and everybody knows."""
+        running = [member for member in self.members if member.runtime.alive]
+        return all(
+            sorted(voters) == sorted(member.group.configurations.committed.membership.voters)
+            and member.group.configurations.newest is member.group.configurations.committed
+            for member in running
+        )
+
+    def stops(self, member: Member) -> None:
+        """Wait until a member stops because it is none any more."""
+        end_s = self.world.now_s + 10.0
+        while not self.failures:
+            assert self.world.now_s < end_s
+            self.world.run_until(self.world.now_s + 0.1)
+        assert isinstance(self.failures.pop(), RemovedFromCluster)
+        member.end()
+        self.members = [other for other in self.members if other is not member]
 
     def all_submit(self) -> None:
         """Every member has a batch applied."""
@@ -53,53 +82,216 @@ class Growing(Trio):
             if member.runtime.alive:
                 member.set_alarms(1)
 
-
-def joining(node: Member) -> Step:
-    return lambda held: held.joined(
-        node.name, node.group.member_id, PeerAddress(node.name, 1), Versions(1, 1)
-    )
-
-
-def voters_by_standing(node: Member) -> bool:
-    return node.group.recovery.standing is Standing.VOTER
-
-
-def caught_up(node: Member, leader: Member) -> bool:
-    return node.group.engine.applied_index == leader.group.engine.applied_index > 1
+    def followers(self) -> list[Member]:
+        leader = self.leader()
+        return [member for member in self.members if member is not leader and member.runtime.alive]
 
 
 def voters_of(node: Member) -> list[str]:
     return sorted(node.group.configurations.membership.voters)
 
 
+def id_of(node: Member) -> bytes:
+    return node.group.member_id
+
+
+def remove(node: Member) -> MemberChange:
+    return MemberChange(Verb.REMOVE, node.name, id_of(node))
+
+
+def replace_(node: Member) -> MemberChange:
+    return MemberChange(Verb.REPLACE, node.name, id_of(node))
+
+
 @pytest.fixture
 def growing() -> Growing:
     growing = Growing()
     growing.start()
-    growing.change(lambda held: replace(held, cluster=b"c" * 16))
     return growing
 
 
-def test_a_node_that_joins_is_given_the_log_and_votes_when_it_is_promoted(growing: Growing) -> None:
+def test_a_node_that_joins_is_given_the_log_and_votes_when_it_has_it(growing: Growing) -> None:
     growing.add_fourth()
     growing.all_submit()
-    assert [voters_of(member) for member in growing.members] == [["a", "b", "c"]] * 4
-    growing.change(lambda held: held.promoted("d"))
     growing.pass_ms(500)
-    assert [voters_of(member) for member in growing.members] == [["a", "b", "c", "d"]] * 4
     assert len({member.group.dump() for member in growing.members}) == 1
     growing.leader().end()
     growing.pass_ms(3000)
     growing.all_submit()
 
 
+def test_a_node_that_has_lost_its_directory_comes_back_as_another_one(growing: Growing) -> None:
+    lost = growing.followers()[0]
+    before = id_of(lost)
+    lost.end()
+    lost.disk.lose_everything()
+    lost.start()
+    growing.until(
+        lambda: growing.agrees("abc") and growing.leader().group.configurations.newest.is_removed(before)
+    )
+    assert id_of(lost) != before
+    growing.all_submit()
+
+
+def test_a_lost_directory_is_replaced_while_another_member_is_dead() -> None:
+    growing = Growing("abcdef")
+    growing.start()
+    dead, lost, *_ = growing.followers()
+    dead.end()
+    lost.end()
+    lost.disk.lose_everything()
+    growing.pass_ms(3000)
+    lost.start()
+    growing.until(lambda: growing.agrees("abcde"))
+    growing.all_submit()
+    growing.leader().end()
+    growing.pass_ms(3000)
+    dead.start()
+    growing.until(lambda: growing.agrees("abcde"))
+    growing.all_submit()
+
+
+def test_a_node_that_restarts_before_it_was_told_who_the_members_are_stands_for_nothing(
+    growing: Growing,
+) -> None:
+    """It would begin a cluster of its own with others like it."""
+    for node in growing.members:
+        growing.network.cut("d", node.name)
+    growing.fourth.start(joins=True)
+    growing.pass_ms(5000)
+    assert growing.fourth.group.recovery.standing is Standing.BLANK
+    assert not growing.fourth.group.engine.is_leader
+    growing.fourth.end()
+    growing.fourth.start(joins=True)
+    growing.pass_ms(5000)
+    assert growing.fourth.group.engine.term == 0
+    for node in growing.members:
+        growing.network.heal("d", node.name)
+    growing.members.append(growing.fourth)
+    growing.until(lambda: growing.agrees("abcd"), 20_000)
+
+
+def test_a_removed_member_is_told_so_and_stops_and_does_not_start_again(growing: Growing) -> None:
+    growing.add_fourth()
+    gone = growing.followers()[0]
+    assert growing.asked(growing.leader(), remove(gone)) == ""
+    growing.stops(gone)
+    assert growing.asked(growing.leader(), remove(gone)) == "", "it is done already"
+    with suppress(RemovedFromCluster):  # it may have applied its removal, or have been told
+        gone.start()
+        growing.stops(gone)
+    growing.all_submit()
+    assert growing.agrees("".join(member.name for member in growing.members))
+
+
+def test_a_member_that_was_away_when_it_was_removed_is_told_when_it_comes(growing: Growing) -> None:
+    growing.add_fourth()
+    gone = growing.followers()[0]
+    gone.end()
+    assert growing.asked(growing.leader(), remove(gone)) == ""
+    growing.members.remove(gone)
+    terms = [member.group.engine.term for member in growing.members]
+    gone.start()
+    growing.stops(gone)
+    assert [member.group.engine.term for member in growing.members] == terms, "it has disturbed nobody"
+    gone.disk.lose_everything()
+    gone.start(joins=True)
+    growing.members.append(gone)
+    growing.until(lambda: growing.agrees("abcd"))
+    growing.all_submit()
+
+
+def test_a_leader_that_is_removed_hands_over_first(growing: Growing) -> None:
+    growing.add_fourth()
+    leader = growing.leader()
+    assert growing.asked(growing.followers()[0], remove(leader)) == ""
+    growing.stops(leader)
+    growing.all_submit()
+    assert growing.agrees("".join(member.name for member in growing.members))
+
+
+def test_what_operators_ask_for_is_made_once_or_refused_with_a_reason(growing: Growing) -> None:
+    one, other = growing.followers()
+    add = MemberChange(Verb.ADD, "x", host="x", port=1)
+    assert growing.asked(one, add) == ""
+    assert growing.asked(other, add) == ""
+    assert "still awaited" in growing.asked(one, MemberChange(Verb.PROMOTE, "x"))
+    assert growing.asked(one, MemberChange(Verb.REMOVE, "x", NOBODY)) == ""
+    assert "no member 'y'" in growing.asked(one, MemberChange(Verb.PROMOTE, "y"))
+    assert "is up and has its data directory" in growing.asked(one, replace_(other))
+    drain = MemberChange(Verb.DRAIN, other.name)
+    assert growing.asked(one, drain) == ""
+    assert growing.asked(one, drain) == ""
+    assert growing.asked(one, MemberChange(Verb.REVIVE, other.name)) == ""
+    assert growing.asked(one, remove(other)) == ""
+    growing.stops(other)
+    assert "add another one first" in growing.asked(one, remove(one))
+
+
+def test_an_operator_replaces_a_directory_that_is_lost_where_that_is_not_done_unasked() -> None:
+    growing = Growing()
+    for member in growing.members:
+        member.start(replaces_emptied=False)
+    growing.until(lambda: all(member.is_settled for member in growing.members))
+    lost = growing.followers()[0]
+    change = replace_(lost)
+    lost.end()
+    lost.disk.lose_everything()
+    lost.start(replaces_emptied=False)
+    growing.pass_ms(5000)
+    assert lost.group.recovery.standing is Standing.BLANK
+    assert "`qq member replace" in str(lost.group.describe_standing())
+    assert growing.asked(growing.leader(), change) == ""
+    growing.until(lambda: growing.agrees("abc"))
+    assert growing.asked(growing.leader(), change) == "", "it is not done to the new one"
+    assert growing.agrees("abc")
+
+
+def test_a_member_that_moves_is_found_where_it_is_now(growing: Growing) -> None:
+    moved = growing.followers()[0]
+    moved.end()
+    growing.pass_ms(2000)
+    moved.address = PeerAddress("elsewhere", 1)
+    moved.start()
+    growing.until(
+        lambda: all(
+            member.group.configurations.committed.member(moved.name).address.host == "elsewhere"
+            for member in growing.members
+        )
+    )
+    growing.leader().end()
+    growing.pass_ms(3000)
+    growing.all_submit()
+
+
+def test_a_node_that_was_away_hears_a_leader_that_it_does_not_know(growing: Growing) -> None:
+    away = growing.followers()[0]
+    away.end()
+    growing.fourth.start(joins=True)
+    growing.members.append(growing.fourth)
+    growing.until(lambda: growing.agrees("abcd"))
+    growing.until(lambda: _asks_for(growing, growing.fourth))
+    for member in growing.members:
+        if member not in (away, growing.fourth):
+            growing.network.cut(member.name, away.name)
+    away.start()
+    growing.until(lambda: growing.agrees("abcd"), 20_000)
+    away.set_alarms(1)
+
+
+def _asks_for(growing: Growing, to: Member) -> bool:
+    """Have somebody lead; returns whether it does."""
+    to.runtime.enter(lambda: to.group.ask_for_transfer(to.name))
+    growing.pass_ms(500)
+    return to.group.engine.is_leader
+
+
 def test_a_dead_member_is_removed_and_two_of_the_others_are_a_majority(growing: Growing) -> None:
     growing.add_fourth()
-    growing.change(lambda held: held.promoted("d"))
     gone = growing.leader()
     gone.end()
     growing.pass_ms(3000)
-    growing.change(lambda held: held.without(gone.name))
+    growing.change(lambda held: held.without(gone.name, id_of(gone)))
     growing.pass_ms(500)
     left = [member for member in growing.members if member is not gone]
     assert [voters_of(member) for member in left] == [[member.name for member in left]] * 3
@@ -110,7 +302,6 @@ def test_a_dead_member_is_removed_and_two_of_the_others_are_a_majority(growing: 
 
 def test_a_restart_finds_the_members_in_the_log_and_in_the_checkpoint(growing: Growing) -> None:
     growing.add_fourth()
-    growing.change(lambda held: held.promoted("d"))
     growing.pass_ms(500)
     for with_checkpoint in (False, True):
         for member in growing.members:
@@ -125,41 +316,36 @@ def test_a_restart_finds_the_members_in_the_log_and_in_the_checkpoint(growing: G
 
 
 def test_changes_come_one_after_the_other(growing: Growing) -> None:
-    growing.fourth.start()
     leader = growing.leader()
 
     def twice() -> None:
-        leader.group.change_configuration(joining(growing.fourth))
+        leader.group.change_configuration(lambda held: held.added("x", PeerAddress("x", 1)))
         with pytest.raises(NotNow, match="not committed yet"):
-            leader.group.change_configuration(lambda held: held.promoted("d"))
+            leader.group.change_configuration(lambda held: held.without("x", NOBODY))
 
     leader.runtime.enter(twice)
     growing.pass_ms(500)
-    follower = next(member for member in growing.members if member is not leader)
     with pytest.raises(NotNow, match="does not lead"):
-        follower.group.change_configuration(lambda held: held.promoted("d"))
+        growing.followers()[0].group.change_configuration(lambda held: held.promoted("x"))
 
 
 def test_a_step_that_may_not_be_taken_leaves_everything_as_it_is(growing: Growing) -> None:
     group = growing.leader().group
     last_index = group.journal.last_index
     with pytest.raises(MembershipRefused, match="no member 'x'"):
-        group.change_configuration(lambda held: held.without("x"))
+        group.change_configuration(lambda held: held.without("x", NOBODY))
     assert group.journal.last_index == last_index
     newest_index = group.configurations.newest_index
     again = group.change_configuration(lambda held: held.drained("a", is_drained=False))
     assert again == newest_index, "it was so already"
 
 
-def test_what_a_removed_member_held_is_given_up_and_its_batches_count_no_more(growing: Growing) -> None:
+def test_what_a_removed_member_held_is_given_up(growing: Growing) -> None:
     growing.add_fourth()
-    growing.fourth.set_alarms(1)
-    growing.change(lambda held: held.without("d"))
-    growing.pass_ms(500)
-    origin = growing.leader().group._state.origins.get("d")
+    gone = growing.followers()[0]
+    gone.set_alarms(1)
+    assert growing.asked(growing.leader(), remove(gone)) == ""
+    growing.stops(gone)
+    origin = growing.leader().group._state.origins.get(gone.name)
     assert origin is not None
     assert origin.expelled
-    entries = growing.fourth.machine.entries
-    growing.fourth.group.submit([])
-    growing.pass_ms(3000)
-    assert growing.fourth.machine.entries == entries

@@ -10,6 +10,7 @@ from cluster.handshake import (
     MESSAGE_BYTES_MAX,
     VERSIONS,
     AcceptorHandshake,
+    AlreadyLinkedError,
     Credentials,
     DiallerHandshake,
     GarbageError,
@@ -17,13 +18,13 @@ from cluster.handshake import (
     HandshakeError,
     Judge,
     OtherClusterError,
-    OtherDirectoryError,
     OtherMembersError,
     OtherStateVersionError,
+    OwnNameError,
     RejectedError,
-    RemovedMemberError,
     SecondProcessError,
     Terms,
+    TooManyGuestsError,
     UnknownNodeError,
     VersionMismatchError,
     WrongClusterError,
@@ -47,7 +48,7 @@ def everybody(_peer: str, _terms: Terms) -> None:
 
 def dialler(
     node: str = "n1",
-    expected: str = "n2",
+    expected: str | None = "n2",
     cluster: str = "c",
     secrets: tuple[bytes, ...] = (SECRET,),
     nonce: bytes = NONCE_1,
@@ -370,7 +371,7 @@ def test_a_node_of_the_last_release_is_spoken_to_in_its_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "judged", [RemovedMemberError, OtherDirectoryError, SecondProcessError, UnknownNodeError]
+    "judged", [AlreadyLinkedError, SecondProcessError, TooManyGuestsError, UnknownNodeError]
 )
 def test_who_is_judged_is_told_why(judged: type[HandshakeError]) -> None:
     asked: list[tuple[str, Terms]] = []
@@ -389,9 +390,11 @@ def test_who_is_judged_is_told_why(judged: type[HandshakeError]) -> None:
 
 
 def test_a_dialler_judges_who_answers() -> None:
-    one, other = dialler(judge=lambda *_: OtherDirectoryError("because")), acceptor()
+    one, other = dialler(judge=lambda *_: AlreadyLinkedError("because")), acceptor()
     welcome = other.receive(one.receive(other.receive(one.opening())))
-    assert isinstance(error_of(one, welcome), OtherDirectoryError)
+    error = error_of(one, welcome)
+    assert isinstance(error, AlreadyLinkedError)
+    assert error.reply == b"", "the acceptor awaits frames by now"
 
 
 @pytest.mark.parametrize("name", [b"\xff" * 64, b"\0" * 64, b"a\0b".ljust(64, b"\0")])
@@ -415,6 +418,45 @@ def test_a_dialler_refuses_an_answer_from_another_node() -> None:
     error = error_of(one, challenge_of_third)
     assert isinstance(error, UnknownNodeError)
     assert str(error) == "node 'n3' answers where 'n2' is expected"
+
+
+def test_a_dialler_that_expects_no_name_believes_who_proves_to_have_one() -> None:
+    one, other = dialler(expected=None), acceptor(node="n3")
+    assert one.peer == ""
+    messages = converse(one, other)
+    assert messages[0][135:199] == bytes(64)
+    assert (one.peer, other.peer) == ("n3", "n1")
+
+
+def test_a_name_that_was_not_expected_is_covered_by_the_proofs() -> None:
+    # The attacker between them lets n1 believe that it talks to n3, and n2 that n1 does.
+    one, other = dialler(expected=None), acceptor(node="n2")
+    challenge = other.receive(one.opening())
+    proof = one.receive(challenge.replace(b"n2", b"n3"))
+    assert isinstance(error_of(other, proof), WrongSecretError)
+
+
+def test_a_dialler_that_reaches_itself_leaves_without_a_word() -> None:
+    one = dialler(expected=None)
+    error = error_of(one, acceptor(node="n1").receive(one.opening()))
+    assert isinstance(error, OwnNameError)
+    assert str(error) == "node 'n1' answers there, which is the name of this node"
+    assert error.reply == b""
+
+
+def test_the_last_release_wants_a_name() -> None:
+    with pytest.raises(ValueError, match="version 3 of the handshake wants the name"):
+        dialler(expected=None, version=3)
+    hello = dialler(version=3).opening()
+    error = error_of(acceptor(), hello[:135] + bytes(64) + hello[199:])
+    assert isinstance(error, UnknownNodeError)
+
+
+@pytest.mark.parametrize("name", [b"\xff" * 64, b"\0" * 64])
+def test_an_answer_without_a_name_is_refused(name: bytes) -> None:
+    one = dialler(expected=None)
+    challenge = acceptor().receive(one.opening())
+    assert isinstance(error_of(one, challenge[:71] + name + challenge[135:]), UnknownNodeError)
 
 
 def test_another_version_is_told_so_in_a_form_that_every_version_reads() -> None:

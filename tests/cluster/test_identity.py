@@ -21,8 +21,8 @@ from cluster.identity import (
     OtherVersion,
     Owner,
     claim_directory,
+    directory_id,
     forget_writes_lost,
-    member_id,
     note_writes_lost,
     store_identity,
 )
@@ -101,8 +101,8 @@ def test_the_directory_of_a_cluster_with_other_members_is_refused_and_stays(memb
         claim(disk, members=members)
     assert str(caught.value) == (
         f"group: the directory belongs to the cluster of a, b, c, and the configuration lists {', '.join(members)}; "
-        "put the list back: the members of a cluster cannot be changed but by beginning anew with an empty directory "
-        "on every node"
+        "put the list back: members are changed with `qq member add` and `qq member remove`, once all nodes run this "
+        "release"
     )
     assert {path: disk.read_file(path) for path in disk.files()} == before
     claim(disk)
@@ -122,15 +122,17 @@ def test_a_directory_whose_log_says_who_the_members_are_needs_no_list() -> None:
 # The id of the member
 
 
-def id_of(disk: SimulatedDisk, incarnation: int = 1) -> bytes:
-    return member_id(disk, "group", OWNER, incarnation)
+def id_of(disk: SimulatedDisk, incarnation: int = 1, *, is_new: bool = False) -> bytes:
+    return directory_id(disk, "group", OWNER, incarnation, is_new=is_new).member
 
 
 def test_the_id_of_a_member_is_made_once_and_another_directory_gets_another_one() -> None:
     disk = a_disk()
     assert id_of(disk, 1) == id_of(disk, 2) == id_of(a_disk(), 1)
     assert id_of(disk) != id_of(a_disk(), 2)
-    assert id_of(disk) != member_id(a_disk(), "group", OWNER._replace(node="b"), 1)
+    assert id_of(disk) != directory_id(a_disk(), "group", OWNER._replace(node="b"), 1, is_new=False).member
+    forgetful = id_of(disk, 3, is_new=True)
+    assert id_of(disk, 4) == forgetful != id_of(a_disk())
 
 
 @pytest.mark.parametrize("half", [0, 1])

@@ -11,6 +11,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from struct import pack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import connection as connection_module
+from cluster import known_members
 from cluster import links as links_module
 from cluster.configuration import Configuration, Member, PeerAddress, Versions
 from cluster.configurations import Configurations
 from cluster.connection import FrameBuffer, FrameTooLargeError, LinkBacklog, LinkLimits
-from cluster.handshake import NO_ID, DiallerHandshake, HandshakeError, RejectedError, SecondProcessError
+from cluster.handshake import (
+    NO_ID,
+    AlreadyLinkedError,
+    DiallerHandshake,
+    HandshakeError,
+    RejectedError,
+    SecondProcessError,
+    TooManyGuestsError,
+    VersionMismatchError,
+)
 from cluster.links import PeerLinks, PeerTls
 
 if TYPE_CHECKING:
@@ -79,11 +90,18 @@ class Recorder:
 
 
 class Node:
-    def __init__(self, links: PeerLinks, members: list[Member], version: int) -> None:
+    def __init__(
+        self, links: PeerLinks, members: list[Member], version: int, member_id: bytes = NO_ID
+    ) -> None:
         self.links = links
-        links.configure(NO_ID, Configurations(Configuration.of(version, members)))
+        self.member_id = member_id
+        self.configure(members, version=version)
         self.recorder = Recorder()
         links.register(GROUP, self.recorder)
+
+    def configure(self, members: list[Member], cluster_id: bytes = b"", version: int = 7) -> None:
+        configuration = Configuration.of(version, members, cluster_id)
+        self.links.configure(self.member_id, Configurations(configuration))
 
     def cut(self, peer: str) -> None:
         self.links._links[peer].abort()
@@ -189,10 +207,10 @@ async def stranger(node: Node) -> Impersonator:
     return Impersonator(*await asyncio.open_connection(*address(node)))
 
 
-async def impersonate(name: str, node: Node, process: bytes = bytes(16)) -> Impersonator:
+async def impersonate(name: str, node: Node, process: bytes = bytes(16), **terms: Any) -> Impersonator:
     one = await stranger(node)
     own = node.links._credentials([SECRET])
-    identity = own._replace(node=name, terms=own.terms._replace(process=process))
+    identity = own._replace(node=name, terms=own.terms._replace(process=process, **terms))
     handshake = DiallerHandshake(identity, own.node, random.randbytes(32), lambda *_: None)
     one.send(handshake.opening())
     try:
@@ -204,6 +222,21 @@ async def impersonate(name: str, node: Node, process: bytes = bytes(16)) -> Impe
         one.writer.close()
         raise
     return one
+
+
+class ReleaseThatSpeaksVersion3:
+    """What a node of release 0.1 says to a HELLO of version 4."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if hello := await reader.read(1000):
+                self.asked.append(hello)
+                writer.write(pack("<4sHBB", b"qqPL", 3, 5, VersionMismatchError.reason))
+        finally:
+            writer.close()
 
 
 def framed(body: bytes, group_id: int = GROUP) -> bytes:
@@ -743,7 +776,7 @@ def test_members_that_disagree_never_hear_each_other_and_each_says_so_once(
 def test_a_second_process_of_a_name_is_kept_out_while_the_first_one_works(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links_module, "_SILENT_AFTER_S", 0.3)
+    monkeypatch.setattr(known_members, "_GONE_AFTER_S", 0.3)
 
     async def story() -> None:
         node = make_nodes(2)["n2"]
@@ -766,6 +799,339 @@ def test_a_second_process_of_a_name_is_kept_out_while_the_first_one_works(
     run(story())
     why = "another process calls itself node 'n1', which is connected; stop one of the two"
     assert warnings_in(caplog) == [f"refused a connection from 127.0.0.1: {why}"]
+
+
+# Who is let in, once a log says who the members are.
+
+CLUSTER = b"the first cluster"[:16]
+
+
+def newcomer(
+    name: str,
+    *seeds: tuple[str, int],
+    secret: bytes = SECRET,
+    cluster: str = "c",
+    bind: tuple[str, int] | None = None,
+) -> Node:
+    """A node that knows nobody but itself and the seeds."""
+    bind = bind or ("127.0.0.1", free_ports(1)[0])
+    versions, limits = Versions(7, 7), LinkLimits(retry_first_s=0.005, retry_max_s=0.01)
+    links = PeerLinks(name, cluster, [secret], bind, versions=versions, limits=limits, seeds=seeds)
+    return Node(links, members({name: bind}), 7, name.encode() * 8)
+
+
+def all_members(*nodes: Node) -> list[Member]:
+    return members({node.links._node: address(node) for node in nodes})
+
+
+def test_a_node_of_the_same_cluster_is_let_in_whoever_it_is(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        node = nodes["n2"]
+        node.configure(all_members(*nodes.values()), CLUSTER)
+        async with started({"n2": node}):
+            emptied = await impersonate("n1", node, cluster=NO_ID, member=b"another director")
+            lagging = await impersonate("x1", node, cluster=CLUSTER, member=b"a directory of x")
+            await until(lambda: node.links.connected("n1") and node.links.connected("x1"))
+            assert node.links.peer_id("n1") == b"another director"
+            assert node.links.peer_id("x1") == b"a directory of x"
+            lagging.send(framed(b"hello"))
+            await until(lambda: node.recorder.frames("x1") == [b"hello"])
+            node.links.send("x1", GROUP, [b"you lag"])
+            assert await lagging.reader.readexactly(13) == framed(b"you lag")
+            with pytest.raises(HandshakeError):
+                await impersonate("x2", node, cluster=b"another cluster!")
+            with pytest.raises(RejectedError, match="the node names do not fit"):
+                await impersonate("n2", node)
+            lagging.writer.close()
+            await until(lambda: node.recorder.events()[-1] == ("lost", "x1", False))
+            assert "x1" not in node.links._probes, "nobody knows where to ask whether it is dead"
+            emptied.writer.close()
+
+    run(story())
+
+
+def test_who_is_no_member_any_more_keeps_its_link_and_is_not_dialled_again(run: Run) -> None:
+    async def story() -> None:
+        async with cluster(3) as nodes:
+            one, two, three = nodes.values()
+            for node in nodes.values():
+                node.configure(all_members(one, two), CLUSTER)
+            await asyncio.sleep(0.05)
+            assert one.links.connected("n3")
+            assert not [
+                what for node in nodes.values() for what in node.recorder.events() if what[0] == "lost"
+            ]
+            one.cut("n3")
+            await until(lambda: ("lost", "n3", False) in one.recorder.events())
+            await asyncio.sleep(0.3)
+            assert "n3" not in {*one.links._dialling, *one.links._probes}
+            assert not one.links.connected("n3")
+            three.configure(all_members(one, two, three), CLUSTER)
+            for node in (one, two):
+                node.configure(all_members(one, two, three), CLUSTER)
+            await until(lambda: all(meshed(node, nodes) for node in nodes.values()))
+
+    run(story())
+
+
+def test_a_guest_that_becomes_a_member_is_looked_for_when_it_is_lost(run: Run) -> None:
+    async def story() -> None:
+        node, joining = make_nodes(1)["n1"], newcomer("n2")
+        node.configure(all_members(node), CLUSTER)
+        async with started({"n1": node}):
+            guest = await impersonate("n2", node)
+            await until(lambda: node.links.connected("n2"))
+            node.configure(all_members(node, joining), CLUSTER)
+            assert "n2" not in node.links._probes
+            guest.writer.close()
+            await until(lambda: ("lost", "n2", True) in node.recorder.events())
+            async with started({"n2": joining}):
+                await until(lambda: node.links.connected("n2"))
+
+    run(story())
+
+
+def test_guests_are_few(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        node = make_nodes(2, limits=LinkLimits(guests_max=2))["n2"]
+        node.configure(all_members(node, newcomer("n1")), CLUSTER)
+        async with started({"n2": node}):
+            guests = [await impersonate(name, node) for name in ("a1", "a2")]
+            for name in ("a3", "a4", "a3"):
+                with pytest.raises(RejectedError, match="too many nodes") as caught:
+                    await impersonate(name, node)
+                assert caught.value.cause is TooManyGuestsError
+            guests.append(await impersonate("n1", node))
+            guests.append(await impersonate("a1", node))  # which comes again
+            await until(lambda: node.recorder.events()[-1] == ("connected", "a1"))
+            for guest in guests:
+                guest.writer.close()
+
+    run(story())
+    assert [line.partition(": ")[2] for line in warnings_in(caplog)] == [
+        f"node '{name}' is no member, and 2 nodes are connected that are none, either"
+        for name in ("a3", "a4")
+    ]
+
+
+def test_what_is_remembered_of_those_that_are_refused_is_bounded(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links_module, "_TOLD_MAX", 3)
+
+    async def story() -> None:
+        node = make_nodes(2)["n2"]
+        async with started({"n2": node}):
+            for number in range(6):
+                with pytest.raises(HandshakeError):
+                    await impersonate(f"x{number}", node, members_digest=bytes(32))
+            assert list(node.links._told) == ["x3", "x4", "x5"]
+
+    run(story())
+
+
+# Who dials.
+
+
+def test_either_side_dials_where_only_it_knows_the_address(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_members, "_PATIENCE_S", 0.05)
+
+    async def story() -> None:
+        for unheard in ("n1", "n2"):
+            nodes = make_nodes(2)
+            elsewhere = {name: address(node) for name, node in nodes.items()} | {unheard: ("127.0.0.1", 1)}
+            for node in nodes.values():
+                node.configure(members(elsewhere))
+            async with started(nodes):
+                await until(lambda nodes=nodes: all(meshed(node, nodes) for node in nodes.values()))
+                await talk(nodes, b"hello")
+
+    run(story())
+
+
+def test_two_nodes_that_dial_at_the_same_time_end_up_with_one_connection(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(known_members, "_PATIENCE_S", 0.0)
+
+    async def story() -> None:
+        limits = LinkLimits(retry_first_s=0.002, retry_max_s=0.002)
+        async with cluster(3, limits=limits) as nodes:
+            for _ in range(10):
+                for node in nodes.values():
+                    for peer in list(node.links._links):
+                        node.cut(peer)
+                await asyncio.sleep(0.02)
+                await until(lambda: all(meshed(node, nodes) for node in nodes.values()))
+            await asyncio.sleep(0.1)  # what was under way is over
+            heard = [list(node.recorder.events()) for node in nodes.values()]
+            await asyncio.sleep(0.3)
+            assert [node.recorder.events() for node in nodes.values()] == heard
+            await talk(nodes, b"still here")
+
+    run(story())
+    assert warnings_in(caplog) == []
+
+
+@pytest.mark.parametrize("name", ["n1", "n3"])
+def test_a_connection_that_works_is_replaced_by_the_smaller_name_only(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    monkeypatch.setattr(known_members, "_SILENT_AFTER_S", 0.2)
+
+    async def story() -> None:
+        node = make_nodes(3)["n2"]
+        async with started({"n2": node}):
+            first = await impersonate(name, node)
+            await until(lambda: node.links.connected(name))
+            if name == "n3":
+                with pytest.raises(RejectedError) as caught:
+                    await impersonate(name, node)
+                assert caught.value.cause is AlreadyLinkedError
+                await asyncio.sleep(0.3)  # it has lost the first one, and TCP has not noticed here
+            second = await impersonate(name, node)
+            assert await first.left_alone() == b""
+            events = [what for what in node.recorder.events() if what[1] == name]
+            assert events == [("connected", name), ("lost", name, False), ("connected", name)]
+            second.writer.close()
+
+    run(story())
+    assert warnings_in(caplog) == []
+
+
+def test_a_node_of_the_last_release_that_dials_first_is_not_dialled_in_its_version(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It refuses whoever dials though its own name is the smaller one."""
+    monkeypatch.setattr(known_members, "_PATIENCE_S", 0.0)
+    old = ReleaseThatSpeaksVersion3()
+
+    async def story() -> None:
+        nodes = make_nodes(2, limits=LinkLimits(retry_first_s=0.005, retry_max_s=0.01))
+        async with await asyncio.start_server(old.serve, *address(nodes["n1"])), started({"n2": nodes["n2"]}):
+            await until(lambda: len(old.asked) > 3)
+
+    run(story())
+    assert {hello[4] for hello in old.asked} == {4}
+    assert warnings_in(caplog) == []
+
+
+def test_a_dial_that_is_reset_at_once_closes_its_own_socket_only(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    async def connect_and_be_reset(host: str, port: int) -> socket.socket:
+        sock = socket.create_connection((host, port))
+        sock.setblocking(False)
+        accepted, _ = listener.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+        accepted.close()
+        return sock
+
+    monkeypatch.setattr(links_module, "connect", connect_and_be_reset)
+
+    async def story() -> None:
+        node = make_nodes(2)["n1"]
+        for _ in range(3):
+            with pytest.raises(OSError):
+                await node.links._dial("n2", listener.getsockname())
+            with socket.socket() as next_one:  # it has the number of the one that was closed
+                gc.collect()
+                next_one.getsockname()
+
+    run(story())
+    listener.close()
+
+
+# Seeds.
+
+
+def test_a_node_finds_the_cluster_through_a_seed(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with cluster(2) as nodes:
+            one, two = nodes.values()
+            for node in (one, two):
+                node.configure(all_members(one, two), CLUSTER)
+            joining = newcomer("a-new-one", address(two))
+            async with started({"a-new-one": joining}):
+                for _ in range(2):
+                    await until(lambda: joining.links.connected("n2") and two.links.connected("a-new-one"))
+                    assert not joining.links.connected("n1")
+                    two.cut("a-new-one")
+                    await until(lambda: not joining.links.connected("n2"))
+                for node in (one, two, joining):
+                    node.configure(all_members(one, two, joining), CLUSTER)
+                assert list(joining.links._dialling) == ["n1", "n2"]
+                everybody = nodes | {"a-new-one": joining}
+                await until(lambda: all(meshed(node, everybody) for node in everybody.values()))
+                joining.configure(all_members(joining))
+                assert list(joining.links._dialling) == [address(two)]
+                assert warnings_in(caplog) == []
+
+    run(story())
+
+
+@pytest.mark.parametrize("name", ["a-new-one", "x-new-one"])
+def test_two_addresses_of_one_node_are_one_seed_in_the_end(
+    run: Run, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    async def story() -> None:
+        node = make_nodes(1)["n1"]
+        node.configure(all_members(node), CLUSTER)
+        host, port = address(node)
+        joining = newcomer(name, (host, port), ("localhost", port))
+        async with started({"n1": node, name: joining}):
+            await until(lambda: joining.links.connected("n1"))
+            await asyncio.sleep(0.2)
+            heard = len(node.recorder.events())
+            assert heard <= 3
+            await asyncio.sleep(0.2)
+            assert len(node.recorder.events()) == heard
+            assert warnings_in(caplog) == []
+
+    run(story())
+
+
+def test_seeds_of_no_use_cost_one_line_each(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        host = "127.0.0.1"
+        own, old, nobody = ((host, port) for port in free_ports(3))
+        without_list = newcomer("x1")
+        other_secret, other_cluster = newcomer("x2", secret=b"another"), newcomer("x3", cluster="d")
+        for node in (other_secret, other_cluster):
+            node.configure(all_members(node), CLUSTER)
+        seeds = {
+            own: "node 'joining' answers there, which is the name of this node",
+            old: "the peer rejects this node: it speaks another version of the peer protocol (3, this node 3 and 4); "
+            "a node of release 0.1 lets no new members in",
+            nobody: "[Errno 111] nobody listens",
+            address(
+                without_list
+            ): "the cluster there cannot be joined before all of its members run this release",
+            address(other_secret): "the peer rejects this node: its cluster secret differs",
+            address(other_cluster): "the peer rejects this node: it belongs to another cluster",
+        }
+        lines = [f"cannot join the cluster at {host}:{port}: {why}" for (_, port), why in seeds.items()]
+        joining = newcomer("joining", *seeds, bind=own)
+        others = {node.links._node: node for node in (without_list, other_secret, other_cluster, joining)}
+        async with await asyncio.start_server(ReleaseThatSpeaksVersion3().serve, *old), started(others):
+            await until(lambda: len(told(caplog)) >= len(seeds))
+            await asyncio.sleep(0.2)
+            assert joining.recorder.heard == []
+            assert sorted(told(caplog)) == sorted(lines)
+            # And one line a second of each kind about those that are not let in.
+            assert len(warnings_in(caplog)) <= len(lines) + 4
+
+    def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+        return [line for line in warnings_in(caplog) if line.startswith("cannot join")]
+
+    run(story())
 
 
 # Congestion.

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from memberships import configurations_of
+from memberships import configurations_of, directory_of
 
 from chaos.sim.disk import SimulatedDisk
 from cluster.envelope import Status
@@ -45,7 +45,8 @@ class Node:
         if state is not None:
             self.file.store(state)
         self.engine = engine
-        self.recovery = Recovery("n1", configurations_of(["n1", *peers]), self.file)
+        self.configurations = configurations_of(["n1", *peers])
+        self.recovery = Recovery("n1", directory_of("n1"), self.configurations, self.file)
 
     def turn(self) -> Standing:
         self.recovery.turn(cast("Any", self.engine), cast("Any", self.engine.journal))
@@ -54,7 +55,9 @@ class Node:
     def hears(self, peer: str, *, leads: bool = False, **fields: int) -> Standing:
         usual = {"standing": Standing.VOTER, "last_index": 1, "first_index": 1}
         status = Status(*[0] * len(Status._fields))._replace(**(usual | fields))
-        self.recovery.heard(peer, status, leads=leads)
+        if leads:
+            self.recovery.heard_leader(status)
+        self.recovery.heard(peer, status)
         return self.turn()
 
 

@@ -1,4 +1,4 @@
-"""A real node, for what the files of a deployment say of it, and our own package as it is installed."""
+"""A real node, for what the files of a deployment say of it, our own package as it is installed, and a real engine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from deployment import ROOT, WHEEL_OPTIONS
 from dockerfile import copy_context
+from engine import BUILT_FROM, PROJECT, Engine, NoEngineError, find_engine
 
 from qq.testing import ClusterNode, LocalCluster
 
@@ -41,3 +42,21 @@ def wheel(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (wheel,) = wheels.glob("*.whl")
     return wheel
+
+
+@pytest.fixture(scope="session")
+def engine() -> Engine:
+    try:
+        return find_engine()
+    except NoEngineError as error:
+        pytest.exit(str(error), returncode=1)
+
+
+@pytest.fixture(scope="session")
+def image(engine: Engine) -> Generator[str]:
+    """Build a node's image as docs/how-to/containers.md says; its name."""
+    name = f"{PROJECT}-image"
+    revision = f"REVISION={BUILT_FROM}"
+    engine.run("build", "-f", "deploy/Dockerfile", "-t", name, "--build-arg", revision, ".", shown=True)
+    yield name
+    engine.run("rmi", name)

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 RUNS_AS = 10001
 """The user and the group of a node, in images, pods and on hosts."""
+NODES = ("n1", "n2", "n3")
+"""The nodes in docker-compose.yml."""
 WHEEL_OPTIONS = ("--no-deps", "--no-build-isolation")
 
 
@@ -23,6 +25,16 @@ def documents(file: Path) -> list[dict[str, Any]]:
 def document(file: Path) -> dict[str, Any]:
     (only,) = documents(file)
     return only
+
+
+def published(service: Mapping[str, Any]) -> dict[int, int]:
+    """Ports of this machine, by those of the container. Raises if one is open to others."""
+    found = {}
+    for port in service["ports"]:
+        host, outside, inside = port.split(":")
+        assert host == "127.0.0.1", port
+        found[int(inside)] = int(outside)
+    return found
 
 
 def interpolated(value: Any, environ: Mapping[str, str]) -> Any:

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
-from deployment import ROOT
+from how_to import block, run_shell, secrets_for_kubernetes
 
 from qq import tls
 from qq.config import ClientTls, TlsFiles
-
-HOW_TO = ROOT / "docs" / "how-to"
-SECRET = re.compile(r"secret generic (\S+) \\\n((?: *--from-file=\S+)+)")
-
-
-def block(document: str, beginning: str) -> str:
-    """The indented code that begins like this."""
-    code = re.findall(r"(?:^ {4}.*\n)+", (HOW_TO / document).read_text(), re.MULTILINE)
-    (found,) = [each for each in code if each.startswith(f"    {beginning}")]
-    return re.sub("^ {4}", "", found, flags=re.MULTILINE)
-
-
-def run(code: str, directory: Path) -> None:
-    functions = block("tls.md", "authority() {") + "kubectl() { :; }\n"
-    subprocess.run(
-        ["/bin/sh", "-ec", functions + code], cwd=directory, check=True, capture_output=True, timeout=60
-    )
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> None:
@@ -51,13 +32,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> dict[str, dict[str, Path]]:
-    """By name of the Secret that Kubernetes is given: the files in it."""
-    code = block("kubernetes.md", "namespace=")
-    run(code, tmp_path)
-    return {
-        name: {key: tmp_path / file for key, file in re.findall(r"--from-file=(\S+)=(\S+)", files)}
-        for name, files in SECRET.findall(code)
-    }
+    return secrets_for_kubernetes(tmp_path)
 
 
 def test_nodes_in_kubernetes_take_each_others_certificates(secrets: dict[str, dict[str, Path]]) -> None:
@@ -82,7 +57,7 @@ def test_the_two_authorities_do_not_sign_for_each_other(secrets: dict[str, dict[
 
 
 def test_hosts_have_certificates_of_both_authorities(tmp_path: Path) -> None:
-    run(block("tls.md", "authority clients-ca"), tmp_path)
+    run_shell(block("tls.md", "authority clients-ca"), tmp_path)
     server = tls.for_clients(ClientTls(tmp_path / "n1.crt", tmp_path / "n1.key")).current
     for name in ("n1", "10.0.0.1"):
         shake_hands(server, ssl.create_default_context(cafile=str(tmp_path / "clients-ca.crt")), name)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
-from deployment import DEPLOY, ROOT, document, interpolated
+from deployment import DEPLOY, NODES, ROOT, document, interpolated, published
 from dockerfile import stages
 from jsonschema import Draft202012Validator
 
@@ -23,7 +23,6 @@ from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
 FILE = ROOT / "docker-compose.yml"
 COMPOSE = interpolated(document(FILE), {})
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-NODES = ("n1", "n2", "n3")
 PROXIES = json.loads((DEPLOY / "toxiproxy" / "proxies.json").read_text())
 
 
@@ -42,16 +41,6 @@ def mounts(service: str) -> dict[str, str]:
     """By path in the container: what is there."""
     split = [volume.split(":") for volume in SERVICES[service]["volumes"]]
     return {where: what for what, where, *_ in split}
-
-
-def published(service: str) -> dict[int, int]:
-    """Ports of this machine, by those of the container. Raises if one is open to others."""
-    found = {}
-    for port in SERVICES[service]["ports"]:
-        host, outside, inside = port.split(":")
-        assert host == "127.0.0.1", port
-        found[int(inside)] = int(outside)
-    return found
 
 
 def config(name: str, **environ: str) -> NodeConfig:
@@ -76,7 +65,7 @@ def test_a_node_starts_with_its_configuration(name: str) -> None:
     assert loaded.default_user not in loaded.loopback_users
     assert {loaded.amqp_host, loaded.http_host, loaded.peer_host} == {"0.0.0.0"}
     assert mounts(name)[str(loaded.data_dir)] == name
-    assert set(published(name)) == {loaded.address.amqp_port, loaded.address.http_port}
+    assert set(published(SERVICES[name])) == {loaded.address.amqp_port, loaded.address.http_port}
 
 
 def test_nodes_need_a_secret() -> None:
@@ -101,7 +90,7 @@ def test_a_shell_with_the_variables_of_the_file_can_start_a_node_that_is_not_in_
 
 def test_no_two_services_take_the_same_port_of_the_machine() -> None:
     ports = [
-        port for name, service in SERVICES.items() if "ports" in service for port in published(name).values()
+        port for service in SERVICES.values() if "ports" in service for port in published(service).values()
     ]
     assert len(set(ports)) == len(ports) == 6 + 4 + 2
 
@@ -134,7 +123,7 @@ def test_proxies_stand_before_each_node() -> None:
     for proxy in PROXIES:
         assert proxy["upstream"] == f"{proxy['name']}:{config(proxy['name']).address.amqp_port}"
     api = 8474
-    assert set(published("toxiproxy")) == listening | {api}
+    assert set(published(SERVICES["toxiproxy"])) == listening | {api}
     steps = stages(dockerfile_of("toxiproxy"))
     installed = [step.text for step in steps["build"] if step.name == "RUN"]
     assert installed == [f"go install {toxiproxy.MODULE}@{toxiproxy.VERSION}"]
@@ -164,3 +153,10 @@ def test_a_node_is_given_the_time_that_it_needs_to_stop() -> None:
     for name in NODES:
         given_s = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
         assert given_s >= 3 * (LEADER_HANDOVER_S + LAST_SYNC_S)
+
+
+def test_a_node_that_ends_by_itself_is_started_again_but_not_forever() -> None:
+    """No engine can tell a mistake in the settings (exit status 78) from other failures."""
+    for name in NODES:
+        policy, _, attempts = SERVICES[name]["restart"].partition(":")
+        assert (policy, int(attempts)) == ("on-failure", 5)

@@ -89,7 +89,7 @@ FILE = re.compile(
 FOLDERS = ("", "qq", "cluster", "chaos", "chaos/pipeline", "tests", "docs", "deploy")
 """Where a path in a document may begin; ARCHITECTURE.md leaves out what its chapter is about."""
 WRITTEN = re.compile(
-    r"(?:^|/)(?:var/|node\.toml$|cluster\.json$|definitions\.json$|clean\.json$|d\.json$|meta\.json$)"
+    r"(?:^|/)(?:var/|node\.toml$|cluster\.json$|definitions\.json$|backup\.json$|clean\.json$|d\.json$|meta\.json$)"
 )
 """What a user or a program writes."""
 
@@ -322,10 +322,10 @@ def test_options_of_chaos_are_there(document: Path) -> None:
 @documents
 def test_targets_of_make_are_there(document: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     variables = set(re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE))
     for line in command_lines(document):
-        if not (found := re.match(r"make ([a-z]+)\b([^#]*)", line)):
+        if not (found := re.match(r"make ([a-z-]+)([^#]*)", line)):
             continue
         assert found[1] in targets, f"{name_of(document)}: {line}"
         given = (word.partition("=")[0] for word in shlex.split(found[2]) if "=" in word)

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Any, cast
 from pamqp.commands import Basic
 
 from cluster.applying import Confirmed
+from cluster.configuration import (
+    ID_BYTES,
+    Configuration,
+    Member,
+    MembershipRefused,
+    PeerAddress,
+    Versions,
+)
 from cluster.entry import batches_of, make_batch, make_entry
 from cluster.fitness import Verdict
 from cluster.log.segment import EntryGone
+from cluster.member_changes import MemberChange, Verb
 from qq.amqp.connection import Settings
 from qq.config import Limits
 from qq.http.view import (
@@ -41,6 +50,20 @@ if TYPE_CHECKING:
 PASSWORD = "gu:éest"
 
 
+def id_of(name: str) -> bytes:
+    """The id of the data directory of a member."""
+    return name.encode().rjust(ID_BYTES)
+
+
+def trio() -> Configuration:
+    """Three voters, which have just agreed on version 7."""
+    members = [
+        Member(name, PeerAddress("10.0.0.1", number), id_of(name), versions=Versions(7, 8))
+        for number, name in enumerate(["n1", "n2", "n3"], 1)
+    ]
+    return Configuration.of(7, members, b"c" * ID_BYTES)
+
+
 class FakeView:
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -50,8 +73,10 @@ class FakeView:
     def cluster_status(self) -> ClusterStatus:
         if self.broken:
             raise RuntimeError("an invariant")
-        leader = NodeStatus("n1", NodeState.LEADER, "voter", 3, 5, 12, 11, 10, 9, 2**30, False, -3)
-        return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)])
+        leader = NodeStatus(
+            "n1", NodeState.LEADER, "voter", 3, 5, 12, 11, 10, 9, 2**30, False, -3, "voter", "7 to 8"
+        )
+        return ClusterStatus("qq", "n1", "n1", [leader, NodeStatus("n2", NodeState.DOWN)], 8)
 
     def ready(self) -> str | None:
         return self.reason
@@ -65,7 +90,9 @@ class _Group:
     """Applies at once what is submitted, and knows of other nodes only what the test says."""
 
     pending_bytes = 0
-    config = SimpleNamespace(name="n1")
+    config = SimpleNamespace(name="n1", cluster="qq")
+    member_id = id_of("n1")
+    is_removed = False
 
     broker: Broker
 
@@ -83,6 +110,10 @@ class _Group:
         self.asked_to_lead: list[str | None] = []
         self.ignored_requests = 0
         """How many of the next requests to lead come to nothing."""
+        self.configurations = SimpleNamespace(committed=trio())
+        self.asked_to_change: list[MemberChange] = []
+        self.delayed_changes = 0
+        """How many of the next changes of the members come to nothing."""
 
     def why_not_lead(self, name: str) -> str | None:
         return self.flaws.get(name)
@@ -96,6 +127,22 @@ class _Group:
             successor = to or next(name for name in self.members if name != self.leader)
             self.leader = None
             asyncio.get_running_loop().call_soon(setattr, self, "leader", successor)
+
+    def may_leave(self, name: str) -> Verdict:
+        return self.verdict._replace(text=f"{name}: {self.verdict.text}")
+
+    may_drain = may_leave
+
+    def ask_for_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+        self.asked_to_change.append(change)
+        if len(self.asked_to_change) <= self.delayed_changes:
+            return
+        held = self.configurations.committed
+        try:
+            is_raise = change.verb == Verb.FINISH_UPGRADE
+            self.configurations.committed = held.raised(8, b"c" * 16) if is_raise else change.step(held)
+        except MembershipRefused as error:
+            refused(str(error))
 
     def disk_failed(self, error: Exception) -> None:
         raise error
@@ -116,7 +163,11 @@ class _Group:
         self.broker.applied(index, [*effects, Confirmed(sequence), *self.machine.end_entry(0)])
 
     def statuses(self) -> list[Any]:
-        return []
+        return [
+            SimpleNamespace(name="n1", state="leader", last_index=20),
+            SimpleNamespace(name="n2", state="follower", last_index=13),
+            SimpleNamespace(name="n3", state="down", last_index=5),
+        ]
 
     def time_ms(self) -> int:
         return 0
@@ -159,7 +210,7 @@ class MachineManagement(Management):
         broker, group = _broker()
         settings = Settings()
         product = Product(settings.product, settings.version, settings.cluster_name)
-        super().__init__(broker, cast("Any", group), product)
+        super().__init__(broker, cast("Any", group), product, "/nowhere")
         self.machine = broker.machine
         self.group = group
         self.entries = group.entries

@@ -60,6 +60,9 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[F
                 "disk_free_bytes": 2**30,
                 "alarm": False,
                 "clock_offset_ms": -3,
+                "role": "voter",
+                "versions": "7 to 8",
+                "drained": False,
             },
             {
                 "name": "n2",
@@ -74,8 +77,12 @@ def test_the_cluster_is_shown_to_a_user_with_unknown_values_as_null(node: Node[F
                 "disk_free_bytes": None,
                 "alarm": None,
                 "clock_offset_ms": None,
+                "role": None,
+                "versions": None,
+                "drained": False,
             },
         ],
+        "version": 8,
     }
 
 

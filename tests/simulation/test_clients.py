@@ -13,7 +13,7 @@ import pytest
 from chaos.sim import client_workload
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import Options, SimulatedNode
-from chaos.sim.run import Simulation
+from chaos.sim.run import Outcome, Simulation
 from qq.amqp_server.channel.publishing import PublishingMethods
 from qq.amqp_server.connection import ClientConnection
 from qq.machine.effects import Deliver, Known, Reply
@@ -41,7 +41,7 @@ OPTIONS = Options(
 )
 
 
-def violation(seed: int, options: Options = OPTIONS, *, expels: bool = False) -> str:
+def outcome(seed: int, options: Options = OPTIONS, *, expels: bool = False) -> Outcome:
     """Of a run in which nodes are away from the others, one after the other, and their clients are not."""
     simulation = Simulation(seed, options)
     network = simulation.cluster.network
@@ -56,12 +56,12 @@ def violation(seed: int, options: Options = OPTIONS, *, expels: bool = False) ->
         away_s = 2 * AWAY_S if expels else AWAY_S
         for at_s, apply in ((3.0, network.cut), (3.0 + away_s, network.heal)):
             simulation.world.after(at_s + 5.0 * number, partial(change, apply, node))
+    violation = ""
     try:
         simulation.run()
     except ViolationError as error:
-        return str(error)
-    assert simulation.checks.installs
-    return ""
+        violation = str(error)
+    return simulation.outcome(violation)
 
 
 BUSY = replace(OPTIONS, submit_interval_s=0.03)
@@ -69,7 +69,9 @@ BUSY = replace(OPTIONS, submit_interval_s=0.03)
 
 
 def test_clients_are_told_what_is_true() -> None:
-    assert [violation(seed, expels=seed % 2 == 1) for seed in range(2)] == [""] * 2
+    outcomes = [outcome(seed, expels=seed % 2 == 1) for seed in range(2)]
+    assert [each.violation for each in outcomes] == [""] * 2
+    assert all(each.installs for each in outcomes), "a node was away for so long that it needs a snapshot"
 
 
 def confirms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +135,13 @@ def goes_on_when_expelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Broker, "_expelled", lambda self: self.submissions.give_up())
 
 
+SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+    confirms_what_it_has_not_seen: 35,
+    refusals_are_confirms: 3,
+}
+"""The seed that shows a mistake soonest, if it is not the first. Should it show nothing any more, all are tried."""
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("hazard", "seen"),
@@ -153,9 +162,9 @@ def test_what_clients_are_told_wrongly_is_seen(
 ) -> None:
     hazard(monkeypatch)
     found: list[str] = []
-    for seed in range(SEEDS_MAX):
+    for seed in dict.fromkeys([SHOWN_BY.get(hazard, 0), *range(SEEDS_MAX)]):
         options = BUSY if hazard is forgets_answers else OPTIONS
-        found.append(violation(seed, options, expels=hazard is goes_on_when_expelled))
+        found.append(outcome(seed, options, expels=hazard is goes_on_when_expelled).violation)
         if re.search(seen, found[-1]):
             return
     pytest.fail(f"{SEEDS_MAX} seeds do not show it: {found}")

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from chaos.sim.queue_checks import QueueOracle
 from qq.machine.codec import encode_batch
-from qq.machine.commands import Command, DeadLetter, DeclareQueue, Enqueue, Publish, PurgeQueue, Table
+from qq.machine.commands import (
+    Checkout,
+    Command,
+    DeadLetter,
+    DeclareQueue,
+    Enqueue,
+    Get,
+    Publish,
+    PurgeQueue,
+    Recover,
+    SessionDown,
+    Table,
+)
 from qq.machine.machine import QueueMachine
 from qq.stored.properties import NO_PRIORITY, NO_TTL
 
@@ -86,3 +100,26 @@ def test_a_dead_letter_that_lives_for_no_time_makes_way_for_the_next_one() -> No
     run.entry(*moves, time_ms=2_000)
     assert run.findings == []
     assert run.oracle.fates["no room"] == 0
+
+
+def test_a_session_publishes_to_full_queues_and_others_in_one_batch() -> None:
+    run = Run()
+    run.declare("full", FULL)
+    run.declare("roomy", ROOMY)
+    queues = ("roomy", "full", "roomy", "full", "roomy")
+    run.entry(*(Enqueue(1, number, 1, "", name, False, 1) for number, name in enumerate(queues, 1)), sizes=5)
+    assert run.oracle.fates["refused"] == 2
+    assert run.oracle.ready("roomy") == 3
+    assert run.findings == []
+
+
+@pytest.mark.parametrize("end", [SessionDown(2), Recover(2)])
+def test_what_a_session_is_given_in_the_batch_that_takes_it_back_was_given_before(end: Command) -> None:
+    """A get has what is there delivered to those who wait for it, first of all."""
+    run = Run()
+    run.declare("q", ROOMY)
+    run.entry(Checkout(2, 1, 1, 1, "q", "tag", 10, False, False, True, False, True, 0, {}))
+    run.entry(Enqueue(1, 1, 2, "", "q", False, 1), Get(3, 1, 1, 2, "q", False, 0), end, sizes=2)
+    assert run.oracle.ready("q") + run.oracle.held("q") == 2
+    run.oracle.check_machine("n1", run.machine)
+    assert run.findings == []

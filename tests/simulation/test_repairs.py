@@ -12,6 +12,7 @@ import pytest
 
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import LOG, Options, SimulatedNode
+from chaos.sim.ledger import Ledger
 from chaos.sim.run import Simulation
 from cluster.log.hardstate import Standing
 from cluster.log.journal import SegmentedJournal
@@ -27,6 +28,12 @@ SMALL_LOGS = Options(
     retained_bytes=2048,
 )
 adopt = SegmentedJournal.adopt
+
+
+@pytest.fixture(autouse=True)
+def known_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as no log tells who the members are, a lost directory has to find out what it may have promised."""
+    monkeypatch.setattr(Ledger, "versions", (1, 1))
 
 
 @pytest.fixture(autouse=True)

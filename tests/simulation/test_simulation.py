@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import pytest
 
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import Options, SimulatedNode
+from chaos.sim.ledger import Ledger
 from chaos.sim.nemesis import FAULTS
 from chaos.sim.network import NetworkOptions
-from chaos.sim.run import Outcome, Simulation, draw_options, run_seed
+from chaos.sim.run import Outcome, Simulation, draw_options, run, run_seed
 from cluster.clock import WALL_MAX_MS
 from cluster.connection import LinkLimits
 from cluster.engine import Engine
@@ -196,6 +198,13 @@ def test_a_campaign_in_which_somebody_votes_is_remembered_by_that() -> None:
     assert story.loser.group.engine.term >= story.term
 
 
+@pytest.fixture
+def known_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as no log tells who the members are, a lost directory has to find out what it may have promised."""
+    monkeypatch.setattr(Ledger, "versions", (1, 1))
+
+
+@pytest.mark.usefixtures("known_by_names")
 def test_it_is_found_if_a_campaign_in_which_somebody_voted_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -205,6 +214,7 @@ def test_it_is_found_if_a_campaign_in_which_somebody_voted_is_forgotten(
         story.lose_everything()
 
 
+@pytest.mark.usefixtures("known_by_names")
 def test_it_is_found_if_a_vote_for_another_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     story = ForgottenCampaign()
     story.lose_everything()
@@ -214,6 +224,7 @@ def test_it_is_found_if_a_vote_for_another_is_forgotten(monkeypatch: pytest.Monk
         story.lose_everything()
 
 
+@pytest.mark.usefixtures("known_by_names")
 def test_it_is_found_if_one_gets_a_vote_in_a_term_that_it_has_forgotten() -> None:
     story = ForgottenCampaign()
     story.lose_everything()
@@ -353,3 +364,11 @@ def test_a_peer_that_is_down_and_needs_a_snapshot_pins_nothing_for_ever() -> Non
         pinned.append(bool(leader.group.housekeeping.pinned))
     assert cluster.leader() is leader
     assert pinned == [True, False]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_violated_while_leaders_are_suspected_early(seed: int) -> None:
+    options = draw_options(seed)
+    timing = replace(options.timing, heartbeat_s=0.1)
+    assert timing.suspicion_min_s < timing.election_min_s < options.timing.suspicion_min_s
+    assert not run(seed, replace(options, timing=timing)).violation

@@ -29,7 +29,8 @@ function mebibytes(bytes) {
 }
 
 function showNode(node) {
-  const tr = row([node.name, node.state, node.standing, node.term, node.first_index, node.last_index, node.commit_index,
+  const state = node.drained ? `${node.state}, under maintenance` : node.state;
+  const tr = row([node.name, state, node.standing, node.term, node.first_index, node.last_index, node.commit_index,
     node.applied_index, node.checkpoint_index, mebibytes(node.disk_free_bytes)], node.state);
   tr.lastChild.className = node.alarm ? "number alarm" : "number";
   if (node.alarm) tr.lastChild.textContent += ", publishers wait";

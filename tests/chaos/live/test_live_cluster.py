@@ -30,7 +30,8 @@ def bodies(count: int) -> list[bytes]:
 
 
 def links_of(cluster: LiveCluster, name: str) -> list[Link]:
-    return [cluster.link(*pair) for pair in permutations(cluster.names, 2) if name in pair]
+    pairs = [pair for pair in permutations(cluster.names, 2) if name in pair]
+    return [link for pair in pairs for link in cluster.links(*pair)]
 
 
 async def until_followed(cluster: LiveCluster, former: str) -> str:
@@ -87,7 +88,7 @@ def test_a_leader_that_hears_and_is_not_heard_is_followed_by_another_one(
 ) -> None:
     async def check() -> None:
         former = await cluster.leader()
-        unheard = [cluster.link(former, name) for name in cluster.names if name != former]
+        unheard = [link for name in cluster.names if name != former for link in cluster.links(former, name)]
         await cluster.hurt(unheard, "cut", "timeout", timeout=0)
         await until_followed(cluster, former)
         await assert_cut_off(cluster, former)
@@ -138,6 +139,36 @@ def test_when_all_lose_their_power_nothing_confirmed_is_lost(
             await cluster.start(name)
         await cluster.wait_caught_up()
         assert await asyncio.to_thread(taken, cluster.endpoints["n1"], "power") == bodies(50)
+
+    runner.run(check())
+
+
+def test_a_member_that_was_removed_ends_and_joins_with_an_empty_directory(
+    runner: asyncio.Runner, cluster: LiveCluster
+) -> None:
+    async def ids() -> dict[str, str]:
+        shown = await cluster._get("n1", "/api/cluster/members")
+        assert shown is not None
+        return {member["name"]: member["id"] for member in shown[1]["members"]}
+
+    async def check() -> None:
+        await cluster.wait_caught_up()
+        before = await ids()
+        await asyncio.to_thread(publish, cluster.endpoints["n2"], "removed", bodies(3))
+        assert await cluster.remove("n2")
+        rest = await ids()
+        assert rest == {name: before[name] for name in ("n1", "n3")}
+        await cluster.join("n2")
+        await cluster.wait_caught_up()
+        after = await ids()
+        assert after == rest | {"n2": after["n2"]}
+        assert after["n2"] not in (before["n2"], None)
+        assert await asyncio.to_thread(taken, cluster.endpoints["n2"], "removed") == bodies(3)
+        # It is reached through proxies again.
+        await cluster.hurt(links_of(cluster, "n2"), "cut", "timeout", timeout=0)
+        await assert_cut_off(cluster, "n2")
+        await cluster.wait_caught_up()
+        assert cluster.crashes == []
 
     runner.run(check())
 

@@ -60,6 +60,8 @@ DEEDS: dict[str, tuple[str, ...]] = {
     "power_loss": ("set_faults", "kill", "lose_power", "start"),
     "bit_flip": ("kill", "start"),
     "wipe": ("kill", "wipe", "start"),
+    "leave_and_join": ("remove", "join", "wipe", "start"),
+    "rotate_secret": ("write_secrets", "stop", "start"),
 }
 """What is done to each node that is hurt; faults of the network are toxics."""
 
@@ -136,7 +138,7 @@ def test_five_nodes_bear_a_ring_and_a_bridge(tmp_path: Path) -> None:
 
 def test_heal_makes_everything_good(runner: asyncio.Runner, cluster: LiveCluster) -> None:
     async def check() -> None:
-        await cluster.hurt([cluster.link("n1", "n2")], "slow", "latency", latency=50)
+        await cluster.hurt(cluster.links("n1", "n2"), "slow", "latency", latency=50)
         cluster.set_faults("n1", clock_offset_ms=5_000)
         cluster.freeze("n2")
         await cluster.kill("n3")
@@ -154,18 +156,18 @@ class Stub:
     def __init__(self, nodes: int = 3, leading: str = "n2") -> None:
         self.names = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.leading = leading
-        self.links: list[tuple[str, str]] = []
+        self.hurt_links: list[tuple[str, str]] = []
         """Source and target of each that is hurt."""
         self.killed: list[str] = []
 
-    def link(self, source: str, target: str) -> tuple[str, str]:
-        return source, target
+    def links(self, source: str, target: str) -> list[tuple[str, str]]:
+        return [(source, target)]
 
     def clients_of(self, name: str) -> tuple[tuple[str, str], tuple[str, str]]:
         return (CLIENTS, name), (name, CLIENTS)
 
     async def hurt(self, links: list[tuple[str, str]], *_: object, **__: object) -> None:
-        self.links += links
+        self.hurt_links += links
 
     async def leader(self, _patience_s: float) -> str:
         return self.leading
@@ -207,8 +209,8 @@ def cut(name: str, nodes: int, leading: str = "n2") -> list[tuple[Sequence[str],
     for seed in SEEDS:
         stub = Stub(nodes, leading)
         harm = begun(stub, name, seed)
-        ways = set(stub.links)
-        assert len(ways) == len(stub.links)
+        ways = set(stub.hurt_links)
+        assert len(ways) == len(stub.hurt_links)
         assert sorted(harm.detail["cut"]) == sorted(f"{source}>{target}" for source, target in ways)
         of_clients = {way for way in ways if CLIENTS in way}
         found.append((harm.nodes, ways - of_clients, of_clients))
@@ -293,7 +295,7 @@ def test_bad_connections_are_those_of_a_node_or_of_all_with_nodes_with_clients_o
             expected |= {pair for pair in permutations(stub.names, 2) if set(pair) & set(harm.nodes)}
         if CLIENTS in harm.detail["with"]:
             expected |= both_ways(harm.nodes, [CLIENTS])
-        assert set(stub.links) == expected != set()
+        assert set(stub.hurt_links) == expected != set()
         seen.add((len(harm.nodes), "+".join(harm.detail["with"])))
     assert seen == {(count, whom) for count in (1, 3) for whom in (NODES, CLIENTS, f"{NODES}+{CLIENTS}")}
 

@@ -13,16 +13,16 @@ from chaos.promises import PROMISES
 from chaos.sim.checks import Checks
 from chaos.sim.cluster import Parts
 from chaos.sim.network import NetworkOptions
+from chaos.sim.queue_checks import QueueOracle
 from chaos.sim.recorded import OPTIONS, record
-from chaos.sim.sessions import NodeSessions, Session
 from cluster.origins import Admission, Origins
+from qq.sessions.submissions import Batch, Submissions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from chaos.workloads.transport import Outcome
-    from qq.machine.commands import Command
+    from qq.machine.effects import Failed
+    from qq.machine.machine import QueueMachine
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 
@@ -68,24 +68,28 @@ def count_whatever_comes(checks: Checks, origin: str, client: int, number: int) 
     checks._counted[origin, client] = max(number, checks._counted.get((origin, client), 0))
 
 
-def confirm_at_once(
-    node: NodeSessions,
-    session: Session,
-    commands: Sequence[Command],
-    messages: Sequence[bytes],
-    hear: Callable[[Outcome], None],
-) -> None:
-    """In place of `NodeSessions.publish`: the client hears of a confirm before there is one."""
-    node.carry_out(*commands, messages=messages)
-    session.connection.tell(hear, "confirmed")
+def expect_errors(oracle: QueueOracle, machine: QueueMachine, effect: Failed) -> None:
+    """In place of `QueueOracle._session_failed`: a connection or consumer is there already if its batch is repeated."""
+    oracle._failed[effect.node, effect.session] = None
+
+
+submit = Submissions._submit
+
+
+def confirm_at_once(self: Submissions, batch: Batch) -> None:
+    """In place of `Submissions._submit`: publishers are told of confirms before there are any."""
+    submit(self, batch)
+    for publisher, last in batch.confirms.items():
+        publisher.confirm(last)
 
 
 def test_what_is_lost_and_what_is_duplicated_is_found_when_hazards_are_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of what clients are told the checks of the simulation know nothing, and they are told to overlook the other."""
-    monkeypatch.setattr(NodeSessions, "publish", confirm_at_once)
+    monkeypatch.setattr(Submissions, "_submit", confirm_at_once)
     monkeypatch.setattr(Checks, "_count_batch", count_whatever_comes)
     monkeypatch.setattr(Origins, "admit", admit_repeats)
+    monkeypatch.setattr(QueueOracle, "_session_failed", expect_errors)
     assert record(1, tmp_path, RESTLESS, Parts(), workloads=["confirm"]) == []
     assert {"lost", "unmarked_duplicate"} <= broken(check(tmp_path)).keys()

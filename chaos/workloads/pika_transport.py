@@ -1,4 +1,4 @@
-"""Clients that use pika on the loop that they live on: a transport of a live run.
+"""Clients that use pika on the loop that they live on: a transport of live runs, and that of simulated ones.
 
 Law: whatever the library says of what is gone becomes LostError here, and RefusedError if the broker said so of the one
 request that was under way.
@@ -7,6 +7,7 @@ request that was under way.
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -16,25 +17,37 @@ import pika.exceptions
 from pika import frame, spec
 from pika.adapters.asyncio_connection import AsyncioConnection
 
-from chaos.live.aio_transport import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, HEARTBEAT_S
 from chaos.workloads.messages import Delivery
-from chaos.workloads.transport import LostError, Questions, RefusedError
+from chaos.workloads.transport import (
+    CLOSE_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    HEARTBEAT_S,
+    LostError,
+    Questions,
+    RefusedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
     from pika.channel import Channel
+    from pika.connection import Connection
 
     from chaos.workloads.messages import Outgoing
     from chaos.workloads.transport import Endpoint, Mode, Outcome, Settling
 
 
 class PikaTransport:
-    """Connects as one user."""
+    """Connects as one user; `connecting` is the class of pika's connections that begins one."""
 
-    def __init__(self, user: str, password: str) -> None:
+    def __init__(
+        self, user: str, password: str, connecting: Callable[..., Connection] = AsyncioConnection
+    ) -> None:
         self._credentials = pika.PlainCredentials(user, password)
+        self._connecting = connecting
+        # A connection that cannot be made is an error of pika's, with a traceback; the history says it in a row.
+        logging.getLogger("pika").setLevel(logging.CRITICAL)
 
     async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> PikaConnection:
         parameters = pika.ConnectionParameters(
@@ -45,30 +58,27 @@ class PikaTransport:
             socket_timeout=CONNECT_TIMEOUT_S,
             stack_timeout=CONNECT_TIMEOUT_S,
         )
-        connection = PikaConnection(parameters, lost)
-        await connection.open()
+        connection = PikaConnection(lost)
+        await connection.open(partial(self._connecting, parameters))
         return connection
 
 
 class PikaConnection:
-    _connection: AsyncioConnection
+    _connection: Connection
 
-    def __init__(self, parameters: pika.ConnectionParameters, lost: Callable[[str], None]) -> None:
+    def __init__(self, lost: Callable[[str], None]) -> None:
         self._questions = Questions()
         self._lost = lost
         self._closed = asyncio.Event()
         self._channels: list[PikaChannel] = []
-        self._parameters = parameters
 
-    async def open(self) -> None:
+    async def open(self, connecting: Callable[..., Connection]) -> None:
         """Raises LostError."""
         self._connection = await self._questions.ask(
-            lambda hear: AsyncioConnection(
-                self._parameters,
+            lambda hear: connecting(
                 on_open_callback=hear,
                 on_open_error_callback=self._not_opened,
                 on_close_callback=self._ended,
-                custom_ioloop=asyncio.get_running_loop(),
             )
         )
 
@@ -116,7 +126,7 @@ class PikaChannel:
         """Ids of messages that came back and are not confirmed yet, as they will be."""
         self._cancelled: dict[str, Callable[[], None]] = {}
 
-    async def open(self, connection: AsyncioConnection, prefetch: int) -> None:
+    async def open(self, connection: Connection, prefetch: int) -> None:
         self._channel = await self._ask(lambda hear: connection.channel(on_open_callback=hear))
         self.number = self._channel.channel_number
         self._channel.add_on_close_callback(self._on_closed)

@@ -1,0 +1,169 @@
+"""The broker of each node's life, over the simulated group, and the way into it: what clients connect to.
+
+Lives here: brokers, who listens, connections to them. Not here: clients (client_workload.py, recorded.py), their
+octets' way (client_socket.py).
+
+Law: everything between the clients' octets and the ports of cluster/ports.py is production code, built as production
+builds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from chaos.sim.client_socket import ClientSocket
+from chaos.sim.cluster import NodeEvents
+from chaos.sim.tagged_log import TaggedLog
+from cluster.applying import Confirmed, Expelled
+from cluster.strangers import Places
+from qq.amqp.connection import Settings
+from qq.amqp_server.server import AmqpServer, complaints
+from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
+from qq.sessions.broker import Broker
+from qq.sessions.login import hash_password
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from chaos.sim.client_socket import ClientSide
+    from chaos.sim.cluster import SimulatedNode
+    from chaos.sim.world import World
+    from cluster.ports import Buffer
+    from qq.config import Limits
+    from qq.machine.machine import QueueMachine
+
+USER, PASSWORD = "guest", "guest"
+SALT = b"salt"
+FIRST_USER_S = 0.1
+"""Time between attempts of a leader to make the first user."""
+
+
+@dataclass(slots=True)
+class NodeShell:
+    """What one life of a node has above its group."""
+
+    life: int
+    broker: Broker
+    server: AmqpServer
+    told: list[Any] = field(default_factory=list)
+    """Effects of the entry that is being applied."""
+    is_serving: bool = False
+    """It has begun to listen, and goes on until its end."""
+
+
+class Brokers(NodeEvents):
+    """The brokers of all nodes, which also see to the messages that have died; `submit` is how a node submits."""
+
+    def __init__(
+        self,
+        world: World,
+        submit: Callable[[SimulatedNode, Sequence[Buffer]], int],
+        limits: Limits,
+        *,
+        have_users: bool = True,
+    ) -> None:
+        self.nodes: dict[str, SimulatedNode] = {}
+        """All that have ever started."""
+        self.random = world.random("sockets")
+        self._world = world
+        self._submit = submit
+        self._limits = limits
+        self._have_users = have_users
+        """Whether a first user is made, without whom no client can connect."""
+        self._shells: dict[str, NodeShell] = {}
+        """The shell of the latest life of each node."""
+
+    # Connections
+
+    def connect(self, node: SimulatedNode, client: ClientSide) -> ClientSocket | None:
+        """Connect to a node that listens; None if it has no place left."""
+        server = self._shells[node.name].server
+        place = server.places.take("10.0.0.1")
+        if place is None:
+            return None
+        return ClientSocket(self._world, self.random, node, server, place, client)
+
+    def listening(self) -> list[SimulatedNode]:
+        """The nodes that clients can connect to now."""
+        return [node for node in self.nodes.values() if self._listens(node)]
+
+    def _listens(self, node: SimulatedNode) -> bool:
+        """Whether the node listens: once it has caught up, takes full part and has a user, it does so until its end."""
+        shell = self._shell(node)
+        if not node.up or shell is None:
+            return False
+        if not shell.is_serving:
+            has_caught_up = shell.broker.live and node.group.describe_standing() is None
+            shell.is_serving = has_caught_up and bool(shell.broker.machine.users)
+        return shell.is_serving
+
+    def _make_first_user(self, node: SimulatedNode, life: int) -> None:
+        """Have the node make the first user once it leads, as a node's composition root does it."""
+        shell = self._shell(node)
+        if shell is None or node.life != life or shell.broker.machine.users:
+            return
+        broker = shell.broker
+        if broker.live and node.group.leader == node.name:
+            hashed = hash_password(SALT, PASSWORD.encode())
+            broker.submissions.add(PutUser(USER, SALT, hashed, ["administrator"]))
+            broker.submissions.add(SetPermissions(USER, DEFAULT_VHOST, ".*", ".*", ".*"))
+        node.runtime.call_later(FIRST_USER_S, partial(self._make_first_user, node, life))
+
+    # NodeEvents: what the group tells, as one `GroupEvents`
+
+    def started(self, node: SimulatedNode) -> None:
+        self.nodes[node.name] = node
+        machine = cast("QueueMachine", node.machine.inner)
+        log = TaggedLog(node, partial(self._submit, node))
+        broker = Broker(node.name, machine, log, node.disk, node.runtime, (), self._limits)
+        server = AmqpServer(broker, Settings(), Places(100, 1000), complaints())
+        self._shells[node.name] = NodeShell(node.life, broker, server)
+        if self._have_users:
+            self._make_first_user(node, node.life)
+
+    def _shell(self, node: SimulatedNode) -> NodeShell | None:
+        """None while a new life begins: it has told nobody anything yet."""
+        shell = self._shells.get(node.name)
+        return shell if shell is not None and shell.life == node.life else None
+
+    def expelled(self, node: SimulatedNode) -> None:
+        self._tell(node, Expelled())
+
+    def confirmed(self, node: SimulatedNode, sequence: int) -> None:
+        self._tell(node, Confirmed(sequence))
+
+    def effect(self, node: SimulatedNode, effect: Any) -> None:
+        self._tell(node, effect)
+
+    def _tell(self, node: SimulatedNode, effect: Any) -> None:
+        shell = self._shell(node)
+        if shell is not None:
+            shell.told.append(effect)
+
+    def entry_applied(self, node: SimulatedNode) -> None:
+        shell = self._shell(node)
+        if shell is not None:
+            effects = list(shell.told)
+            shell.told.clear()
+            shell.broker.applied(node.group.engine.applied_index, effects)
+
+    def resumed(self, node: SimulatedNode, sequence: int, outstanding: Sequence[Any]) -> None:
+        shell = self._shell(node)
+        if shell is not None:
+            shell.broker.resumed(sequence, outstanding)
+
+    def leader_changed(self, node: SimulatedNode, leader: str | None) -> None:
+        shell = self._shell(node)
+        if shell is not None:
+            shell.broker.leader_changed(leader, node.group.engine.term)
+
+    def alarm_changed(self, node: SimulatedNode, reason: str | None) -> None:
+        shell = self._shell(node)
+        if shell is not None:
+            shell.broker.alarm_changed(reason)
+
+    def needed_from(self, node: SimulatedNode) -> int | None:
+        shell = self._shell(node)
+        return shell.broker.needed_from() if shell is not None else None

@@ -1,0 +1,61 @@
+"""The log of a simulated node as its broker sees it: there batches begin with a tag, of which no broker knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from chaos.sim.watched import TAG
+from cluster.entry import (
+    batches_of,
+    compacted_parts,
+    entry_time_ms,
+    is_compacted,
+    is_regular,
+    make_batch,
+    make_compacted,
+    make_entry,
+)
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import SimulatedNode
+    from cluster.ports import Buffer
+
+
+class TaggedLog:
+    """A log without tags, as far as the sessions look."""
+
+    def __init__(self, node: SimulatedNode, submit: Callable[[Sequence[Buffer]], int]) -> None:
+        self._group = node.group
+        self._submit = submit
+
+    def submit(self, payload: Sequence[Buffer], weight: int = 0) -> int:  # noqa: ARG002
+        return self._submit(payload)
+
+    @property
+    def last_index(self) -> int:
+        return self._group.last_index
+
+    def payload(self, index: int) -> bytes | None:
+        entry = self._group.payload(index)
+        return None if entry is None else _without_tags(entry)
+
+    def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
+        job = self._group.read_job(indexes, bytes_max)
+        return lambda: [_without_tags(entry) for entry in job()]
+
+    def disk_failed(self, error: Exception) -> None:
+        self._group.disk_failed(error)
+
+
+def _without_tags(entry: bytes) -> bytes:
+    if is_compacted(entry):
+        parts = compacted_parts(entry)
+        return make_compacted({ordinal: bytes(part[TAG.size :]) for ordinal, part in parts.items()})
+    if not is_regular(entry):
+        return entry  # the one with which a leader begins
+    batches: list[Any] = []
+    for view in batches_of(entry):
+        payload = entry[view.start + TAG.size : view.end] if view.end > view.start else b""
+        batches.append(make_batch(view.origin, view.incarnation, view.sequence, [payload], view.kind))
+    return make_entry(entry_time_ms(entry), batches)

@@ -1,0 +1,99 @@
+"""Where a backup is kept: a directory, a tar archive in a file, or one that comes from standard input.
+
+Lives here: opening any of these for reading, as a disk with the files of the backup in its root. Not here: what is in
+them (cluster/backup.py).
+
+Law: nothing is written but a temporary file for what comes from standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+
+from cluster.backup import CONTENTS
+from cluster.realworld import ReadOnlyDisk
+from qq.errors import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from cluster.ports import Disk
+
+STANDARD_STREAM = "-"
+"""In place of a path: standard input or output."""
+
+
+def is_backup(path: Path) -> bool:
+    """Whether there is a backup at this path, or was to be one."""
+    return path.is_file() or (path / CONTENTS).exists()
+
+
+@contextmanager
+def opened(path: str) -> Generator[Disk]:
+    """Open the backup that is there; raises CommandError and OSError."""
+    if path != STANDARD_STREAM and Path(path).is_dir():
+        yield cast("Disk", ReadOnlyDisk(Path(path)))
+        return
+    with _archive_file(path) as file:
+        yield cast("Disk", _ArchiveDisk(file, path))
+
+
+@contextmanager
+def _archive_file(path: str) -> Generator[BinaryIO]:
+    if path != STANDARD_STREAM:
+        with Path(path).open("rb") as file:
+            yield file
+        return
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.seek(0)  # it writes what is still in memory, too
+        yield cast("BinaryIO", copy)
+
+
+class _Part(NamedTuple):
+    start: int
+    size: int
+
+
+class _ArchiveDisk:
+    """The files of a tar archive: what a `Disk` has for reading."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        self._descriptor = file.fileno()
+        try:
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                self._parts = {
+                    entry.name: _Part(entry.offset_data, entry.size) for entry in archive if entry.isfile()
+                }
+        except tarfile.TarError as error:
+            raise CommandError(f"{path}: this is no backup, or a cut one ({error})") from None
+
+    def list_directory(self, _path: str) -> list[str]:
+        return sorted(self._parts)
+
+    def read_file(self, path: str) -> bytes:
+        return os.pread(self._descriptor, *reversed(self._parts[path]))
+
+    def open(self, path: str) -> _ArchiveFile:
+        return _ArchiveFile(self._descriptor, self._parts[path])
+
+
+class _ArchiveFile:
+    """One file of an archive, for reading."""
+
+    def __init__(self, descriptor: int, part: _Part) -> None:
+        self._descriptor = descriptor
+        self._start, self.size = part
+
+    def pread(self, offset: int, length: int) -> bytes:
+        return os.pread(self._descriptor, max(0, min(length, self.size - offset)), self._start + offset)
+
+    def close(self) -> None:
+        """Do nothing: the archive is open as long as it is looked at."""

@@ -1,0 +1,178 @@
+"""`qq backup`: a running cluster's data in a directory, or as one stream.
+
+The node sends a tar archive (management/backups.py). If the node's own files can be read here, they are linked and not
+copied: then only the first two files are taken from the stream. The files where the node says that its own are must be
+its own if the checkpoint beside them is the one in the stream, to the byte: a checkpoint names its owner and its entry.
+
+Lives here: taking the stream, links or copies, checksums of both. Not here: what a backup is (cluster/backup.py).
+
+Law: under its name a backup is there as a whole, and checked, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from cluster.backup import (
+    CHUNK_BYTES,
+    CONTENTS,
+    SUMS,
+    BadBackup,
+    check,
+    read_contents,
+    sum_line,
+    unpack_contents,
+)
+from cluster.realworld import ReadOnlyDisk
+from qq.cli.archive import STANDARD_STREAM
+from qq.cli.inspect import describe_state, describe_time
+from qq.errors import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from cluster.backup import Contents
+    from cluster.ports import Disk
+    from qq.cli.remote import Remote
+
+_PATH = "/api/cluster/backup"
+
+
+def backup(node: Remote, target: str) -> int:
+    """Make a backup of the cluster of a node; raises CommandError, and then there is none."""
+    if target == STANDARD_STREAM:
+        with node.download(_PATH) as stream:
+            shutil.copyfileobj(stream, sys.stdout.buffer, CHUNK_BYTES)
+        sys.stdout.buffer.flush()
+        return 0
+    try:
+        with _new_directory(Path(target)) as directory:
+            with node.download(_PATH) as stream:
+                are_linked = _take(stream, directory)
+            contents = _checked(directory)
+            _sync(directory)
+    except tarfile.TarError as error:
+        raise CommandError(
+            f"{node.url}: the backup was broken off, so there is none: try again ({error})"
+        ) from None
+    except OSError as error:
+        raise CommandError(f"{error.filename or target}: {error.strerror or error}") from None
+    how = "linked" if are_linked else "copied"
+    print(
+        f"{target}: {describe(contents)}; {len(contents.segments) + 1} files of {contents.file_bytes:,} bytes, {how}"
+    )
+    return 0
+
+
+def describe(contents: Contents) -> str:
+    """One line about what a backup is of."""
+    return (
+        f"cluster {contents.cluster} up to entry {contents.index} of term {contents.term} "
+        f"({describe_time(contents.time_ms)}), from node {contents.node}"
+    )
+
+
+@contextmanager
+def _new_directory(target: Path) -> Generator[Path]:
+    """A directory beside the target, which becomes the target at the end of the block, or else is removed."""
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise CommandError(f"{target}: is there already; name a new directory")
+    directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.absolute().parent))
+    try:
+        yield directory
+        directory.rename(target)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    _sync(target.absolute().parent)
+
+
+def _take(stream: BinaryIO, directory: Path) -> bool:
+    """Put the files of the archive into the directory; True if the segments are links to the node's own."""
+    contents: Contents | None = None
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as archive:
+        for entry in archive:
+            if contents is None and entry.name != CONTENTS:
+                raise tarfile.ReadError("it does not begin as a backup")
+            _copy(archive, entry, directory / entry.name, contents)
+            if contents is None:
+                contents = unpack_contents((directory / CONTENTS).read_bytes())
+            elif entry.name == contents.checkpoint and _linked(contents, directory):
+                return True
+    return False
+
+
+def _copy(archive: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, contents: Contents | None) -> None:
+    known = {CONTENTS, SUMS} if contents is None else {SUMS, *(name for name, _ in contents.files)}
+    source = archive.extractfile(entry)
+    if entry.name not in known or source is None:
+        raise tarfile.ReadError(f"{entry.name!r} is no file of a backup")
+    with source, target.open("xb") as copy:
+        shutil.copyfileobj(source, copy, CHUNK_BYTES)
+        copy.flush()
+        os.fsync(copy.fileno())
+
+
+def _linked(contents: Contents, directory: Path) -> bool:
+    """Link all segments from where the node has them, if it has them here; else leave none."""
+    log = Path(contents.directory)
+    names = [segment.name for segment in contents.segments]
+    try:
+        if not _are_equal(log / contents.checkpoint, directory / contents.checkpoint):
+            return False
+        for segment in contents.segments:
+            (directory / segment.name).hardlink_to(log / segment.name)
+    except OSError:  # the node is elsewhere, or its files are on another file system, or not to be read
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+        return False
+    sums = "".join(_sum_line(directory, name) for name in (CONTENTS, contents.checkpoint, *names))
+    with (directory / SUMS).open("x") as file:
+        file.write(sums)
+        file.flush()
+        os.fsync(file.fileno())
+    return True
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    with one.open("rb") as first, other.open("rb") as second:
+        while part := first.read(CHUNK_BYTES):
+            if part != second.read(CHUNK_BYTES):
+                return False
+        return not second.read(1)
+
+
+def _sum_line(directory: Path, name: str) -> str:
+    with (directory / name).open("rb") as file:
+        digest = sha256()
+        while part := file.read(CHUNK_BYTES):
+            digest.update(part)
+    return sum_line(digest.hexdigest(), name)
+
+
+def _sync(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checked(directory: Path) -> Contents:
+    """Check the whole backup, as a restore does; raises CommandError."""
+    disk = cast("Disk", ReadOnlyDisk(directory))
+    try:
+        contents = read_contents(disk)
+        check(disk, contents, describe_state)
+    except BadBackup as error:
+        raise CommandError(f"no backup was made: {error}") from None
+    return contents

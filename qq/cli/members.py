@@ -1,0 +1,192 @@
+"""`qq member`, `qq drain`, `qq revive`, `qq upgrade`: what operators change about the members of a cluster.
+
+Lives here: what is asked of a node, and the line that tells the answer. Not here: requests (remote.py), what a node
+makes of them (http/members.py).
+
+Law: each may be repeated: what is done already is not done again. A data directory that is to go is the one that the
+list of members shows now.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+
+from qq.cli.table import aligned
+from qq.errors import CommandError
+
+if TYPE_CHECKING:
+    from qq.cli.remote import Remote
+
+_MEMBERS = "/api/cluster/members"
+_HEAD = ["name", "address", "role", "state", "lag", "versions", "drained", "id"]
+
+
+class Patience(NamedTuple):
+    """How long a command waits."""
+
+    timeout_s: float
+    waits_for_vote: bool = True
+    """Whether a new member has to have come, and to vote."""
+
+
+def list_members(node: Remote, *, as_json: bool) -> int:
+    """Print the members of the cluster; raises CommandError."""
+    answer = node.get(_MEMBERS)
+    try:
+        print(json.dumps(answer, indent=2) if as_json else _table(answer))
+    except (KeyError, TypeError):
+        raise node.is_foreign() from None
+    return 0
+
+
+def add_member(node: Remote, name: str, host: str, port: int, patience: Patience) -> int:
+    """Have the cluster take a node in; raises CommandError."""
+    body = {"host": host, "port": port}
+    node.ask_until_done(
+        "PUT", _path(name), body=body, waiting_for=f"{name} to come", timeout_s=patience.timeout_s
+    )
+    return _finish(node, name, patience)
+
+
+def promote_member(node: Remote, name: str, patience: Patience) -> int:
+    """Wait until a member votes; raises CommandError."""
+    node.ask_until_done(
+        "POST", f"{_path(name)}/promote", waiting_for=f"{name} to vote", timeout_s=patience.timeout_s
+    )
+    print(f"{name} votes")
+    return 0
+
+
+def remove_member(node: Remote, name: str, patience: Patience) -> int:
+    """Have a member be none any more, whether it is up or not; raises CommandError."""
+    found = _Found(node, name)
+    if found.is_member:
+        note = ""
+        if found.is_asked:
+            note = "; it is the node that was asked, and stops then: ask another one whether it is gone"
+        node.ask_until_done(
+            "DELETE",
+            f"{_path(name)}?id={found.id}",
+            waiting_for=f"{name} to be removed",
+            timeout_s=patience.timeout_s,
+            note=note,
+        )
+    elif not found.was_removed:
+        raise CommandError(f"there is no member {name!r}; the members are {', '.join(found.members)}")
+    print(f"{name} is no member: do not start it again with its data directory")
+    return 0
+
+
+def replace_member(node: Remote, name: str, patience: Patience) -> int:
+    """Have another data directory take the place of a member's, which is lost; raises CommandError."""
+    found = _Found(node, name)
+    if not found.is_member:
+        raise CommandError(f"there is no member {name!r}; the members are {', '.join(found.members)}")
+    if found.id:  # else it is awaited already
+        node.ask_until_done(
+            "POST",
+            f"{_path(name)}/replace",
+            body={"id": found.id},
+            waiting_for=f"{name} to be replaced",
+            timeout_s=patience.timeout_s,
+        )
+    return _finish(node, name, patience)
+
+
+def _finish(node: Remote, name: str, patience: Patience) -> int:
+    if patience.waits_for_vote:
+        return promote_member(node, name, patience)
+    print(f"{name} is awaited: start it with an empty data directory and `qq serve --join`")
+    return 0
+
+
+def drain(node: Remote, name: str | None, patience: Patience) -> int:
+    """Have a node lead nothing and serve no clients; raises CommandError."""
+    name = name or _asked(node)
+    node.ask_until_done(
+        "PUT",
+        f"{_path(name)}/drain",
+        waiting_for=f"clients of {name} to go",
+        timeout_s=patience.timeout_s,
+    )
+    print(f"{name} is under maintenance: it leads nothing and has no clients")
+    return 0
+
+
+def revive(node: Remote, name: str | None, patience: Patience) -> int:
+    """End the maintenance of a node; raises CommandError."""
+    name = name or _asked(node)
+    node.ask_until_done(
+        "DELETE",
+        f"{_path(name)}/drain",
+        waiting_for=f"the maintenance of {name} to end",
+        timeout_s=patience.timeout_s,
+    )
+    print(f"{name} serves clients")
+    return 0
+
+
+def finish_upgrade(node: Remote, patience: Patience) -> int:
+    """Have the cluster go over to the newest version of the state that the node can run; raises CommandError."""
+    answer = node.ask_until_done(
+        "POST",
+        "/api/cluster/upgrade/finish",
+        waiting_for="the upgrade to be finished",
+        timeout_s=patience.timeout_s,
+    )
+    version = answer.document.get("version")
+    if not isinstance(version, int):
+        raise node.is_foreign()
+    print(f"the cluster runs version {version} of the state")
+    return 0
+
+
+class _Found:
+    """What the list of members says of a name."""
+
+    def __init__(self, node: Remote, name: str) -> None:
+        answer = node.get(_MEMBERS)
+        try:
+            ids = {member["name"]: member["id"] for member in answer["members"]}
+            self.members = list(map(str, ids))
+            self.is_member = name in ids
+            self.id = str(ids.get(name) or "")
+            """The id of the member's data directory; empty if it is awaited."""
+            self.is_asked = answer["node"] == name
+            self.was_removed = any(removed["name"] == name for removed in answer["removed"])
+        except (KeyError, TypeError, AttributeError):
+            raise node.is_foreign() from None
+
+
+def _asked(node: Remote) -> str:
+    name = node.get(_MEMBERS).get("node")
+    if not isinstance(name, str):
+        raise node.is_foreign()
+    return name
+
+
+def _path(name: str) -> str:
+    return f"{_MEMBERS}/{quote(name, safe='')}"
+
+
+def _table(answer: dict[str, Any]) -> str:
+    cluster = (
+        answer["cluster"] if answer["cluster_id"] is None else f"{answer['cluster']} ({answer['cluster_id']})"
+    )
+    head = f"cluster {cluster}, version {answer['version']} of the state, as {answer['node']} sees it"
+    rows = [
+        [
+            member["name"],
+            f"{member['host']}:{member['port']}",
+            member["role"],
+            member["state"],
+            "-" if member["lag"] is None else f"{member['lag']:,}",
+            member["versions"] or "-",
+            "yes" if member["drained"] else "no",
+            member["id"] or "-",
+        ]
+        for member in answer["members"]
+    ]
+    return "\n".join([head, *aligned([_HEAD, *rows])])

@@ -1,0 +1,254 @@
+"""`qq restore` and `qq recover`: a new cluster of one node, from a backup or from what one node of an old one has left.
+
+Lives here: what has to be so before anything is written, and what is told. Not here: what is written
+(cluster/new_cluster.py), what a backup is (cluster/backup.py).
+
+Law: whatever is refused has changed nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from random import SystemRandom
+from time import time_ns
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from cluster.backup import BadBackup, check, read_contents
+from cluster.configuration import PeerAddress, Versions
+from cluster.entry import entry_time_ms, is_regular
+from cluster.identity import ForeignDirectory, Identity, Owner
+from cluster.inspection import CheckpointFound, Cure, EntryFound, HardStateFound, LogFound, Whose, entries
+from cluster.inspection import inspect as find_all
+from cluster.log.hardstate import Standing
+from cluster.log.segment import JournalError
+from cluster.new_cluster import OldLog, recover, restore, version_of
+from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
+from cluster.state import GroupState
+from qq.cli.archive import opened
+from qq.cli.backup import describe
+from qq.cli.inspect import describe_state, describe_time, find_group
+from qq.cli.launch import load_settings
+from qq.errors import CommandError
+from qq.machine.machine import QueueMachine
+from qq.stored.content import content_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from cluster.backup import Contents
+    from cluster.new_cluster import NewCluster
+    from cluster.ports import Disk
+    from qq.config import NodeConfig
+
+_GROUPS = "groups"
+_GROUP = f"{_GROUPS}/0"
+_UNFINISHED = f"{_GROUPS}/restoring"
+"""Where the group's directory is made; it gets its name when all of it is durable."""
+_IGNORED = ("lock", "lost+found")
+"""What an empty data directory may hold: the lock of whoever looked at it, and what a file system puts there."""
+_LAST_ENTRIES = 1000
+"""Among so many entries at the end one has a time: a node writes others only where a reign begins."""
+
+
+def restore_backup(backup: str, config_file: Path) -> int:
+    """Make the data directory of a new cluster's first node from a backup; raises OperatingError."""
+    settings = load_settings(config_file)
+    with _explained(backup), opened(backup) as source:
+        contents = read_contents(source)
+        old = OldLog(contents.version, is_named=bool(contents.cluster_id))
+        version_of(old, Versions(*QueueMachine.versions), backup)
+        _check_empty(settings.data_dir)
+        check(source, contents, describe_state)
+        new = _restored(source, contents, settings)
+    print(f"restored: {describe(contents)}")
+    print(_what_next(new))
+    return 0
+
+
+def _check_empty(data_dir: Path) -> None:
+    """Raise CommandError if the data directory is in use or holds anything but an earlier restore that did not end."""
+    if not data_dir.exists():
+        return
+    check_not_in_use(data_dir)
+    names = {path.name for path in data_dir.iterdir()} - set(_IGNORED)
+    if names - {_GROUPS} or (names and (data_dir / _GROUP).exists()):
+        raise CommandError(f"{data_dir}: is not empty; give the node a new data directory, or empty this one")
+
+
+def _restored(source: Disk, contents: Contents, settings: NodeConfig) -> NewCluster:
+    address = PeerAddress(settings.address.host, settings.address.peer_port)
+    owner = Owner(settings.cluster_name, settings.name, contents.group)
+    with _locked(settings.data_dir) as disk:
+        disk.remove_directory(_UNFINISHED)
+        try:
+            new = restore(
+                source,
+                contents,
+                disk,
+                _UNFINISHED,
+                owner,
+                address,
+                QueueMachine(content_of),
+                _wall_ms(),
+                SystemRandom(),
+            )
+        except OSError:
+            disk.remove_directory(_UNFINISHED)  # on a full disk it would be in the way
+            raise
+        disk.sync_directory(_UNFINISHED)
+        disk.rename(_UNFINISHED, _GROUP)
+        disk.sync_directory(_GROUPS)
+    return new
+
+
+# Recovering
+
+
+class _Known(NamedTuple):
+    """The entry of a checkpoint."""
+
+    number: int
+    term: int | None
+    time: str
+
+
+class _Survivor(NamedTuple):
+    """What a survivor's directory holds, as far as it matters to what may be missing."""
+
+    identity: Identity
+    standing: Standing | None
+    committed: _Known | None
+    """The newest checkpoint, up to which everything is known to be committed."""
+    last_index: int
+    last_term: int
+    last_time_ms: int | None
+
+
+def recover_survivor(directory: Path, *, is_sure: bool) -> int:
+    """Tell what may be missing in the directory of a survivor and, if the caller is sure, begin a new cluster of it.
+
+    Exit status 1 if nothing was done; raises CommandError.
+    """
+    with _explained(str(directory)):
+        group = find_group(directory)
+        data_dir = group.parent.parent
+        check_not_in_use(data_dir)
+        survivor = _look_at(group)
+        old = OldLog(survivor.identity.machine_version, is_named=not survivor.identity.members)
+        version_of(old, Versions(*QueueMachine.versions), str(group))
+        for line in _lines(group, survivor):
+            print(line)
+        if not is_sure:
+            print("nothing was changed; if you want this, say --yes")
+            return 1
+        with _locked(data_dir) as disk:
+            path = str(group.relative_to(data_dir))
+            print(_what_next(recover(disk, path, QueueMachine(content_of), _wall_ms(), SystemRandom())))
+    return 0
+
+
+def _look_at(group: Path) -> _Survivor:
+    """Look at everything in the directory. Raises CommandError if it cannot be used."""
+    disk = cast("Disk", ReadOnlyDisk(group))
+    identity, standing, last_index, committed = None, None, None, None
+    for found in find_all(disk, "", _time_of, Versions(*QueueMachine.versions)):
+        problem = None if isinstance(found, LogFound) else found.problem
+        if problem is not None and problem.cure >= Cure.REPAIR:
+            raise CommandError(
+                f"{group}: {problem.what}: take the directory of another survivor, or a backup "
+                f"(`qq inspect {group}` tells what is there)"
+            )
+        match found:
+            case Whose():
+                identity = found.identity
+            case HardStateFound(state=state):
+                standing = None if state is None else state.standing
+            case LogFound():
+                last_index = found.last_index
+            case CheckpointFound(name=name, term=term, state=time, problem=None):
+                committed = _Known(int(name.partition(".")[0]), term, time)
+            case _:
+                pass
+    if identity is None or not last_index:
+        raise CommandError(
+            f"{group}: there is no log in it: take the directory of another survivor, or a backup"
+        )
+    last_term, last_time_ms = 0, None
+    for entry in entries(disk, "", max(0, last_index - _LAST_ENTRIES), last_index):
+        if isinstance(entry, EntryFound):
+            last_term = entry.term
+            if is_regular(entry.payload):
+                last_time_ms = entry_time_ms(entry.payload)
+    return _Survivor(identity, standing, committed, last_index, last_term, last_time_ms)
+
+
+def _time_of(body: bytes) -> str:
+    """The cluster's time when a checkpoint was made; raises ValueError if this program cannot load its state."""
+    state = GroupState(QueueMachine())
+    state.load(body)
+    return describe_time(state.time_ms)
+
+
+def _lines(group: Path, survivor: _Survivor) -> Generator[str]:
+    owner, version, members = survivor.identity
+    yield f"directory        {group}"
+    names = f" ({', '.join(members)})" if members else ""
+    yield f"it is of         node {owner.node} of cluster {owner.cluster}{names}, state version {version}"
+    when = "" if survivor.last_time_ms is None else f", made at {describe_time(survivor.last_time_ms)}"
+    yield f"the log ends     with entry {survivor.last_index} of term {survivor.last_term}{when}"
+    known, committed = survivor.committed, 0
+    if known is None:
+        yield "known committed  nothing: there is no checkpoint"
+    else:
+        committed = known.number
+        where = f"entry {committed} of term {known.term}, made at {known.time}"
+        yield f"known committed  up to {where} (the newest checkpoint)"
+    if committed < survivor.last_index:
+        yield (
+            f"uncertain        entries {committed + 1} to {survivor.last_index} are all taken as committed, also what "
+            "was confirmed to nobody"
+        )
+    yield f"may be missing   what was confirmed to clients behind entry {survivor.last_index}{_since(survivor)}"
+    if survivor.standing is not Standing.VOTER:
+        yield "                 and more: this node was itself being repaired; another survivor may have more"
+
+
+def _since(survivor: _Survivor) -> str:
+    return "" if survivor.last_time_ms is None else f", after {describe_time(survivor.last_time_ms)}"
+
+
+# Both
+
+
+def _what_next(new: NewCluster) -> str:
+    return (
+        f"node {new.member.name} is the only member of a new cluster now, {new.cluster_id.hex()}: "
+        "start it, and then the others with empty data directories"
+    )
+
+
+def _wall_ms() -> int:
+    return time_ns() // 1_000_000
+
+
+@contextmanager
+def _locked(data_dir: Path) -> Generator[Disk]:
+    disk = RealDisk(data_dir)
+    try:
+        yield disk
+    finally:
+        disk.close()
+
+
+@contextmanager
+def _explained(what: str) -> Generator[None]:
+    """Turn what may go wrong with files into one line."""
+    try:
+        yield
+    except DirectoryInUse as error:
+        raise CommandError(f"{error}; stop the node first") from None
+    except (BadBackup, JournalError, ForeignDirectory) as error:
+        raise CommandError(f"{what}: {error}") from None
+    except OSError as error:
+        raise CommandError(f"{error.filename or what}: {error.strerror or error}") from None

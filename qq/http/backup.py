@@ -1,0 +1,44 @@
+"""A backup of the cluster over HTTP.
+
+Lives here: the path, who may ask, and that a backup which ends too early is no answer. Not here: what is in it
+(cluster/backup.py), where it comes from (management/backups.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from aiohttp import hdrs, web
+
+from qq.http.login import ADMINISTRATORS, require
+
+if TYPE_CHECKING:
+    from qq.http.view import ManagementView
+
+log = logging.getLogger(__name__)
+
+
+class BackupEndpoint:
+    """The handler for backups."""
+
+    def __init__(self, management: ManagementView) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/api/cluster/backup", self.backup, allow_head=False)]
+
+    async def backup(self, request: web.Request) -> web.StreamResponse:
+        require(request, ADMINISTRATORS)
+        async with self._management.backup() as backup:
+            response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/x-tar"})
+            await response.prepare(request)
+            try:
+                async for part in backup.stream():
+                    await response.write(part)
+                await response.write_eof()
+            except OSError as error:  # of a file, or because whoever wanted it has left
+                log.warning("a backup was broken off: %s", error)
+                if request.transport is not None:
+                    request.transport.abort()  # else it would look as if it ended here
+        return response

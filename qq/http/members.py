@@ -1,0 +1,136 @@
+"""The members of the cluster: who they are, and how operators change that.
+
+Lives here: paths, bodies and statuses. Not here: what waits until a change is made (management/members.py), what a
+change does (cluster/member_changes.py).
+
+Law: a change names the data directory that is meant, wherever there is one, so whoever does not know whether it was
+made may ask for it again. It is answered with 200 when it is made, with 503 when it is not made yet, and with 409 when
+it will not be.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from cluster.configuration import ID_BYTES
+from cluster.member_changes import MemberChange, Verb
+from qq.config import NAME, PORT_MAX
+from qq.errors import ReplyCode
+from qq.http.bodies import field
+from qq.http.errors import Refusal, bad_request
+from qq.http.login import ADMINISTRATORS, require
+from qq.http.requests import read_body
+from qq.http.view import ChangeRefused
+
+if TYPE_CHECKING:
+    from qq.http.view import ClusterMembers, ManagementView
+
+_MEMBERS = "/api/cluster/members"
+_MEMBER = f"{_MEMBERS}/{{name}}"
+
+
+class MemberEndpoints:
+    """The handlers for members and upgrades."""
+
+    def __init__(self, management: ManagementView) -> None:
+        self._management = management
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get(_MEMBERS, self.show),
+            web.put(_MEMBER, self.add),
+            web.delete(_MEMBER, self.remove),
+            web.post(f"{_MEMBER}/promote", self.promote),
+            web.post(f"{_MEMBER}/replace", self.replace),
+            web.put(f"{_MEMBER}/drain", self.drain),
+            web.delete(f"{_MEMBER}/drain", self.revive),
+            web.post("/api/cluster/upgrade/finish", self.finish_upgrade),
+        ]
+
+    async def show(self, _: web.Request) -> web.Response:
+        return self._answer()
+
+    async def add(self, request: web.Request) -> web.Response:
+        body = await _body(request, "host", "port")
+        name, host, port = request.match_info["name"], field(body, "host", str), field(body, "port", int)
+        if NAME.fullmatch(name) is None:
+            raise bad_request(f"name: {name!r} must be 1 to 64 of A-Z a-z 0-9 _ . @ -")
+        if not host or not 0 < port <= PORT_MAX:
+            raise bad_request(f"host must be a name or an address, and port 1 to {PORT_MAX}")
+        known = next((each for each in self._shown().members if each.name == name), None)
+        if known is not None and (known.host, known.port) != (host, port):
+            raise Refusal(
+                HTTPStatus.CONFLICT,
+                f"there is a member {name!r} at {known.host}:{known.port}; to move it to {host}:{port}, start it there",
+            )
+        return await self._change(request, MemberChange(Verb.ADD, name, host=host, port=port))
+
+    async def remove(self, request: web.Request) -> web.Response:
+        member_id = _id_in(request.query.get("id"))
+        return await self._change_member(request, Verb.REMOVE, member_id)
+
+    async def replace(self, request: web.Request) -> web.Response:
+        body = await _body(request, "id")
+        member_id = _id_in(body["id"])
+        if not member_id:
+            raise bad_request("id: a member that is awaited needs no replacement: start it")
+        return await self._change_member(request, Verb.REPLACE, member_id)
+
+    async def promote(self, request: web.Request) -> web.Response:
+        return await self._change_member(request, Verb.PROMOTE)
+
+    async def drain(self, request: web.Request) -> web.Response:
+        return await self._change_member(request, Verb.DRAIN)
+
+    async def revive(self, request: web.Request) -> web.Response:
+        return await self._change_member(request, Verb.REVIVE)
+
+    async def finish_upgrade(self, request: web.Request) -> web.Response:
+        return await self._change(request, MemberChange(Verb.FINISH_UPGRADE))
+
+    async def _change_member(self, request: web.Request, verb: Verb, member_id: bytes = b"") -> web.Response:
+        return await self._change(request, MemberChange(verb, request.match_info["name"], member_id))
+
+    async def _change(self, request: web.Request, change: MemberChange) -> web.Response:
+        require(request, ADMINISTRATORS)
+        try:
+            await self._management.change_members(change)
+        except ChangeRefused as refused:
+            if refused.code != ReplyCode.PRECONDITION_FAILED:
+                raise
+            raise Refusal(HTTPStatus.CONFLICT, refused.explanation) from None
+        return self._answer()
+
+    def _shown(self) -> ClusterMembers:
+        return self._management.cluster_members()
+
+    def _answer(self) -> web.Response:
+        shown = self._shown()
+        members = [member._asdict() for member in shown.members]
+        removed = [removed._asdict() for removed in shown.removed]
+        return web.json_response(shown._asdict() | {"members": members, "removed": removed})
+
+
+async def _body(request: web.Request, *keys: str) -> dict[str, Any]:
+    """Read an object with these keys and no others. Raises Refusal."""
+    require(request, ADMINISTRATORS)
+    body = await read_body(request)
+    if body.keys() != set(keys):
+        raise bad_request(f"the body must have {' and '.join(keys)}, and nothing else")
+    return body
+
+
+def _id_in(text: Any) -> bytes:
+    """The id of a data directory; empty for a member that is awaited. Raises Refusal."""
+    try:
+        member_id = bytes.fromhex(text)
+    except (TypeError, ValueError):
+        member_id = None
+    if member_id is None or len(member_id) not in (0, ID_BYTES):
+        raise bad_request(
+            f"id: must be that of the member's data directory, as {_MEMBERS} shows it; empty for one that is awaited"
+        )
+    return member_id

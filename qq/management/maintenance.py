@@ -1,0 +1,75 @@
+"""Maintenance: a node that serves no clients for a while, and tells those that it has to go.
+
+Its AMQP ports are closed meanwhile, as RabbitMQ does it: whoever connects goes on to the next address at once. Some
+clients take a connection that is closed before it is open for a refused login, and do not.
+
+Lives here: what becomes of clients. Not here: how maintenance begins and ends (members.py), who leads meanwhile
+(cluster/maintenance.py), what balancers are told (node.py).
+
+Law: nobody is told to go while the node takes others in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from cluster.group import Group
+    from qq.sessions.broker import Broker
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+"""How often it is looked whether maintenance has begun or ended, and whether clients are left."""
+TOLD_AT_ONCE = 100
+"""So many clients are told to go before other tasks run: some milliseconds of work."""
+
+
+class Maintenance:
+    """The maintenance of this node."""
+
+    def __init__(self, group: Group, broker: Broker, grace_s: float) -> None:
+        self._group = group
+        self._broker = broker
+        self._grace_s = grace_s
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the cluster has agreed that this node is under maintenance."""
+        member = self._group.configurations.committed.member(self._broker.name)
+        return member is not None and member.is_drained
+
+    async def watch(
+        self, open_ports: Callable[[], Awaitable[None]], close_ports: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Have clients come whenever there is no maintenance, and go whenever there is, until cancelled."""
+        while True:
+            if not self.is_on:
+                await open_ports()
+                await self._until(begun=True)
+                await close_ports()
+            log.info("this node is under maintenance: clients are told to go in %g s", self._grace_s)
+            await self._until(begun=False, within_s=self._grace_s)
+            while self.is_on:
+                await self._tell_clients()
+                await asyncio.sleep(LOOK_S)
+            log.info("this node is not under maintenance any more")
+
+    async def _until(self, *, begun: bool, within_s: float = float("inf")) -> None:
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + within_s
+        # The group is not asynchronous: it has no event to wait for.
+        while self.is_on != begun and loop.time() < end_s:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+
+    async def _tell_clients(self) -> None:
+        text = f"node {self._broker.name} was put into maintenance mode: connect to another node"
+        connections = [each for each in self._broker.connections.values() if each.is_admitted]
+        for number, connection in enumerate(connections, 1):
+            connection.shut_down(text)
+            if number % TOLD_AT_ONCE == 0:
+                await asyncio.sleep(0)

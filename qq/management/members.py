@@ -1,0 +1,198 @@
+"""The members of the cluster, and what operators change about them.
+
+Lives here: waiting until a change is made, and why it is not made yet. Not here: what a change does
+(cluster/member_changes.py), when the leader may make it (cluster/group.py), who can be done without
+(cluster/fitness.py).
+
+Law: whoever is told that a change is made finds it made at this node. Asked again, nothing is done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from cluster.configuration import PeerAddress
+from cluster.member_changes import Verb
+from qq.errors import ReplyCode
+from qq.http.view import ChangeRefused, ClusterMember, ClusterMembers, NodeState, RemovedMember, Unavailable
+from qq.management.leadership import PATIENCE_S, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cluster.configuration import Configuration, Member
+    from cluster.fitness import Verdict
+    from cluster.group import Group
+    from cluster.member_changes import MemberChange
+    from cluster.peers import MemberStatus
+    from qq.sessions.broker import Broker
+
+CHANGE_S = 10.0
+"""How long a request waits for a change."""
+ASK_AGAIN_S = 0.3
+"""The leader is asked again after this time: it may not have heard, or have had another change under way."""
+REACH_S = 3.0
+"""How long a new member's address may take to answer."""
+
+
+class MemberChanges:
+    """The part of `qq.http.view.ManagementView` that is about members."""
+
+    def __init__(self, broker: Broker, group: Group) -> None:
+        self._broker = broker
+        self._group = group
+
+    @property
+    def _configuration(self) -> Configuration:
+        return self._group.configurations.committed
+
+    def cluster_members(self) -> ClusterMembers:
+        group, configuration = self._group, self._configuration
+        statuses = {status.name: status for status in group.statuses()}
+        end = max((status.last_index or 0 for status in statuses.values()), default=0)
+        return ClusterMembers(
+            node=group.config.name,
+            cluster=group.config.cluster,
+            cluster_id=configuration.cluster.hex() or None,
+            version=configuration.version,
+            leader=group.leader,
+            members=[
+                _shown(configuration, member, statuses.get(member.name), end)
+                for member in configuration.members
+            ],
+            removed=[RemovedMember(removed.name, removed.id.hex()) for removed in configuration.removed],
+        )
+
+    async def change_members(self, change: MemberChange) -> None:
+        """Have the members changed, and return when this node knows that they are.
+
+        Raises ChangeRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
+        """
+        if change.verb == Verb.FINISH_UPGRADE:
+            change = change._replace(version=self._broker.machine.versions[1])
+        if self._is_done(change):
+            return
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + CHANGE_S
+        if not change.is_made(self._configuration):
+            await self._check(change)
+        refusals: list[str] = []
+        while loop.time() < end_s:
+            if not self._waits_for_member(change):
+                self._group.ask_for_change(change, refusals.append)
+            await until(lambda: self._is_done(change) or refusals, min(ASK_AGAIN_S, end_s - loop.time()))
+            if self._is_done(change):
+                return
+            if refusals:
+                raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, refusals[0])
+        raise Unavailable(self._why_not_done(change))
+
+    def _is_done(self, change: MemberChange) -> bool:
+        group = self._group
+        if change.verb == Verb.REMOVE and group.is_removed and change.member_id == group.member_id:
+            return True  # its own state will never have it
+        if not change.is_made(self._configuration):
+            return False
+        return change.verb != Verb.DRAIN or (
+            group.leader not in (None, change.name) and not self._clients_of(change.name)
+        )
+
+    def _waits_for_member(self, change: MemberChange) -> bool:
+        """Whether the member has to come before anything can be asked for."""
+        member = self._configuration.member(change.name)
+        return change.verb == Verb.PROMOTE and member is not None and member.id is None
+
+    def _clients_of(self, name: str) -> int:
+        return sum(node == name for node, _ in self._broker.machine.catalog.connections)
+
+    def _why_not_done(self, change: MemberChange) -> str:
+        name, group = change.name, self._group
+        member = self._configuration.member(name)
+        if group.leader is None:
+            return "no leader is known: fewer than a majority of the voters are up (`qq status` tells which)"
+        if change.verb == Verb.PROMOTE and member is not None:
+            if member.id is None:
+                return f"{name} has not come yet: start it at {member.address} with `qq serve --join`"
+            lag = next(shown.lag for shown in self.cluster_members().members if shown.name == name)
+            if lag is None:
+                return f"{name} does not answer: start it, or look at its network"
+            return f"{name} is given the log, and lacks {lag:,} entries"
+        if change.verb == Verb.DRAIN and change.is_made(self._configuration):
+            if group.leader == name:
+                return f"{name} still leads: nobody else can take over"
+            return f"clients of {name} that have not gone yet: {self._clients_of(name):,}"
+        return f"the change is not made yet, after {CHANGE_S:g} s; it may still be made: ask again"
+
+    # What can be refused here: a leader refuses the rest
+
+    async def _check(self, change: MemberChange) -> None:
+        """Raise ChangeRefused if the change cannot be made, or would do harm; Unavailable if not yet."""
+        match change.verb:
+            case Verb.ADD:
+                await _check_reachable(change.name, PeerAddress(change.host, change.port))
+            case Verb.REMOVE | Verb.REPLACE:
+                member = await self._known(change.name)
+                if member.id == change.member_id:
+                    await _check_verdict(lambda: self._group.may_leave(change.name))
+            case Verb.DRAIN:
+                await self._known(change.name)
+                await _check_verdict(lambda: self._group.may_drain(change.name))
+            case Verb.PROMOTE | Verb.REVIVE:
+                await self._known(change.name)
+            case _:
+                pass
+
+    async def _known(self, name: str) -> Member:
+        """The member of this name; it may have been added a moment ago. Raises ChangeRefused."""
+        member = await until(lambda: self._configuration.member(name), PATIENCE_S)
+        if member is None:
+            names = ", ".join(member.name for member in self._configuration.members)
+            raise ChangeRefused(ReplyCode.NOT_FOUND, f"there is no member {name!r}; the members are {names}")
+        return member
+
+
+async def _check_verdict(judge: Callable[[], Verdict]) -> None:
+    """Raise ChangeRefused if the verdict is no, and stays so for a moment: what is known may be a second old."""
+    await until(lambda: judge().is_safe, PATIENCE_S)
+    verdict = judge()
+    if not verdict.is_safe:
+        raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, verdict.text)
+
+
+async def _check_reachable(name: str, address: PeerAddress) -> None:
+    """Raise Unavailable if nobody answers at the address of a new member: the cluster would wait for a mistake."""
+    try:
+        async with asyncio.timeout(REACH_S):
+            _, writer = await asyncio.open_connection(*address)
+    except TimeoutError:
+        why = f"no answer within {REACH_S:g} s"
+    except OSError as error:
+        why = error.strerror or str(error)
+    else:
+        writer.close()
+        return
+    raise Unavailable(
+        f"{name} cannot be reached at {address} ({why}), and nothing is changed: start it there with `qq serve --join`"
+    )
+
+
+def _shown(
+    configuration: Configuration, member: Member, status: MemberStatus | None, end: int
+) -> ClusterMember:
+    # As long as the log does not say who the members are, nobody's data directory is known.
+    is_awaited = member.id is None and bool(configuration.cluster)
+    is_there = not is_awaited and status is not None and status.state != NodeState.DOWN
+    last_index = status.last_index if is_there and status is not None else None
+    role = "awaited" if is_awaited else "voter" if member.is_voter else "learner"
+    return ClusterMember(
+        name=member.name,
+        host=member.address.host,
+        port=member.address.port,
+        id=None if member.id is None else member.id.hex(),
+        role=role,
+        state=NodeState(status.state) if is_there and status is not None else NodeState.DOWN,
+        lag=None if last_index is None else end - last_index,
+        versions=None if member.versions is None else str(member.versions),
+        drained=member.is_drained,
+    )

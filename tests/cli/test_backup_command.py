@@ -1,0 +1,495 @@
+"""`qq backup`, `qq restore` and `qq recover`: what is done, and that what is refused has changed nothing."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import tarfile
+import threading
+from contextlib import contextmanager
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.backup import CONTENTS, SUMS, BackupSegment, Contents, pack_contents, sum_line
+from cluster.configuration import Versions
+from cluster.directory import GroupDirectory
+from cluster.entry import make_batch, make_entry
+from cluster.identity import Owner
+from cluster.log.checkpoints import write_checkpoint
+from cluster.log.hardstate import HardState, Standing
+from cluster.log.journal import SegmentedJournal
+from cluster.log.manifest import row_of
+from cluster.realworld import RealDisk
+from cluster.state import GroupState
+from qq.cli import main
+from qq.machine.codec import encode_batch
+from qq.machine.commands import DeclareQueue
+from qq.machine.machine import QueueMachine
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+TIME_MS = 1_767_323_045_678
+GROUP = "groups/0"
+SETTING_UP = b"".join(encode_batch([DeclareQueue(1, 1, "tasks", False, True, False, False, False, {})], []))
+ENTRIES = [
+    b"\x01",
+    make_entry(TIME_MS, [make_batch("n1", 7, 1, [])]),
+    make_entry(TIME_MS, [make_batch("n1", 7, 2, [SETTING_UP])]),
+    *(make_entry(TIME_MS + 1, [make_batch("n1", 7, sequence, [])]) for sequence in range(3, 12)),
+]
+CONFIGURATION = """
+[node]
+name = "n2"
+data_dir = "data"
+[cluster]
+secret = "a secret of the cluster"
+[[nodes]]
+name = "n1"
+host = "h1"
+peer_port = 1
+amqp_port = 2
+http_port = 3
+[[nodes]]
+name = "n2"
+host = "h2"
+peer_port = 1
+amqp_port = 2
+http_port = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _clusters_get_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    low = QueueMachine.versions[0]
+    monkeypatch.setattr(QueueMachine, "versions", (low, max(low + 1, QueueMachine.versions[1])))
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of a node that was one of two, with three segments and a checkpoint; and a backup of it."""
+    root = tmp_path_factory.mktemp("original")
+    low = QueueMachine.versions[0]
+    disk = RealDisk(root / "data")
+    group = GroupDirectory(disk, GROUP, Owner("qq", "n1", 0))
+
+    def open_journal(writes_lost: bool) -> SegmentedJournal:
+        return SegmentedJournal(
+            disk,
+            group.log,
+            group.identity,
+            raising,
+            group.hard_state,
+            writes_lost=writes_lost,
+            segment_entries=5,
+        )
+
+    claim = group.claim(7, Versions(low, low), ["n1", "n2"], 0)
+    state = GroupState(QueueMachine())
+    journal, _ = group.start(claim, state, open_journal, repairable=False)
+    group.hard_state.store(HardState(4, "n2", Standing.VOTER))
+    for index, entry in enumerate(ENTRIES, 1):
+        journal.add(entry, index, 3)
+    journal.sync_now()
+    state.machine.apply_batch("n1", 3, 0, TIME_MS, memoryview(SETTING_UP))
+    state.time_ms = TIME_MS
+    body = state.freeze().dump()
+    size = write_checkpoint(disk, group.log, group.identity, 4, 3, body)
+    segments = tuple(BackupSegment(*row_of(row)) for row in journal.segments() if row.sealed)
+    disk.close()
+    log = root / "data" / group.log
+    contents = Contents("qq", b"", "n1", 0, low, 10, 3, TIME_MS, str(log), 4, size, segments)
+    backup = root / "backup"
+    backup.mkdir()
+    (backup / CONTENTS).write_bytes(pack_contents(contents))
+    names = [name for name, _ in contents.files]
+    for name in names:
+        shutil.copy(log / name, backup / name)
+    lines = [sum_line(sha256((backup / name).read_bytes()).hexdigest(), name) for name in (CONTENTS, *names)]
+    (backup / SUMS).write_text("".join(lines))
+    (root / "backup.tar").write_bytes(archive(backup, [CONTENTS, *names, SUMS]))
+    return root
+
+
+def raising(error: Exception) -> None:
+    raise error
+
+
+def archive(backup: Path, names: list[str]) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in names:
+            tar.add(backup / name, name)
+    return data.getvalue()
+
+
+@pytest.fixture
+def backup(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original / "backup", tmp_path / "backup")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """The configuration of a node that has not begun."""
+    (tmp_path / "node").mkdir()
+    config = tmp_path / "node" / "node.toml"
+    config.write_text(CONFIGURATION)
+    return config
+
+
+@pytest.fixture
+def survivor(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original / "data", tmp_path / "survivor")
+
+
+Printed = tuple[int, list[str], list[str]]
+
+
+class Said:
+    """Calls commands; tells exit status, lines of the output, lines of the errors."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object) -> Printed:
+        status = main([*map(str, arguments)])
+        output, errors = self._capsys.readouterr()
+        return status, output.splitlines(), errors.splitlines()
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    return Said(capsys)
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(directory)): file.read_bytes()
+        for file in sorted(directory.rglob("*"))
+        if file.is_file()
+    }
+
+
+def flip(file: Path, place: int = -1, bit: int = 0) -> None:
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1 << bit
+    file.write_bytes(data)
+
+
+# Backups
+
+
+def test_a_backup_is_inspected_in_a_directory_and_in_a_file(original: Path, said: Said) -> None:
+    for path in (original / "backup", original / "backup.tar"):
+        status, lines, errors = said("inspect", path)
+        assert (status, errors) == (0, [])
+        assert lines[0] == "backup       of qq, cluster id none yet, given by node n1"
+        assert lines[2] == "log          up to entry 10 of term 3, made at 2026-01-02T03:04:05.678Z"
+        state = "the state at entry 4: 1 queue, 0 ready, 0 unacked, 1 session"
+        assert lines[5].endswith(f"  ok: {state}")
+        assert lines[6].endswith("ok: 5 entries of 1 to 5")
+        assert lines[-1] == "whole: nothing is damaged"
+
+
+def test_damage_of_a_backup_is_found(backup: Path, said: Said) -> None:
+    flip(next(backup.glob("*.segment")))
+    status, lines, _ = said("inspect", backup)
+    assert status == 1
+    assert (
+        sum("damaged: the content is not that of the backup (wrong SHA-256)" in line for line in lines) == 1
+    )
+    assert lines[-1].startswith("damaged or missing: 0000")
+    assert said("inspect", "--dump", backup)[2] == [
+        f"qq inspect: {backup}: is a backup; the entries can be printed of a node's data directory only"
+    ]
+
+
+@contextmanager
+def answering(status: int, body: bytes, length: int) -> Generator[str]:
+    """A server that gives this answer, and says that it has this length."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(length))
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_backup_links_the_files_of_a_node_that_can_be_read_here(
+    original: Path, tmp_path: Path, said: Said
+) -> None:
+    data = (original / "backup.tar").read_bytes()
+    with answering(200, data, len(data)) as url:
+        status, [line], errors = said("backup", tmp_path / "new", "--http", url)
+    assert (status, errors) == (0, [])
+    assert line.startswith(
+        f"{tmp_path / 'new'}: cluster qq up to entry 10 of term 3 (2026-01-02T03:04:05.678Z), "
+    )
+    assert line.endswith(" bytes, linked")
+    links = {file.name: file.stat().st_nlink for file in (tmp_path / "new").iterdir()}
+    assert {name for name, count in links.items() if count > 1} == {
+        file.name for file in (original / "backup").glob("*.segment")
+    }
+    assert content(tmp_path / "new") == content(original / "backup")
+
+
+def test_a_backup_copies_what_is_elsewhere(original: Path, tmp_path: Path, said: Said) -> None:
+    data = (original / "backup.tar").read_bytes()
+    away = original / "away"
+    (original / "data").rename(away)
+    try:
+        with answering(200, data, len(data)) as url:
+            status, [line], _ = said("backup", tmp_path / "new", "--http", url)
+    finally:
+        away.rename(original / "data")
+    assert status == 0
+    assert line.endswith(" bytes, copied")
+    assert content(tmp_path / "new") == content(original / "backup")
+
+
+def test_a_backup_that_is_broken_off_or_damaged_leaves_nothing(
+    original: Path, tmp_path: Path, said: Said
+) -> None:
+    data = (original / "backup.tar").read_bytes().replace(str(original).encode(), b"/" * len(str(original)))
+    damaged = bytearray(data)
+    damaged[len(data) // 2] ^= 1
+    answers = [
+        (data[: len(data) // 2], ""),
+        (data[:100], "broken off"),
+        (b"", "broken off"),
+        (bytes(damaged), "no backup was made: "),
+        (b"nonsense" * 10_000, "broken off"),
+    ]
+    for body, text in answers:
+        with answering(200, body, len(data)) as url:
+            status, lines, [error] = said("backup", tmp_path / "new", "--http", url)
+        assert (status, lines) == (1, [])
+        assert text in error
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_who_may_not_make_a_backup_is_told_so(tmp_path: Path, said: Said) -> None:
+    body = b'{"error": "unauthorized", "reason": "the user needs one of the tags administrator"}'
+    with answering(401, body, len(body)) as url:
+        status, _, [error] = said("backup", tmp_path / "new", "--http", url)
+    assert (status, error) == (
+        1,
+        f"qq backup: {url}/api/cluster/backup: the user needs one of the tags administrator",
+    )
+    for url, text in {
+        "http://127.0.0.1:1": "Connection refused",
+        "ftp://x": "unknown url type: ftp",
+        "nonsense": "is not a URL",
+    }.items():
+        status, _, [error] = said("backup", tmp_path / "new", "--http", url)
+        assert status == 1
+        assert text in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backup_goes_to_a_new_directory_only(tmp_path: Path, said: Said) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "file").touch()
+    for target in (tmp_path / "old", tmp_path / "old" / "file"):
+        assert said("backup", target)[2] == [f"qq backup: {target}: is there already; name a new directory"]
+    assert said("backup", tmp_path / "no" / "new")[0] == 1
+
+
+# Restoring
+
+
+def test_a_backup_is_restored_once(original: Path, node: Path, said: Said) -> None:
+    status, lines, errors = said("restore", original / "backup", "--config", node)
+    assert (status, errors) == (0, [])
+    assert lines[0].startswith("restored: cluster qq up to entry 10 of term 3 ")
+    assert lines[1].startswith("node n2 is the only member of a new cluster now, ")
+    assert lines[1].endswith(": start it, and then the others with empty data directories")
+    status, lines, _ = said("inspect", node.parent / "data")
+    assert (status, lines[-1]) == (0, "whole: nothing is damaged")
+    before = content(node.parent)
+    status, lines, errors = said("restore", original / "backup", "--config", node)
+    assert (status, lines) == (1, [])
+    assert errors == [
+        f"qq restore: {node.parent / 'data'}: is not empty; give the node a new data directory, or empty this one"
+    ]
+    assert content(node.parent) == before
+
+
+def test_a_backup_is_restored_from_a_file_and_from_standard_input(
+    original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (original / "backup.tar", "-"):
+        with (original / "backup.tar").open("rb") as file:
+            monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=file))
+            assert said("restore", path, "--config", node)[0] == 0
+        assert said("inspect", node.parent / "data")[0] == 0
+        shutil.rmtree(node.parent / "data")
+
+
+def test_a_directory_that_is_in_use_or_not_empty_is_left_alone(
+    original: Path, node: Path, said: Said
+) -> None:
+    data = node.parent / "data"
+    disk = RealDisk(data)
+    status, _, [error] = said("restore", original / "backup", "--config", node)
+    assert (status, error.partition(" (")[0]) == (1, f"qq restore: {data}: in use by another process")
+    assert error.endswith("stop the node first")
+    disk.close()
+    (data / "file").touch()
+    before = content(data)
+    assert "is not empty" in said("restore", original / "backup", "--config", node)[2][0]
+    assert content(data) == before
+
+
+def test_what_an_interrupted_restore_has_left_is_no_obstacle(original: Path, node: Path, said: Said) -> None:
+    unfinished = node.parent / "data" / "groups" / "restoring"
+    unfinished.mkdir(parents=True)
+    (unfinished / "identity").write_bytes(b"nonsense")
+    (node.parent / "data" / "lock").touch()
+    assert said("restore", original / "backup", "--config", node)[0] == 0
+    assert not unfinished.exists()
+    assert said("inspect", node.parent / "data")[0] == 0
+
+
+def test_what_is_no_backup_or_a_cut_one_is_refused_in_one_line(
+    original: Path, backup: Path, node: Path, said: Said, tmp_path: Path
+) -> None:
+    whole = (original / "backup.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "nonsense").write_bytes(b"nonsense" * 1000)
+    (backup / SUMS).unlink()
+    for path, text in {
+        tmp_path / "nowhere": "No such file or directory",
+        tmp_path / "cut.tar": "cut",
+        tmp_path / "nonsense": "no backup",
+        backup: f"the backup is cut: {SUMS}, which comes last, is missing; make another one",
+        node.parent: "this is not a backup",
+    }.items():
+        status, lines, [error] = said("restore", path, "--config", node)
+        assert (status, lines) == (1, [])
+        assert text in error
+        assert not (node.parent / "data").exists()
+
+
+def test_a_program_that_cannot_run_the_state_restores_nothing(
+    original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low = QueueMachine.versions[0]
+    monkeypatch.setattr(QueueMachine, "versions", (low + 2, low + 3))
+    status, _, [error] = said("restore", original / "backup", "--config", node)
+    assert status == 1
+    assert f"at version {low + 1} of the state, and this program can run {low + 2} to {low + 3}" in error
+    assert not (node.parent / "data").exists()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_damage_of_an_archive_restores_anything_else(
+    original: Path, node: Path, said: Said, data: st.DataObject
+) -> None:
+    """What is between the files of a tar archive says nothing, so a flip there does no harm."""
+    whole = (original / "backup.tar").read_bytes()
+    damaged = bytearray(whole)
+    place = data.draw(st.integers(0, len(whole) - 1))
+    is_cut = data.draw(st.booleans())
+    if is_cut:
+        del damaged[place:]
+    else:
+        damaged[place] ^= 1 << data.draw(st.integers(0, 7))
+    path = node.parent / "damaged.tar"
+    path.write_bytes(damaged)
+    status, _, errors = said("restore", path, "--config", node)
+    if status == 0:
+        assert contents_of(bytes(damaged)) == contents_of(whole)
+        assert said("inspect", node.parent / "data")[0] == 0
+        shutil.rmtree(node.parent / "data")
+    else:
+        assert len(errors) == 1
+        assert not (node.parent / "data").exists()
+
+
+def contents_of(data: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return {entry.name: file.read() for entry in tar if (file := tar.extractfile(entry))}
+
+
+# Recovering
+
+
+def test_a_survivor_is_looked_at_and_left_alone_until_one_is_sure(survivor: Path, said: Said) -> None:
+    before = content(survivor)
+    status, lines, errors = said("recover", "--unsafe-from", survivor)
+    assert (status, errors) == (1, [])
+    low = QueueMachine.versions[0]
+    assert lines == [
+        f"directory        {survivor / GROUP}",
+        f"it is of         node n1 of cluster qq (n1, n2), state version {low}",
+        "the log ends     with entry 12 of term 3, made at 2026-01-02T03:04:05.679Z",
+        "known committed  up to entry 4 of term 3, made at 2026-01-02T03:04:05.678Z (the newest checkpoint)",
+        "uncertain        entries 5 to 12 are all taken as committed, also what was confirmed to nobody",
+        "may be missing   what was confirmed to clients behind entry 12, after 2026-01-02T03:04:05.679Z",
+        "nothing was changed; if you want this, say --yes",
+    ]
+    assert content(survivor) == before
+
+
+def test_a_survivor_is_recovered_once(survivor: Path, said: Said) -> None:
+    status, lines, errors = said("recover", "--unsafe-from", survivor, "--yes")
+    assert (status, errors) == (0, [])
+    assert lines[-1].startswith("node n1 is the only member of a new cluster now, ")
+    again = said("recover", "--unsafe-from", survivor, "--yes")
+    assert (again[0], again[1][-1]) == (0, lines[-1])
+    status, lines, _ = said("inspect", survivor)
+    assert (status, lines[-1]) == (0, "whole: nothing is damaged")
+    assert lines[1].startswith("identity     node n1 of cluster qq (members as in the log), ")
+
+
+def test_what_cannot_be_recovered_is_one_line_and_left_alone(
+    survivor: Path, said: Said, tmp_path: Path
+) -> None:
+    disk = RealDisk(survivor)
+    before = content(survivor)
+    status, lines, [error] = said("recover", "--unsafe-from", survivor, "--yes")
+    assert (status, lines) == (1, [])
+    assert error.endswith("stop the node first")
+    assert content(survivor) == before
+    disk.close()
+    status, _, [error] = said("recover", "--unsafe-from", tmp_path / "nowhere", "--yes")
+    assert status == 1
+    flip(min((survivor / GROUP / "log").glob("*.segment")), 300)
+    before = content(survivor)
+    status, lines, [error] = said("recover", "--unsafe-from", survivor, "--yes")
+    assert (status, lines) == (1, [])
+    assert "take the directory of another survivor, or a backup" in error
+    assert content(survivor) == before
+
+
+def test_a_survivor_of_a_program_that_is_too_new_is_left_alone(
+    survivor: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low = QueueMachine.versions[0]
+    monkeypatch.setattr(QueueMachine, "versions", (low, low))
+    before = content(survivor)
+    status, _, [error] = said("recover", "--unsafe-from", survivor, "--yes")
+    assert status == 1
+    assert f"at version {low + 1} of the state, and this program can run {low}" in error
+    assert content(survivor) == before

@@ -1,0 +1,78 @@
+"""Members under maintenance: others lead, as long as others can."""
+
+from __future__ import annotations
+
+import pytest
+from test_group_members import Growing
+from test_group_timers import Member
+
+from cluster.maintenance import PATIENCE_S
+from cluster.member_changes import MemberChange, Verb
+
+ELECTION_MS = 5_000
+
+
+@pytest.fixture
+def growing() -> Growing:
+    growing = Growing()
+    growing.start()
+    growing.until(lambda: growing.agrees("abc"))
+    growing.pass_ms(2_000)  # everybody has told how it is
+    return growing
+
+
+def drain(growing: Growing, *nodes: Member) -> None:
+    for node in nodes:
+        assert growing.asked(node, MemberChange(Verb.DRAIN, node.name)) == ""
+
+
+def leads(growing: Growing, *nodes: Member) -> bool:
+    return any(node.runtime.alive and node.group.engine.is_leader for node in nodes) and all(
+        member.group.leader in {node.name for node in nodes}
+        for member in growing.members
+        if member.runtime.alive
+    )
+
+
+def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
+    drained, *others = growing.leader(), *growing.followers()
+    drain(growing, drained)
+    growing.until(lambda: leads(growing, *others))
+    growing.all_submit()
+    growing.pass_ms(500)
+    for _ in range(4):  # it goes around among the others
+        growing.leader().group.transfer_leadership()
+        growing.pass_ms(1_000)
+        assert leads(growing, *others)
+
+
+def test_who_is_under_maintenance_is_not_made_the_leader(growing: Growing) -> None:
+    leader, drained, _ = growing.leader(), *growing.followers()
+    drain(growing, drained)
+    assert leader.group.why_not_lead(drained.name) == (
+        f"{drained.name} is under maintenance (end that with `qq revive {drained.name}`)"
+    )
+    assert not leader.group.transfer_leadership(drained.name)
+    assert growing.asked(drained, MemberChange(Verb.REVIVE, drained.name)) == ""
+    assert leader.group.transfer_leadership(drained.name)
+    growing.until(lambda: leads(growing, drained))
+
+
+def test_who_is_under_maintenance_does_not_stand_for_leader_while_another_can(growing: Growing) -> None:
+    leader, drained, other = growing.leader(), *growing.followers()
+    drain(growing, drained)
+    leader.end()
+    growing.pass_ms(ELECTION_MS)
+    assert leads(growing, other)
+
+
+def test_it_leads_where_nobody_else_is_left_and_until_somebody_is(growing: Growing) -> None:
+    last, *drained = growing.leader(), *growing.followers()
+    drain(growing, *drained)
+    assert growing.leader() is last
+    last.end()
+    growing.pass_ms(int(PATIENCE_S * 1000) + ELECTION_MS)
+    assert leads(growing, *drained)
+    growing.all_submit()
+    last.start()
+    growing.until(lambda: leads(growing, last))

@@ -1,0 +1,158 @@
+"""docker-compose.yml, run by an engine of this machine under a project name of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from deployment import NODES, ROOT
+
+PROJECT = "qq-deploy-test"
+BUILT_FROM = "0123456789abcdef"
+"""The revision that the image is told it was built from."""
+PASSWORD = "of the deployment's test"
+"""Of the user `app` and of Grafana's `admin`. A file .env of this directory does not count."""
+ENVIRONMENT = {
+    "COMPOSE_PROJECT_NAME": PROJECT,
+    "QQ_PASSWORD": PASSWORD,
+    "QQ_CLUSTER_SECRET": "a secret of the deployment's test",
+    "GRAFANA_PASSWORD": PASSWORD,
+}
+HOW_TO_GET_ONE = """\
+There is no engine that runs docker-compose.yml:
+{reasons}
+Install Docker Engine with its compose plugin (https://docs.docker.com/engine/install/; Debian 13: apt install docker.io
+docker-cli docker-compose docker-buildx), have it run (systemctl start docker), and let yourself use it
+(usermod -aG docker $USER, then log in again). Or install Podman with a provider of `podman compose`.
+`docker info` and `docker compose version` succeed when all is there."""
+
+
+class NoEngineError(Exception):
+    """No engine with compose answers; the message says how to get one."""
+
+
+class Engine:
+    """Docker or Podman, by the name of its command."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def run(
+        self, *arguments: str, check: bool = True, shown: bool = False, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of the engine. What it prints is either shown or captured."""
+        ran = subprocess.run(
+            [self._command, *arguments],
+            cwd=ROOT,
+            env=os.environ | environ,
+            capture_output=not shown,
+            text=True,
+            check=False,
+            timeout=1200,
+        )
+        assert not check or ran.returncode == 0, f"{' '.join(arguments)}: {(ran.stderr or '')[-4000:]}"
+        return ran
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        """What the engine knows of a container, also of one that has ended."""
+        (document,) = json.loads(self.run("container", "inspect", container).stdout)
+        return document
+
+
+def find_engine() -> Engine:
+    """Return Docker, or else Podman. Raises NoEngineError."""
+    reasons = []
+    for name in ("docker", "podman"):
+        if shutil.which(name) is None:
+            reasons.append(f"  {name}: there is no such command")
+            continue
+        engine = Engine(name)
+        for asked in (("info",), ("compose", "version")):
+            answer = engine.run(*asked, check=False)
+            if answer.returncode != 0:
+                why = (answer.stderr.strip() or answer.stdout.strip()).splitlines()[-1:]
+                reasons.append(f"  `{name} {' '.join(asked)}` fails: {''.join(why)}")
+                break
+        else:
+            return engine
+    raise NoEngineError(HOW_TO_GET_ONE.format(reasons="\n".join(reasons)))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> float:
+    """Return after how many seconds the condition held. What did not come true is said when they are over."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, f"not within {seconds:g} s: {what()}"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+class Deployment:
+    """The services of docker-compose.yml. What compose adds to that file by itself (an override) counts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def compose(
+        self, *arguments: str, check: bool = True, shown: bool = False, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        return self._engine.run("compose", *arguments, check=check, shown=shown, **ENVIRONMENT | environ)
+
+    def build(self, *services: str) -> None:
+        """Build images. It takes minutes, so the builder's own output is seen."""
+        self.compose("build", *services, shown=True)
+
+    def remove(self) -> None:
+        """Remove everything with its data: containers, volumes, networks and images."""
+        self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--rmi", "local")
+
+    def start(self, *services: str) -> float:
+        """Start services as they are configured, and return after how many seconds all are healthy."""
+        began = time.monotonic()
+        self.compose("up", "--detach", "--no-build", *services)
+        for service in services:
+            self.wait_healthy(service)
+        return time.monotonic() - began
+
+    def wait_healthy(self, service: str) -> None:
+        wait_until(
+            lambda: self.state(service)["Health"]["Status"] == "healthy",
+            120,
+            lambda: self.last_words(service),
+        )
+
+    def inspect(self, service: str) -> dict[str, Any]:
+        """What the engine knows of the container of a service, also of one that has ended."""
+        return self._engine.inspect(self.compose("ps", "--all", "--quiet", service).stdout.strip())
+
+    def state(self, service: str) -> dict[str, Any]:
+        return self.inspect(service)["State"]
+
+    def last_words(self, service: str) -> str:
+        """The state of a service and the end of its log."""
+        logged = self.compose("logs", "--no-color", "--tail", "20", service)
+        return f"{service} is {self.state(service)}\n{logged.stdout}{logged.stderr}"
+
+    def qq(self, node: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the command in a node's container, as its user."""
+        login = ("-e", "QQ_USER=app", "-e", f"QQ_PASSWORD={PASSWORD}")
+        return self.compose("exec", "-T", *login, node, "qq", *arguments, check=False)
+
+    def leader(self) -> str:
+        shown = self.qq(NODES[0], "leader", "show")
+        assert shown.returncode == 0, shown.stderr
+        return shown.stdout.strip()
+
+    def stop_when_safe(self, node: str) -> None:
+        """Stop a node as operators do: when it says itself that the others go on without it."""
+        wait_until(
+            lambda: self.qq(node, "check", "safe-to-stop").returncode == 0,
+            60,
+            lambda: self.qq(node, "check", "safe-to-stop").stdout,
+        )
+        self.compose("stop", node)

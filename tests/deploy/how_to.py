@@ -1,0 +1,36 @@
+"""The commands of docs/how-to that make certificates, run by a shell."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from deployment import ROOT
+
+HOW_TO = ROOT / "docs" / "how-to"
+SECRET = re.compile(r"secret generic (\S+) \\\n((?: *--from-file=\S+)+)")
+
+
+def block(document: str, beginning: str) -> str:
+    """The indented code that begins like this."""
+    code = re.findall(r"(?:^ {4}.*\n)+", (HOW_TO / document).read_text(), re.MULTILINE)
+    (found,) = [each for each in code if each.startswith(f"    {beginning}")]
+    return re.sub("^ {4}", "", found, flags=re.MULTILINE)
+
+
+def run_shell(code: str, directory: Path) -> None:
+    functions = block("tls.md", "authority() {") + "kubectl() { :; }\n"
+    subprocess.run(
+        ["/bin/sh", "-ec", functions + code], cwd=directory, check=True, capture_output=True, timeout=60
+    )
+
+
+def secrets_for_kubernetes(directory: Path) -> dict[str, dict[str, Path]]:
+    """Make the certificates of docs/how-to/kubernetes.md. By name of the Secret that is made of them: its files."""
+    code = block("kubernetes.md", "namespace=")
+    run_shell(code, directory)
+    return {
+        name: {key: directory / file for key, file in re.findall(r"--from-file=(\S+)=(\S+)", files)}
+        for name, files in SECRET.findall(code)
+    }

@@ -1,0 +1,266 @@
+"""What docker-compose.yml describes, run by a real engine: `make deploy-test`, which takes minutes.
+
+The tests have one deployment in common. Each finds three healthy nodes, and leaves what it has hurt to the next one,
+which waits until it is mended.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+from deployment import DEPLOY, NODES, ROOT, RUNS_AS, document, interpolated, published
+from engine import BUILT_FROM, PASSWORD, Deployment, Engine, wait_until
+from publisher import QUEUE, Publisher, connect, consumed, publish
+
+from qq import __version__
+
+pytestmark = [pytest.mark.deployed, pytest.mark.timeout(1800)]
+
+SERVICES: dict[str, dict[str, Any]] = interpolated(document(ROOT / "docker-compose.yml"), {})["services"]
+BOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "qq.json").read_text())
+QUERIES = [target["expr"] for panel in BOARD["panels"] for target in panel.get("targets", [])]
+ALERTS = {
+    rule["alert"]
+    for group in document(DEPLOY / "prometheus" / "alerts.yml")["groups"]
+    for rule in group["rules"]
+}
+# A node that stops hands over, one that is killed may be taken for silent, and an election takes a few seconds then.
+PAUSE_AFTER_STOP_S = 3.0
+PAUSE_AFTER_KILL_S = 8.0
+
+
+def port_of(service: str, inside: int) -> int:
+    """The port of this machine that leads to one of a container."""
+    return published(SERVICES[service])[inside]
+
+
+def amqp_ports(*nodes: str) -> list[int]:
+    return [port_of(node, 5672) for node in nodes]
+
+
+def others(node: str) -> list[str]:
+    return [name for name in NODES if name != node]
+
+
+def say(text: str) -> None:
+    """Print a figure: that it was measured matters as much as that it was good enough."""
+    print(f"    {text}")
+
+
+@pytest.fixture(scope="session")
+def deployed(engine: Engine) -> Generator[Deployment]:
+    """A new cluster, removed with its data at the end."""
+    deployment = Deployment(engine)
+    deployment.remove()
+    deployment.build(*NODES)
+    say(f"healthy after {deployment.start(*NODES):.1f} s")
+    yield deployment
+    deployment.remove()
+
+
+@pytest.fixture
+def cluster(deployed: Deployment) -> Deployment:
+    """The deployment with three healthy nodes, whatever a test before has made of them."""
+    deployed.start(*NODES)
+    return deployed
+
+
+# The image
+
+
+def test_an_image_says_what_it_is(engine: Engine, image: str) -> None:
+    (document,) = json.loads(engine.run("image", "inspect", image).stdout)
+    config = document["Config"]
+    labels = {
+        name.removeprefix("org.opencontainers.image."): value for name, value in config["Labels"].items()
+    }
+    assert labels.keys() >= {"title", "description", "licenses", "version", "revision"}
+    assert (labels["title"], labels["version"], labels["revision"]) == ("qq", __version__, BUILT_FROM)
+    assert config["User"] == f"{RUNS_AS}:{RUNS_AS}"
+    say(f"{document['Size'] / 2**20:.0f} MiB")
+
+
+def test_a_node_runs_as_its_own_user_and_owns_its_data(cluster: Deployment) -> None:
+    for node in NODES:
+        assert cluster.compose("exec", "-T", node, "id", "-u").stdout.strip() == str(RUNS_AS)
+        owner = cluster.compose("exec", "-T", node, "stat", "-c", "%u:%g", "/var/lib/qq").stdout.strip()
+        assert owner == f"{RUNS_AS}:{RUNS_AS}"
+
+
+# The cluster
+
+
+def test_three_voters_agree_on_a_leader(cluster: Deployment) -> None:
+    status = json.loads(cluster.qq("n1", "status", "--json").stdout)
+    assert {node["name"]: node["standing"] for node in status["nodes"]} == dict.fromkeys(NODES, "voter")
+    assert {cluster.qq(node, "leader", "show").stdout.strip() for node in NODES} == {cluster.leader()}
+
+
+def hurt(cluster: Deployment, queue: str, what: Callable[[str], None]) -> float:
+    """Do this to the leader while an application publishes at the others.
+
+    Returns for how many seconds nothing was confirmed. Nothing that was confirmed may be lost.
+    """
+    leader = cluster.leader()
+    with Publisher(amqp_ports(*others(leader)), queue) as publisher:
+        publisher.wait_for_confirms()
+        what(leader)
+        publisher.wait_for_confirms()
+        cluster.start(leader)
+        publisher.wait_for_confirms()
+    assert consumed(amqp_ports(leader)[0], queue) >= {body for _, body in publisher.confirmed}
+    return publisher.longest_pause()
+
+
+def test_clients_of_the_others_go_on_when_the_leader_is_stopped(cluster: Deployment) -> None:
+    pause_s = hurt(cluster, "stopped", lambda leader: cluster.compose("stop", leader))
+    say(f"leader stopped: nothing was confirmed for {pause_s:.2f} s")
+    assert pause_s < PAUSE_AFTER_STOP_S
+
+
+def test_clients_of_the_others_go_on_when_the_leader_is_killed(cluster: Deployment) -> None:
+    pause_s = hurt(cluster, "killed", lambda leader: cluster.compose("kill", leader))
+    say(f"leader killed: nothing was confirmed for {pause_s:.2f} s")
+    assert pause_s < PAUSE_AFTER_KILL_S
+
+
+def test_nodes_are_restarted_one_after_the_other_when_each_says_that_it_is_safe(cluster: Deployment) -> None:
+    with Publisher(amqp_ports(*NODES), "restarted") as publisher:
+        for node in NODES:
+            publisher.wait_for_confirms()
+            cluster.stop_when_safe(node)
+            other = others(node)[0]
+            wait_until(
+                lambda asked=other: cluster.qq(asked, "check", "safe-to-stop").returncode == 1,
+                10,
+                lambda asked=other, gone=node: f"{asked} has not said no while {gone} is away",
+            )
+            cluster.start(node)
+        publisher.wait_for_confirms()
+    say(f"rolling restart: nothing was confirmed for {publisher.longest_pause():.2f} s at most")
+    assert publisher.longest_pause() < PAUSE_AFTER_STOP_S
+    assert consumed(amqp_ports("n1")[0], "restarted") >= {body for _, body in publisher.confirmed}
+
+
+def test_data_are_there_after_down_and_up(cluster: Deployment) -> None:
+    bodies = {str(number).encode() for number in range(500)}
+    with connect(*amqp_ports("n1")) as connection:
+        channel = connection.channel()
+        channel.queue_declare("kept", **QUEUE)
+        channel.confirm_delivery()
+        for body in bodies:
+            publish(channel, "kept", body)
+    cluster.compose("down")
+    say(f"healthy {cluster.start(*NODES):.1f} s after down and up")
+    assert consumed(amqp_ports("n2")[0], "kept") == bodies
+
+
+def test_a_node_with_a_mistake_in_its_settings_ends_and_stays_down(cluster: Deployment) -> None:
+    cluster.compose("up", "--detach", "--no-build", "n3", QQ_CLUSTER_SECRET="short")
+    ended_s = wait_until(
+        lambda: cluster.state("n3")["Status"] == "exited", 60, lambda: cluster.last_words("n3")
+    )
+    assert cluster.state("n3")["ExitCode"] == 78
+    tried = cluster.inspect("n3")["RestartCount"]
+    say(f"exit status 78: down for good after {tried} restarts and {ended_s:.1f} s")
+    time.sleep(15)
+    assert cluster.state("n3")["Status"] == "exited"
+    assert cluster.inspect("n3")["RestartCount"] == tried
+    assert "SECRET: must have at least 16" in cluster.last_words("n3")
+    cluster.start("n3")
+
+
+# Prometheus and Grafana
+
+
+def ask(url: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"} | (headers or {}))
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def prometheus(deployed: Deployment) -> str:
+    """Where Prometheus answers."""
+    deployed.compose("up", "--detach", "prometheus")
+    url = f"http://127.0.0.1:{port_of('prometheus', 9090)}"
+    wait_until(lambda: answers(f"{url}/-/ready"), 60, lambda: deployed.last_words("prometheus"))
+    return url
+
+
+def test_all_nodes_are_targets_of_prometheus(cluster: Deployment, prometheus: str) -> None:
+    def targets() -> dict[str, str]:
+        active = ask(f"{prometheus}/api/v1/targets?state=active")["data"]["activeTargets"]
+        return {target["labels"]["node"]: target["health"] for target in active}
+
+    wait_until(lambda: targets() == dict.fromkeys(NODES, "up"), 60, lambda: str(targets()))
+
+
+def test_prometheus_evaluates_all_alerts(prometheus: str) -> None:
+    def health() -> dict[str, str]:
+        groups = ask(f"{prometheus}/api/v1/rules?type=alert")["data"]["groups"]
+        return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+
+    wait_until(lambda: health() == dict.fromkeys(ALERTS, "ok"), 60, lambda: str(health()))
+
+
+def unanswered(query: Callable[[str], bool]) -> list[str]:
+    """What of the board gets no data. Its variables are filled in as for all nodes and the last minute."""
+    filled = [text.replace("$node", ".+").replace("$__rate_interval", "1m") for text in QUERIES]
+    return [text for text in filled if not query(text)]
+
+
+def test_prometheus_has_data_for_each_query_of_the_board(cluster: Deployment, prometheus: str) -> None:
+    def query(text: str) -> bool:
+        asked = urllib.parse.urlencode({"query": text})
+        return bool(ask(f"{prometheus}/api/v1/query?{asked}")["data"]["result"])
+
+    assert len(QUERIES) > 20
+    wait_until(lambda: not unanswered(query), 60, lambda: f"no data for {unanswered(query)}")
+
+
+def test_grafana_shows_the_board_and_has_data_for_each_of_its_queries(
+    cluster: Deployment, prometheus: str
+) -> None:
+    cluster.compose("up", "--detach", "grafana")
+    url = f"http://127.0.0.1:{port_of('grafana', 3000)}"
+    wait_until(lambda: answers(f"{url}/api/health"), 120, lambda: cluster.last_words("grafana"))
+    login = {"Authorization": "Basic " + base64.b64encode(f"admin:{PASSWORD}".encode()).decode()}
+    shown = ask(f"{url}/api/dashboards/uid/{BOARD['uid']}", headers=login)["dashboard"]
+    assert [panel["title"] for panel in shown["panels"]] == [panel["title"] for panel in BOARD["panels"]]
+
+    def query(text: str) -> bool:
+        source = {"type": "prometheus", "uid": "prometheus"}
+        asked = {"refId": "A", "datasource": source, "expr": text, "range": True, "intervalMs": 5000}
+        answer = ask(f"{url}/api/ds/query", {"from": "now-5m", "to": "now", "queries": [asked]}, login)
+        return any(frame["data"]["values"] for frame in answer["results"]["A"].get("frames", []))
+
+    wait_until(lambda: not unanswered(query), 60, lambda: f"no data for {unanswered(query)}")
+
+
+# The chaos workload, through Toxiproxy
+
+
+def test_the_chaos_workload_finds_no_broken_promise(cluster: Deployment) -> None:
+    cluster.build("toxiproxy", "chaos")
+    cluster.compose("up", "--detach", "toxiproxy")
+    ran = cluster.compose("run", "--rm", "chaos", check=False, CHAOS_FOR="20s")
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
+    for line in ran.stdout.splitlines():
+        say(line)

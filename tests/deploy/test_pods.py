@@ -1,0 +1,159 @@
+"""The pods of deploy/kubernetes as containers: `make deploy-test`. What only Kubernetes can do is not tried here.
+
+Image, arguments, environment, user, limits, ConfigMap, Secrets and names are those of the manifests, and certificates
+are made as docs/how-to/kubernetes.md says.
+"""
+
+from __future__ import annotations
+
+import ssl
+import urllib.request
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from deployment import DEPLOY, document, documents
+from engine import PASSWORD, PROJECT, Engine, wait_until
+from how_to import secrets_for_kubernetes
+
+pytestmark = [pytest.mark.deployed, pytest.mark.timeout(1800)]
+
+SET = document(DEPLOY / "kubernetes" / "statefulset.yaml")["spec"]
+POD = SET["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+CONFIG = documents(DEPLOY / "kubernetes" / "config.yaml")[0]["data"]
+NAMES = [f"qq-{number}" for number in range(SET["replicas"])]
+MOUNTED = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
+PORTS = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
+NETWORK = f"{PROJECT}-pods"
+
+
+class Pods:
+    """The pods' containers, each with a volume, on a network where they have the names that a Service gives them."""
+
+    def __init__(self, engine: Engine, image: str, directory: Path) -> None:
+        self.engine = engine
+        self.authority = directory / "tls" / "ca.crt"
+        self._image = image
+        self._directory = directory
+
+    def start(self, name: str) -> None:
+        context, pod = CONTAINER["securityContext"], POD["securityContext"]
+        assert context["readOnlyRootFilesystem"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        options = [
+            *("--detach", "--name", self.container(name), "--hostname", name),
+            *("--network", NETWORK, "--network-alias", f"{name}.{SET['serviceName']}"),
+            *("--user", f"{pod['runAsUser']}:{pod['runAsGroup']}"),
+            *("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+            *("--memory", CONTAINER["resources"]["limits"]["memory"].removesuffix("i").lower()),
+            *("--env", f"{CONTAINER['env'][0]['name']}={name}"),
+            *("--publish", f"127.0.0.1::{PORTS['amqps']}", "--publish", f"127.0.0.1::{PORTS['http']}"),
+            *("--volume", f"{self.container(name)}:{MOUNTED['data']}"),
+        ]
+        for volume in MOUNTED.keys() - {"data"}:
+            options += ["--volume", f"{self._directory / volume}:{MOUNTED[volume]}:ro"]
+        # Kubernetes gives a volume to the pod's group. A new one of the engine is as the image has its directory.
+        self.engine.run("run", *options, self._image, *CONTAINER["args"])
+
+    def container(self, name: str) -> str:
+        return f"{PROJECT}-pod-{name}"
+
+    def is_ready(self, name: str) -> bool:
+        url = f"http://127.0.0.1:{self.port(name, 'http')}{CONTAINER['readinessProbe']['httpGet']['path']}"
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def port(self, name: str, of: str) -> int:
+        shown = self.engine.run("port", self.container(name), str(PORTS[of])).stdout
+        return int(shown.splitlines()[0].rpartition(":")[2])
+
+    def state(self, name: str) -> dict[str, Any]:
+        return self.engine.inspect(self.container(name))["State"]
+
+    def logged(self, name: str) -> str:
+        logged = self.engine.run("logs", "--tail", "20", self.container(name))
+        return logged.stdout + logged.stderr
+
+    def remove(self) -> None:
+        for name in NAMES:
+            self.engine.run("rm", "--force", self.container(name), check=False)
+            self.engine.run("volume", "rm", self.container(name), check=False)
+        self.engine.run("network", "rm", NETWORK, check=False)
+
+
+def write_volumes(directory: Path) -> None:
+    """Write the files of the ConfigMap and of the Secrets, by the names of the volumes."""
+    made = directory / "made"
+    made.mkdir()
+    certificates = secrets_for_kubernetes(made)
+    contents = {
+        "config": CONFIG,
+        "secrets": {"peer-secret": "a secret of the pods' test", "admin-password": PASSWORD},
+        "tls": {key: file.read_text() for key, file in certificates["qq-tls"].items()},
+        "peer-tls": {key: file.read_text() for key, file in certificates["qq-peer-tls"].items()},
+    }
+    assert contents.keys() == MOUNTED.keys() - {"data"}
+    for volume, files in contents.items():
+        (directory / volume).mkdir()
+        for name, text in files.items():
+            (directory / volume / name).write_text(text)
+            # The pod's group reads it in Kubernetes. Whose the file is here depends on who runs the test.
+            (directory / volume / name).chmod(0o444)
+
+
+@pytest.fixture(scope="module")
+def pods(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Pods]:
+    directory = tmp_path_factory.mktemp("pods")
+    write_volumes(directory)
+    pods = Pods(engine, image, directory)
+    pods.remove()
+    engine.run("network", "create", NETWORK)
+    for name in NAMES:
+        pods.start(name)
+    yield pods
+    pods.remove()
+
+
+def test_pods_become_ready(pods: Pods) -> None:
+    for name in NAMES:
+        wait_until(lambda asked=name: pods.is_ready(asked), 60, lambda asked=name: pods.logged(asked))
+
+
+def test_the_status_is_shown_as_the_documentation_says(pods: Pods) -> None:
+    secret = f"{MOUNTED['secrets']}/admin-password"
+    asked = ("exec", pods.container("qq-0"), "qq", "status", "--user", "admin", "--password-file", secret)
+    shown = pods.engine.run(*asked).stdout
+    assert [name for name in NAMES if name not in shown] == []
+    assert shown.count("voter") == len(NAMES)
+
+
+def test_a_client_that_knows_the_authority_is_served_over_tls(pods: Pods) -> None:
+    tls = ssl.create_default_context(cafile=str(pods.authority))
+    parameters = pika.ConnectionParameters(
+        "127.0.0.1",
+        pods.port("qq-1", "amqps"),
+        credentials=pika.PlainCredentials("admin", PASSWORD),
+        ssl_options=pika.SSLOptions(tls, "qq"),
+    )
+    with pika.BlockingConnection(parameters) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("in-a-pod", durable=True, arguments={"x-queue-type": "quorum"})
+        channel.basic_publish("", "in-a-pod", b"hello", mandatory=True)
+        _, _, body = channel.basic_get("in-a-pod", auto_ack=True)
+    assert body == b"hello"
+
+
+def test_a_pod_stops_in_its_time_after_the_command_before_it(pods: Pods) -> None:
+    pods.engine.run("exec", pods.container("qq-2"), *CONTAINER["lifecycle"]["preStop"]["exec"]["command"])
+    pods.engine.run("stop", "-t", str(POD["terminationGracePeriodSeconds"]), pods.container("qq-2"))
+    assert pods.state("qq-2")["ExitCode"] == 0
+    assert all(pods.is_ready(name) for name in ("qq-0", "qq-1"))
+    pods.engine.run("start", pods.container("qq-2"))
+    wait_until(lambda: pods.is_ready("qq-2"), 60, lambda: pods.logged("qq-2"))

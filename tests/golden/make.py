@@ -1,0 +1,55 @@
+"""Make a golden directory with a program of its own: `PYTHONPATH=.:tests python tests/golden/make.py 0.1`.
+
+It is stored as `VERSION.tar.gz`, and what a client sees of it, once that program has started on it again, as
+`VERSION.json`. A version that is not released yet is made by the program of now, and made anew until it is released;
+what was stored for a release is never made again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pika.exceptions
+from golden_story import SETTINGS, is_settled, live_first_part, live_second_part, seen
+from releases import COMMITS, ROOT, running, unpack_release
+
+from qq.testing import LocalCluster
+
+HERE = Path(__file__).parent
+PATIENCE_S = 2.0
+"""A checkpoint is written at once and becomes valid a moment later."""
+
+
+def make(version: str, directory: Path) -> None:
+    program = ROOT
+    if version in COMMITS:
+        program = directory / "program"
+        unpack_release(version, program)
+    with running(program), LocalCluster(1, directory / "cluster", SETTINGS) as cluster:
+        [node] = cluster.nodes
+        live_first_part(node)
+        time.sleep(PATIENCE_S)
+        connection = live_second_part(node)
+        while not is_settled(node):
+            time.sleep(0.1)
+        node.kill()
+        with suppress(pika.exceptions.AMQPError):
+            connection.close()
+        with tarfile.open(HERE / f"{version}.tar.gz", "w:gz") as archive:
+            archive.add(node.log.parent / "data", "data")
+        node.start()
+        node.wait_ready()
+        text = json.dumps(seen(node), indent=1, ensure_ascii=False)
+        (HERE / f"{version}.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        (Path(made) / "cluster").mkdir()
+        make(sys.argv[1], Path(made))

@@ -1,0 +1,39 @@
+"""The data directory of each release, made by its own program (make.py): clients find the same in it with this one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from golden_story import SETTINGS, seen
+from releases import ROOT
+
+from qq.testing import LocalCluster
+
+GOLDEN = sorted(Path(__file__).parent.glob("*.tar.gz"))
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(60)]
+
+
+def inspect(directory: Path) -> None:
+    """Have the program look through the files of a node that does not run."""
+    done = subprocess.run([sys.executable, "-m", "qq", "inspect", str(directory)], cwd=ROOT, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.name.removesuffix(".tar.gz"))
+def test_clients_find_what_they_found_with_the_program_that_made_the_directory(
+    golden: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(golden) as archive:
+        archive.extractall(tmp_path / "n1", filter="data")
+    expected = json.loads(golden.with_name(golden.name.replace(".tar.gz", ".json")).read_text())
+    inspect(tmp_path / "n1" / "data")
+    with LocalCluster(1, tmp_path, SETTINGS) as cluster:
+        [node] = cluster.nodes
+        assert seen(node) == expected
+    inspect(tmp_path / "n1" / "data")

@@ -1,0 +1,251 @@
+"""Backups of a cluster at work, new clusters of them and of a survivor, and that the old life stays away."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from system_clients import PERSISTENT, pika_connection
+from system_disk import NodeFiles
+from system_load import loaded, poll
+
+from cluster.identity import load_copies
+from cluster.realworld import ReadOnlyDisk
+from qq.cli.asking import why_not_ready
+from qq.testing import LocalCluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cluster.ports import Disk
+    from qq.testing import ClusterNode
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
+
+QUEUE = "kept"
+LIMITS = {
+    "SEGMENT_BYTES": "100000",
+    "CHECKPOINT_ENTRIES": "150",
+    "CHECKPOINT_BYTES": "200000",
+    "RETAINED_BYTES": "300000",
+}
+"""Small, so that there are many files, and housekeeping has much to remove."""
+HELD = 5
+PAUSE_MAX_S = 2.0
+LINK_S = 3.0
+"""Nodes that may connect need less."""
+
+
+@pytest.fixture(autouse=True)
+def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LIMITS.items():
+        monkeypatch.setenv(f"QQ_LIMITS_{name}", value)
+
+
+def qq(*arguments: object, given: bytes = b"") -> tuple[int, bytes, str]:
+    """Call a command; returns its exit status, its output and what it complains of."""
+    done = subprocess.run(
+        [sys.executable, "-m", "qq", *map(str, arguments)],
+        input=given,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+def make_backup(node: ClusterNode, target: Path | str) -> bytes:
+    status, output, errors = qq("backup", target, "--http", f"http://127.0.0.1:{node.http_port}")
+    assert (status, errors) == (0, "")
+    return output
+
+
+def restore(node: ClusterNode, backup: Path | str, given: bytes = b"") -> None:
+    """Begin a new cluster on the node, whose directory is emptied."""
+    shutil.rmtree(NodeFiles(node).root)
+    status, _, errors = qq("restore", backup, "--config", config_of(node), given=given)
+    assert (status, errors) == (0, "")
+
+
+def config_of(node: ClusterNode) -> Path:
+    return node.log.parent / "node.toml"
+
+
+class Publisher(threading.Thread):
+    """Publishes numbers to the queue, one after the other, each behind the confirm of the last one."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        super().__init__(daemon=True)
+        self.node = node
+        self.confirmed: list[str] = []
+        self.stopping = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with pika_connection(self.node) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            while not self.stopping.is_set():
+                name = f"{self.node.name}:{len(self.confirmed)}"
+                channel.basic_publish("", QUEUE, name.encode().ljust(500), PERSISTENT)
+                self.confirmed.append(name)
+
+
+def declare(node: ClusterNode) -> None:
+    with pika_connection(node) as connection:
+        connection.channel().queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+
+
+def stored(node: ClusterNode) -> list[str]:
+    """What is in the queue, and is taken out of it."""
+    with pika_connection(node) as connection:
+        channel = connection.channel()
+        found: list[str] = []
+        while (body := channel.basic_get(QUEUE, auto_ack=True)[2]) is not None:
+            found.append(body.decode().rstrip())
+        return found
+
+
+def kill_all(cluster: LocalCluster) -> None:
+    for node in cluster.nodes:
+        if node.running:
+            node.kill()
+
+
+@pytest.mark.parametrize("asked", ["leader", "follower"])
+def test_a_backup_under_load_holds_all_that_was_confirmed_anywhere_before(tmp_path: Path, asked: str) -> None:
+    """Also what a consumer holds; what is confirmed later may be in it, once; exclusive queues are gone."""
+    with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
+        first = cluster.nodes[0]
+        declare(first)
+        publishers = [Publisher(node) for node in cluster.nodes]
+        with pika_connection(first) as connection:
+            channel = connection.channel()
+            channel.queue_declare("mine", exclusive=True)
+            poll(lambda: len(publishers[0].confirmed) > 150, lambda: "nothing is confirmed")
+            for _ in range(HELD):
+                assert channel.basic_get(QUEUE)[2] is not None
+            node = cluster.leader() if asked == "leader" else cluster.followers()[0]
+            before = [name for publisher in publishers for name in list(publisher.confirmed)]
+            make_backup(node, tmp_path / "backup")
+            for publisher in publishers:
+                publisher.stopping.set()
+                publisher.join()
+        confirmed = {name for publisher in publishers for name in publisher.confirmed}
+        assert qq("inspect", tmp_path / "backup")[0] == 0
+        kill_all(cluster)
+        restore(first, tmp_path / "backup")
+        first.start()
+        first.wait_ready()
+        assert "mine" not in {queue["name"] for queue in first.queues()}
+        found = stored(first)
+        assert [name for name in before if name not in found] == []
+        assert len(set(found)) == len(found)
+        assert set(found) <= confirmed
+        print(f"{len(before)} confirmed before, {len(found)} restored, {len(confirmed)} confirmed in all")
+
+
+def made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+def test_clients_notice_nothing_of_backups(tmp_path: Path) -> None:
+    """One node after the other is asked, while housekeeping removes what is old."""
+    with LocalCluster(3, made(tmp_path / "cluster")) as cluster, loaded(cluster) as load:
+        load.fault_begins()
+        for number in range(6):
+            make_backup(cluster.nodes[number % 3], tmp_path / f"backup{number}")
+        load.until_all_work()
+        assert load.longest_wait_s() < PAUSE_MAX_S
+        for number in range(6):
+            assert qq("inspect", tmp_path / f"backup{number}")[0] == 0
+
+
+def test_a_stream_becomes_a_new_cluster_which_grows_and_the_old_life_cannot_rejoin(tmp_path: Path) -> None:
+    with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
+        first, second, _ = cluster.nodes
+        declare(first)
+        publisher = Publisher(second)
+        poll(lambda: len(publisher.confirmed) > 20, lambda: "nothing is confirmed")
+        publisher.stopping.set()
+        publisher.join()
+        data = make_backup(second, "-")
+        until_named(cluster)
+        kill_all(cluster)
+        restore(first, "-", given=data)
+        first.start()
+        first.wait_ready()
+        stays_away(second, first)
+        for node in cluster.nodes[1:]:
+            shutil.rmtree(NodeFiles(node).root)
+            node.start()
+        cluster.wait_caught_up()
+        until_safe_to_stop(first)
+        first.kill()
+        assert stored(second) == publisher.confirmed
+
+
+def until_safe_to_stop(node: ClusterNode) -> None:
+    """Wait until the others vote, and are enough."""
+    url = f"http://127.0.0.1:{node.http_port}"
+    poll(lambda: qq("check", "safe-to-stop", "--http", url)[0] == 0, lambda: "the others are not enough")
+
+
+def test_a_survivor_goes_on_by_itself_once_it_is_told_to(tmp_path: Path) -> None:
+    with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
+        first, second, _ = cluster.nodes
+        declare(first)
+        publisher = Publisher(first)
+        poll(lambda: len(publisher.confirmed) > 200, lambda: "nothing is confirmed")
+        publisher.stopping.set()
+        publisher.join()
+        until_named(cluster)
+        cluster.wait_caught_up()
+        root = NodeFiles(second).root
+        status, _, errors = qq("recover", "--unsafe-from", root, "--yes")
+        assert status == 1
+        assert "in use by another process" in errors
+        kill_all(cluster)
+        status, output, _ = qq("recover", "--unsafe-from", root)
+        assert status == 1
+        assert b"may be missing" in output
+        status, output, errors = qq("recover", "--unsafe-from", root, "--yes")
+        assert (status, errors) == (0, "")
+        second.start()
+        second.wait_ready()
+        stays_away(first, second)
+        assert stored(second) == publisher.confirmed
+
+
+def until_named(cluster: LocalCluster) -> None:
+    """Wait until every node has a configuration in its log, which gives the cluster an id."""
+
+    def is_named(node: ClusterNode) -> bool:
+        [found, _] = load_copies(cast("Disk", ReadOnlyDisk(NodeFiles(node).group)), "")
+        return found is not None and not found.members
+
+    poll(lambda: all(map(is_named, cluster.nodes)), lambda: "the cluster gets no id")
+
+
+def stays_away(old: ClusterNode, new: ClusterNode) -> None:
+    """A node of the old life, whose directory is as it was, is not let in by the new one, which goes on."""
+    old.start()
+    poll(
+        lambda: (
+            why_not_ready(old.http_port) == "no leader is known: fewer than a majority of the nodes are up"
+        ),
+        lambda: f"{old.name}: {why_not_ready(old.http_port)}",
+    )
+    time.sleep(LINK_S)
+    declare(new)
+    assert [status["name"] for status in new.status()["nodes"]] == [new.name]
+    for one, other in ((old, new), (new, old)):
+        last_life = one.log.read_text().rpartition("qq.cli.serve: node")[2]
+        assert f"peer {other.name} is connected" not in last_life
+    old.kill()
