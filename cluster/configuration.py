@@ -139,6 +139,10 @@ class Configuration:
         member = self.member(name)
         return member is not None and (member.id == member_id or not self.cluster)
 
+    def has_voter(self, name: str, member_id: bytes) -> bool:
+        """Whether this data directory is the member of this name, and votes."""
+        return name in self.membership.voters and self.has(name, member_id)
+
     def is_removed(self, member_id: bytes) -> bool:
         """Whether this was a member, and is none any more."""
         return any(removed.id == member_id for removed in self.removed)

@@ -60,7 +60,7 @@ class Configurations:
         """
         return self.committed.cluster or self._cluster
 
-    def is_of(self, cluster: bytes) -> None:
+    def note_cluster(self, cluster: bytes) -> None:
         """The data directory knows of which cluster it is, though what tells so may have to be committed again."""
         self._cluster = cluster
 

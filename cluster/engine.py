@@ -211,8 +211,7 @@ class Engine(SyncObj):
     @property
     def _may_campaign(self) -> bool:
         # A node that catches up may have a configuration in which an earlier directory votes under its name.
-        newest = self._configurations.newest
-        is_voter = self._name in newest.membership.voters and newest.has(self._name, self._member_id)
+        is_voter = self._configurations.newest.has_voter(self._name, self._member_id)
         return self.may_vote and self.may_lead and is_voter
 
     @property

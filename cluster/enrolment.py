@@ -66,10 +66,6 @@ class Enrolment:
         """The link to a node is lost: what it has told may not be so any more."""
         self._told.pop(name, None)
 
-    def told_by(self, name: str) -> Introduction | None:
-        """What a node has told of itself on the link that there is now."""
-        return self._told.get(name)
-
     def due_steps(
         self,
         configuration: Configuration,

@@ -291,7 +291,7 @@ class Group:
         directory_id = directory.id(claim.incarnation)
         self.member_id = directory_id.member
         """The id of this node's data directory."""
-        self.configurations.is_of(directory_id.cluster)
+        self.configurations.note_cluster(directory_id.cluster)
         if not directory.lists_members:  # else the log has none, and no entry need be read twice
             self._begin_configurations(checkpoint.index if checkpoint else 0)
         if self.configurations.committed.is_removed(self.member_id):
@@ -441,10 +441,7 @@ class Group:
     def _clocks(self) -> int:
         """How many voters' clocks decide what time it is; 0 if this node's is none of them."""
         newest = self.configurations.newest
-        is_voter = self.config.name in newest.membership.voters and newest.has(
-            self.config.name, self.member_id
-        )
-        return len(newest.membership.voters) if is_voter else 0
+        return len(newest.membership.voters) if newest.has_voter(self.config.name, self.member_id) else 0
 
     def _check_majority_of(self, after: Configuration) -> None:
         """Raise MembershipRefused if so few of the voters of this configuration are there that it could not commit it.

@@ -426,7 +426,7 @@ class SimulatedCluster:
         for node in self.nodes:
             if not node.up or node.runtime.paused or node.group.pending_batches:
                 return False
-            is_voter = node.name in members.membership.voters and members.has(node.name, node.group.member_id)
+            is_voter = members.has_voter(node.name, node.group.member_id)
             if node.standing is not Standing.VOTER or not is_voter:
                 return False
             engine = node.group.engine
