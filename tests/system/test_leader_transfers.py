@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from system_commands import run_command
 from system_load import loaded
 
 from qq.testing import ClusterNode, LocalCluster
@@ -23,15 +22,8 @@ PAUSE_MAX_S = 2.0
 
 def qq(node: ClusterNode, *arguments: str) -> tuple[int, str]:
     """Call a command, which asks this node; returns its exit status and what it says."""
-    url = f"http://127.0.0.1:{node.http_port}"
-    done = subprocess.run(
-        [sys.executable, "-m", "qq", *arguments, "--http", url],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    return done.returncode, (done.stdout + done.stderr).strip()
+    end = run_command(node, *arguments)
+    return end.returncode, (end.stdout + end.stderr).strip()
 
 
 def test_leadership_goes_around_while_clients_are_at_work(tmp_path: Path) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pika.exceptions
 import pytest
 from system_clients import pika_connection
+from system_commands import run_command
 from system_disk import NodeFiles
 from system_load import loaded, poll
 
+from qq.cli.asking import why_not_ready
 from qq.machine.state import VERSION
 from qq.testing import ClusterNode, LocalCluster
 
@@ -30,15 +28,9 @@ PAUSE_MAX_S = 3.0
 
 def qq(node: ClusterNode, *arguments: str) -> tuple[int, str, str]:
     """Call a command, which asks this node; returns its exit status, what it prints and what it complains of."""
+    end = run_command(node, *arguments)
     url = f"http://127.0.0.1:{node.http_port}"
-    done = subprocess.run(
-        [sys.executable, "-m", "qq", *arguments, "--http", url],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    return done.returncode, done.stdout.strip(), done.stderr.strip().replace(url, "URL")
+    return end.returncode, end.stdout.strip(), end.stderr.strip().replace(url, "URL")
 
 
 def done(node: ClusterNode, *arguments: str) -> str:
@@ -65,17 +57,6 @@ def exit_status(node: ClusterNode) -> int | None:
     poll(lambda: not node.running, lambda: f"{node.name} goes on")
     assert node._process is not None
     return node._process.returncode
-
-
-def why_not_ready(node: ClusterNode) -> str:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{node.http_port}/healthz"):
-            return ""
-    except urllib.error.HTTPError as error:
-        with error:
-            return json.load(error)["reason"]
-    except urllib.error.URLError:
-        return "no answer"
 
 
 def test_a_cluster_grows_and_shrinks_while_clients_are_at_work(tmp_path: Path) -> None:
@@ -181,7 +162,7 @@ def test_a_node_under_maintenance_leads_nothing_and_its_clients_go_elsewhere(tmp
                 text = f"{leader.name} is under maintenance: it leads nothing and has no clients"
                 assert done(other, "drain", leader.name) == text
         assert cluster.leader() is not leader
-        assert "under maintenance" in why_not_ready(leader)
+        assert "under maintenance" in str(why_not_ready(leader.http_port))
         assert members(other)[leader.name]["drained"]
         with pytest.raises(pika.exceptions.AMQPConnectionError):  # nobody listens
             pika_connection(leader)
@@ -190,7 +171,10 @@ def test_a_node_under_maintenance_leads_nothing_and_its_clients_go_elsewhere(tmp
         load.until_all_work()
         leader.stop()
         leader.start()
-        poll(lambda: "under maintenance" in why_not_ready(leader), lambda: why_not_ready(leader))
+        poll(
+            lambda: "under maintenance" in str(why_not_ready(leader.http_port)),
+            lambda: str(why_not_ready(leader.http_port)),
+        )
         for _ in range(2):
             assert done(other, "revive", leader.name) == f"{leader.name} serves clients"
         leader.wait_ready()
