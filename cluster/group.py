@@ -16,6 +16,7 @@ Law: no entry is applied twice, none out of order, and a submission is repeated 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -970,6 +971,8 @@ class Group:
             self._runtime.call_soon(self._send)
         if self.engine.behind:
             self._turns.ask()
+        elif self.engine.resume_s < math.inf:
+            self._turns.ask_in(self.engine.resume_s - self._runtime.monotonic())
 
     def _note_leader(self) -> None:
         if (self.engine.leader, self.engine.term) == self._reign:

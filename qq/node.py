@@ -379,7 +379,12 @@ class Node:
             joins=bool(config.join),
             replaces_emptied=config.replace_emptied,
             raises_version=config.finish_upgrades,
-            timing=Timing(config.election_timeout_min_s, config.election_timeout_max_s, config.heartbeat_s),
+            timing=Timing(
+                config.election_timeout_min_s,
+                config.election_timeout_max_s,
+                config.heartbeat_s,
+                learner_bytes_per_s=limits.catch_up_bytes_per_s,
+            ),
             segment_bytes=limits.segment_bytes,
             segment_entries=limits.segment_entries,
             cache_bytes=limits.cache_bytes,
