@@ -35,6 +35,8 @@ CONFIGURATION = 0xC1
 """The first byte of such an entry."""
 FORMAT_VERSION = 1
 ID_BYTES = 16
+HOST_MAX = 255
+"""Characters of the name or the address of a host (RFC 1035, section 2.3.4)."""
 MEMBERS_MAX = 7
 """Every entry goes to every member: more of them cost speed and add no safety."""
 NOBODY = b""
@@ -75,6 +77,20 @@ class PeerAddress(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+
+def host_problem(host: str) -> str | None:
+    """Say what is wrong with the name or the address of a host that nobody could look up; None if nothing is.
+
+    Members dial whatever is in the log. A file, a request or another node has to be refused before that.
+    """
+    if not (0 < len(host) <= HOST_MAX and host.isprintable()) or " " in host:
+        return f"must have 1 to {HOST_MAX} characters, without blanks"
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return "is no host name: between its dots there are 1 to 63 characters"
+    return None
 
 
 class Removed(NamedTuple):
@@ -275,6 +291,9 @@ class Configuration:
 
     def _with(self, new: Member) -> Configuration:
         """Put a member in the place of the one of that name, if there is one."""
+        problem = host_problem(new.address.host)
+        if problem is not None:
+            raise MembershipRefused(f"the host {new.address.host!r} of node {new.name!r} {problem}")
         others = [member for member in self.members if member.name != new.name]
         for member in others:
             if member.address == new.address:
