@@ -16,22 +16,18 @@ Law: no entry is applied twice, none out of order, and a submission is repeated 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
 
 from cluster.alarms import Alarms
 from cluster.applying import Applying, Expelled
 from cluster.backup_source import BackupSource
 from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
-from cluster.clock import PATIENCE_S, ClusterClock, bounded
+from cluster.clock import ClusterClock, bounded
 from cluster.configuration import (
     ID_BYTES,
     Configuration,
-    Member,
     MembershipRefused,
-    PeerAddress,
     Versions,
     is_configuration,
     make_configuration,
@@ -40,7 +36,7 @@ from cluster.configurations import Configurations
 from cluster.departures import Departures
 from cluster.directory import GroupDirectory
 from cluster.elections import Role
-from cluster.engine import Engine, Timing
+from cluster.engine import Engine
 from cluster.enrolment import Enrolment
 from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
@@ -69,13 +65,15 @@ from cluster.envelope import (
     encode_for_release_0_1,
 )
 from cluster.fitness import Verdict, may_drain, may_leave, may_stop, why_not_lead
+from cluster.group_config import GroupConfig
+from cluster.group_events import GroupEvents, Nobody
 from cluster.handover import Handover
 from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import Owner
 from cluster.incarnation import Incarnations
 from cluster.link_ports import Links
 from cluster.log.hardstate import Standing
-from cluster.log.housekeeping import Housekeeping, HousekeepingSettings
+from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
 from cluster.log.manifest import log_start
 from cluster.log.segment import CorruptJournal
@@ -106,64 +104,6 @@ SILENT_S = 3 * STATUS_INTERVAL_S
 """What a peer has last said of itself counts no more when it has been silent for this long."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupConfig:
-    """The names of this member and its peers, and the group's times and sizes."""
-
-    name: str
-    nodes: Mapping[str, PeerAddress]
-    """The members that the cluster begins with, this one among them, and where the others reach them.
-
-    They matter only until the log tells who the members are."""
-    cluster: str
-    joins: bool = False
-    """Whether the cluster is there already, and this node wants to become a member of it; else it is one of `nodes`."""
-    replaces_emptied: bool = True
-    """Whether a node that comes back to its name and its address with a new data directory is taken in again."""
-    raises_version: bool = True
-    """Whether the cluster goes over to the next version of the state by itself, once all members can run it."""
-    group_id: int = 0
-    timing: Timing = field(default_factory=Timing)
-    dead_origin_grace_s: float = 1.0
-    """A node whose process is known to be gone is expelled after this long: its consumers' messages return."""
-    silent_origin_grace_s: float = 60.0
-    """A node that merely does not answer may be paused or cut off: it keeps what its clients hold for this long."""
-    clock_patience_s: float = PATIENCE_S
-    """A wall clock that has jumped is believed once it has kept its new time for this long."""
-    segment_bytes: int = 64 * 1024 * 1024
-    segment_entries: int = 65_536
-    cache_bytes: int = 32 * 1024 * 1024
-    checkpoint_entries: int = 16_384
-    """A checkpoint is taken after this many entries."""
-    checkpoint_bytes: int = 64 * 1024 * 1024
-    """A checkpoint is also taken after this many bytes of entries, or as many as the last one has if that is more."""
-    checkpoint_interval_s: float = 60.0
-    """A checkpoint is also taken after this time, if anything was applied since the last one."""
-    retained_bytes: int = 128 * 1024 * 1024
-    """Entries up to this size stay in the log for followers that were away; one that needs more gets a snapshot."""
-    disk_free_limit_bytes: int = 50 * 1024 * 1024
-    """With less free space than this, publishers have to wait."""
-    entry_bytes_max: int = 1024 * 1024
-    """An entry gathers batches up to about this size; a larger batch travels alone."""
-    entry_weight_max: int = 15
-    """An entry gathers batches up to this weight, in estimated milliseconds of applying; the rest wait for the next."""
-    forward_bytes_max: int = 1024 * 1024
-    """A message to the leader gathers batches up to about this size; a larger batch travels alone."""
-    append_bytes_max: int = 1024 * 1024
-    """An append to a follower gathers entries up to about this size; a larger entry travels alone."""
-
-    @property
-    def housekeeping(self) -> HousekeepingSettings:
-        return HousekeepingSettings(
-            self.checkpoint_entries,
-            self.checkpoint_bytes,
-            self.checkpoint_interval_s,
-            self.retained_bytes,
-            self.segment_bytes,
-            self.segment_entries,
-        )
-
-
 class NotNow(Exception):
     """The members cannot be changed at this moment; nothing has changed."""
 
@@ -176,45 +116,6 @@ class RemovedFromCluster(Exception):
             f"node {name!r} was removed from the cluster, and its data directory can be no member again: "
             "to let the node in anew, start it with an empty one"
         )
-
-
-class GroupEvents(Protocol):
-    """What the shell hears from the group, on the loop."""
-
-    def applied(self, index: int, effects: Sequence[Any]) -> None:
-        """The entry at `index` is committed and applied, and `effects` follow from it, in order."""
-        ...
-
-    def leader_changed(self, leader: str | None, term: int) -> None: ...
-
-    def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None:
-        """A snapshot was installed; nothing else is told of the entries that it stands for.
-
-        This node's batches up to `sequence` have been applied, and `outstanding` is what the machine owes its sessions.
-        """
-        ...
-
-    def needed_from(self) -> int | None:
-        """The first entry that the shell will still read although the state may not refer to it; None if none is."""
-        ...
-
-    def alarm_changed(self, reason: str | None) -> None:
-        """From now on publishers must wait for this reason or, if it is None, need not wait any more."""
-        ...
-
-
-class _Nobody:
-    """The events of a group that has not been started: all are ignored."""
-
-    def applied(self, index: int, effects: Sequence[Any]) -> None: ...
-
-    def leader_changed(self, leader: str | None, term: int) -> None: ...
-
-    def resumed(self, sequence: int, outstanding: Sequence[Any]) -> None: ...
-
-    def needed_from(self) -> int | None: ...
-
-    def alarm_changed(self, reason: str | None) -> None: ...
 
 
 class Group:
@@ -242,7 +143,7 @@ class Group:
         """Whether this node has stopped because it is no member any more."""
         self._runtime = runtime
         self._links = links
-        self._events: GroupEvents = _Nobody()
+        self._events: GroupEvents = Nobody()
         self._reign = Reign(None, 0)
         self._handover = Handover()
         self._tried_full_disk_s = 0.0
@@ -276,7 +177,9 @@ class Group:
         self._incarnations = Incarnations(directory, runtime, Versions(*machine.versions), listed)
         claim = self._incarnations.begin()
         self._submissions.begin(claim.incarnation)
-        self.configurations = Configurations(_listed(config, machine, lists_members=directory.lists_members))
+        self.configurations = Configurations(
+            config.listed_configuration(machine.versions[0], lists_members=directory.lists_members)
+        )
         """The configurations in the log. The newest one counts."""
         self._members = self.configurations.known
         """The members that links and peers go by."""
@@ -1272,18 +1175,6 @@ class Group:
         claim = self._incarnations.begin(known.incarnation if known else None)
         self._submissions.begin(claim.incarnation)
         self.submit([])
-
-
-def _listed(config: GroupConfig, machine: Machine, *, lists_members: bool) -> Configuration:
-    """What a node begins with, before its log or another node tells who the members are.
-
-    Where the members are not those of a list, this node votes for nobody and stands for nothing until it is told.
-    """
-    members = [
-        Member(name, address, is_voter=lists_members or name != config.name)
-        for name, address in config.nodes.items()
-    ]
-    return Configuration.of(machine.versions[0], members)
 
 
 def _open_journal(

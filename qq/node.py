@@ -23,7 +23,8 @@ from cluster.complaints import Complaints
 from cluster.configuration import PeerAddress, Versions
 from cluster.engine import Timing
 from cluster.envelope import Alarm
-from cluster.group import Group, GroupConfig, RemovedFromCluster
+from cluster.group import Group, RemovedFromCluster
+from cluster.group_config import GroupConfig
 from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks
 from cluster.log.segment import CorruptJournal, JournalError

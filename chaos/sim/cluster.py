@@ -21,7 +21,8 @@ from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.applying import Confirmed, Expelled
 from cluster.configuration import PeerAddress, Versions
 from cluster.engine import Engine, Timing
-from cluster.group import Group, GroupConfig, RemovedFromCluster
+from cluster.group import Group, RemovedFromCluster
+from cluster.group_config import GroupConfig
 from cluster.identity import OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError

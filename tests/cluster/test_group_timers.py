@@ -21,7 +21,9 @@ from cluster.configuration import Versions
 from cluster.directory import GroupDirectory
 from cluster.entry import batches_of, entry_time_ms, is_regular
 from cluster.envelope import Transfer, encode
-from cluster.group import Group, GroupConfig, GroupEvents
+from cluster.group import Group
+from cluster.group_config import GroupConfig
+from cluster.group_events import GroupEvents
 from cluster.identity import Owner
 from cluster.log.journal import SegmentedJournal
 from cluster.ports import pack
