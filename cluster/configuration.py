@@ -143,6 +143,10 @@ class Configuration:
         """Whether this data directory is the member of this name, and votes."""
         return name in self.membership.voters and self.has(name, member_id)
 
+    def clocks(self, name: str, member_id: bytes) -> int:
+        """How many voters' clocks tell this directory what time it is; 0 if it is no voter: then entries tell it."""
+        return len(self.membership.voters) if self.has_voter(name, member_id) else 0
+
     def is_removed(self, member_id: bytes) -> bool:
         """Whether this was a member, and is none any more."""
         return any(removed.id == member_id for removed in self.removed)
