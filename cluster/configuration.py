@@ -9,7 +9,7 @@ promised, another one cannot know, whatever its name is. Names and addresses may
 yet is *awaited*: the first directory that comes under its name becomes it.
 
 Lives here: the value, its form in an entry, and which steps there are. Not here: when a step may be taken and when it
-counts (configurations.py, group.py), how many are a majority (quorum.py).
+counts (configurations.py), how many are a majority (quorum.py).
 
     entry = type u8 0xC1 | format u8 | time_ms u64 | msgpack of (cluster, version, members, removed)
 

@@ -7,8 +7,8 @@ tail (the engine sees to that).
 
 Lives here: the driving of the engine, exactly-once submission (`submit`), forwarding to the leader, *tick entries* that
 bring the machine nothing but the time, the decision to stop waiting for a node. Not here: consensus (engine.py), files
-(directory.py, log), snapshots (catch_up.py), standing (recovery.py), sockets (links.py), what
-an entry means (the machine).
+(directory.py, log), snapshots (catch_up.py), standing (recovery.py), who the members are (members.py), who leads
+(leadership.py), why a node stops (stopping.py), sockets (links.py), what an entry means (the machine).
 
 Law: no entry is applied twice, none out of order, and a submission is repeated until this node has seen it applied.
 """
@@ -55,7 +55,6 @@ from cluster.envelope import (
 )
 from cluster.group_config import GroupConfig
 from cluster.group_events import GroupEvents, Nobody
-from cluster.handover import Handover
 from cluster.identity import Owner
 from cluster.incarnation import Incarnations
 from cluster.introductions import Introductions
@@ -125,7 +124,6 @@ class Group:
         self._submissions = PendingSubmissions(config.name)
         self._proposals = Proposals()
         self._applying = Applying(self._state, self._submissions)
-        self._handover = Handover()
         self._enrolment = Enrolment(
             config.timing.election_min_s,
             machine.versions[1],
@@ -150,6 +148,7 @@ class Group:
         maintenance = Maintenance(name, configurations, runtime.monotonic())
         self.stopping = Stopping(name, configurations, directory, self._turns, runtime, self._gives_way)
         self.disk_failed = self.stopping.disk_failed
+        """What a reader of the log reports a failure to, too."""
         self.journal, checkpoint = directory.start(
             claim,
             self._state,
@@ -235,7 +234,6 @@ class Group:
             self._enrolment,
             self.engine,
             directory,
-            links,
             transmit,
             self.stopping.removed,
         )
@@ -252,7 +250,6 @@ class Group:
             peers,
             self.statuses,
             maintenance,
-            self._handover,
             self.engine,
             runtime,
             transmit,
@@ -498,6 +495,7 @@ class Group:
         """Ask for a turn at regular intervals: heartbeats and elections fall due without any event, too."""
         if self._turns.is_on:
             self._turns.ask()
+            self.leadership.look(is_fit=not self.journal.full and self.stopping.damage is None)
             self._watch_space()
             self.stopping.leave_if_the_others_can_go_on()
             if self.engine.is_leader:
@@ -591,7 +589,6 @@ class Group:
             reason = self.alarms.reason
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._events.alarm_changed(reason)
-        self.leadership.look(is_fit=not self.journal.full and self.stopping.damage is None)
         if self.journal.full:
             self._try_full_disk()
 
@@ -704,7 +701,7 @@ class Group:
     def _compose(self) -> None:
         """Propose the batches that have gathered, as one entry, unless enough is under way already."""
         self._note_leader()
-        if self._handover.is_on(self._runtime.monotonic()):
+        if self.leadership.handover.is_on(self._runtime.monotonic()):
             self.leadership.ask_successor()
             return
         while self._proposals and self.journal.last_index - self.engine.commit_index < IN_FLIGHT_MAX:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment
     from cluster.envelope import Message
-    from cluster.link_ports import Links
     from cluster.members import Members
     from cluster.recovery import Recovery
 
@@ -38,7 +37,6 @@ class Introductions:
         enrolment: Enrolment,
         engine: Engine,
         directory: GroupDirectory,
-        links: Links,
         transmit: Callable[[str, Message], None],
         removed: Callable[[], None],
     ) -> None:
@@ -53,7 +51,6 @@ class Introductions:
         self._enrolment = enrolment
         self._engine = engine
         self._directory = directory
-        self._links = links
         self._transmit = transmit
         self._removed = removed
         self._told_index = 0
@@ -63,9 +60,7 @@ class Introductions:
 
     def introduce(self) -> None:
         """Tell everybody who this node is, because that is not what it was, or it has just been started."""
-        held = self._members.configurations
-        held.has_past = self._recovery.standing is Standing.VOTER
-        self._links.configure(self._members.id, held)
+        self._members.note_past(has_past=self._recovery.standing is Standing.VOTER)
         self._enrolment.introduced(self._members.name, self._own())
         for peer in self._members.presence.linked:
             self._transmit(peer, self._own())

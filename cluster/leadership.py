@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.envelope import Transfer
+from cluster.handover import Handover
 from cluster.submission import Reign
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from cluster.engine import Engine
     from cluster.envelope import Message
-    from cluster.handover import Handover
     from cluster.maintenance import Maintenance
     from cluster.members import Members
     from cluster.peers import Peers
@@ -42,7 +42,6 @@ class Leadership:
         peers: Peers,
         statuses: Statuses,
         maintenance: Maintenance,
-        handover: Handover,
         engine: Engine,
         runtime: Runtime,
         transmit: Callable[[str, Message], None],
@@ -50,11 +49,12 @@ class Leadership:
     ) -> None:
         self.reign = Reign(None, 0)
         """The leader and its term, as the last turn has found them."""
+        self.handover = Handover()
+        """How this node gives leadership away, if it does."""
         self._members = members
         self._peers = peers
         self._statuses = statuses
         self._maintenance = maintenance
-        self._handover = handover
         self._engine = engine
         self._runtime = runtime
         self._transmit = transmit
@@ -67,7 +67,7 @@ class Leadership:
             log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         is_own = self._members.name in (before.leader, reign.leader)
         if is_own:
-            self._handover.end()
+            self.handover.end()
         return is_own
 
     def look(self, *, is_fit: bool) -> None:
@@ -91,7 +91,7 @@ class Leadership:
             to == self._members.name or self.is_handing_over or self._statuses.why_not_lead(to) is not None
         ):
             return False
-        self._handover.begin(self._runtime.monotonic(), to)
+        self.handover.begin(self._runtime.monotonic(), to)
         self._ask_turn()
         return True
 
@@ -106,12 +106,12 @@ class Leadership:
     @property
     def is_handing_over(self) -> bool:
         """Whether a handover is under way."""
-        return self._handover.is_on(self._runtime.monotonic())
+        return self.handover.is_on(self._runtime.monotonic())
 
     def ask_successor(self) -> None:
         """Ask a peer to take over, once, as soon as there is one that has everything."""
-        unfit = [*self._not_to_lead(), *self._handover.not_meant(self._members.peers)]
-        self._handover.ask(partial(self._engine.transfer_leadership, unfit))
+        unfit = [*self._not_to_lead(), *self.handover.not_meant(self._members.peers)]
+        self.handover.ask(partial(self._engine.transfer_leadership, unfit))
 
     def ask_anybody_but(self, unfit: Iterable[str]) -> None:
         """Ask a peer to take over, without waiting for it: this node leads on if none does."""

@@ -89,6 +89,11 @@ class Members:
         """Whether those of these nodes that are there as members are a majority."""
         return self.configurations.membership.is_majority(list(filter(self.presence.is_member, names)))
 
+    def note_past(self, *, has_past: bool) -> None:
+        """Have links tell whether this node relies on its log: then it is of a cluster, also if that has no id."""
+        self.configurations.has_past = has_past
+        self._links.configure(self.id, self.configurations)
+
     def follow(self) -> bool:
         """Have everything go by the newest configuration; False if it does already."""
         held = self.configurations
