@@ -9,7 +9,7 @@ promised, another one cannot know, whatever its name is. Names and addresses may
 yet is *awaited*: the first directory that comes under its name becomes it.
 
 Lives here: the value, its form in an entry, and which steps there are. Not here: when a step may be taken and when it
-counts (configurations.py, group.py), how many are a majority (quorum.py).
+counts (configurations.py), how many are a majority (quorum.py).
 
     entry = type u8 0xC1 | format u8 | time_ms u64 | msgpack of (cluster, version, members, removed)
 
@@ -158,6 +158,10 @@ class Configuration:
     def has_voter(self, name: str, member_id: bytes) -> bool:
         """Whether this data directory is the member of this name, and votes."""
         return name in self.membership.voters and self.has(name, member_id)
+
+    def clocks(self, name: str, member_id: bytes) -> int:
+        """How many voters' clocks tell this directory what time it is; 0 if it is no voter: then entries tell it."""
+        return len(self.membership.voters) if self.has_voter(name, member_id) else 0
 
     def is_removed(self, member_id: bytes) -> bool:
         """Whether this was a member, and is none any more."""

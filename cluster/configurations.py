@@ -4,7 +4,7 @@ The newest one counts from the moment in which it is in the log, committed or no
 majorities, for whom to send to. If its entry is deleted, the one before it counts again.
 
 Lives here: which one counts, and since which entry. Not here: what a configuration is (configuration.py), what follows
-from another one (group.py).
+from another one (members.py).
 
 Law: what counts is a function of the log and of the checkpoint below it, whatever has happened in between.
 """
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from cluster.configuration import is_configuration, read_configuration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cluster.configuration import Configuration, Member
     from cluster.membership import Membership
 
@@ -60,6 +62,10 @@ class Configurations:
         """
         return self.committed.cluster or self._cluster
 
+    def others(self, name: str) -> tuple[str, ...]:
+        """The names of all members but this one, also of such as are about to be removed."""
+        return tuple(known for known in self.known if known != name)
+
     def note_cluster(self, cluster: bytes) -> None:
         """The data directory knows of which cluster it is, though what tells so may have to be committed again."""
         self._cluster = cluster
@@ -71,6 +77,15 @@ class Configurations:
         """
         self._held = [(index, configuration)]
         self._note()
+
+    def find(
+        self, configuration: Configuration | None, index: int, later: Iterable[tuple[int, bytes]]
+    ) -> None:
+        """Find out which there are: that of the state at `index`, if it has one, and those in the entries behind it."""
+        if configuration is not None:
+            self.begin(index, configuration)
+        for each in later:
+            self.appended(*each)
 
     def appended(self, index: int, entry: bytes) -> None:
         """An entry is in the log now, perhaps one with a configuration. Raises MalformedConfiguration."""

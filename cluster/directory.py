@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cluster.identity import (
     Claim,
@@ -55,8 +55,13 @@ MOVING = "moving"
 DAMAGE = "damage"
 ASIDE_PREFIX = "damaged-"
 
-OpenJournal = Callable[[bool], SegmentedJournal]
-"""A function that opens the journal; its argument tells whether writes that were not synced may be lost."""
+
+class OpenJournal(Protocol):
+    """A function that opens the journal."""
+
+    def __call__(self, *, writes_lost: bool) -> SegmentedJournal:
+        """`writes_lost` tells whether writes that were not synced may be lost."""
+        ...
 
 
 class GroupDirectory:
@@ -122,7 +127,7 @@ class GroupDirectory:
         Raises the errors of the journal. With `repairable`, since there are peers, a damaged log is set aside instead.
         """
         hard = self.hard_state.load()
-        open_log = partial(self._open, state, partial(open_journal, claim.writes_lost))
+        open_log = partial(self._open, state, partial(open_journal, writes_lost=claim.writes_lost))
         try:
             journal, checkpoint = open_log(hard)
         except CorruptJournal as damage:
@@ -214,6 +219,18 @@ class GroupDirectory:
         """Let the next start know that the log is not to be used; best effort."""
         with suppress(OSError):
             self._disk.replace_file(f"{self.path}/{DAMAGE}", str(error).encode())
+
+    def make_durable(self, journal: SegmentedJournal) -> None:
+        """Sync what opening the journal has added to it, such as a new log's first entry. Raises OSError.
+
+        Unless the disk is merely full, the next start is told then that writes may be lost.
+        """
+        try:
+            journal.sync_now()
+        except OSError:
+            if not journal.full:
+                self.note_writes_lost()
+            raise
 
     def note_writes_lost(self) -> None:
         """Let the next start know that what was not synced may be lost; best effort."""

@@ -119,13 +119,13 @@ def test_memory_that_cannot_be_read_does_not_end_a_node(
 ) -> None:
     async def story() -> None:
         made: Any = node.Node(CONFIG, RealDisk, AsyncioRuntime)
-        made.group = SimpleNamespace(low_on_memory=True, snapshots_installed=0)
+        made.group = SimpleNamespace(alarms=SimpleNamespace(low_on_memory=True), snapshots_installed=0)
         answers: list[int | OSError] = [OSError(24, "Too many open files"), 0]
 
         def resident_bytes() -> int:
             answer = answers.pop(0)
             if isinstance(answer, OSError):
-                assert made.group.low_on_memory
+                assert made.group.alarms.low_on_memory
                 raise answer
             return answer
 
@@ -133,7 +133,7 @@ def test_memory_that_cannot_be_read_does_not_end_a_node(
         monkeypatch.setattr(node, "MEMORY_CHECK_INTERVAL_S", 0.001)
         with pytest.raises(IndexError):
             await made._watch_memory()
-        assert not made.group.low_on_memory
+        assert not made.group.alarms.low_on_memory
 
     asyncio.run(story())
     assert "cannot tell how much memory is in use: [Errno 24] Too many open files" in caplog.text

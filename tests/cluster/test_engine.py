@@ -43,7 +43,8 @@ from cluster.envelope import (
     Vote,
     VoteRequest,
 )
-from cluster.group import Group, GroupConfig
+from cluster.group import Group
+from cluster.group_config import GroupConfig
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
 from cluster.log.segment import CorruptJournal, Record

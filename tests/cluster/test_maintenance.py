@@ -41,7 +41,7 @@ def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
     growing.all_submit()
     growing.pass_ms(500)
     for _ in range(4):  # it goes around among the others
-        growing.leader().group.transfer_leadership()
+        growing.leader().group.leadership.transfer()
         growing.pass_ms(1_000)
         assert leads(growing, *others)
 
@@ -49,12 +49,12 @@ def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
 def test_who_is_under_maintenance_is_not_made_the_leader(growing: Growing) -> None:
     leader, drained, _ = growing.leader(), *growing.followers()
     drain(growing, drained)
-    assert leader.group.why_not_lead(drained.name) == (
+    assert leader.group.statuses.why_not_lead(drained.name) == (
         f"{drained.name} is under maintenance (end that with `qq revive {drained.name}`)"
     )
-    assert not leader.group.transfer_leadership(drained.name)
+    assert not leader.group.leadership.transfer(drained.name)
     assert growing.asked(drained, MemberChange(Verb.REVIVE, drained.name)) == ""
-    assert leader.group.transfer_leadership(drained.name)
+    assert leader.group.leadership.transfer(drained.name)
     growing.until(lambda: leads(growing, drained))
 
 
