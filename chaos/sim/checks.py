@@ -83,6 +83,8 @@ class _Seen:
     vote: str | None = None
     standing: Standing = Standing.BLANK
     installs: int = 0
+    configured_at: int = 1
+    """The index of the newest configuration in the log."""
     steps: int = 0
 
 
@@ -134,6 +136,8 @@ class Checks:
         self._forgotten_terms: dict[str, int] = {}
         self._terms: dict[str, int] = {}
         self._votes: dict[tuple[str, int], str] = {}
+        self._cast: dict[tuple[str, int], dict[str, None]] = {}
+        """Who has ever voted for a node in a term."""
         self._ids: dict[str, bytes] = {}
         """The id of the data directory that a node has had last."""
         self.configuration: Configuration | None = None
@@ -142,6 +146,8 @@ class Checks:
         """All memberships that there have been."""
         self._lost_campaigns: dict[tuple[str, int], None] = {}
         """The campaigns of directories that are lost, by name and term."""
+        self._vain_campaigns: dict[bytes, int] = {}
+        """How often a directory has campaigned since it was removed."""
         self._minority_since_s: dict[str, float] = {}
         self._minority_terms: dict[str, int] = {}
 
@@ -312,7 +318,26 @@ class Checks:
         if leads and (commit_index > seen.commit_index or seen.steps % BELIEFS_EVERY == 0):
             self._check_beliefs(node)
         if commit_index > seen.commit_index:
+            if leads:
+                self._check_stored(node, commit_index)
             seen.commit_index = self._check_committed(node, seen.commit_index + 1, commit_index)
+        configured_at = group.configurations.newest_index
+        if leads and configured_at > seen.configured_at:
+            self._check_change(node, seen.configured_at, configured_at)
+        seen.configured_at = configured_at
+
+    def _check_change(self, leader: SimulatedNode, before: int, index: int) -> None:
+        """A leader changes the members, with entry `index`, when the last change and an entry of its term are committed.
+
+        Else two majorities need have no voter in common (Raft thesis, 4.1, as corrected in 2015).
+        """
+        term, last = leader.group.engine.term, len(self.committed) + 1
+        if leader.group.journal.term_at(index) != term:
+            return  # it came with the log
+        if before > last:
+            self.fail(f"{leader.name} changes the members twice at once, with entries {before} and {index}")
+        if last < 2 or self.committed[min(last, index - 1) - 2].term != term:
+            self.fail(f"{leader.name} changes the members before it has committed anything of term {term}")
 
     def _check_office(self, node: SimulatedNode, seen: _Seen, *, leads: bool) -> None:
         """Only a voter leads or campaigns."""
@@ -336,12 +361,27 @@ class Checks:
         vote = engine.voted_for
         if vote is None or (seen.standing is Standing.BLANK and engine.role is Role.FOLLOWER):
             return  # one who rises from blank notes a vote that it may have given
+        self._cast.setdefault((vote, engine.term), {})[node.name] = None
         if self._votes.setdefault((node.name, engine.term), vote) != vote:
             self.fail(f"{node.name} votes for {vote} in term {engine.term}, and did for another")
         has_campaigned = self._votes.get((vote, engine.term)) == vote
         if not (has_campaigned or (vote, engine.term) in self._lost_campaigns):
             self.fail(f"{node.name} votes for {vote} in term {engine.term}, which does not campaign in it")
         self._check_may_vote(node, vote)
+        if vote == node.name:
+            self._check_may_campaign(node)
+
+    def _check_may_campaign(self, node: SimulatedNode) -> None:
+        """A directory that was removed disturbs nobody, whether it knows or not.
+
+        Pre-votes that it had won before, and that were stuck on the way, may still make it campaign once.
+        """
+        member_id = node.group.member_id
+        if self.configuration is None or not self.configuration.is_removed(member_id):
+            return
+        self._vain_campaigns[member_id] = self._vain_campaigns.get(member_id, 0) + 1
+        if self._vain_campaigns[member_id] > 1:
+            self.fail(f"{node.name} campaigns though it was removed")
 
     def _forget_campaigns(self, node: SimulatedNode) -> None:
         """One that has lost its memory may take back a vote for itself, and no other, if nobody has voted for it.
@@ -377,6 +417,9 @@ class Checks:
         other = self._leaders.setdefault(term, node.name)
         if other != node.name:
             self.fail(f"{other} and {node.name} both lead term {term}")
+        voted = self._cast.get((node.name, term), {})
+        if not node.group.configurations.membership.is_majority(voted):
+            self.fail(f"{node.name} leads term {term} by the votes of {', '.join(voted)}")
         journal = node.group.journal
         for index in range(max(journal.first_index, 2), len(self.committed) + 2):
             committed = self.committed[index - 2]
@@ -412,6 +455,19 @@ class Checks:
                 continue
             if index > journal.last_index or there.term_at(index) != journal.term_at(index):
                 self.fail(f"{leader.name} believes that {node.name} has its entry {index}")
+
+    def _check_stored(self, leader: SimulatedNode, index: int) -> None:
+        """What a leader takes for committed is on the disks of a majority of the voters, but for what was done to them."""
+        configuration = leader.group.configurations.newest
+        holders = [
+            voter
+            for voter in configuration.membership.voters
+            if self._vouched.get(voter, 0) >= index
+            or voter in self._damage
+            or not configuration.has(voter, self._ids.get(voter, b""))
+        ]
+        if not configuration.membership.is_majority(holders):
+            self.fail(f"{leader.name} commits entry {index}, which of the voters only {sorted(holders)} have")
 
     def _check_committed(self, node: SimulatedNode, first: int, last: int) -> int:
         """Log matching over committed prefixes, as far as the log reaches back. How far it could be read."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from chaos.sim.checks import Checks
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
+    from chaos.sim.disk import DiskContent
     from chaos.sim.world import World
 
 
@@ -68,6 +69,7 @@ FAULTS = {
     "foreign version": 0.3,
     "remove member": 0.4,
     "move": 0.3,
+    "old directory": 0.3,
 }
 """How common each is where all are."""
 
@@ -113,6 +115,7 @@ class Nemesis:
             "foreign version": self._foreign_version,
             "remove member": self._remove_member,
             "move": self._move,
+            "old directory": self._old_directory,
         }
 
     def start(self) -> None:
@@ -438,6 +441,30 @@ class Nemesis:
         node.disk.lose_everything()
         self._checks.damaged(node)
         return True
+
+    def _old_directory(self) -> bool:
+        """Lose a directory, and find it again when another one may have taken its place: both have its name.
+
+        As long as members are known by their names, nobody could tell the two apart.
+        """
+        node = self._victim()
+        if node is None or node.misconfigured or not node.group.configurations.cluster:
+            return False
+        if self._checks.may_find_damage(node):
+            return False
+        self._end(node, power_loss=False)
+        old = node.disk.content()
+        self._empty(node)
+        self._until(self._short_or_long_s(10.0), partial(self._put_back, node, old))
+        return True
+
+    def _put_back(self, node: SimulatedNode, old: DiskContent) -> None:
+        """The member that the old directory was may be removed by now; then nobody needs it any more."""
+        if node.up and not node.misconfigured and self._checks.may_be_damaged(node):
+            self._empty(node)
+            node.disk.put_back(old)
+            node.may_be_removed = True
+            node.start()
 
     def _shorten_log(self) -> bool:
         """The open segment loses some of what it had acknowledged, or is lost as a whole."""

@@ -172,7 +172,7 @@ class SimulatedLinks:
         """Where to dial a peer or a seed; nowhere if it is not to be dialled."""
         if isinstance(whom, str):
             return self.known.places(whom) if whom in self.known.addresses else ()
-        return (whom,) if self.known.is_without_cluster else ()
+        return (whom,) if self.known.seeks_members else ()
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
         self.known.configure(member_id, configurations)

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -19,11 +20,12 @@ from chaos.sim.cluster import Options, Parts
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import Connection, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, draw_options, run, with_largest_entries
+from cluster import quorum
 from cluster.clock import ClusterClock
-from cluster.configuration import Versions
+from cluster.configuration import Configuration, Member, Versions
 from cluster.connection import LinkBacklog
 from cluster.engine import Engine
-from cluster.envelope import Append, Appended
+from cluster.envelope import Append, Appended, Vote
 from cluster.group import Group
 from cluster.identity import Identity, Owner
 from cluster.log.compaction import Compact, compact_entry
@@ -31,6 +33,7 @@ from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
 from cluster.log.register import Register
 from cluster.log.segment import Segment
+from cluster.membership import Membership
 from cluster.origins import Admission, Origins
 from cluster.ports import Disk
 from cluster.submission import PendingSubmissions, Reign
@@ -151,6 +154,29 @@ CLOCK_JUMPS = Options(
     queues=True,
     faults={"clock jump": 1.0, "kill": 0.2, "transfer": 0.3},
 )
+FOUR_VOTERS = Options(
+    nodes=4,
+    duration_s=20.0,
+    submit_interval_s=0.3,
+    fault_interval_s=0.3,
+    faults={"remove member": 2.0, "partition": 2.0, "transfer": 1.0, "isolate": 1.0, "kill": 0.5},
+    network=NetworkOptions(delay_max_s=0.05),
+    disk_slowness=30.0,
+)
+"""Two majorities of three of them, each another one, need have no voter in common."""
+REMOVALS = Options(
+    duration_s=15.0,
+    submit_interval_s=0.2,
+    fault_interval_s=0.5,
+    faults={"remove member": 1.0, "isolate": 1.0, "pause": 0.5, "kill": 0.5},
+)
+LEARNERS = replace(
+    LOSSES,
+    nodes=5,
+    faults={"lose directory": 1.0, "partition": 1.5, "kill": 1.0, "isolate": 0.5, "remove member": 0.3},
+)
+WRONG_LISTS = replace(LISTS, faults={"wrong members": 1.0, "partition": 1.0, "kill": 0.5, "isolate": 0.5})
+OLD_DIRECTORIES = replace(LEARNERS, nodes=3, faults={"old directory": 1.0, "partition": 1.0, "kill": 1.0})
 _APPENDED = b"\x03"
 """First byte of the frame of an acknowledgement."""
 
@@ -345,6 +371,81 @@ class LetsLearnersVote(Engine):
     @may_vote.setter
     def may_vote(self, value: bool) -> None:
         """Whatever it should be."""
+
+
+@contextmanager
+def all_is_committed(engine: Engine) -> Iterator[None]:
+    """As far as anybody asks meanwhile."""
+    commit_index = engine.commit_index
+    engine._SyncObj__raftCommitIndex = engine.journal.last_index
+    try:
+        yield
+    finally:
+        engine._SyncObj__raftCommitIndex = commit_index
+
+
+class ChangesMembersBeforeItCommits(Group):
+    """Thesis 4.1, before its correction of 2015: a leader need not have committed anything of its own term."""
+
+    def change_configuration(self, step: Callable[[Configuration], Configuration]) -> int:
+        if self.configurations.newest_index > self.engine.commit_index:
+            return super().change_configuration(step)
+        with all_is_committed(self.engine):
+            return super().change_configuration(step)
+
+
+class MakesSeveralChangesAtOnce(Group):
+    """The next change does not wait until the last one is committed."""
+
+    def change_configuration(self, step: Callable[[Configuration], Configuration]) -> int:
+        if self.journal.term_at(self.engine.commit_index) != self.engine.term:
+            return super().change_configuration(step)
+        with all_is_committed(self.engine):
+            return super().change_configuration(step)
+
+
+class StaysThoughRemoved(Group):
+    """Who is told that it was removed does not believe it."""
+
+    def _leave(self) -> None:
+        """Go on."""
+
+
+class GoesByTheListInItsFile(Group):
+    """The list in the node's file counts from each start on, until the log has another one."""
+
+    def _begin_configurations(self, index: int) -> None:
+        super()._begin_configurations(index)
+        held = self.configurations
+        if held.newest.cluster:
+            listed = [Member(name, address) for name, address in self.config.nodes.items()]
+            held.begin(held.newest_index, Configuration.of(held.newest.version, listed))
+
+
+def reached_by_anybody(membership: Membership, values: Mapping[str, Any]) -> Any:
+    """In place of `Membership.reached`: what learners hold counts for the majority of voters."""
+    return quorum.reached(values.values(), len(membership.voters))
+
+
+class AsksLearners(Engine):
+    """Learners are asked for votes, and these count for the majority of voters."""
+
+    def follow_configuration(self, guests: Iterable[str]) -> None:
+        super().follow_configuration(guests)
+        self._SyncObj__otherNodes |= self._SyncObj__readonlyNodes
+        self._SyncObj__readonlyNodes = set()
+
+    def _receive_vote(self, peer: str, message: Vote) -> None:
+        if self._is_candidate and message.term == self.term:
+            votes = self._elections._votes
+            votes.add(peer)
+            if quorum.is_majority(len(votes), len(self._configurations.membership.voters)):
+                self._SyncObj__onBecomeLeader()
+
+
+def known_by_name(configuration: Configuration, name: str, _member_id: bytes) -> bool:
+    """In place of `Configuration.has`: any directory of that name is the member."""
+    return configuration.member(name) is not None
 
 
 class SendsTwoInTheWrongOrder(Network):
@@ -760,6 +861,33 @@ HAZARDS = [
         ("cluster.identity._checked", let_everybody_in),
         shown_by=29,
         by_names=True,
+    ),
+    Hazard(Parts(group=ChangesMembersBeforeItCommits), FOUR_VOTERS, 30, "before it has committed", shown_by=0),
+    Hazard(Parts(group=MakesSeveralChangesAtOnce), FOUR_VOTERS, 30, "twice at once", shown_by=0),
+    Hazard(
+        Parts(engine=CampaignsWithoutAsking, group=StaysThoughRemoved),
+        REMOVALS,
+        20,
+        "campaigns though it was removed",
+        shown_by=0,
+    ),
+    Hazard(
+        Parts(),
+        LEARNERS,
+        30,
+        "which of the voters only",
+        ("cluster.membership.Membership.reached", reached_by_anybody),
+        shown_by=0,
+    ),
+    Hazard(Parts(engine=AsksLearners), LEARNERS, 100, "by the votes of", shown_by=0),
+    Hazard(Parts(group=GoesByTheListInItsFile), WRONG_LISTS, 100, "both lead", shown_by=0),
+    Hazard(
+        Parts(group=StaysThoughRemoved),
+        OLD_DIRECTORIES,
+        100,
+        "committed",
+        ("cluster.configuration.Configuration.has", known_by_name),
+        shown_by=0,
     ),
     Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged", shown_by=2),
     Hazard(Parts(network=LosesFrames), None, 20, "has not converged", shown_by=13),
