@@ -327,7 +327,7 @@ class Checks:
         seen.configured_at = configured_at
 
     def _check_change(self, leader: SimulatedNode, before: int, index: int) -> None:
-        """A leader changes the members, with entry `index`, when the last change and an entry of its term are committed.
+        """A leader changes the members, with entry `index`, once the last change and one of its own entries are committed.
 
         Else two majorities need have no voter in common (Raft thesis, 4.1, as corrected in 2015).
         """
@@ -457,7 +457,7 @@ class Checks:
                 self.fail(f"{leader.name} believes that {node.name} has its entry {index}")
 
     def _check_stored(self, leader: SimulatedNode, index: int) -> None:
-        """What a leader takes for committed is on the disks of a majority of the voters, but for what was done to them."""
+        """What a leader takes for committed is on the disks of a majority of voters, but for what was done to these."""
         configuration = leader.group.configurations.newest
         holders = [
             voter
