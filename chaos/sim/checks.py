@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
-from chaos.sim.watched import TAG, Applied, ForeignMachine, WatchedMachine
+from chaos.sim.watched import MACHINES, TAG, Applied, Program, WatchedMachine
 from chaos.sim.world import EPOCH_MS
 from cluster.clock import SLOWER
-from cluster.configuration import is_configuration, read_configuration
+from cluster.configuration import Versions, is_configuration, read_configuration
 from cluster.elections import Role
 from cluster.log.hardstate import Standing
 from cluster.log.segment import CorruptJournal
@@ -155,8 +155,8 @@ class Checks:
         self._cluster = cluster
         self.clocks_changed()
 
-    def machine(self, *, foreign: bool) -> WatchedMachine:
-        return (ForeignMachine if foreign else WatchedMachine)(self._new_machine(), self)
+    def machine(self, program: Program) -> WatchedMachine:
+        return MACHINES[program](self._new_machine(), self)
 
     def fail(self, what: str) -> None:
         raise ViolationError(f"at {self._world.now_s:.3f} s: {what} [{self._cluster.describe()}]")
@@ -188,6 +188,7 @@ class Checks:
         unnoticed = damage.life + 1 == node.life and node.standing is Standing.VOTER
         if unnoticed and node.group.journal.last_index < damage.owed_index:
             self.fail(f"{node.name} is a voter without entry {damage.owed_index}, which it had acknowledged")
+        self._check_version(node)
         self._terms[node.name] = term
         self._seen[node.name] = _Seen(node.life, term=term, vote=engine.voted_for, standing=node.standing)
         if engine.applied_index > 1:
@@ -256,10 +257,13 @@ class Checks:
 
     def _counting(self) -> list[Configuration]:
         """The configurations by which anybody counts, or may count when a leader has been heard."""
-        held = [node.group.configurations for node in self._cluster.nodes if node.has_started]
-        newest = {
-            id(each.newest): each.newest for each in held if each.is_settled or self.configuration is None
-        }
+        by_lists = self.configuration is None
+        held = [
+            node.group.configurations
+            for node in self._cluster.nodes
+            if node.has_started and not (by_lists and node.misconfigured)
+        ]
+        newest = {id(each.newest): each.newest for each in held if each.is_settled or by_lists}
         if self.configuration is not None:
             newest[id(self.configuration)] = self.configuration
         return list(newest.values())
@@ -327,7 +331,7 @@ class Checks:
         seen.configured_at = configured_at
 
     def _check_change(self, leader: SimulatedNode, before: int, index: int) -> None:
-        """A leader changes the members, with entry `index`, once the last change and one of its own entries are committed.
+        """A leader changes the members, with entry `index`, once the last change and an entry of its own are committed.
 
         Else two majorities need have no voter in common (Raft thesis, 4.1, as corrected in 2015).
         """
@@ -598,7 +602,14 @@ class Checks:
         if self._counted.get((origin, client), 0) < number:
             self.fail(f"batch {number} of client {client} at {origin} is confirmed and has not taken effect")
 
+    def _check_version(self, node: SimulatedNode) -> None:
+        """A program works only on what it can run, be it committed or not."""
+        version, versions = node.group.configurations.newest.version, Versions(*node.machine.versions)
+        if not versions.include(version):
+            self.fail(f"the log of {node.name} is at version {version}, and its program can run {versions}")
+
     def applied(self, node: SimulatedNode, index: int) -> None:
+        self._check_version(node)
         if index % DIGEST_EVERY == 0:
             self._check_state(node, index)
 

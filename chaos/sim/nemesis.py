@@ -3,8 +3,9 @@
 Lives here: the faults by name, each with its undoing. Not here: how a fault works (world, network, disk) and what must
 hold in spite of it (checks.py).
 
-Law: every fault ends by itself or in `stop`; after that the world is a good one. Damage to what a disk promised to keep
-hits one node at a time, and none as long as another has not got over it: the rest is a majority.
+Law: every fault ends by itself or in `stop`; after that the world is a good one, in which members may still be under
+maintenance. Damage to what a disk promised to keep hits one node at a time, and none as long as another has not got
+over it: the rest is a majority.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chaos.sim.cluster import CLUSTER, GROUP, LOG
+from chaos.sim.watched import Program
 from cluster.configuration import PeerAddress
 from cluster.identity import START_FILES, Owner
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
@@ -70,6 +72,8 @@ FAULTS = {
     "remove member": 0.4,
     "move": 0.3,
     "old directory": 0.3,
+    "drain": 0.4,
+    "revive": 0.4,
 }
 """How common each is where all are."""
 
@@ -79,6 +83,8 @@ class Nemesis:
 
     def __init__(self, world: World, cluster: SimulatedCluster, checks: Checks) -> None:
         self.done: dict[str, int] = {}
+        self.installed = dict.fromkeys(cluster.names, Program.CURRENT)
+        """What operators have installed on each node that is not given a wrong program for a while."""
         self.listener: Callable[[str], None] | None = None
         """Is told of each fault, by name."""
         self._world = world
@@ -116,6 +122,8 @@ class Nemesis:
             "remove member": self._remove_member,
             "move": self._move,
             "old directory": self._old_directory,
+            "drain": partial(self._maintain, Verb.DRAIN),
+            "revive": partial(self._maintain, Verb.REVIVE),
         }
 
     def start(self) -> None:
@@ -228,6 +236,10 @@ class Nemesis:
         self._ask_for(change, self._random.randint(1, 20))
         return True
 
+    def _maintain(self, verb: Verb) -> None:
+        """Begin or end the maintenance of a member; one that is under maintenance at the end stays so."""
+        self._ask_for(MemberChange(verb, self._anyone().name), self._random.randint(1, 10))
+
     def _ask_for(self, change: MemberChange, times: int) -> None:
         """Ask nodes for a change again and again, as an operator does who hears nothing of it."""
         asked = self._random.choice(self._cluster.nodes)
@@ -262,13 +274,13 @@ class Nemesis:
         if self._random.random() < 0.5:
             nodes = self._emptied(1)
             for node in nodes:
-                node.foreign = True
+                node.program = Program.FOREIGN
             self._start_empty(nodes)
             return bool(nodes)
         node = self._anyone()
         if not node.up or node.misconfigured:
             return False
-        node.foreign = True
+        node.program = Program.FOREIGN
         self._restart([node])
         self._until(self._short_or_long_s(6.0), partial(self._configure_right, [node]))
         return True
@@ -306,7 +318,7 @@ class Nemesis:
     def _configure_right(self, nodes: Sequence[SimulatedNode]) -> None:
         for node in nodes:
             node.members = self._cluster.names
-            node.foreign = False
+            node.program = self.installed[node.name]
         self._restart(nodes)
 
     def _restart(self, nodes: Sequence[SimulatedNode]) -> None:

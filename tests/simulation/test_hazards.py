@@ -18,9 +18,9 @@ from pysyncobj.node import Node
 from chaos.sim.checks import Checks
 from chaos.sim.cluster import Options, Parts
 from chaos.sim.ledger import Ledger
-from chaos.sim.network import Connection, Network, NetworkOptions, Pipe, SimulatedLinks
+from chaos.sim.network import ANY_VERSIONS, Connection, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, draw_options, run, with_largest_entries
-from cluster import quorum
+from cluster import identity, quorum
 from cluster.clock import ClusterClock
 from cluster.configuration import Configuration, Member, Versions
 from cluster.connection import LinkBacklog
@@ -176,6 +176,10 @@ LEARNERS = replace(
     faults={"lose directory": 1.0, "partition": 1.5, "kill": 1.0, "isolate": 0.5, "remove member": 0.3},
 )
 WRONG_LISTS = replace(LISTS, faults={"wrong members": 1.0, "partition": 1.0, "kill": 0.5, "isolate": 0.5})
+UPGRADES = Options(
+    is_upgrade=True, fault_interval_s=1.0, faults={"kill": 1.0, "isolate": 0.5, "transfer": 0.5}
+)
+DRAINS = Options(duration_s=8.0, faults={"drain": 1.0, "revive": 0.5, "kill": 0.5})
 OLD_DIRECTORIES = replace(LEARNERS, nodes=3, faults={"old directory": 1.0, "partition": 1.0, "kill": 1.0})
 _APPENDED = b"\x03"
 """First byte of the frame of an acknowledgement."""
@@ -411,6 +415,13 @@ class StaysThoughRemoved(Group):
         """Go on."""
 
 
+class LeadsUnderMaintenance(Group):
+    """A leader under maintenance stays one."""
+
+    def _leave_leading(self) -> None:
+        """Go on."""
+
+
 class GoesByTheListInItsFile(Group):
     """The list in the node's file counts from each start on, until the log has another one."""
 
@@ -498,6 +509,16 @@ def let_everybody_in(
 ) -> Identity:
     """In place of `identity._checked`: whatever the node's file says now is right."""
     return Identity(owner, versions.low, members)
+
+
+def believe_in_any_version(
+    disk: Disk, directory: str, owner: Owner, _versions: Versions, members: tuple[str, ...]
+) -> Identity:
+    """In place of `identity._checked`: a program starts on what it cannot run."""
+    return check_identity(disk, directory, owner, ANY_VERSIONS, members)
+
+
+check_identity = identity._checked
 
 
 def let_clocks_jump(_checks: Checks, _time_ms: int) -> None:
@@ -891,6 +912,15 @@ HAZARDS = [
         ("cluster.configuration.Configuration.has", known_by_name),
         shown_by=24,
     ),
+    Hazard(
+        Parts(),
+        UPGRADES,
+        20,
+        "and its program can run",
+        ("cluster.identity._checked", believe_in_any_version),
+        shown_by=0,
+    ),
+    Hazard(Parts(group=LeadsUnderMaintenance), DRAINS, 20, "has not converged", shown_by=0),
     Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged", shown_by=2),
     Hazard(Parts(network=LosesFrames), None, 20, "has not converged", shown_by=13),
 ]
