@@ -142,6 +142,7 @@ class Checks:
         """The id of the data directory that a node has had last."""
         self.configuration: Configuration | None = None
         """The configuration that was committed last; None as long as the nodes' files count."""
+        self._first_configuration: Configuration | None = None
         self._electorates: dict[Membership, None] = {}
         """All memberships that there have been."""
         self._lost_campaigns: dict[tuple[str, int], None] = {}
@@ -445,8 +446,8 @@ class Checks:
         members = leader.group.configurations.newest
         for node in self._cluster.nodes:
             index = engine.acknowledged_index(node.name)
-            if not members.has(node.name, self._ids.get(node.name, b"")):
-                continue  # it is another directory of that name that is meant
+            if not self._means(members, node.name):
+                continue
             if not index or not (node.up and node.has_started) or node.group.engine.term > engine.term:
                 continue
             if node.name in self._damage and node.standing is not Standing.VOTER:
@@ -460,6 +461,14 @@ class Checks:
             if index > journal.last_index or there.term_at(index) != journal.term_at(index):
                 self.fail(f"{leader.name} believes that {node.name} has its entry {index}")
 
+    def _means(self, configuration: Configuration, name: str) -> bool:
+        """Whether this is said of the directory that the node of that name has now.
+
+        Who goes by lists of names means the directories that were there before a configuration named any.
+        """
+        named = configuration if configuration.cluster else self._first_configuration or configuration
+        return named.has(name, self._ids.get(name, b""))
+
     def _check_stored(self, leader: SimulatedNode, index: int) -> None:
         """What a leader takes for committed is on the disks of a majority of voters, but for what was done to these."""
         configuration = leader.group.configurations.newest
@@ -468,7 +477,7 @@ class Checks:
             for voter in configuration.membership.voters
             if self._vouched.get(voter, 0) >= index
             or voter in self._damage
-            or not configuration.has(voter, self._ids.get(voter, b""))
+            or not self._means(configuration, voter)
         ]
         if not configuration.membership.is_majority(holders):
             self.fail(f"{leader.name} commits entry {index}, which of the voters only {sorted(holders)} have")
@@ -494,6 +503,7 @@ class Checks:
                 self.committed.append(record)
                 if is_configuration(payload):
                     self.configuration = read_configuration(payload)
+                    self._first_configuration = self._first_configuration or self.configuration
                 self.entry_bytes_max = max(self.entry_bytes_max, len(payload))
             elif self.committed[index - 2][:2] != record[:2]:
                 self.fail(f"{node.name} has committed another entry {index} than was committed before")

@@ -918,7 +918,7 @@ HAZARDS = [
         20,
         "and its program can run",
         ("cluster.identity._checked", believe_in_any_version),
-        shown_by=0,
+        shown_by=4,
     ),
     Hazard(Parts(group=LeadsUnderMaintenance), DRAINS, 20, "has not converged", shown_by=0),
     Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged", shown_by=2),
