@@ -448,7 +448,7 @@ class GoesByTheListInItsFile(Group):
         held = self.configurations
         if held.newest.cluster:
             listed = [Member(name, address) for name, address in self.config.nodes.items()]
-            held.begin(held.newest_index, Configuration.of(held.newest.version, listed))
+            held.find(Configuration.of(held.newest.version, listed), held.newest_index, [])
 
 
 def reached_by_anybody(membership: Membership, values: Mapping[str, Any]) -> Any:
