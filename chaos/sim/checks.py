@@ -256,6 +256,11 @@ class Checks:
             for configuration in self._counting()
         )
 
+    def counts(self, node: SimulatedNode) -> bool:
+        """Whether the directory of this node is a voter's by its id, wherever that counts."""
+        member_id = self._ids.get(node.name, b"")
+        return any(each.cluster and each.has_voter(node.name, member_id) for each in self._counting())
+
     def _counting(self) -> list[Configuration]:
         """The configurations by which anybody counts, or may count when a leader has been heard."""
         by_lists = self.configuration is None
@@ -332,17 +337,18 @@ class Checks:
         seen.configured_at = configured_at
 
     def _check_change(self, leader: SimulatedNode, before: int, index: int) -> None:
-        """A leader changes the members, with entry `index`, once the last change and an entry of its own are committed.
+        """A leader changes the members, with entry `index`, once the last change and an entry of its term are committed.
 
         Else two majorities need have no voter in common (Raft thesis, 4.1, as corrected in 2015).
         """
-        term, last = leader.group.engine.term, len(self.committed) + 1
-        if leader.group.journal.term_at(index) != term:
+        engine, journal = leader.group.engine, leader.group.journal
+        if journal.term_at(index) != engine.term:
             return  # it came with the log
+        last = engine.commit_index
         if before > last:
             self.fail(f"{leader.name} changes the members twice at once, with entries {before} and {index}")
-        if last < 2 or self.committed[min(last, index - 1) - 2].term != term:
-            self.fail(f"{leader.name} changes the members before it has committed anything of term {term}")
+        if journal.term_at(min(last, index - 1)) != engine.term:
+            self.fail(f"{leader.name} changes the members before it has committed anything of its term")
 
     def _check_office(self, node: SimulatedNode, seen: _Seen, *, leads: bool) -> None:
         """Only a voter leads or campaigns."""

@@ -179,6 +179,8 @@ class SimulatedNode:
         self.life = 0
         self.up = False
         self._power_loss_within = False
+        self._log_lists_members = False
+        """Whether its last life knew the members from the log, durably: then the list in its file does not matter."""
         self.has_started = False
         """Whether this life has come through its start, so that there are an engine, a log and a standing."""
         self._standing = Standing.BLANK
@@ -236,7 +238,7 @@ class SimulatedNode:
             self._world.after(START_RETRY_S, self.start)
             return
         except (OtherMembers, OtherVersion) as error:
-            if not (self.misconfigured or self.program is Program.EARLIER):
+            if not self._may_refuse(error):
                 watcher.node_failed(self, error)
             self.end(power_loss=False)  # whoever has configured it so will put it right
             return
@@ -253,6 +255,13 @@ class SimulatedNode:
         for events in self._cluster.events:
             events.started(self)
 
+    def _may_refuse(self, error: OtherMembers | OtherVersion) -> bool:
+        """Whether this program with this list may refuse the directory."""
+        if isinstance(error, OtherVersion):
+            return self.program is not Program.CURRENT
+        is_lost = self._cluster.watcher.may_find_damage(self)
+        return self.members != self._cluster.names and (is_lost or not self._log_lists_members)
+
     @property
     def misconfigured(self) -> bool:
         return self.program is Program.FOREIGN or self.members != self._cluster.names
@@ -261,6 +270,9 @@ class SimulatedNode:
         """End the process as `kill -9` does or, with `power_loss`, as pulling the plug does."""
         if not self.up:
             return
+        if self.has_started:
+            held = self.group.configurations
+            self._log_lists_members = 0 < held.committed_index <= self.group.journal.synced_index
         self.up = False
         self.runtime.alive = False
         self.disk.crash(power_loss=power_loss)
