@@ -121,6 +121,8 @@ class Checks:
         self._leaders: dict[int, str] = {}
         self._digests: dict[int, int] = {}
         self._states: dict[int, int] = {}
+        self._positions: dict[int, int] = {1: 0}
+        """How many steps a machine has taken after each entry."""
         self._counted: dict[tuple[str, int], int] = {}
         self._time_ms = 0
         self._time_s = 0.0
@@ -151,6 +153,18 @@ class Checks:
         """How often a directory has campaigned since it was removed."""
         self._minority_since_s: dict[str, float] = {}
         self._minority_terms: dict[str, int] = {}
+
+    def continued(self, index: int) -> Checks:
+        """The checks of a new cluster that begins with what this one had at an entry, and leaves the next index out."""
+        new = Checks(self._world, self._new_machine)
+        new.committed = [*self.committed[: index - 1], Committed(0, 0, 0)]
+        steps = self._positions[max((known for known in self._positions if known <= index), default=1)]
+        new.history = self.history[:steps]
+        new.batches = self.batches
+        new.replays_to = dict.fromkeys(self._cluster.names, max(self.replays_to.values(), default=0))
+        new._states = {position: digest for position, digest in self._states.items() if position <= steps}
+        new._skews_ms, new._electorates = dict(self._skews_ms), dict(self._electorates)
+        return new
 
     def watch(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
@@ -337,7 +351,7 @@ class Checks:
         seen.configured_at = configured_at
 
     def _check_change(self, leader: SimulatedNode, before: int, index: int) -> None:
-        """A leader changes the members, with entry `index`, once the last change and an entry of its term are committed.
+        """A leader changes the members, by entry `index`, once the last change and an entry of its term are committed.
 
         Else two majorities need have no voter in common (Raft thesis, 4.1, as corrected in 2015).
         """
@@ -626,6 +640,7 @@ class Checks:
 
     def applied(self, node: SimulatedNode, index: int) -> None:
         self._check_version(node)
+        self._positions[index] = node.machine.position
         if index % DIGEST_EVERY == 0:
             self._check_state(node, index)
 

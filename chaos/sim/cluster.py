@@ -99,6 +99,8 @@ class Options:
     """Whether nodes begin with the program of the release before, and get this one while they run."""
     raises_version: bool = True
     """Whether the cluster goes over to the next version of the state by itself, or has to be told."""
+    makes_backup: bool = False
+    """Whether a backup is made at some moment, and a new cluster of it at the end."""
     skew_max_ms: int = 5_000
     clock_patience_s: float = 3.0
 
@@ -371,14 +373,22 @@ class SimulatedNode:
 class SimulatedCluster:
     """All nodes of a run."""
 
-    def __init__(self, world: World, options: Options, parts: Parts, watcher: Watcher) -> None:
+    def __init__(
+        self,
+        world: World,
+        options: Options,
+        parts: Parts,
+        watcher: Watcher,
+        network: Network | None = None,
+    ) -> None:
+        """All nodes, in a network of their own or in one that there is."""
         self.world = world
         self.options = options
         self.parts = parts
         self.watcher = watcher
         self.events: list[NodeEvents] = []
         self.names = [f"n{number}" for number in range(1, options.nodes + 1)]
-        self.network = parts.network(world, self.names, options.network, world.random("network"))
+        self.network = network or parts.network(world, self.names, options.network, world.random("network"))
         self._skew: Random = world.random("skew")
         self.nodes = [SimulatedNode(name, self) for name in self.names]
 
