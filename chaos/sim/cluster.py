@@ -434,7 +434,7 @@ class SimulatedCluster:
             return
         for node in self.nodes:
             member = leader.group.configurations.committed.member(node.name)
-            if not node.up or node.standing is not Standing.BLANK or member is None or member.id is None:
+            if not node.up or node.standing is Standing.VOTER or member is None or member.id is None:
                 continue
             if member.id != node.group.member_id:
                 change = MemberChange(Verb.REPLACE, node.name, member.id)
