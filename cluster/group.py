@@ -60,6 +60,7 @@ from cluster.envelope import (
     SnapshotChunk,
     Spoilt,
     Status,
+    TimeoutNow,
     Transfer,
     Vote,
     VoteRequest,
@@ -524,13 +525,14 @@ class Group:
         """Find the configurations of the log behind `index`, the entry that the state is of."""
         if self._state.configuration is not None:
             self.configurations.begin(index, self._state.configuration)
-        try:
-            for later in range(index + 1, self.journal.last_index + 1):
+        for later in range(index + 1, self.journal.last_index + 1):
+            try:
                 self.configurations.appended(later, self.journal.read(later))
-        except CorruptJournal as error:
-            # What it cannot read may be a configuration, so it must not lead; a lone node finds out when it applies it.
-            if self.peers:
-                self._note_damage(error)
+            except CorruptJournal as error:
+                # What it cannot read may be a configuration, so it must not lead; a lone node finds out when it applies
+                # it. Those behind it count: by an earlier one, the others might never be able to go on without it.
+                if self.peers:
+                    self._note_damage(error)
 
     def _follow_configuration(self) -> None:
         """Have links, peers and clock go by the members that there are now."""
@@ -860,6 +862,9 @@ class Group:
     def _receive(self, peer: str, message: Message) -> None:
         if not (self._presence.is_member(peer) or self._hears_guest(message)):
             return
+        if isinstance(message, TimeoutNow):
+            self._maintenance.asked_to_lead(self._runtime.monotonic())
+            self._judge_fitness()
         match message:
             case Forward():
                 self._receive_forward(peer, message)
@@ -1028,8 +1033,12 @@ class Group:
         return next((voter for voter in others if self.why_not_lead(voter) is None), None)
 
     def _not_to_lead(self) -> list[str]:
-        """The members that leadership should not go to."""
-        drained = () if self._successor() is None else self._maintenance.members
+        """The members that leadership should not go to.
+
+        A leader whose log is damaged may be unable to give the others what they lack, so it takes whoever has all.
+        """
+        spares_drained = self.damage is None and self._successor() is not None
+        drained = self._maintenance.members if spares_drained else ()
         return [*self._peers.not_voting(), *drained]
 
     # Space
@@ -1058,12 +1067,15 @@ class Group:
             reason = self.alarm
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._events.alarm_changed(reason)
-        now_s = self._runtime.monotonic()
-        self._maintenance.look(self._reign.leader, now_s)
-        leaves_leading = self._maintenance.leaves_leading(now_s)
-        self.engine.may_lead = not (self.journal.full or self.damage is not None or leaves_leading)
+        self._maintenance.look(self._reign.leader, self._runtime.monotonic())
+        self._judge_fitness()
         if self.journal.full:
             self._try_full_disk()
+
+    def _judge_fitness(self) -> None:
+        """Have this node stand for leader only if it can lead, and is not to leave that to others."""
+        leaves_leading = self._maintenance.leaves_leading(self._runtime.monotonic())
+        self.engine.may_lead = not (self.journal.full or self.damage is not None or leaves_leading)
 
     def _try_full_disk(self) -> None:
         """Try again now and then to write, and ask a member whose disk is not full to lead."""

@@ -17,6 +17,10 @@ PATIENCE_S = 2.0
 """A node under maintenance stands for leader once none was known for so long. The others need one election timeout."""
 
 
+ASKED_S = 1.0
+"""A node under maintenance that is asked to lead may do so for this long."""
+
+
 class Maintenance:
     """Who is under maintenance, as one node sees it."""
 
@@ -25,6 +29,8 @@ class Maintenance:
         self._configurations = configurations
         self._led_s = now_s
         """When a leader was last known."""
+        self._asked_s: float | None = None
+        """When a leader last asked this node to take over."""
 
     @property
     def members(self) -> frozenset[str]:
@@ -36,6 +42,11 @@ class Maintenance:
         if leader is not None:
             self._led_s = now_s
 
+    def asked_to_lead(self, now_s: float) -> None:
+        """Note that a leader asks this node to take over, which it does where nobody else can."""
+        self._asked_s = now_s
+
     def leaves_leading(self, now_s: float) -> bool:
         """Whether this node does not stand for leader, because others may."""
-        return self._name in self.members and now_s - self._led_s < PATIENCE_S
+        is_asked = self._asked_s is not None and now_s - self._asked_s < ASKED_S
+        return self._name in self.members and not is_asked and now_s - self._led_s < PATIENCE_S

@@ -365,7 +365,7 @@ def test_a_leader_that_hands_over_proposes_nothing_that_is_due(trio: Trio) -> No
     for member in trio.members:
         if member is not leader:
             member.group.engine.may_lead = False
-            member.group._watch_space = _nothing
+            member.group._judge_fitness = _nothing
     leader.set_alarms(20)
     leader.runtime.enter(lambda: _nothing(leader.group.transfer_leadership()))
     trio.pass_ms(800)
