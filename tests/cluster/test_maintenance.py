@@ -6,6 +6,8 @@ import pytest
 from test_group_members import Growing
 from test_group_timers import Member
 
+from cluster.envelope import TimeoutNow
+from cluster.log.segment import CorruptJournal
 from cluster.maintenance import PATIENCE_S
 from cluster.member_changes import MemberChange, Verb
 
@@ -76,3 +78,17 @@ def test_it_leads_where_nobody_else_is_left_and_until_somebody_is(growing: Growi
     growing.all_submit()
     last.start()
     growing.until(lambda: leads(growing, last))
+
+
+def test_who_is_under_maintenance_leads_if_a_leader_asks_because_nobody_else_can(growing: Growing) -> None:
+    """Its log is damaged, so it can neither go on nor give the third one what that lacks (simulated: seed 1517)."""
+    leader, drained, _ = growing.leader(), *growing.followers()
+    drain(growing, drained)
+    growing.pass_ms(1_000)
+    leader.group._note_damage(CorruptJournal("a segment", 0, "wrong checksum"))
+    unfit = leader.group._not_to_lead()
+    assert drained.name not in unfit
+    message = TimeoutNow(leader.group.engine.term)
+    drained.runtime.enter(lambda: drained.group._receive(leader.name, message))
+    drained.runtime.enter(drained.group._turns.ask)
+    growing.until(lambda: leads(growing, drained))
