@@ -744,6 +744,10 @@ class Engine(SyncObj):
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
         """Apply what is committed, within the budget. True if the followers should learn the commit index now."""
+        if self.is_leader and not self._voters:
+            # H1: pysyncobj takes what the only voter has for committed, also the entry with which its term begins.
+            stored_index = max(self.applied_index, self._stored_index())
+            self._SyncObj__raftCommitIndex = min(self.commit_index, stored_index)
         commit_index, index = self.commit_index, self.applied_index
         if index >= commit_index:
             return False

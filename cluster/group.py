@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from cluster.alarms import Alarms
@@ -304,11 +304,19 @@ class Group:
 
     def _find_configurations(self, index: int) -> None:
         """Find the configurations of the log behind `index`, the entry that the state is of."""
-        later = ((each, self.journal.read(each)) for each in range(index + 1, self.journal.last_index + 1))
-        try:
-            self.configurations.find(self._state.configuration, index, later)
-        except CorruptJournal as error:
-            self.stopping.configuration_unreadable(error)
+        self.configurations.find(self._state.configuration, index, self._readable_from(index + 1))
+
+    def _readable_from(self, first: int) -> Iterator[tuple[int, bytes]]:
+        """The entries from `first` on with their indexes, but for those that are damaged.
+
+        Those behind the damage count: by an earlier configuration, the others might never be able to go on without
+        this node.
+        """
+        for index in range(first, self.journal.last_index + 1):
+            try:
+                yield index, self.journal.read(index)
+            except CorruptJournal as error:
+                self.stopping.configuration_unreadable(error)
 
     def _stop_for_foreign_log(self, error: ForeignLog) -> None:
         """Write a checkpoint and stop: the next start knows what was applied, and refuses the same leader again."""

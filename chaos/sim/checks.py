@@ -121,6 +121,8 @@ class Checks:
         self._leaders: dict[int, str] = {}
         self._digests: dict[int, int] = {}
         self._states: dict[int, int] = {}
+        self._positions: dict[int, int] = {1: 0}
+        """How many steps a machine has taken after each entry."""
         self._counted: dict[tuple[str, int], int] = {}
         self._time_ms = 0
         self._time_s = 0.0
@@ -151,6 +153,18 @@ class Checks:
         """How often a directory has campaigned since it was removed."""
         self._minority_since_s: dict[str, float] = {}
         self._minority_terms: dict[str, int] = {}
+
+    def continued(self, index: int) -> Checks:
+        """The checks of a new cluster that begins with what this one had at an entry, and leaves the next index out."""
+        new = Checks(self._world, self._new_machine)
+        new.committed = [*self.committed[: index - 1], Committed(0, 0, 0)]
+        steps = self._positions[max((known for known in self._positions if known <= index), default=1)]
+        new.history = self.history[:steps]
+        new.batches = self.batches
+        new.replays_to = dict.fromkeys(self._cluster.names, max(self.replays_to.values(), default=0))
+        new._states = {position: digest for position, digest in self._states.items() if position <= steps}
+        new._skews_ms, new._electorates = dict(self._skews_ms), dict(self._electorates)
+        return new
 
     def watch(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
@@ -256,6 +270,11 @@ class Checks:
             for configuration in self._counting()
         )
 
+    def counts(self, node: SimulatedNode) -> bool:
+        """Whether the directory of this node is a voter's by its id, wherever that counts."""
+        member_id = self._ids.get(node.name, b"")
+        return any(each.cluster and each.has_voter(node.name, member_id) for each in self._counting())
+
     def _counting(self) -> list[Configuration]:
         """The configurations by which anybody counts, or may count when a leader has been heard."""
         by_lists = self.configuration is None
@@ -337,17 +356,18 @@ class Checks:
         seen.configured_at = configured_at
 
     def _check_change(self, leader: SimulatedNode, before: int, index: int) -> None:
-        """A leader changes the members, with entry `index`, once the last change and an entry of its own are committed.
+        """A leader changes the members, by entry `index`, once the last change and an entry of its term are committed.
 
         Else two majorities need have no voter in common (Raft thesis, 4.1, as corrected in 2015).
         """
-        term, last = leader.group.engine.term, len(self.committed) + 1
-        if leader.group.journal.term_at(index) != term:
+        engine, journal = leader.group.engine, leader.group.journal
+        if journal.term_at(index) != engine.term:
             return  # it came with the log
+        last = engine.commit_index
         if before > last:
             self.fail(f"{leader.name} changes the members twice at once, with entries {before} and {index}")
-        if last < 2 or self.committed[min(last, index - 1) - 2].term != term:
-            self.fail(f"{leader.name} changes the members before it has committed anything of term {term}")
+        if journal.term_at(min(last, index - 1)) != engine.term:
+            self.fail(f"{leader.name} changes the members before it has committed anything of its term")
 
     def _check_office(self, node: SimulatedNode, seen: _Seen, *, leads: bool) -> None:
         """Only a voter leads or campaigns."""
@@ -625,6 +645,7 @@ class Checks:
 
     def applied(self, node: SimulatedNode, index: int) -> None:
         self._check_version(node)
+        self._positions[index] = node.machine.position
         if index % DIGEST_EVERY == 0:
             self._check_state(node, index)
 

@@ -101,6 +101,8 @@ class Options:
     """Whether nodes begin with the program of the release before, and get this one while they run."""
     raises_version: bool = True
     """Whether the cluster goes over to the next version of the state by itself, or has to be told."""
+    makes_backup: bool = False
+    """Whether a backup is made at some moment, and a new cluster of it at the end."""
     skew_max_ms: int = 5_000
     clock_patience_s: float = 3.0
 
@@ -181,6 +183,8 @@ class SimulatedNode:
         self.life = 0
         self.up = False
         self._power_loss_within = False
+        self._log_lists_members = False
+        """Whether its last life knew the members from the log, durably: then the list in its file does not matter."""
         self.has_started = False
         """Whether this life has come through its start, so that there are an engine, a log and a standing."""
         self._standing = Standing.BLANK
@@ -238,7 +242,7 @@ class SimulatedNode:
             self._world.after(START_RETRY_S, self.start)
             return
         except (OtherMembers, OtherVersion) as error:
-            if not (self.misconfigured or self.program is Program.EARLIER):
+            if not self._may_refuse(error):
                 watcher.node_failed(self, error)
             self.end(power_loss=False)  # whoever has configured it so will put it right
             return
@@ -255,6 +259,13 @@ class SimulatedNode:
         for events in self._cluster.events:
             events.started(self)
 
+    def _may_refuse(self, error: OtherMembers | OtherVersion) -> bool:
+        """Whether this program with this list may refuse the directory."""
+        if isinstance(error, OtherVersion):
+            return self.program is not Program.CURRENT
+        is_lost = self._cluster.watcher.may_find_damage(self)
+        return self.members != self._cluster.names and (is_lost or not self._log_lists_members)
+
     @property
     def misconfigured(self) -> bool:
         return self.program is Program.FOREIGN or self.members != self._cluster.names
@@ -263,6 +274,9 @@ class SimulatedNode:
         """End the process as `kill -9` does or, with `power_loss`, as pulling the plug does."""
         if not self.up:
             return
+        if self.has_started:
+            held = self.group.configurations
+            self._log_lists_members = 0 < held.committed_index <= self.group.journal.synced_index
         self.up = False
         self.runtime.alive = False
         self.disk.crash(power_loss=power_loss)
@@ -361,14 +375,22 @@ class SimulatedNode:
 class SimulatedCluster:
     """All nodes of a run."""
 
-    def __init__(self, world: World, options: Options, parts: Parts, watcher: Watcher) -> None:
+    def __init__(
+        self,
+        world: World,
+        options: Options,
+        parts: Parts,
+        watcher: Watcher,
+        network: Network | None = None,
+    ) -> None:
+        """All nodes, in a network of their own or in one that there is."""
         self.world = world
         self.options = options
         self.parts = parts
         self.watcher = watcher
         self.events: list[NodeEvents] = []
         self.names = [f"n{number}" for number in range(1, options.nodes + 1)]
-        self.network = parts.network(world, self.names, options.network, world.random("network"))
+        self.network = network or parts.network(world, self.names, options.network, world.random("network"))
         self._skew: Random = world.random("skew")
         self.nodes = [SimulatedNode(name, self) for name in self.names]
 
@@ -414,7 +436,7 @@ class SimulatedCluster:
             return
         for node in self.nodes:
             member = leader.group.configurations.committed.member(node.name)
-            if not node.up or node.standing is not Standing.BLANK or member is None or member.id is None:
+            if not node.up or node.standing is Standing.VOTER or member is None or member.id is None:
                 continue
             if member.id != node.group.members.id:
                 change = MemberChange(Verb.REPLACE, node.name, member.id)

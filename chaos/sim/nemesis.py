@@ -307,7 +307,9 @@ class Nemesis:
             self._until(self._short_or_long_s(6.0), partial(self._begin_anew, node))
 
     def _begin_anew(self, node: SimulatedNode) -> None:
-        self._empty(node)
+        """Put it right with an empty directory, unless the cluster counts on the one that it has: the log listed it."""
+        if not self._checks.counts(node):
+            self._empty(node)
         self._configure_right([node])
 
     def _empty(self, node: SimulatedNode) -> None:
@@ -447,8 +449,8 @@ class Nemesis:
 
     def _lose_directory(self) -> bool:
         node = self._victim()
-        if node is None:
-            return False
+        if node is None or node.misconfigured:
+            return False  # its next directory would be of a wrong list
         self._end(node, power_loss=self._is_power_loss())
         node.disk.lose_everything()
         self._checks.damaged(node)

@@ -276,6 +276,10 @@ class Network:
         for place in self._places_of(name, Host.SILENT):
             place.host = Host.REFUSING
 
+    def linked(self, name: str) -> list[str]:
+        """Whom a process is connected with."""
+        return list(self._links[name].current)
+
     def _places_of(self, name: str, host: Host) -> list[Place]:
         return [place for place in self._places.values() if (place.name, place.host) == (name, host)]
 

@@ -711,7 +711,7 @@ class QueueOracle:
 
     def _begin(self, origin: str, command: Checkout | Get, prefetch: int) -> None:
         model = self._queues[command.queue]
-        self._holders[origin, command.consumer] = Holder(command.session, model, prefetch)
+        self._holders[origin, command.consumer] = Holder(command.session, model, prefetch, command.timeout_ms)
         self._delivered_to[origin, command.consumer] = {}
 
     def _purge(self, machine: QueueMachine, model: QueueModel, messages: int) -> None:
@@ -906,7 +906,9 @@ class QueueOracle:
             self._fail(f"nobody holds that: {effect}")
             return
         out_ms = self._now_ms - holder.since_ms[effect.message_id]
-        if out_ms < effect.timeout_ms or holder.model.settings.consumer_timeout_ms != effect.timeout_ms:
+        queue_ms = holder.model.settings.consumer_timeout_ms
+        timeout_ms = holder.timeout_ms if queue_ms is None else queue_ms
+        if out_ms < effect.timeout_ms or timeout_ms != effect.timeout_ms:
             self._fail(f"is out for {out_ms} ms: {effect}")
         self.fates["timeouts"] += 1
         self._late[effect.node, effect.session] = effect.consumer

@@ -180,6 +180,7 @@ WRONG_LISTS = replace(LISTS, faults={"wrong members": 1.0, "partition": 1.0, "ki
 UPGRADES = Options(
     is_upgrade=True, fault_interval_s=1.0, faults={"kill": 1.0, "isolate": 0.5, "transfer": 0.5}
 )
+BACKUPS = Options(makes_backup=True, duration_s=8.0, faults={"kill": 1.0, "isolate": 0.5})
 DRAINS = Options(duration_s=8.0, faults={"drain": 1.0, "revive": 0.5, "kill": 0.5})
 OLD_DIRECTORIES = replace(LEARNERS, nodes=3, faults={"old directory": 1.0, "partition": 1.0, "kill": 1.0})
 _APPENDED = b"\x03"
@@ -517,6 +518,13 @@ class LinksWhoeverIsListed(Network):
         return dialler.name in acceptor.known.addresses
 
 
+class LinksAnybody(Network):
+    """The handshake compares nothing at all: a former life of the cluster has the same name and secret."""
+
+    def _agree(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> bool:
+        return True
+
+
 def write_anew(register: Register, path: str, data: bytes) -> None:
     """In place of `Register._write`: what changes with a start is not overwritten in place, and needs space."""
     register._disk.replace_file(path, data)
@@ -537,6 +545,10 @@ def believe_in_any_version(
 
 
 check_identity = identity._checked
+
+
+def apply_nothing(*_: object) -> None:
+    """In place of `new_cluster._apply`: what is behind the checkpoint is left out."""
 
 
 def let_clocks_jump(_checks: Checks, _time_ms: int) -> None:
@@ -938,6 +950,15 @@ HAZARDS = [
         ("cluster.identity._checked", believe_in_any_version),
         shown_by=4,
     ),
+    Hazard(
+        Parts(),
+        BACKUPS,
+        5,
+        "elsewhere and is",
+        ("cluster.new_cluster._apply", apply_nothing),
+        shown_by=0,
+    ),
+    Hazard(Parts(network=LinksAnybody), BACKUPS, 5, "members have lost their logs", shown_by=0),
     Hazard(Parts(group=LeadsUnderMaintenance), DRAINS, 20, "has not converged", shown_by=0),
     Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged", shown_by=2),
     Hazard(Parts(network=LosesFrames), None, 20, "has not converged", shown_by=13),
