@@ -9,7 +9,7 @@
 #   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
 #   make bench ARGS="--only drain" CONNECTIONS="--idle 1000" RECOVERY="--messages 1000000 --singles 0"
-#              UPKEEP="--seconds 14400 --backlog 0" CHECKER="--rows 1000000"
+#              UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0" CHECKER="--rows 1000000"
 
 PYTHON ?= python3
 TESTS ?= tests
@@ -18,7 +18,9 @@ SECONDS ?= 60
 ARGS ?=
 CONNECTIONS ?=
 RECOVERY ?=
+DEAREST ?=
 UPKEEP ?=
+MEMBERS ?=
 CHECKER ?=
 
 VENV := .venv
@@ -94,13 +96,16 @@ docs: $(VENV)/docs-stamp
 	$(BIN)/python -m mkdocs build --strict
 
 # A part that misses an aim fails, after the others have run.
+# They use `chaos` and `cluster`, which only the checkout has at top level.
+bench: export PYTHONPATH := $(CURDIR)
 bench: venv java
 	missed=0; \
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS) || missed=1; \
-	$(BIN)/python tests/benchmarks/dearest.py || missed=1; \
+	$(BIN)/python tests/benchmarks/dearest.py $(DEAREST) || missed=1; \
 	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS) || missed=1; \
 	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY) || missed=1; \
 	$(BIN)/python tests/benchmarks/upkeep.py $(UPKEEP) || missed=1; \
+	$(BIN)/python tests/benchmarks/members.py $(MEMBERS) || missed=1; \
 	$(BIN)/python tests/benchmarks/checker.py $(CHECKER) || missed=1; \
 	exit $$missed
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cluster.log.housekeeping import Housekeeping
     from cluster.log.journal import SegmentedJournal
     from cluster.log.term_runs import TermRuns
+    from cluster.pace import Pace
     from cluster.ports import Buffer, Disk, File, Runtime
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class _Given:
     names: list[str]
     """The names of files 0, 1, ... of the snapshot in the log's directory."""
     used_s: float
+    pace: Pace | None
+    """How fast the peer is fed, if it is a learner."""
 
 
 class _Sealing(NamedTuple):
@@ -123,7 +126,7 @@ class SnapshotGiver:
             if given is not None and next_index > given.offer.index:
                 self._take_back(peer)  # the peer has installed it, but by now the log begins even later
             if peer not in self._given:
-                self._prepare(peer)
+                self._prepare(peer, progress.pace)
 
     def tick(self, engine: Engine) -> None:
         """Repeat offers that were not heard, and take back those that nobody uses; to be called once a second."""
@@ -164,8 +167,17 @@ class SnapshotGiver:
             return
         given.used_s = self._runtime.monotonic()
         path = f"{self._directory.log}/{given.names[request.file]}"
-        read = partial(_read, self._disk, path, request.offset, min(request.length, CHUNK_BYTES))
-        self._disk.submit_read(read, partial(self._have_read, peer, request, path))
+        length = min(request.length, CHUNK_BYTES)
+        read = partial(_read, self._disk, path, request.offset, length)
+        submit = partial(self._disk.submit_read, read, partial(self._have_read, peer, request, path))
+        rest_s = 0.0
+        if given.pace is not None:
+            rest_s = given.pace.rest_s(given.used_s)
+            given.pace.spend(length, given.used_s)
+        if rest_s:
+            self._runtime.call_later(rest_s, submit)
+        else:
+            submit()
 
     def _have_read(
         self, peer: str, request: Fetch, path: str, data: bytes | None, error: Exception | None
@@ -215,7 +227,7 @@ class SnapshotGiver:
         elif error is not None and self._is_sealed(given.names[file]):
             self._failed(error)
 
-    def _prepare(self, peer: str) -> None:
+    def _prepare(self, peer: str, pace: Pace | None) -> None:
         sealing = self._sealing.get(peer)
         if sealing is None:
             self._journal.seal()
@@ -232,9 +244,11 @@ class SnapshotGiver:
             segment for segment in self._journal.segments() if segment.sealed and segment.end <= sealing.end
         ]
         if segments and segments[-1].end > checkpoint.index:
-            self._offer(peer, checkpoint.index, checkpoint.term, segments)
+            self._offer(peer, checkpoint.index, checkpoint.term, segments, pace)
 
-    def _offer(self, peer: str, index: int, term: int, segments: Sequence[Segment]) -> None:
+    def _offer(
+        self, peer: str, index: int, term: int, segments: Sequence[Segment], pace: Pace | None
+    ) -> None:
         name = checkpoint_name(index)
         checkpoint = self._disk.open(f"{self._directory.log}/{name}")
         files = [
@@ -245,7 +259,7 @@ class SnapshotGiver:
         checkpoint.close()
         self._next_id += 1
         names = [name, *(segment.name for segment in segments)]
-        self._given[peer] = _Given(offer, names, self._runtime.monotonic())
+        self._given[peer] = _Given(offer, names, self._runtime.monotonic(), pace)
         self._housekeeping.pin(names)
         log.info("peer %s is too far behind: it is offered a snapshot of index %d", peer, index)
         self._send(peer, offer)

@@ -9,7 +9,7 @@ promised, another one cannot know, whatever its name is. Names and addresses may
 yet is *awaited*: the first directory that comes under its name becomes it.
 
 Lives here: the value, its form in an entry, and which steps there are. Not here: when a step may be taken and when it
-counts (configurations.py, group.py), how many are a majority (quorum.py).
+counts (configurations.py), how many are a majority (quorum.py).
 
     entry = type u8 0xC1 | format u8 | time_ms u64 | msgpack of (cluster, version, members, removed)
 
@@ -35,6 +35,8 @@ CONFIGURATION = 0xC1
 """The first byte of such an entry."""
 FORMAT_VERSION = 1
 ID_BYTES = 16
+HOST_MAX = 255
+"""Characters of the name or the address of a host (RFC 1035, section 2.3.4)."""
 MEMBERS_MAX = 7
 """Every entry goes to every member: more of them cost speed and add no safety."""
 NOBODY = b""
@@ -75,6 +77,20 @@ class PeerAddress(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+
+def host_problem(host: str) -> str | None:
+    """Say what is wrong with the name or the address of a host that nobody could look up; None if nothing is.
+
+    Members dial whatever is in the log. A file, a request or another node has to be refused before that.
+    """
+    if not (0 < len(host) <= HOST_MAX and host.isprintable()) or " " in host:
+        return f"must have 1 to {HOST_MAX} characters, without blanks"
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return "is no host name: between its dots there are 1 to 63 characters"
+    return None
 
 
 class Removed(NamedTuple):
@@ -142,6 +158,10 @@ class Configuration:
     def has_voter(self, name: str, member_id: bytes) -> bool:
         """Whether this data directory is the member of this name, and votes."""
         return name in self.membership.voters and self.has(name, member_id)
+
+    def clocks(self, name: str, member_id: bytes) -> int:
+        """How many voters' clocks tell this directory what time it is; 0 if it is no voter: then entries tell it."""
+        return len(self.membership.voters) if self.has_voter(name, member_id) else 0
 
     def is_removed(self, member_id: bytes) -> bool:
         """Whether this was a member, and is none any more."""
@@ -275,6 +295,9 @@ class Configuration:
 
     def _with(self, new: Member) -> Configuration:
         """Put a member in the place of the one of that name, if there is one."""
+        problem = host_problem(new.address.host)
+        if problem is not None:
+            raise MembershipRefused(f"the host {new.address.host!r} of node {new.name!r} {problem}")
         others = [member for member in self.members if member.name != new.name]
         for member in others:
             if member.address == new.address:

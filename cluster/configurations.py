@@ -4,7 +4,7 @@ The newest one counts from the moment in which it is in the log, committed or no
 majorities, for whom to send to. If its entry is deleted, the one before it counts again.
 
 Lives here: which one counts, and since which entry. Not here: what a configuration is (configuration.py), what follows
-from another one (group.py).
+from another one (members.py).
 
 Law: what counts is a function of the log and of the checkpoint below it, whatever has happened in between.
 """
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from cluster.configuration import is_configuration, read_configuration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cluster.configuration import Configuration, Member
     from cluster.membership import Membership
 
@@ -43,6 +45,8 @@ class Configurations:
     def __init__(self, configuration: Configuration) -> None:
         """Begin with what counts as long as the log has none."""
         self._cluster = b""
+        self._base = configuration
+        """What counts where neither the log nor the state has any."""
         self._held = [(0, configuration)]
         """The configurations with the indexes of their entries, ascending."""
         self._note()
@@ -60,17 +64,28 @@ class Configurations:
         """
         return self.committed.cluster or self._cluster
 
+    def others(self, name: str) -> tuple[str, ...]:
+        """The names of all members but this one, also of such as are about to be removed."""
+        return tuple(known for known in self.known if known != name)
+
     def note_cluster(self, cluster: bytes) -> None:
         """The data directory knows of which cluster it is, though what tells so may have to be committed again."""
         self._cluster = cluster
 
-    def begin(self, index: int, configuration: Configuration) -> None:
-        """The state of a checkpoint was taken over, which has this configuration; its entry is at or before `index`.
-
-        With index 0 it is what a member has told this node, whose log has none.
-        """
-        self._held = [(index, configuration)]
+    def begin(self, configuration: Configuration) -> None:
+        """Go by this one as long as the log has none: a member has told it, or the node's file lists it."""
+        self._base = configuration
+        self._held = [(0, configuration)]
         self._note()
+
+    def find(
+        self, configuration: Configuration | None, index: int, later: Iterable[tuple[int, bytes]]
+    ) -> None:
+        """Find out which there are: that of the state at `index`, if it has one, and those in the entries behind it."""
+        self._held = [(0, self._base) if configuration is None else (index, configuration)]
+        self._note()
+        for each in later:
+            self.appended(*each)
 
     def appended(self, index: int, entry: bytes) -> None:
         """An entry is in the log now, perhaps one with a configuration. Raises MalformedConfiguration."""

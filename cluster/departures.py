@@ -1,6 +1,7 @@
 """Messages on their way out: persist, then speak (hazard H1).
 
-Lives here: what waits for a sync. Not here: what needs to wait (engine.py), bytes and sockets (envelope.py, links.py).
+Lives here: what waits for a sync, and in which form a message goes to which node. Not here: what needs to wait
+(engine.py), bytes and sockets (envelope.py, links.py).
 
 Law: a message with a sync_point leaves when the journal has synced that far, in the order in which they were given; and
 not at all if the epoch that it was meant for is over (H4).
@@ -12,26 +13,48 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from cluster.envelope import encode, encode_for_release_0_1
+from cluster.handshake import VERSIONS as PROTOCOLS
+
 if TYPE_CHECKING:
     from cluster.engine import Departure
     from cluster.envelope import Message
+    from cluster.link_ports import Links
+
+OLDEST_PROTOCOL = PROTOCOLS[0]
+"""What nodes of release 0.1 speak, which know no introductions."""
 
 
 class Departures:
-    """The messages that wait for a sync, in the order in which they were given."""
+    """The messages of one group to its peers."""
 
-    def __init__(self, transmit: Callable[[str, Message], None]) -> None:
-        self._transmit = transmit
+    def __init__(self, links: Links, group_id: int, congested: Callable[[str], None]) -> None:
+        """`congested` is told of each peer to whose link more is written than it takes for now."""
+        self._links = links
+        self._group_id = group_id
+        self._congested = congested
         self._waiting: deque[Departure] = deque()
+        """The messages that wait for a sync, in the order in which they were given."""
+
+    def transmit(self, peer: str, message: Message) -> None:
+        """Send a message that waits for nothing; dropped if there is no link, or the peer does not know such."""
+        if not self._links.connected(peer):
+            return
+        is_new = self._links.protocol(peer) > OLDEST_PROTOCOL
+        buffers = encode(message) if is_new else encode_for_release_0_1(message)
+        if buffers:
+            self._links.send(peer, self._group_id, buffers)
+        if self._links.congested(peer):
+            self._congested(peer)
 
     def send(self, departures: Iterable[Departure], synced: int) -> None:
         """Send what waited and may leave now, then these, except those that wait for more changes than are `synced`."""
         while self._waiting and self._waiting[0].sync_point <= synced:
             _, peer, message = self._waiting.popleft()
-            self._transmit(peer, message)
+            self.transmit(peer, message)
         for departure in departures:
             if departure.sync_point <= synced:
-                self._transmit(departure.peer, departure.message)
+                self.transmit(departure.peer, departure.message)
             else:
                 self._waiting.append(departure)
 

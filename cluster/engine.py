@@ -25,6 +25,7 @@ Law: no file outside this one names an attribute of SyncObj that starts with an 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ from cluster.envelope import (
 from cluster.failure_detector import AwakeClock, FailureDetector
 from cluster.log.journal import SLICE_ENTRIES
 from cluster.log_matching import ForeignLog, contradiction, other_entry, vouched_for, without_known_prefix
+from cluster.pace import Pace
 from cluster.replication import Answers, Progress
 from cluster.seams import NoDumps, NoPoller, Outbox, StableNode, ambient
 
@@ -85,6 +87,8 @@ class Timing:
     """After the leader's connection broke, a member campaigns at a random moment within this time."""
     campaign_retry_s: float = 0.15
     """A member waits at least this long between two campaigns."""
+    learner_bytes_per_s: float = 64 * 1024 * 1024
+    """A learner is fed about so fast, or at twice the rate at which the log grows if that is more."""
 
     @property
     def suspicion_min_s(self) -> float:
@@ -147,6 +151,8 @@ class Engine(SyncObj):
         """Whether this member may campaign: not while its disk is full or damaged, since it could commit nothing."""
         self.behind = False
         """Whether the last turn has left entries to be applied or sent: call `turn` again soon."""
+        self.resume_s = math.inf
+        """When a learner that lacks entries may be sent more, on the monotonic clock: call `turn` again then."""
         self._timing = timing
         self._runtime = runtime
         self._configurations = configurations
@@ -169,6 +175,8 @@ class Engine(SyncObj):
         detector = FailureDetector(timing.suspicion_min_s, timing.election_min_s)
         self._elections = Elections(name, configurations, detector)
         self._append_due = False
+        self._grown_bytes = 0
+        """What was proposed since entries were last sent."""
         self._name = name
         self._member_id = member_id
         ambient.runtime = runtime
@@ -267,7 +275,17 @@ class Engine(SyncObj):
         # Learners, and members that are about to be removed, are sent appends and counted nowhere. Guests are among
         # them, and never said to be connected.
         self._SyncObj__readonlyNodes = {node for peer, node in self._nodes.items() if peer not in voters}
+        self._pace_learners()
         self._stored_is_told = False
+
+    def _pace_learners(self) -> None:
+        timing, now_s = self._timing, self._runtime.monotonic()
+        learners = self._configurations.membership.learners
+        for peer, progress in self.progress.items():
+            if peer not in learners:
+                progress.pace = None
+            elif progress.pace is None:
+                progress.pace = Pace(timing.learner_bytes_per_s, timing.heartbeat_s, now_s)
 
     def _follow_log(self) -> None:
         """Go by the newest configuration in the log, if another one is that now (Raft thesis, 4.1)."""
@@ -387,6 +405,7 @@ class Engine(SyncObj):
         index = self.journal.last_index + 1
         self.journal.add(payload, index, self.term)
         self._append_due = True
+        self._grown_bytes += len(payload)
         self._follow_log()
         return index
 
@@ -413,6 +432,7 @@ class Engine(SyncObj):
         if self.is_leader:
             self._tell_majority()
         else:
+            self.resume_s = math.inf
             self._hold_pre_vote()
         was_candidate_in = self.term if self._is_candidate else -1
         self._onTick(0.0)
@@ -421,7 +441,7 @@ class Engine(SyncObj):
             self._expect_result_soon()
         if self.is_leader:
             compose()
-            if self._append_due:
+            if self._append_due or self.resume_s <= self._runtime.monotonic():
                 self._send_appends()
 
     def receive(self, peer: str, message: Message) -> None:
@@ -465,18 +485,32 @@ class Engine(SyncObj):
         """Send each peer what it lacks, at most about a slice of it in one turn (`SegmentedJournal.slice_end`).
 
         That bounds the time for which reading old entries stalls the loop to a millisecond or two, whether they are
-        large or small: the number of entries counts as well as their size. Nor is more sent on a congested link.
+        large or small: the number of entries counts as well as their size. Nor is more sent on a congested link, or to
+        a learner that was sent much (pace.py).
         """
         self._append_due = False
-        for progress in self.progress.values():
+        connected, now_s = self._SyncObj__connectedNodes, self._runtime.monotonic()
+        grown_bytes, self._grown_bytes = self._grown_bytes, 0
+        for peer, progress in self.progress.items():
             progress.begin_turn()
+            if progress.pace is not None:
+                progress.pace.log_grew(grown_bytes)
+                node = self._nodes[peer]
+                if node in connected and progress.rest_s(now_s):
+                    progress.is_paused = True
+                    connected.discard(node)
         try:
             SyncObj._SyncObj__sendAppendEntries(self)  # pyright: ignore[reportAttributeAccessIssue]
         finally:  # also if an entry that a peer lacks is found damaged on the disk
+            self.resume_s = math.inf
+            now_s = self._runtime.monotonic()
             for peer, progress in self.progress.items():
                 if progress.is_paused:
-                    self._SyncObj__connectedNodes.add(self._nodes[peer])
-                    if progress.probed is None:
+                    connected.add(self._nodes[peer])
+                    rest_s = progress.rest_s(now_s)
+                    if rest_s:
+                        self.resume_s = min(self.resume_s, now_s + rest_s)
+                    elif progress.probed is None:
                         self._append_due = self.behind = True
 
     def stock_sends(self, node: Node, message: dict[str, Any]) -> None:
@@ -510,7 +544,8 @@ class Engine(SyncObj):
         self._emit_append(node.id, message, entries)
         progress, slice_bytes = self.progress[node.id], self.journal.slice_bytes
         sent_bytes = sum(len(entry.payload) for entry in entries)
-        progress.send(sent_bytes + slice_bytes * len(entries) // SLICE_ENTRIES, slice_bytes)
+        cost_bytes = sent_bytes + slice_bytes * len(entries) // SLICE_ENTRIES
+        progress.send(cost_bytes, slice_bytes, self._runtime.monotonic())
         if progress.is_paused:
             # pysyncobj goes on sending as long as there are entries and the node counts as connected.
             self._SyncObj__connectedNodes.discard(node)
@@ -693,6 +728,7 @@ class Engine(SyncObj):
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         self.progress = self._unknown_progress()
+        self._pace_learners()
         self._stored_is_told = True
         self._heard_told_s = self._runtime.monotonic()
         SyncObj._SyncObj__onBecomeLeader(self)  # pyright: ignore[reportAttributeAccessIssue]

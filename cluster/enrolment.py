@@ -12,7 +12,7 @@ told last is in the configuration. The first raise puts a configuration into the
 node's file counts, and programs of release 0.1 can take part.
 
 Lives here: which step is to be taken next. Not here: what a step may do (configuration.py), when one may be proposed
-(group.py), what operators ask for.
+(reconfiguration.py), what operators ask for.
 
 Law: pure. A step that is returned again and again until it is taken does no harm.
 """

@@ -111,7 +111,7 @@ def restore(
     directory = GroupDirectory(disk, path, owner)
     claim = directory.claim(wall_ms, versions, [owner.node], random.randrange(INCARNATION_LEAP))
     disk.make_directory(directory.log)
-    journal = _open_journal(disk, directory, True)
+    journal = _open_journal(disk, directory, writes_lost=True)
     _copy(source, contents.checkpoint, disk, directory, CHECKPOINT_HEADER_BYTES, adopt_checkpoint)
     for segment in contents.segments:
         _copy(source, segment.name, disk, directory, FILE_HEADER_BYTES, adopt_header)
@@ -154,7 +154,7 @@ def recover(disk: Disk, path: str, machine: Machine, wall_ms: int, random: Rando
     versions = Versions(*machine.versions)
     version = version_of(OldLog(identity.machine_version, is_named=not identity.members), versions, path)
     directory = GroupDirectory(disk, path, identity.owner)
-    members = identity.members or [identity.owner.node]
+    members = identity.names or [identity.owner.node]
     claim = directory.claim(wall_ms, versions, members, random.randrange(INCARNATION_LEAP))
     return _begin(disk, directory, claim, identity.owner, version, None, machine, random)
 
@@ -258,7 +258,7 @@ def _be_voter(hard_state: HardStateFile, name: str) -> None:
         hard_state.store(HardState(known.term, name, Standing.VOTER))
 
 
-def _open_journal(disk: Disk, directory: GroupDirectory, writes_lost: bool) -> SegmentedJournal:
+def _open_journal(disk: Disk, directory: GroupDirectory, *, writes_lost: bool) -> SegmentedJournal:
     return SegmentedJournal(
         disk, directory.log, directory.identity, _raise, directory.hard_state, writes_lost=writes_lost
     )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cluster.envelope import Appended
+    from cluster.pace import Pace
 
 
 @dataclass(slots=True)
@@ -41,6 +42,8 @@ class Progress:
     """Bytes that the peer was sent in this turn; each entry counts for a share of a full slice on top of its size."""
     is_paused: bool = False
     """Whether the peer gets no more appends in this turn."""
+    pace: Pace | None = None
+    """How fast the peer is fed, if it is a learner; the others are sent what they lack at once."""
 
     def matched(self) -> bool:
         """Note that an append has matched. True if the peer was being probed, which ends with that."""
@@ -84,10 +87,16 @@ class Progress:
         self.sent_bytes = 0
         self.is_paused = False
 
-    def send(self, sent_bytes: int, bytes_max: int) -> None:
+    def send(self, sent_bytes: int, bytes_max: int, now_s: float) -> None:
         """Count an append that is sent: no more follow in this turn while probing, or beyond `bytes_max`."""
         self.sent_bytes += sent_bytes
         self.is_paused = self.probed is not None or self.sent_bytes > bytes_max
+        if self.pace is not None:
+            self.pace.spend(sent_bytes, now_s)
+
+    def rest_s(self, now_s: float) -> float:
+        """How long the peer should be sent nothing; 0 if it may be sent something now."""
+        return 0.0 if self.pace is None else self.pace.rest_s(now_s)
 
 
 class Answers:

@@ -56,6 +56,8 @@ async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, Any
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except ValueError as error:  # such as UnicodeError, for a name that no resolver would be asked for
+        raise OSError(errno.EINVAL, f"{host!r} is no host name") from error
     return [(family, address) for family, _, _, _, address in found]
 
 

@@ -182,6 +182,9 @@ class Limits:
     and in one entry of the log."""
     publish_timeout_ms: int = 0
     """A publish that is not confirmed after so long is refused (basic.nack), outcome unknown; 0: never."""
+    catch_up_bytes_per_s: int = 64 * 1024 * 1024
+    """How fast this node, as the leader, feeds a learner: a new member, or one that has lost its disk. Where the log
+    grows by more than half of that, it is fed twice as fast as the log grows."""
     drain_grace_s: float = 5.0
     """How long clients may stay on a node whose maintenance has begun. Before they are told to go, their balancer
     should have noticed that it is not ready, or they come back at once."""
@@ -202,7 +205,10 @@ _MAY_BE_ZERO = (
     "publish_timeout_ms",
 )
 _PORTS = ("peer_port", "amqp_port", "http_port", "amqps_port")
-_LEAST = {"frame_max": 4096}  # clients may not ask for less (AMQP 0-9-1, frame-min-size)
+_LEAST = {
+    "frame_max": 4096,  # clients may not ask for less (AMQP 0-9-1, frame-min-size)
+    "catch_up_bytes_per_s": 1024 * 1024,  # a day for 80 GiB
+}
 _MOST = {
     "channel_max": 65_535,  # what the fields of connection.tune hold
     "client_heartbeat_s": 65_535,

@@ -20,20 +20,22 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
 from cluster.complaints import Complaints
-from cluster.configuration import PeerAddress, Versions
+from cluster.configuration import PeerAddress, Versions, host_problem
 from cluster.engine import Timing
 from cluster.envelope import Alarm
-from cluster.group import Group, GroupConfig, RemovedFromCluster
+from cluster.group import Group
+from cluster.group_config import GroupConfig
 from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks
 from cluster.log.segment import CorruptJournal, JournalError
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
+from cluster.stopping import RemovedFromCluster
 from cluster.strangers import Places
 from qq import descriptors, garbage, memory, tls
 from qq.amqp.connection import Settings
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
-from qq.config import read_secrets
+from qq.config import ConfigError, read_secrets
 from qq.errors import StartError
 from qq.http.app import READING, build_app, listen, reading_app
 from qq.http.server import HttpLimits
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.peers import MemberStatus
-    from qq.config import Limits, NodeAddress, NodeConfig
+    from qq.config import Limits, NodeAddress, NodeConfig, Seed
     from qq.http.view import ClusterMember
     from qq.sessions.login import Attempt
 
@@ -142,7 +144,7 @@ class Node:
             tls=self._peer_tls.current if self._peer_tls else None,
             listed=_addresses(config.nodes),
             prefers_listed=config.peer_addresses == "file",
-            seeds=config.join,
+            seeds=_seeds(config),
         )
         limits = _http_limits(config.limits, self._shares.http)
         app = reading_app(self, limits)
@@ -211,7 +213,7 @@ class Node:
     async def _watch_memory(self) -> None:
         while True:
             try:
-                self.group.low_on_memory = self._is_low_on_memory()
+                self.group.alarms.low_on_memory = self._is_low_on_memory()
             except OSError as error:  # whether publishers wait stays as it is
                 self._complaints.about("memory", f"cannot tell how much memory is in use: {error}")
             await asyncio.sleep(MEMORY_CHECK_INTERVAL_S)
@@ -253,7 +255,7 @@ class Node:
 
     async def _wait_applied(self) -> None:
         # The group is not asynchronous: it has no event to wait for.
-        while not self.broker.live or self.group.describe_standing() is not None:  # noqa: ASYNC110
+        while not self.broker.live or self.group.own_status.flaw() is not None:  # noqa: ASYNC110
             await asyncio.sleep(APPLIED_POLL_S)
         while not self.machine.users:
             if self.group.leader == self.config.name:
@@ -327,11 +329,11 @@ class Node:
             self.disk.close()
 
     async def _hand_over(self) -> None:
-        if self._failure.done() or not self.group.transfer_leadership():
+        if self._failure.done() or not self.group.leadership.transfer():
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(LEADER_HANDOVER_S):
-                while self.group.leader in (self.config.name, None) and not self.group.is_alone:  # noqa: ASYNC110
+                while self.group.leader in (self.config.name, None) and not self.group.members.is_alone:  # noqa: ASYNC110
                     await asyncio.sleep(APPLIED_POLL_S)
 
     async def _finish_sync(self) -> None:
@@ -379,7 +381,12 @@ class Node:
             joins=bool(config.join),
             replaces_emptied=config.replace_emptied,
             raises_version=config.finish_upgrades,
-            timing=Timing(config.election_timeout_min_s, config.election_timeout_max_s, config.heartbeat_s),
+            timing=Timing(
+                config.election_timeout_min_s,
+                config.election_timeout_max_s,
+                config.heartbeat_s,
+                learner_bytes_per_s=limits.catch_up_bytes_per_s,
+            ),
             segment_bytes=limits.segment_bytes,
             segment_entries=limits.segment_entries,
             cache_bytes=limits.cache_bytes,
@@ -438,7 +445,7 @@ class Node:
             version=agreed.version,
             nodes=[
                 _node_status(status, members[status.name])
-                for status in self.group.statuses()
+                for status in self.group.statuses.all()
                 if status.name in members  # else it is about to be one
             ],
         )
@@ -446,7 +453,7 @@ class Node:
     def metrics(self) -> MetricsSnapshot:
         group, queues = self.group, list(self.machine.queues())
         engine, journal = group.engine, group.journal
-        own = group.own_status()
+        own = group.statuses.own()
         return MetricsSnapshot(
             node=self.config.name,
             cluster=self.config.cluster_name,
@@ -463,15 +470,15 @@ class Node:
                 checkpoint_index=group.housekeeping.newest_index,
                 elections=self.broker.elections,
                 snapshots_installed=group.snapshots_installed,
-                members=len(group.members),
+                members=len(group.members.names),
             ),
             disk=DiskMetrics(
                 log_bytes=journal.disk_bytes,
                 free_bytes=own.disk_free_bytes or 0,
                 free_limit_bytes=self.config.limits.disk_free_limit_bytes,
-                alarm=Alarm.DISK in group.alarms,
+                alarm=Alarm.DISK in group.alarms.active,
             ),
-            memory=MemoryMetrics(self.memory_limit_bytes, alarm=Alarm.MEMORY in group.alarms),
+            memory=MemoryMetrics(self.memory_limit_bytes, alarm=Alarm.MEMORY in group.alarms.active),
             clock_offset_s=(own.clock_offset_ms or 0) / 1000,
             queues=len(queues),
             messages_ready=sum(queue.ready for queue in queues),
@@ -486,7 +493,7 @@ class Node:
             return READING
         if self._maintenance.is_on:
             return f"the node is under maintenance; `qq revive {self.config.name}` ends it"
-        under_repair = self.group.describe_standing()
+        under_repair = self.group.own_status.flaw()
         if under_repair is not None:
             return under_repair
         if self.group.leader is None:
@@ -555,8 +562,22 @@ async def run(
 
 
 def _addresses(nodes: Iterable[NodeAddress]) -> dict[str, PeerAddress]:
-    """Where nodes listen for each other."""
+    """Where nodes listen for each other. Raises ConfigError for a host that nobody could look up."""
+    for node in nodes:
+        _check_host(f"[[nodes]] {node.name}: host", node.host)
     return {node.name: PeerAddress(node.host, node.peer_port) for node in nodes}
+
+
+def _seeds(config: NodeConfig) -> tuple[Seed, ...]:
+    for seed in config.join:
+        _check_host("[cluster] join: host", seed.host)
+    return config.join
+
+
+def _check_host(what: str, host: str) -> None:
+    problem = host_problem(host)
+    if problem is not None:
+        raise ConfigError(f"{what}: {host!r} {problem}")
 
 
 def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:

@@ -292,7 +292,12 @@ def test_variables_of_others_with_our_prefix_are_left_alone(file: Path) -> None:
     assert loaded(file, GOOD, QQUERY="?", **of_kubernetes).name == "n1"
 
 
-VALUES = {"frame_max": 4096, "memory_high_watermark": 0.5, "memory_high_watermark_bytes": 2**30}
+VALUES = {
+    "frame_max": 4096,
+    "memory_high_watermark": 0.5,
+    "memory_high_watermark_bytes": 2**30,
+    "catch_up_bytes_per_s": 2**20,
+}
 
 
 @pytest.mark.parametrize("limit", [limit.name for limit in fields(Limits)])

@@ -19,7 +19,7 @@ from cluster.identity import Owner, claim_directory
 from cluster.log.segment import CorruptJournal
 from cluster.realworld import AsyncioRuntime, RealDisk
 from qq import memory, node
-from qq.config import NodeAddress, NodeConfig
+from qq.config import ConfigError, NodeAddress, NodeConfig, Seed
 from qq.errors import StartError
 from qq.machine.machine import QueueMachine
 from qq.machine.state import VERSION
@@ -119,13 +119,13 @@ def test_memory_that_cannot_be_read_does_not_end_a_node(
 ) -> None:
     async def story() -> None:
         made: Any = node.Node(CONFIG, RealDisk, AsyncioRuntime)
-        made.group = SimpleNamespace(low_on_memory=True, snapshots_installed=0)
+        made.group = SimpleNamespace(alarms=SimpleNamespace(low_on_memory=True), snapshots_installed=0)
         answers: list[int | OSError] = [OSError(24, "Too many open files"), 0]
 
         def resident_bytes() -> int:
             answer = answers.pop(0)
             if isinstance(answer, OSError):
-                assert made.group.low_on_memory
+                assert made.group.alarms.low_on_memory
                 raise answer
             return answer
 
@@ -133,7 +133,7 @@ def test_memory_that_cannot_be_read_does_not_end_a_node(
         monkeypatch.setattr(node, "MEMORY_CHECK_INTERVAL_S", 0.001)
         with pytest.raises(IndexError):
             await made._watch_memory()
-        assert not made.group.low_on_memory
+        assert not made.group.alarms.low_on_memory
 
     asyncio.run(story())
     assert "cannot tell how much memory is in use: [Errno 24] Too many open files" in caplog.text
@@ -176,6 +176,27 @@ def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: 
         f"{tmp_path}: groups/0: the log is at version {VERSION - 1} of the state, and this program can run "
         f"{Versions(*QueueMachine.versions)}: start one that can"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"nodes": (NodeAddress("n1", "db..org", 1, 2, 3),)},
+            "[[nodes]] n1: host: 'db..org' is no host name: ",
+        ),
+        (
+            {"join": (Seed("a b", 1),)},
+            "[cluster] join: host: 'a b' must have 1 to 255 characters, without blanks",
+        ),
+    ],
+)
+def test_a_host_that_nobody_could_look_up_is_refused_in_one_line(
+    tmp_path: Path, change: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        asyncio.run(node.run(dataclasses.replace(CONFIG, data_dir=tmp_path, **change)))
+    assert str(caught.value).startswith(line)
 
 
 def test_a_damaged_log_that_nobody_can_repair_is_refused_in_one_line(tmp_path: Path) -> None:

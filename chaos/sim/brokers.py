@@ -95,7 +95,7 @@ class Brokers(NodeEvents):
         if not node.up or shell is None:
             return False
         if not shell.is_serving:
-            has_caught_up = shell.broker.live and node.group.describe_standing() is None
+            has_caught_up = shell.broker.live and node.group.own_status.flaw() is None
             shell.is_serving = has_caught_up and bool(shell.broker.machine.users)
         return shell.is_serving
 

@@ -212,7 +212,7 @@ class Checks:
 
     def _begin_directory(self, node: SimulatedNode) -> None:
         """Forget what a node has promised if it has another directory now, and members are known by these."""
-        name, member_id = node.name, node.group.member_id
+        name, member_id = node.name, node.group.members.id
         is_another = self._ids.get(name, member_id) != member_id
         self._ids[name] = member_id
         if self.configuration is None or not is_another:
@@ -296,7 +296,12 @@ class Checks:
         if damage is None:
             return False
         runs = node.up and node.has_started and node.runtime.alive
-        whole = runs and node.life > damage.life and node.standing is Standing.VOTER and not node.group.damage
+        whole = (
+            runs
+            and node.life > damage.life
+            and node.standing is Standing.VOTER
+            and not node.group.stopping.damage
+        )
         # What it vouches for is not known before the log that it adopts is durable, when the damaged one is gone.
         if whole and node.group.journal.synced_index and not node.disk.damaged_files():
             del self._damage[node.name]
@@ -401,7 +406,7 @@ class Checks:
 
         Pre-votes that it had won before, and that were stuck on the way, may still make it campaign once.
         """
-        member_id = node.group.member_id
+        member_id = node.group.members.id
         if self.configuration is None or not self.configuration.is_removed(member_id):
             return
         self._vain_campaigns[member_id] = self._vain_campaigns.get(member_id, 0) + 1

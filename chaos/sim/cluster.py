@@ -22,12 +22,14 @@ from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.applying import Confirmed, Expelled
 from cluster.configuration import PeerAddress, Versions
 from cluster.engine import Engine, Timing
-from cluster.group import Group, GroupConfig, RemovedFromCluster
+from cluster.group import Group
+from cluster.group_config import GroupConfig
 from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.member_changes import MemberChange, Verb
+from cluster.stopping import RemovedFromCluster
 
 if TYPE_CHECKING:
     from chaos.sim.watched import WatchedMachine
@@ -436,9 +438,9 @@ class SimulatedCluster:
             member = leader.group.configurations.committed.member(node.name)
             if not node.up or node.standing is Standing.VOTER or member is None or member.id is None:
                 continue
-            if member.id != node.group.member_id:
+            if member.id != node.group.members.id:
                 change = MemberChange(Verb.REPLACE, node.name, member.id)
-                leader.runtime.enter(partial(leader.group.ask_for_change, change, _ignore))
+                leader.runtime.enter(partial(leader.group.reconfiguration.ask, change, _ignore))
 
     def leader(self) -> SimulatedNode | None:
         """The leader of the highest term."""
@@ -462,7 +464,7 @@ class SimulatedCluster:
         for node in self.nodes:
             if not node.up or node.runtime.paused or node.group.pending_batches:
                 return False
-            is_voter = members.has_voter(node.name, node.group.member_id)
+            is_voter = members.has_voter(node.name, node.group.members.id)
             if members.version != node.machine.versions[1]:
                 return False
             if node.standing is not Standing.VOTER or not is_voter:

@@ -203,7 +203,7 @@ class Nemesis:
         asked = self._random.choice(self._cluster.nodes)
         to = self._random.choice(self._cluster.names) if self._random.random() < 0.5 else None
         if asked.up:
-            asked.runtime.enter(lambda: asked.group.ask_for_transfer(to))
+            asked.runtime.enter(lambda: asked.group.leadership.ask_for_transfer(to))
 
     # Operators
 
@@ -232,7 +232,7 @@ class Nemesis:
         if not node.has_started or node.misconfigured or node.may_be_removed:
             return False
         node.may_be_removed = True
-        change = MemberChange(Verb.REMOVE, node.name, node.group.member_id)
+        change = MemberChange(Verb.REMOVE, node.name, node.group.members.id)
         self._ask_for(change, self._random.randint(1, 20))
         return True
 
@@ -244,7 +244,7 @@ class Nemesis:
         """Ask nodes for a change again and again, as an operator does who hears nothing of it."""
         asked = self._random.choice(self._cluster.nodes)
         if asked.up and asked.has_started:
-            asked.runtime.enter(lambda: asked.group.ask_for_change(change, _ignore))
+            asked.runtime.enter(lambda: asked.group.reconfiguration.ask(change, _ignore))
         if times and not self._stopped:
             self._world.after(self._random.uniform(0.0, 0.5), partial(self._ask_for, change, times - 1))
 

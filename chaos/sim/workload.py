@@ -78,7 +78,7 @@ class ActingClient(Client, ABC):
 
     def must_wait(self) -> bool:
         """Whether this client keeps from publishing."""
-        return self.node.group.alarm is not None and self.random.random() > DISOBEDIENCE
+        return self.node.group.alarms.reason is not None and self.random.random() > DISOBEDIENCE
 
 
 class LedgerClient(ActingClient):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from cluster.configuration import ID_BYTES
+from cluster.configuration import ID_BYTES, host_problem
 from cluster.member_changes import MemberChange, Verb
 from qq.config import NAME, PORT_MAX
 from qq.errors import ReplyCode
@@ -58,8 +58,11 @@ class MemberEndpoints:
         name, host, port = request.match_info["name"], field(body, "host", str), field(body, "port", int)
         if NAME.fullmatch(name) is None:
             raise bad_request(f"name: {name!r} must be 1 to 64 of A-Z a-z 0-9 _ . @ -")
-        if not host or not 0 < port <= PORT_MAX:
-            raise bad_request(f"host must be a name or an address, and port 1 to {PORT_MAX}")
+        problem = host_problem(host)
+        if problem is not None:
+            raise bad_request(f"host: {host!r} {problem}")
+        if not 0 < port <= PORT_MAX:
+            raise bad_request(f"port: must be 1 to {PORT_MAX}")
         known = next((each for each in self._shown().members if each.name == name), None)
         if known is not None and (known.host, known.port) != (host, port):
             raise Refusal(

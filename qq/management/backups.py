@@ -46,8 +46,8 @@ class Backups:
     async def backup(self) -> AsyncGenerator[BackupStream]:
         """Give a backup; its files stay until the end of the block. Raises Unavailable."""
         group = self._cluster
-        if group.damage is not None:
-            raise Unavailable(f"this node's log is damaged, so ask another node: {group.damage}")
+        if group.stopping.damage is not None:
+            raise Unavailable(f"this node's log is damaged, so ask another node: {group.stopping.damage}")
         await until_applied(self._broker, [], lambda: None)
         contents = await self._taken(group.engine.applied_index)
         log.info("a backup of entry %d is being made: %d bytes", contents.index, contents.file_bytes)

@@ -37,7 +37,7 @@ class Leadership:
         self._cluster = group
 
     def members(self) -> Sequence[str]:
-        return self._cluster.members
+        return self._cluster.members.names
 
     def leader(self) -> str | None:
         return self._cluster.leader
@@ -62,7 +62,7 @@ class Leadership:
             return leader if leader == to or (to is None and leader != former) else None
 
         for _ in range(2):
-            group.ask_for_transfer(to)
+            group.leadership.ask_for_transfer(to)
             leader = await until(successor, ASK_AGAIN_S)
             if leader is not None:
                 return leader
@@ -73,11 +73,11 @@ class Leadership:
         """Raise ChangeRefused if this node, or if none is named nobody, could lead in place of the former leader."""
         group = self._cluster
         if to is None:
-            flaw = "there is no other node" if len(group.members) == 1 else None
+            flaw = "there is no other node" if len(group.members.names) == 1 else None
         else:
             self._check_member(to)
-            await until(lambda: group.why_not_lead(to) is None, PATIENCE_S)
-            flaw = group.why_not_lead(to)
+            await until(lambda: group.statuses.why_not_lead(to) is None, PATIENCE_S)
+            flaw = group.statuses.why_not_lead(to)
         if flaw is not None:
             raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, f"{former} leads on: {flaw}")
 
@@ -89,10 +89,10 @@ class Leadership:
         if node is None:
             node = self._cluster.config.name
         self._check_member(node)
-        return self._cluster.may_stop(node)
+        return self._cluster.statuses.may_stop(node)
 
     def _check_member(self, name: str) -> None:
-        members = self._cluster.members
+        members = self._cluster.members.names
         if name not in members:
             raise ChangeRefused(
                 ReplyCode.NOT_FOUND, f"{name!r} is no node of this cluster, which has {', '.join(members)}"

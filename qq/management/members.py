@@ -1,7 +1,7 @@
 """The members of the cluster, and what operators change about them.
 
 Lives here: waiting until a change is made, and why it is not made yet. Not here: what a change does
-(cluster/member_changes.py), when the leader may make it (cluster/group.py), who can be done without
+(cluster/member_changes.py), when the leader may make it (cluster/reconfiguration.py), who can be done without
 (cluster/fitness.py).
 
 Law: whoever is told that a change is made finds it made at this node. Asked again, nothing is done twice.
@@ -49,7 +49,7 @@ class MemberChanges:
 
     def cluster_members(self) -> ClusterMembers:
         group, configuration = self._group, self._configuration
-        statuses = {status.name: status for status in group.statuses()}
+        statuses = {status.name: status for status in group.statuses.all()}
         end = max((status.last_index or 0 for status in statuses.values()), default=0)
         return ClusterMembers(
             node=group.config.name,
@@ -80,7 +80,7 @@ class MemberChanges:
         refusals: list[str] = []
         while loop.time() < end_s:
             if not self._waits_for_member(change):
-                self._group.ask_for_change(change, refusals.append)
+                self._group.reconfiguration.ask(change, refusals.append)
             await until(lambda: self._is_done(change) or refusals, min(ASK_AGAIN_S, end_s - loop.time()))
             if self._is_done(change):
                 return
@@ -90,7 +90,7 @@ class MemberChanges:
 
     def _is_done(self, change: MemberChange) -> bool:
         group = self._group
-        if change.verb == Verb.REMOVE and group.is_removed and change.member_id == group.member_id:
+        if change.verb == Verb.REMOVE and group.stopping.is_removed and change.member_id == group.members.id:
             return True  # its own state will never have it
         if not change.is_made(self._configuration):
             return False
@@ -134,10 +134,10 @@ class MemberChanges:
             case Verb.REMOVE | Verb.REPLACE:
                 member = await self._known(change.name)
                 if member.id == change.member_id:
-                    await _check_verdict(lambda: self._group.may_leave(change.name))
+                    await _check_verdict(lambda: self._group.statuses.may_leave(change.name))
             case Verb.DRAIN:
                 await self._known(change.name)
-                await _check_verdict(lambda: self._group.may_drain(change.name))
+                await _check_verdict(lambda: self._group.statuses.may_drain(change.name))
             case Verb.PROMOTE | Verb.REVIVE:
                 await self._known(change.name)
             case _:

@@ -85,7 +85,7 @@ class QueueReports:
 
     def _members(self) -> tuple[list[str], list[str]]:
         """The names of all nodes, and of those that are connected."""
-        statuses = self._group.statuses()
+        statuses = self._group.statuses.all()
         return [status.name for status in statuses], [
             status.name for status in statuses if status.state != DOWN
         ]

@@ -288,8 +288,8 @@ def test_a_restored_node_is_a_new_cluster_by_itself_with_everything_in_the_backu
         assert machine.due == due
         newest = node.group.configurations.newest
         assert (newest.cluster, newest.version, newest.members) == (new.cluster_id, 2, (new.member,))
-        assert new.member.id == node.group.member_id
-        assert node.group.members == ("a",)
+        assert new.member.id == node.group.members.id
+        assert node.group.members.names == ("a",)
         node.set_alarms(7_000_000)
         origins = node.group._state.origins
         assert [name for name, _ in origins.living()] == ["a"], "what the others held is given up"
@@ -302,7 +302,7 @@ def named(trio: Trio) -> bytes:
     index: list[int] = []
     leader.runtime.enter(
         lambda: index.append(
-            leader.group.change_configuration(lambda held: replace(held, cluster=cluster, version=2))
+            leader.group.reconfiguration.propose(lambda held: replace(held, cluster=cluster, version=2))
         )
     )
     trio.until(lambda: leader.group.engine.applied_index >= index[0])
@@ -360,7 +360,7 @@ def test_a_node_of_any_name_may_be_the_first_one(backup: Path) -> None:
     node = Trio(["z"]).members[0]
     restored(backup, node)
     alone_with(Named(), node)
-    assert node.group.members == ("z",)
+    assert node.group.members.names == ("z",)
     node.set_alarms(1)
 
 
@@ -444,7 +444,7 @@ def test_directories_of_the_old_life_are_not_let_in(machine: type[Alarms]) -> No
         member.start(Named())
     trio.pass_ms(10_000)
     assert survivor.group.engine.is_leader
-    assert survivor.group.members == ("a",)
+    assert survivor.group.members.names == ("a",)
     assert [survivor.group._links.connected(other.name) for other in others] == [False, False]
     survivor.set_alarms(9_000_000)
     assert sum(other.group.engine.is_leader for other in others) == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import combinations
 
 import hypothesis.strategies as st
@@ -22,6 +24,7 @@ from cluster.configuration import (
     PeerAddress,
     Versions,
     configuration_time_ms,
+    host_problem,
     is_configuration,
     make_configuration,
     read_configuration,
@@ -138,6 +141,31 @@ def test_two_members_are_not_at_one_address() -> None:
         lambda: TRIO.joined("n4", identity(4), address(1), VERSIONS)
     )
     assert "at 10.0.0.1:2" in refused(lambda: TRIO.added("n2", address(9)))
+
+
+HOSTS = st.text() | st.from_regex(r"[a-z.:%-]{0,80}", fullmatch=True) | st.integers(0, 300).map("a".__mul__)
+
+
+@pytest.mark.parametrize("host", ["", "db..example.com", "a" * 64 + ".example.com", "a b", "a\0b", "a" * 256])
+def test_a_host_that_nobody_could_look_up_is_no_address(host: str) -> None:
+    assert f"the host {host!r} of node" in refused(
+        lambda: TRIO.joined("n4", identity(4), PeerAddress(host, 4), VERSIONS)
+    )
+    assert "of node 'n4' " in refused(lambda: TRIO.added("n4", PeerAddress(host, 4)))
+
+
+@given(HOSTS)
+def test_a_host_is_refused_or_can_be_looked_up(host: str) -> None:
+    if host_problem(host) is None:
+        with suppress(socket.gaierror):
+            socket.getaddrinfo(host, 1, flags=socket.AI_NUMERICHOST)
+
+
+@pytest.mark.parametrize(
+    "host", ["n1", "qq-0.qq.default.svc.cluster.local.", "::1", "fe80::1%eth0", "127.0.0.1"]
+)
+def test_what_hosts_are_called_is_taken(host: str) -> None:
+    assert host_problem(host) is None
 
 
 def test_a_cluster_is_no_larger_than_it_may_be() -> None:
@@ -289,5 +317,5 @@ def test_what_is_applied_cannot_be_deleted_any_more() -> None:
     assert configurations.applied(10) == four
     configurations.cut_from(11)
     assert configurations.newest == four
-    configurations.begin(20, TRIO)
+    configurations.find(TRIO, 20, [])
     assert (configurations.newest_index, configurations.newest) == (20, TRIO)

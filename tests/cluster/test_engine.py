@@ -43,7 +43,8 @@ from cluster.envelope import (
     Vote,
     VoteRequest,
 )
-from cluster.group import Group, GroupConfig
+from cluster.group import Group
+from cluster.group_config import GroupConfig
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
 from cluster.log.segment import CorruptJournal, Record
@@ -190,6 +191,10 @@ def appended(term: int, next_index: int) -> Appended:
 
 def refused(term: int, next_index: int, log_end: tuple[int, int] = (1, 0)) -> Appended:
     return Appended(term, next_index, False, True, *log_end)
+
+
+def indexes(append: Append) -> list[int]:
+    return [entry.index for entry in append.entries]
 
 
 class OurNode:
@@ -1157,6 +1162,30 @@ def test_a_learner_is_sent_entries_and_counts_nowhere_until_it_is_promoted() -> 
     assert node.engine.commit_index == promotion
 
 
+def test_a_learner_is_fed_at_its_pace_and_a_voter_at_once() -> None:
+    """20 MiB of log: a voter is sent them as fast as it goes, the learner 64 MiB a second."""
+    node = leading()
+    first = node.journal.last_index + 1
+    for _ in range(20):
+        node.engine.propose(bytes(1024 * 1024))
+    node.turn()  # they have grown the log, and that is forgiven
+    node.engine.propose(entry_with("abc", "d"))
+    node.engine.peer_connected("d")
+    node.engine.receive("d", refused(node.engine.term, first))
+    begun_s, turns, done_s = node.world.now_s, 0, dict[str, float]()
+    while len(done_s) < 3:
+        node.turn()
+        turns += 1
+        for peer in {*PEERS, "d"} - done_s.keys():
+            if any(first + 19 in indexes(append) for append in node.appends_to(peer)):
+                done_s[peer] = node.world.now_s - begun_s
+        if not node.engine.behind:
+            node.world.now_s = node.engine.resume_s
+    assert done_s["b"] == done_s["c"] == 0
+    assert 0.2 < done_s["d"] < 0.4
+    assert turns < 100
+
+
 def test_a_leader_that_is_removed_leads_until_that_is_committed_and_does_not_count_itself() -> None:
     node = leading()
     index = node.engine.propose(entry_with("bc"))
@@ -1196,13 +1225,13 @@ def test_a_configuration_whose_entry_is_deleted_does_not_count_any_more() -> Non
 
 def test_who_has_another_directory_than_the_member_of_its_name_does_not_stand_for_election() -> None:
     node = OurNode(0)
-    node.configurations.begin(1, replace(configuration_of("abc"), cluster=b"c" * 16))
+    node.configurations.find(replace(configuration_of("abc"), cluster=b"c" * 16), 1, [])
     node.wait(10.0)
     assert node.sent(PreVoteRequest)
     node.engine.outbox.clear()
     vacated = node.configurations.newest.vacated("a", directory_of("a")).members
     others = Configuration.of(8, [replace(member, is_voter=True) for member in vacated], b"c" * 16)
-    node.configurations.begin(1, others.joined("a", b"x" * 16, PeerAddress("a", 1), Versions(8, 8)))
+    node.configurations.find(others.joined("a", b"x" * 16, PeerAddress("a", 1), Versions(8, 8)), 1, [])
     node.wait(10.0)
     assert node.sent(PreVoteRequest) == []
 

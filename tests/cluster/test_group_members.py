@@ -9,9 +9,10 @@ import pytest
 from test_group_timers import Member, Trio
 
 from cluster.configuration import NOBODY, Configuration, MembershipRefused, PeerAddress
-from cluster.group import NotNow, RemovedFromCluster
 from cluster.log.hardstate import Standing
 from cluster.member_changes import MemberChange, Verb
+from cluster.reconfiguration import NotNow
+from cluster.stopping import RemovedFromCluster
 
 Step = Callable[[Configuration], Configuration]
 
@@ -29,7 +30,7 @@ class Growing(Trio):
 
         def ask() -> None:
             try:
-                taken.append(self.leader().group.change_configuration(step))
+                taken.append(self.leader().group.reconfiguration.propose(step))
             except NotNow:
                 return
 
@@ -48,7 +49,7 @@ class Growing(Trio):
         end_s = self.world.now_s + 20.0
         while not (refusals or change.is_made(member.group.configurations.committed)):
             assert self.world.now_s < end_s
-            member.runtime.enter(lambda: member.group.ask_for_change(change, refusals.append))
+            member.runtime.enter(lambda: member.group.reconfiguration.ask(change, refusals.append))
             self.world.run_until(self.world.now_s + 0.1)
         return "".join(refusals[:1])
 
@@ -92,7 +93,7 @@ def voters_of(node: Member) -> list[str]:
 
 
 def id_of(node: Member) -> bytes:
-    return node.group.member_id
+    return node.group.members.id
 
 
 def remove(node: Member) -> MemberChange:
@@ -240,7 +241,7 @@ def test_an_operator_replaces_a_directory_that_is_lost_where_that_is_not_done_un
     lost.start(replaces_emptied=False)
     growing.pass_ms(5000)
     assert lost.group.recovery.standing is Standing.BLANK
-    assert "`qq member replace" in str(lost.group.describe_standing())
+    assert "`qq member replace" in str(lost.group.own_status.flaw())
     assert growing.asked(growing.leader(), change) == ""
     growing.until(lambda: growing.agrees("abc"))
     assert growing.asked(growing.leader(), change) == "", "it is not done to the new one"
@@ -281,7 +282,7 @@ def test_a_node_that_was_away_hears_a_leader_that_it_does_not_know(growing: Grow
 
 def _asks_for(growing: Growing, to: Member) -> bool:
     """Have somebody lead; returns whether it does."""
-    to.runtime.enter(lambda: to.group.ask_for_transfer(to.name))
+    to.runtime.enter(lambda: to.group.leadership.ask_for_transfer(to.name))
     growing.pass_ms(500)
     return to.group.engine.is_leader
 
@@ -295,7 +296,7 @@ def test_a_dead_member_is_removed_and_two_of_the_others_are_a_majority(growing: 
     growing.pass_ms(500)
     left = [member for member in growing.members if member is not gone]
     assert [voters_of(member) for member in left] == [[member.name for member in left]] * 3
-    assert [gone.name in member.group.peers for member in left] == [False] * 3
+    assert [gone.name in member.group.members.peers for member in left] == [False] * 3
     next(member for member in left if member is not growing.leader()).end()
     growing.all_submit()
 
@@ -319,24 +320,24 @@ def test_changes_come_one_after_the_other(growing: Growing) -> None:
     leader = growing.leader()
 
     def twice() -> None:
-        leader.group.change_configuration(lambda held: held.added("x", PeerAddress("x", 1)))
+        leader.group.reconfiguration.propose(lambda held: held.added("x", PeerAddress("x", 1)))
         with pytest.raises(NotNow, match="not committed yet"):
-            leader.group.change_configuration(lambda held: held.without("x", NOBODY))
+            leader.group.reconfiguration.propose(lambda held: held.without("x", NOBODY))
 
     leader.runtime.enter(twice)
     growing.pass_ms(500)
     with pytest.raises(NotNow, match="does not lead"):
-        growing.followers()[0].group.change_configuration(lambda held: held.promoted("x"))
+        growing.followers()[0].group.reconfiguration.propose(lambda held: held.promoted("x"))
 
 
 def test_a_step_that_may_not_be_taken_leaves_everything_as_it_is(growing: Growing) -> None:
     group = growing.leader().group
     last_index = group.journal.last_index
     with pytest.raises(MembershipRefused, match="no member 'x'"):
-        group.change_configuration(lambda held: held.without("x", NOBODY))
+        group.reconfiguration.propose(lambda held: held.without("x", NOBODY))
     assert group.journal.last_index == last_index
     newest_index = group.configurations.newest_index
-    again = group.change_configuration(lambda held: held.drained("a", is_drained=False))
+    again = group.reconfiguration.propose(lambda held: held.drained("a", is_drained=False))
     assert again == newest_index, "it was so already"
 
 

@@ -21,7 +21,9 @@ from cluster.configuration import Versions
 from cluster.directory import GroupDirectory
 from cluster.entry import batches_of, entry_time_ms, is_regular
 from cluster.envelope import Transfer, encode
-from cluster.group import Group, GroupConfig, GroupEvents
+from cluster.group import Group
+from cluster.group_config import GroupConfig
+from cluster.group_events import GroupEvents
 from cluster.identity import Owner
 from cluster.log.journal import SegmentedJournal
 from cluster.ports import pack
@@ -352,7 +354,7 @@ def test_who_is_handed_the_leadership_does_what_is_due_meanwhile(trio: Trio) -> 
     leader = trio.start()
     leader.set_alarms(20)
     index = leader.group.journal.last_index
-    leader.runtime.enter(lambda: _nothing(leader.group.transfer_leadership()))
+    leader.runtime.enter(lambda: _nothing(leader.group.leadership.transfer()))
     trio.until(lambda: not leader.machine.due)
     successor = trio.leader()
     assert successor is not leader
@@ -365,9 +367,9 @@ def test_a_leader_that_hands_over_proposes_nothing_that_is_due(trio: Trio) -> No
     for member in trio.members:
         if member is not leader:
             member.group.engine.may_lead = False
-            member.group._judge_fitness = _nothing
+            member.group._look_at_leadership = _nothing
     leader.set_alarms(20)
-    leader.runtime.enter(lambda: _nothing(leader.group.transfer_leadership()))
+    leader.runtime.enter(lambda: _nothing(leader.group.leadership.transfer()))
     trio.pass_ms(800)
     assert leader.ticks() == []
     trio.pass_ms(400)
@@ -378,11 +380,11 @@ def test_any_node_can_have_a_certain_one_lead(trio: Trio) -> None:
     trio.start()
     for to in "cbacab":
         for asked in trio.members:
-            asked.runtime.enter(partial(asked.group.ask_for_transfer, to))
+            asked.runtime.enter(partial(asked.group.leadership.ask_for_transfer, to))
             trio.until(lambda to=to: {member.group.leader for member in trio.members} == {to}, COMMIT_MS)
             trio.pass_ms(20)  # they tell each other
     asked = trio.leader()
-    asked.runtime.enter(partial(asked.group.ask_for_transfer, None))
+    asked.runtime.enter(partial(asked.group.leadership.ask_for_transfer, None))
     trio.until(lambda: trio.members[0].group.leader not in (None, asked.name), ELECTION_MS)
 
 
@@ -391,11 +393,11 @@ def test_leadership_stays_where_it_is_if_the_one_that_is_meant_is_not_fit(trio: 
     asked, gone = [member for member in trio.members if member is not leader]
     gone.end()
     trio.pass_ms(4_000)
-    assert asked.group.why_not_lead(gone.name) is not None
-    assert asked.group.why_not_lead(leader.name) is None
+    assert asked.group.statuses.why_not_lead(gone.name) is not None
+    assert asked.group.statuses.why_not_lead(leader.name) is None
     for to in (gone.name, leader.name, "nobody"):
         leader.set_alarms(20)
-        asked.runtime.enter(partial(asked.group.ask_for_transfer, to))
+        asked.runtime.enter(partial(asked.group.leadership.ask_for_transfer, to))
         trio.until(lambda: not leader.machine.due, COMMIT_MS)
     assert trio.leader() is leader
 
@@ -412,19 +414,19 @@ def test_a_request_for_another_reign_does_nothing(trio: Trio) -> None:
 def test_who_is_silent_or_cut_off_from_the_leader_is_not_counted(trio: Trio) -> None:
     leader = trio.start()
     one, other = [member for member in trio.members if member is not leader]
-    assert one.group.may_stop(one.name).is_safe
+    assert one.group.statuses.may_stop(one.name).is_safe
     for cut in ((leader.name, other.name), (other.name, leader.name)):
         trio.network.cut(*cut)
-    trio.until(lambda: not one.group.may_stop(one.name).is_safe, 5_000)
-    assert f"{other.name} does not hear the leader" in one.group.may_stop(one.name).text
+    trio.until(lambda: not one.group.statuses.may_stop(one.name).is_safe, 5_000)
+    assert f"{other.name} does not hear the leader" in one.group.statuses.may_stop(one.name).text
     for cut in ((leader.name, other.name), (other.name, leader.name)):
         trio.network.heal(*cut)
     trio.pass_ms(2_000)  # what was said during the cut comes late, and has to be out of date
-    assert leader.group.may_stop(one.name).is_safe
+    assert leader.group.statuses.may_stop(one.name).is_safe
     other.runtime.pause()
-    trio.until(lambda: not leader.group.may_stop(one.name).is_safe, 5_000)
-    assert "does not answer" in leader.group.may_stop(one.name).text
-    assert leader.group.may_stop(other.name).is_safe
+    trio.until(lambda: not leader.group.statuses.may_stop(one.name).is_safe, 5_000)
+    assert "does not answer" in leader.group.statuses.may_stop(one.name).text
+    assert leader.group.statuses.may_stop(other.name).is_safe
 
 
 def test_a_leader_without_a_majority_proposes_one_entry_and_it_is_replaced(trio: Trio) -> None:

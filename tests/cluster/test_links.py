@@ -1320,3 +1320,19 @@ def test_a_stranger_without_tls_is_dropped(run: Run, tls: PeerTls, caplog: pytes
 
     run(story())
     assert len(warnings_in(caplog)) <= 1
+
+
+@pytest.mark.parametrize("host", ["db..example.com", "a" * 64 + ".example.com", ".", "a\0b"])
+def test_a_member_that_cannot_even_be_looked_up_stops_nobody(host: str) -> None:
+    """Configurations refuse such hosts. Should one be in a log all the same, the link is merely down."""
+
+    async def story() -> None:
+        unhandled: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        async with cluster(2) as nodes:
+            known = members({name: address(node) for name, node in nodes.items()})
+            nodes["n1"].configure([*known, Member("n9", PeerAddress(host, 5680))])
+            await asyncio.sleep(0.5)
+        assert not unhandled
+
+    asyncio.run(asyncio.wait_for(story(), 20))

@@ -7,7 +7,6 @@ from test_group_members import Growing
 from test_group_timers import Member
 
 from cluster.envelope import TimeoutNow
-from cluster.log.segment import CorruptJournal
 from cluster.maintenance import PATIENCE_S
 from cluster.member_changes import MemberChange, Verb
 
@@ -43,7 +42,7 @@ def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
     growing.all_submit()
     growing.pass_ms(500)
     for _ in range(4):  # it goes around among the others
-        growing.leader().group.transfer_leadership()
+        growing.leader().group.leadership.transfer()
         growing.pass_ms(1_000)
         assert leads(growing, *others)
 
@@ -51,12 +50,12 @@ def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
 def test_who_is_under_maintenance_is_not_made_the_leader(growing: Growing) -> None:
     leader, drained, _ = growing.leader(), *growing.followers()
     drain(growing, drained)
-    assert leader.group.why_not_lead(drained.name) == (
+    assert leader.group.statuses.why_not_lead(drained.name) == (
         f"{drained.name} is under maintenance (end that with `qq revive {drained.name}`)"
     )
-    assert not leader.group.transfer_leadership(drained.name)
+    assert not leader.group.leadership.transfer(drained.name)
     assert growing.asked(drained, MemberChange(Verb.REVIVE, drained.name)) == ""
-    assert leader.group.transfer_leadership(drained.name)
+    assert leader.group.leadership.transfer(drained.name)
     growing.until(lambda: leads(growing, drained))
 
 
@@ -85,9 +84,9 @@ def test_who_is_under_maintenance_leads_if_a_leader_asks_because_nobody_else_can
     leader, drained, _ = growing.leader(), *growing.followers()
     drain(growing, drained)
     growing.pass_ms(1_000)
-    leader.group._note_damage(CorruptJournal("a segment", 0, "wrong checksum"))
-    unfit = leader.group._not_to_lead()
-    assert drained.name not in unfit
+    assert drained.name in leader.group.leadership._not_to_lead()
+    leader.group.leadership.give_way()
+    assert drained.name not in leader.group.leadership._not_to_lead()
     message = TimeoutNow(leader.group.engine.term)
     drained.runtime.enter(lambda: drained.group._receive(leader.name, message))
     drained.runtime.enter(drained.group._turns.ask)

@@ -37,13 +37,13 @@ def test_a_refusal_is_answered_once_and_an_earlier_one_again(progress: Progress)
 def test_one_append_in_a_turn_while_probing(progress: Progress) -> None:
     progress.refuse(refusal(90), FIRST_INDEX)
     progress.begin_turn()
-    progress.send(1, bytes_max=100)
+    progress.send(1, bytes_max=100, now_s=0.0)
     assert progress.is_paused
     progress.matched()
     progress.begin_turn()
-    progress.send(60, bytes_max=100)
+    progress.send(60, bytes_max=100, now_s=0.0)
     assert not progress.is_paused
-    progress.send(60, bytes_max=100)
+    progress.send(60, bytes_max=100, now_s=0.0)
     assert progress.is_paused
 
 

@@ -91,8 +91,6 @@ class _Group:
 
     pending_bytes = 0
     config = SimpleNamespace(name="n1", cluster="qq")
-    member_id = id_of("n1")
-    is_removed = False
 
     broker: Broker
 
@@ -103,7 +101,8 @@ class _Group:
         """What the cluster has committed and this node does not know yet: it comes before what is submitted now."""
         self._sequence = 0
         self.leader: str | None = "n1"
-        self.members = ["n1", "n2", "n3"]
+        self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"))
+        self.stopping = SimpleNamespace(is_removed=False, damage=None)
         self.flaws: dict[str, str] = {}
         """Why nodes are not fit to lead."""
         self.verdict = Verdict(True, "it may be stopped")
@@ -114,26 +113,27 @@ class _Group:
         self.asked_to_change: list[MemberChange] = []
         self.delayed_changes = 0
         """How many of the next changes of the members come to nothing."""
+        self.statuses = SimpleNamespace(
+            all=_statuses,
+            why_not_lead=self.flaws.get,
+            may_stop=self._judge,
+            may_leave=self._judge,
+            may_drain=self._judge,
+        )
+        self.leadership = SimpleNamespace(ask_for_transfer=self._ask_for_transfer)
+        self.reconfiguration = SimpleNamespace(ask=self._ask_for_change)
 
-    def why_not_lead(self, name: str) -> str | None:
-        return self.flaws.get(name)
-
-    def may_stop(self, name: str) -> Verdict:
+    def _judge(self, name: str) -> Verdict:
         return self.verdict._replace(text=f"{name}: {self.verdict.text}")
 
-    def ask_for_transfer(self, to: str | None) -> None:
+    def _ask_for_transfer(self, to: str | None) -> None:
         self.asked_to_lead.append(to)
         if len(self.asked_to_lead) > self.ignored_requests:
-            successor = to or next(name for name in self.members if name != self.leader)
+            successor = to or next(name for name in self.members.names if name != self.leader)
             self.leader = None
             asyncio.get_running_loop().call_soon(setattr, self, "leader", successor)
 
-    def may_leave(self, name: str) -> Verdict:
-        return self.verdict._replace(text=f"{name}: {self.verdict.text}")
-
-    may_drain = may_leave
-
-    def ask_for_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+    def _ask_for_change(self, change: MemberChange, refused: Callable[[str], None]) -> None:
         self.asked_to_change.append(change)
         if len(self.asked_to_change) <= self.delayed_changes:
             return
@@ -162,13 +162,6 @@ class _Group:
         effects = self.machine.apply_batch("n1", index, 0, 0, command_bytes)
         self.broker.applied(index, [*effects, Confirmed(sequence), *self.machine.end_entry(0)])
 
-    def statuses(self) -> list[Any]:
-        return [
-            SimpleNamespace(name="n1", state="leader", last_index=20),
-            SimpleNamespace(name="n2", state="follower", last_index=13),
-            SimpleNamespace(name="n3", state="down", last_index=5),
-        ]
-
     def time_ms(self) -> int:
         return 0
 
@@ -181,6 +174,14 @@ class _Group:
 
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
         raise EntryGone(f"there is no entry {indexes[0]}")
+
+
+def _statuses() -> list[Any]:
+    return [
+        SimpleNamespace(name="n1", state="leader", last_index=20),
+        SimpleNamespace(name="n2", state="follower", last_index=13),
+        SimpleNamespace(name="n3", state="down", last_index=5),
+    ]
 
 
 class _Runtime:

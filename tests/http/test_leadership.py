@@ -60,7 +60,7 @@ def test_who_cannot_lead_is_not_asked(node: Node[FakeManagement]) -> None:
     group.flaws["n2"] = "n2 does not answer (start it)"
     assert transfer(node, "n2") == (400, "n1 leads on: n2 does not answer (start it)")
     assert transfer(node, "n9") == (404, "'n9' is no node of this cluster, which has n1, n2, n3")
-    group.members = ["n1"]
+    group.members.names = ["n1"]
     assert transfer(node) == (400, "n1 leads on: there is no other node")
     assert transfer(node, "n1") == (200, "n1")
     group.leader = None
@@ -109,6 +109,6 @@ def test_a_node_that_the_cluster_needs_is_critical_as_in_rabbitmq(node: Node[Fak
             }
         ],
     }
-    group.members = ["n1"]
+    group.members.names = ["n1"]
     answer = node.api(CRITICAL)
     assert (answer.status, answer.json) == (200, {"status": "ok", "reason": "single node cluster"})

@@ -114,7 +114,7 @@ def test_the_node_that_is_removed_knows_it_though_its_log_does_not(node: Node[Fa
     group = node.management.group
     group.delayed_changes = 99
     assert node.api(f"{MEMBERS}/n1?id={hexed('n1')}", "DELETE").status == 503
-    group.is_removed = True
+    group.stopping.is_removed = True
     assert node.api(f"{MEMBERS}/n1?id={hexed('n1')}", "DELETE").status == 200
 
 

@@ -203,7 +203,7 @@ class ClusterHere:
         term = self.call(lambda: old.node.group.engine.term)
         deadline_s = time.monotonic() + PATIENCE_S
         while self.call(lambda: old.node.group.engine.term) == term:
-            self.call(old.node.group.transfer_leadership)
+            self.call(old.node.group.leadership.transfer)
             time.sleep(POLL_S)
             assert time.monotonic() < deadline_s
         self.wait_until(lambda: {self._leader_of(node) for node in self.running} not in ({None}, {old.name}))

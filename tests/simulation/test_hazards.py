@@ -36,6 +36,7 @@ from cluster.log.segment import Segment
 from cluster.membership import Membership
 from cluster.origins import Admission, Origins
 from cluster.ports import Disk
+from cluster.stopping import RemovedFromCluster
 from cluster.submission import PendingSubmissions, Reign
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
@@ -392,46 +393,63 @@ def all_is_committed(engine: Engine) -> Iterator[None]:
 class ChangesMembersBeforeItCommits(Group):
     """Thesis 4.1, before its correction of 2015: a leader need not have committed anything of its own term."""
 
-    def change_configuration(self, step: Callable[[Configuration], Configuration]) -> int:
-        if self.configurations.newest_index > self.engine.commit_index:
-            return super().change_configuration(step)
-        with all_is_committed(self.engine):
-            return super().change_configuration(step)
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        propose = self.reconfiguration.propose
+
+        def propose_early(step: Callable[[Configuration], Configuration]) -> int:
+            if self.configurations.newest_index > self.engine.commit_index:
+                return propose(step)
+            with all_is_committed(self.engine):
+                return propose(step)
+
+        self.reconfiguration.propose = propose_early
 
 
 class MakesSeveralChangesAtOnce(Group):
     """The next change does not wait until the last one is committed."""
 
-    def change_configuration(self, step: Callable[[Configuration], Configuration]) -> int:
-        if self.journal.term_at(self.engine.commit_index) != self.engine.term:
-            return super().change_configuration(step)
-        with all_is_committed(self.engine):
-            return super().change_configuration(step)
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        propose = self.reconfiguration.propose
+
+        def propose_more(step: Callable[[Configuration], Configuration]) -> int:
+            if self.journal.term_at(self.engine.commit_index) != self.engine.term:
+                return propose(step)
+            with all_is_committed(self.engine):
+                return propose(step)
+
+        self.reconfiguration.propose = propose_more
 
 
 class StaysThoughRemoved(Group):
     """Who is told that it was removed does not believe it."""
 
-    def _leave(self) -> None:
-        """Go on."""
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        stop_for = self.stopping.stop_for
+        self.stopping.stop_for = lambda error: (
+            None if isinstance(error, RemovedFromCluster) else stop_for(error)
+        )
 
 
 class LeadsUnderMaintenance(Group):
     """A leader under maintenance stays one."""
 
-    def _leave_leading(self) -> None:
-        """Go on."""
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        self.leadership.leave_for_maintenance = lambda: None
 
 
 class GoesByTheListInItsFile(Group):
     """The list in the node's file counts from each start on, until the log has another one."""
 
-    def _begin_configurations(self, index: int) -> None:
-        super()._begin_configurations(index)
+    def _find_configurations(self, index: int) -> None:
+        super()._find_configurations(index)
         held = self.configurations
         if held.newest.cluster:
             listed = [Member(name, address) for name, address in self.config.nodes.items()]
-            held.begin(held.newest_index, Configuration.of(held.newest.version, listed))
+            held.find(Configuration.of(held.newest.version, listed), held.newest_index, [])
 
 
 def reached_by_anybody(membership: Membership, values: Mapping[str, Any]) -> Any:

@@ -286,7 +286,7 @@ class ForgottenCampaign:
         assert self.cluster.leader() is self.other
 
     def _hand_over(self) -> None:
-        self.leader.group.transfer_leadership()
+        self.leader.group.leadership.transfer()
 
 
 def test_the_same_seed_is_the_same_run_in_every_process() -> None:

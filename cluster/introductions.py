@@ -1,0 +1,103 @@
+"""What nodes tell each other on their links: which data directory each has, and who the members are.
+
+Lives here: who is told what, and who believes it. Not here: what a leader does about a node that has told who it is
+(enrolment.py), what a node does with no memory of its own (recovery.py), the formats (envelope.py).
+
+Law: who the members are is told to everybody, and believed only where the own log does not tell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cluster.envelope import Introduction, MembersTold
+from cluster.log.hardstate import Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cluster.configuration import PeerAddress, Versions
+    from cluster.engine import Engine
+    from cluster.enrolment import Enrolment
+    from cluster.envelope import Message
+    from cluster.members import Members
+    from cluster.recovery import Recovery
+
+
+class Introductions:
+    """What this node tells others of itself and of the members, and what it is told of the members."""
+
+    def __init__(
+        self,
+        members: Members,
+        address: PeerAddress,
+        versions: Versions,
+        recovery: Recovery,
+        enrolment: Enrolment,
+        engine: Engine,
+        transmit: Callable[[str, Message], None],
+        removed: Callable[[], None],
+    ) -> None:
+        """`address` is where others reach this node, and `versions` of the state are those that its program can run.
+
+        `removed` is called when this node is told that it is no member any more.
+        """
+        self._members = members
+        self._address = address
+        self._versions = versions
+        self._recovery = recovery
+        self._enrolment = enrolment
+        self._engine = engine
+        self._transmit = transmit
+        self._removed = removed
+        self._told_index = 0
+        """The index of the configuration that this node was told last."""
+
+    # Telling
+
+    def introduce(self) -> None:
+        """Tell everybody who this node is, because that is not what it was, or it has just been started."""
+        self._members.note_past(has_past=self._recovery.standing is Standing.VOTER)
+        self._enrolment.introduced(self._members.name, self._own())
+        for peer in self._members.presence.linked:
+            self._transmit(peer, self._own())
+
+    def greet(self, peer: str) -> None:
+        """Tell a node, on its new link, who the members are and who this node is."""
+        self._tell_members(peer)
+        self._transmit(peer, self._own())
+
+    def tell_members(self) -> None:
+        """Tell everybody who the members are."""
+        for peer in self._members.presence.linked:
+            self._tell_members(peer)
+
+    def _tell_members(self, peer: str) -> None:
+        """Tell who the members are, because the log of the other node may not say so.
+
+        A learner is told what is not committed, too: it has promised nothing so far, so it may as well begin.
+        """
+        held = self._members.configurations
+        if self._members.presence.is_member(peer) and peer in held.membership.learners:
+            self._transmit(peer, MembersTold(self._engine.term, held.newest_index, held.newest))
+        elif held.is_settled:
+            self._transmit(peer, MembersTold(self._engine.term, held.committed_index, held.committed))
+
+    def _own(self) -> Introduction:
+        is_voter = self._recovery.standing is Standing.VOTER
+        may_join = not is_voter or bool(self._members.configurations.cluster)
+        return Introduction(self._members.id, *self._address, *self._versions, int(may_join))
+
+    # Being told
+
+    def members_told(self, told: MembersTold) -> None:
+        """Learn who the members are, because the own log does not tell, or that this node is none any more."""
+        held = self._members.configurations
+        if told.configuration.is_removed(self._members.id):
+            self._removed()
+            return
+        if held.newest_index == 0 and told.index > self._told_index:
+            self._told_index = told.index
+            held.begin(told.configuration)
+            self._members.follow()
+        self._recovery.told(told.configuration, told.term, self._engine)

@@ -1,0 +1,73 @@
+"""What this node says of itself, to the other members and to whoever asks it.
+
+Lives here: where each part of its status comes from, and why it does not take full part. Not here: when it is told
+(group.py), what follows from it (statuses.py, recovery.py), its format (envelope.py).
+
+Law: looks, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cluster.clock import bounded
+from cluster.envelope import Status
+
+if TYPE_CHECKING:
+    from cluster.alarms import Alarms
+    from cluster.clock import ClusterClock
+    from cluster.engine import Engine
+    from cluster.log.housekeeping import Housekeeping
+    from cluster.ports import Runtime
+    from cluster.recovery import Recovery
+    from cluster.stopping import Stopping
+
+
+class OwnStatus:
+    """The status of this node."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        recovery: Recovery,
+        housekeeping: Housekeeping,
+        alarms: Alarms,
+        clock: ClusterClock,
+        stopping: Stopping,
+        runtime: Runtime,
+    ) -> None:
+        self._engine = engine
+        self._recovery = recovery
+        self._housekeeping = housekeeping
+        self._alarms = alarms
+        self._clock = clock
+        self._stopping = stopping
+        self._runtime = runtime
+
+    def now(self) -> Status:
+        """What this node says of itself at this moment."""
+        engine, journal, now_s = self._engine, self._engine.journal, self._runtime.monotonic()
+        return Status(
+            engine.role,
+            engine.term,
+            journal.last_index,
+            engine.commit_index,
+            engine.applied_index,
+            self._recovery.standing,
+            journal.first_index,
+            self._housekeeping.newest_index,
+            journal.disk_bytes,
+            self._alarms.free_bytes,
+            self._alarms.own(now_s),
+            self._clock.time_ms(now_s),
+            bounded(self._runtime.wall_ms()),
+            self._clock.steady_ms(now_s),
+            int(engine.hears_leader()),
+        )
+
+    def flaw(self) -> str | None:
+        """Why this node does not take full part, or None if it does."""
+        damage = self._stopping.damage
+        if damage is not None:
+            return f"{damage}; this node will be repaired as soon as the others can go on without it"
+        return self._recovery.describe()

@@ -1,0 +1,183 @@
+"""How the members are changed: one entry after the other, each with one step, proposed by the leader.
+
+Steps come from two sides: operators ask for them on any node, which asks the leader; others are due by themselves.
+
+Lives here: when a step may be proposed, and which is refused. Not here: what a step may do (configuration.py), which
+one is due (enrolment.py), what operators can ask for (member_changes.py).
+
+Law: no change is proposed before the last one is committed, nor one that those who are there could not commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cluster.configuration import ID_BYTES, MembershipRefused, make_configuration
+from cluster.envelope import ChangeRefused, ChangeRequest
+from cluster.member_changes import Questions, Verb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cluster.configuration import Configuration
+    from cluster.engine import Engine
+    from cluster.enrolment import Enrolment, Step
+    from cluster.envelope import Message
+    from cluster.leadership import Leadership
+    from cluster.member_changes import MemberChange
+    from cluster.members import Members
+    from cluster.ports import Runtime
+    from cluster.statuses import Statuses
+
+log = logging.getLogger(__name__)
+
+
+class NotNow(Exception):
+    """The members cannot be changed at this moment; nothing has changed."""
+
+
+class Reconfiguration:
+    """The changes of the members that this node asks for and, when it leads, makes."""
+
+    def __init__(
+        self,
+        members: Members,
+        enrolment: Enrolment,
+        leadership: Leadership,
+        statuses: Statuses,
+        engine: Engine,
+        runtime: Runtime,
+        time_ms: Callable[[], int],
+        transmit: Callable[[str, Message], None],
+    ) -> None:
+        """`time_ms` is the cluster's time."""
+        self._members = members
+        self._configurations = members.configurations
+        self._enrolment = enrolment
+        self._leadership = leadership
+        self._statuses = statuses
+        self._engine = engine
+        self._runtime = runtime
+        self._time_ms = time_ms
+        self._transmit = transmit
+        self._asked = Questions()
+        self._complaint = ""
+        """Why a step that was due was refused, as was logged last."""
+
+    # Asking the leader
+
+    def ask(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+        """Have the leader, whoever that is, make a change of the members.
+
+        `refused` is told why if it is not made; the configuration tells when it is (`MemberChange.is_made`). Whoever
+        hears of neither asks again: the leader may have changed, or another change may have been under way.
+        """
+        leader = self._leadership.reign.leader
+        if leader == self._members.name:
+            self._make(change, refused)
+        elif leader is not None:
+            self._transmit(leader, ChangeRequest(self._asked.add(refused), change))
+
+    def requested(self, peer: str, request: ChangeRequest) -> None:
+        """Make the change that another node asks for, if this node leads."""
+        if self._engine.is_leader:
+            self._make(request.change, partial(self._refuse, peer, request.number))
+
+    def refused(self, answer: ChangeRefused) -> None:
+        """The leader does not make a change that this node has asked for."""
+        self._asked.answered(answer.number, answer.text)
+
+    def _refuse(self, peer: str, number: int, text: str) -> None:
+        self._transmit(peer, ChangeRefused(number, text))
+
+    # What a leader does
+
+    def propose(self, step: Step) -> int:
+        """Propose the configuration that comes of a step; returns the index of the entry in which it is, or was.
+
+        Only a leader may be asked. Raises MembershipRefused, and NotNow if it may be asked again in a moment.
+        """
+        engine, held = self._engine, self._configurations
+        if not engine.is_leader or self._leadership.is_handing_over:
+            raise NotNow("this node does not lead")
+        # A leader that has committed nothing in its term does not know what is committed (thesis 4.1, as corrected
+        # in 2015), and two changes at once could have majorities without a common voter.
+        if (
+            held.newest_index > engine.commit_index
+            or engine.journal.term_at(engine.commit_index) != engine.term
+        ):
+            raise NotNow("an earlier change is not committed yet")
+        after = step(held.newest)
+        if after is held.newest:
+            return held.newest_index
+        if not after.has(self._members.name, self._members.id):
+            self._leadership.transfer()
+            raise NotNow("this node leads, and hands over first")
+        self._check_majority_of(after)
+        index = engine.propose(make_configuration(self._time_ms(), after))
+        self._members.follow()
+        return index
+
+    def take_due_step(self) -> None:
+        """Take the step that is due, if any; what cannot be done now is tried again with the next beat."""
+        configuration, progress = self._configurations.newest, self._engine.progress
+        learners = {
+            name: progress[name].acknowledged
+            for name in configuration.membership.learners
+            if self._members.presence.is_member(name)
+        }
+        last_index, now_s = self._engine.journal.last_index, self._runtime.monotonic()
+        for step in self._enrolment.due_steps(configuration, learners, last_index, now_s, self._new_id):
+            try:
+                if self.propose(step) > self._engine.commit_index:
+                    return
+            except NotNow:
+                return
+            except MembershipRefused as refused:
+                if str(refused) != self._complaint:
+                    self._complaint = str(refused)
+                    log.info("the members stay as they are: %s", refused)
+
+    def _make(self, change: MemberChange, refused: Callable[[str], None]) -> None:
+        try:
+            if change.verb == Verb.FINISH_UPGRADE:
+                self.propose(partial(self._enrolment.raise_version, new_id=self._new_id))
+            elif not self._configurations.newest.cluster:
+                refused(
+                    "the members cannot be changed before the upgrade to this release is finished: `qq upgrade finish`"
+                )
+            elif change.verb == Verb.REPLACE and self._is_there(change.name, change.member_id):
+                refused(
+                    f"node {change.name!r} is up and has its data directory: stop it before it is replaced"
+                )
+            else:
+                self.propose(change.step)
+        except NotNow:
+            pass
+        except MembershipRefused as error:
+            refused(str(error))
+
+    def _is_there(self, name: str, member_id: bytes) -> bool:
+        member = self._configurations.newest.member(name)
+        is_up = name == self._members.name or self._members.presence.is_member(name)
+        return is_up and member is not None and member.id == member_id
+
+    def _new_id(self) -> bytes:
+        return self._runtime.random.randbytes(ID_BYTES)
+
+    def _check_majority_of(self, after: Configuration) -> None:
+        """Raise MembershipRefused if so few of the voters of this configuration are there that it could not commit it.
+
+        It counts as soon as it is in the log, so there would be no way back.
+        """
+        if after.membership.voters == self._configurations.membership.voters:
+            return
+        there = [name for name, status in self._statuses.known().items() if status is not None]
+        if not after.membership.is_majority(there):
+            away = ", ".join(sorted(after.membership.voters.difference(there)))
+            raise MembershipRefused(
+                f"{len(after.membership.voters)} voters would be left, and of these {away} do not answer, so the rest "
+                "would be no majority: start or replace them first"
+            )

@@ -1,0 +1,98 @@
+"""What is known on this node of all members, itself included, and who of them may therefore lead, stop or leave.
+
+Lives here: what counts as known. Not here: what each other member has said (peers.py), what this node says of itself
+(own_status.py), the rules by which is judged (fitness.py).
+
+Law: looks, and changes nothing. Who has been silent for `SILENT_S` is not heard, whatever it has said before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cluster.fitness import Verdict, may_drain, may_leave, may_stop, why_not_lead
+from cluster.peers import MemberStatus, member_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cluster.envelope import Status
+    from cluster.maintenance import Maintenance
+    from cluster.members import Members
+    from cluster.own_status import OwnStatus
+    from cluster.peers import Peers
+    from cluster.ports import Runtime
+
+STATUS_INTERVAL_S = 1.0
+"""How often each node tells the others its status."""
+SILENT_S = 3 * STATUS_INTERVAL_S
+"""What a peer has last said of itself counts no more when it has been silent for this long."""
+
+
+class Statuses:
+    """The statuses of the members, as far as they are known on this node."""
+
+    def __init__(
+        self,
+        members: Members,
+        peers: Peers,
+        maintenance: Maintenance,
+        own: OwnStatus,
+        leader: Callable[[], str | None],
+        runtime: Runtime,
+    ) -> None:
+        """`leader` tells who leads, as far as this node knows."""
+        self._name = members.name
+        self._configurations = members.configurations
+        self._presence = members.presence
+        self._peers = peers
+        self._maintenance = maintenance
+        self._own = own
+        self._leader = leader
+        self._runtime = runtime
+
+    def known(self) -> dict[str, Status | None]:
+        """What each member that is heard says of itself, and None for the others."""
+        now_s = self._runtime.monotonic()
+        known: dict[str, Status | None] = {self._name: self._own.now()}
+        for peer in self._configurations.others(self._name):
+            is_heard = self._presence.is_member(peer) and self._peers.silent_s(peer, now_s) < SILENT_S
+            known[peer] = self._peers.status(peer) if is_heard else None
+        return known
+
+    # For whoever looks at the cluster
+
+    def all(self) -> list[MemberStatus]:
+        """The status of every member: this node's as it is now, the others' as they last told it."""
+        return [self._of(name) for name in self._configurations.membership.members]
+
+    def own(self) -> MemberStatus:
+        """The status of this node, be it a member or not."""
+        return self._of(self._name)
+
+    def _of(self, name: str) -> MemberStatus:
+        is_own = name == self._name
+        is_up = is_own or self._presence.is_member(name)
+        status = self._own.now() if is_own else self._peers.status(name)
+        return member_status(name, status, is_up=is_up, leads=name == self._leader())
+
+    # What follows
+
+    def why_not_lead(self, name: str) -> str | None:
+        """Why leadership should not go to this member, as far as is known here; None if it may."""
+        if name in self._maintenance.members:
+            return f"{name} is under maintenance (end that with `qq revive {name}`)"
+        return why_not_lead(name, self.known())
+
+    def may_stop(self, name: str) -> Verdict:
+        """Whether the others go on when this member stops, as far as is known here."""
+        return may_stop(name, self._leader(), self._configurations.membership, self.known())
+
+    def may_leave(self, name: str) -> Verdict:
+        """Whether the others go on when this member is none any more, as far as is known here."""
+        return may_leave(name, self._configurations.membership, self.known())
+
+    def may_drain(self, name: str) -> Verdict:
+        """Whether the others can lead and serve clients in place of this member, as far as is known here."""
+        drained = self._maintenance.members
+        return may_drain(name, self._configurations.membership, drained, self.known())

@@ -1,0 +1,20 @@
+"""Every benchmark can be called by `make bench`: its imports are there, and it knows its options."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+OPTIONS = ["ARGS", "DEAREST", "CONNECTIONS", "RECOVERY", "UPKEEP", "MEMBERS", "CHECKER"]
+
+
+def test_make_bench_begins_all_of_them() -> None:
+    benchmarks = {file.name for file in HERE.glob("*.py") if not file.name.startswith("test_")}
+    assert len(benchmarks) == len(OPTIONS)
+    # What sets up the environment has been done, or no test would run.
+    command = ["make", "-o", "venv", "-o", "java", "bench", *(f"{option}=--help" for option in OPTIONS)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {name for name in benchmarks if f"usage: {name}" in done.stdout} == benchmarks

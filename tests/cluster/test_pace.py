@@ -1,0 +1,51 @@
+"""A learner is fed at its pace: no faster than it may, and faster than the log grows."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.pace import BURST_BYTES, Pace
+
+RATE = 1_000_000.0
+REST_MAX_S = 0.1
+
+
+@given(st.lists(st.tuples(st.integers(1, 3 * BURST_BYTES), st.floats(0, 0.5)), max_size=50))
+def test_no_more_is_sent_than_a_burst_and_what_the_time_allows(sends: list[tuple[int, float]]) -> None:
+    """Whoever rests when it is told to sends at most one message more than burst and rate allow; rests are bounded."""
+    pace, now_s, sent, largest = Pace(RATE, REST_MAX_S, 0.0), 0.0, 0, 0
+    forgiven = 0.0
+    for size, idle_s in sends:
+        now_s += idle_s
+        rest_s = pace.rest_s(now_s)
+        assert rest_s <= REST_MAX_S * 1.001
+        now_s += rest_s
+        assert pace.rest_s(now_s) <= 1e-6
+        pace.spend(size, now_s)
+        # What a large message costs beyond the longest rest is forgiven, or heartbeats would wait for it.
+        forgiven += max(0.0, size - REST_MAX_S * RATE)
+        sent, largest = sent + size, max(largest, size)
+        assert sent - forgiven <= BURST_BYTES + RATE * now_s + largest
+
+
+def test_who_keeps_up_with_the_log_never_rests() -> None:
+    pace = Pace(RATE, REST_MAX_S, 0.0)
+    for _ in range(1000):
+        pace.log_grew(BURST_BYTES // 2)
+        pace.spend(BURST_BYTES // 2, 0.0)
+        assert pace.rest_s(0.0) == 0.0
+
+
+def test_who_is_behind_gains_on_a_log_that_grows_faster_than_its_rate() -> None:
+    pace, now_s, lag = Pace(RATE, REST_MAX_S, 0.0), 0.0, 500 * BURST_BYTES
+    begun = lag
+    part = BURST_BYTES // 8
+    for _ in range(1000):
+        now_s += 0.01
+        lag += part  # ten times the rate
+        pace.log_grew(part)
+        while pace.rest_s(now_s) == 0.0:
+            pace.spend(part, now_s)
+            lag -= part
+    assert begun - 1200 * part < lag < begun - 900 * part
