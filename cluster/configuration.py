@@ -29,7 +29,7 @@ import msgpack
 from cluster.membership import Membership
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 CONFIGURATION = 0xC1
 """The first byte of such an entry."""
@@ -179,7 +179,7 @@ class Configuration:
     def joined(self, name: str, member_id: bytes, address: PeerAddress, versions: Versions) -> Configuration:
         """Let a directory become a member: a new one as a learner, or the one that is awaited under this name.
 
-        One that is a member already has told where it is now, and what its program can run.
+        One that is a member already has told what its program can run.
         """
         self._check_directory(name, member_id, versions)
         known = self.member(name)
@@ -190,7 +190,13 @@ class Configuration:
                 f"there is a member {name!r} with another data directory: if that is lost, replace it "
                 f"(`qq member replace {name}`), else choose another name"
             )
-        return self._with(replace(known, id=member_id, address=address, versions=versions))
+        return self._with(
+            replace(known, id=member_id, address=known.address if known.id else address, versions=versions)
+        )
+
+    def moved(self, addresses: Mapping[str, PeerAddress]) -> Configuration:
+        """Note where members are now, all at once: one of them may be where another one of them was."""
+        return self._with(*(replace(self._known(name), address=each) for name, each in addresses.items()))
 
     def added(self, name: str, address: PeerAddress) -> Configuration:
         """Await a new member under this name, as a learner."""
@@ -293,19 +299,25 @@ class Configuration:
                 f"this data directory is member {same.name!r}: its name cannot change to {name!r}"
             )
 
-    def _with(self, new: Member) -> Configuration:
-        """Put a member in the place of the one of that name, if there is one."""
-        problem = host_problem(new.address.host)
-        if problem is not None:
-            raise MembershipRefused(f"the host {new.address.host!r} of node {new.name!r} {problem}")
-        others = [member for member in self.members if member.name != new.name]
-        for member in others:
-            if member.address == new.address:
-                raise MembershipRefused(f"{new.address} is the address of member {member.name!r}")
-        if len(others) >= MEMBERS_MAX:
+    def _with(self, *new: Member) -> Configuration:
+        """Put members in the places of those of their names, where there are such."""
+        names = {member.name for member in new}
+        members = [member for member in self.members if member.name not in names]
+        for member in new:
+            name, address = member.name, member.address
+            problem = host_problem(address.host)
+            if problem is not None:
+                raise MembershipRefused(f"the host {address.host!r} of node {name!r} {problem}")
+            holder = next((other.name for other in members if other.address == address), None)
+            if holder is not None:
+                raise MembershipRefused(
+                    f"{address} is the address of member {holder!r}, so {name!r} cannot be there"
+                )
+            members.append(member)
+        if len(members) > MEMBERS_MAX:
             raise MembershipRefused(f"a cluster has {MEMBERS_MAX} members at most: remove one first")
-        members = _sorted([*others, new])
-        return self if members == self.members else replace(self, members=members)
+        after = _sorted(members)
+        return self if after == self.members else replace(self, members=after)
 
     def _removed_with(self, member: Member) -> tuple[Removed, ...]:
         return (*self.removed, Removed(member.id or NOBODY, member.name))[-REMOVED_MAX:]

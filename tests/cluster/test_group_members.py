@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -263,6 +264,48 @@ def test_a_member_that_moves_is_found_where_it_is_now(growing: Growing) -> None:
     growing.leader().end()
     growing.pass_ms(3000)
     growing.all_submit()
+
+
+def test_members_that_have_exchanged_their_addresses_are_found_and_one_line_is_logged(
+    growing: Growing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As long as one of them is down, the other one cannot be noted where it is now."""
+    one, other = growing.followers()
+    for node in (one, other):
+        node.end()
+    one.address, other.address = other.address, one.address
+    logging.disable(logging.NOTSET)
+    with caplog.at_level(logging.INFO, "cluster.reconfiguration"):
+        one.start()
+        growing.pass_ms(5_000)
+        [line] = [record.getMessage() for record in caplog.records]
+        assert (
+            f"{one.address} is the address of member {other.name!r}, so {one.name!r} cannot be there" in line
+        )
+        other.start()
+        growing.until(
+            lambda: all(
+                growing.leader().group.configurations.committed.member(node.name).address == node.address
+                for node in (one, other)
+            )
+        )
+        growing.all_submit()
+        assert len(caplog.records) == 1
+
+
+def test_each_refusal_is_logged_once_however_many_there_are(caplog: pytest.LogCaptureFixture) -> None:
+    growing = Growing("abcdef")
+    growing.start()
+    one, other, *down = growing.followers()
+    for node in (one, other, *down):
+        node.end()
+    one.address, other.address = (node.address for node in down)
+    logging.disable(logging.NOTSET)
+    with caplog.at_level(logging.INFO, "cluster.reconfiguration"):
+        for node in (one, other):
+            node.start()
+        growing.pass_ms(10_000)
+    assert len(caplog.records) == 2
 
 
 def test_a_node_that_was_away_hears_a_leader_that_it_does_not_know(growing: Growing) -> None:
