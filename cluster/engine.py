@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -149,6 +149,8 @@ class Engine(SyncObj):
         """Whether this member may vote and campaign: not if it may have lost what it acknowledged (recovery.py)."""
         self.may_lead = True
         """Whether this member may campaign: not while its disk is full or damaged, since it could commit nothing."""
+        self.stands_for_leader = True
+        """Whether this member campaigns without having been asked to by its leader (maintenance.py)."""
         self.behind = False
         """Whether the last turn has left entries to be applied or sent: call `turn` again soon."""
         self.resume_s = math.inf
@@ -409,13 +411,13 @@ class Engine(SyncObj):
         self._follow_log()
         return index
 
-    def transfer_leadership(self, without: Collection[str] = ()) -> bool:
-        """Ask a voter outside `without` that has the whole log to lead (Raft thesis 3.10). True if one was asked."""
+    def transfer_leadership(self, to: Iterable[str]) -> bool:
+        """Ask one of these voters that has the whole log to lead (Raft thesis 3.10). True if one was asked."""
         self._enter()
         last = self.journal.last_index
-        for peer in self._voters:
+        for peer in to:
             if (
-                peer not in without
+                peer in self._voters
                 and self._nodes[peer] in self._SyncObj__connectedNodes
                 and self.progress[peer].acknowledged == last
                 and self.is_leader
@@ -778,7 +780,7 @@ class Engine(SyncObj):
         if self._elections.has_given_leader_up(awake_s):
             self._SyncObj__raftLeader = None
         self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
-        if not self._may_campaign:
+        if not (self._may_campaign and self.stands_for_leader):
             return
         number = self._elections.ask()
         if number is None:

@@ -163,6 +163,8 @@ class Status(NamedTuple):
     hears_leader: int = 1
     """1 if it leads, or has heard the leader within the last moments; else 0. Release 0.1 does not tell: its nodes are
     taken to hear it, or no node could be stopped in good order during an upgrade."""
+    may_lead: int = 1
+    """1 if its disk and its log allow it to lead; 0 while its disk is full or its log damaged."""
 
 
 class Introduction(NamedTuple):

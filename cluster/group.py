@@ -37,7 +37,6 @@ from cluster.engine import Engine
 from cluster.enrolment import Enrolment
 from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
-    Alarm,
     ChangeRefused,
     ChangeRequest,
     Fetch,
@@ -604,7 +603,7 @@ class Group:
         if not self.journal.sync_in_flight:
             self.journal.start_sync(self._synced)
         if self.engine.is_leader:
-            self.leadership.ask_anybody_but(self._peers.alarmed(Alarm.DISK))
+            self.leadership.ask_somebody()
 
     # Snapshots
 

@@ -112,10 +112,13 @@ class Reconfiguration:
         after = step(held.newest)
         if after is held.newest:
             return held.newest_index
-        if not after.has(self._members.name, self._members.id):
-            self._leadership.transfer()
-            raise NotNow("this node leads, and hands over first")
         self._check_majority_of(after)
+        if not after.has(self._members.name, self._members.id):
+            if not self._statuses.successors():
+                name, why = self._members.name, self._statuses.why_no_successor()
+                raise MembershipRefused(f"{name} leads, and nobody could lead in its place: {why}")
+            self._leadership.leave()
+            raise NotNow("this node leads, and hands over first")
         index = engine.propose(make_configuration(self._time_ms(), after))
         self._members.follow()
         return index
