@@ -326,17 +326,28 @@ class Engine(SyncObj):
     def peer_connected(self, peer: str) -> None:
         """Begin a new epoch with `peer`, which is the member of this name.
 
-        What was in flight in the old one is lost, so sending starts again after the last known match.
+        What was in flight in the old one is lost, so sending starts again after the last known match. What a learner
+        has acknowledged decides only whether it may vote, so it has to be so by now: it says it again.
         """
         self._enter()
         self._answers.forget()
         progress, node = self.progress[peer], self._nodes[peer]
         progress.probed = None
+        if peer in self._configurations.membership.learners:
+            progress.lose(0)
         self._SyncObj__connectedNodes.add(node)
         if self.is_leader:
             known_index = progress.acknowledged or self.journal.last_index
             self._SyncObj__raftNextIndex[node] = known_index + 1
             self._append_due = True
+
+    def peer_has_lost(self, peer: str, last_index: int) -> None:
+        """Count nothing behind `last_index` as stored by `peer`, whose log may lack what it has acknowledged.
+
+        What was committed by such acknowledgements stays so: who has given them does not vote (recovery.py).
+        """
+        if self.progress[peer].lose(last_index):
+            self._stored_is_told = False
 
     def guest_connected(self) -> None:
         """Begin a new epoch with a node that counts nowhere here, and may lead by a later configuration."""

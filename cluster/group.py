@@ -483,6 +483,8 @@ class Group:
             self.recovery.heard_leader(status)
         if self._presence.is_member(peer):
             self._peers.said(peer, status)
+            if status.standing != Standing.VOTER:
+                self.engine.peer_has_lost(peer, status.last_index)
             if peer in self.configurations.membership.voters:
                 self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
             self.recovery.heard(peer, status)

@@ -1174,6 +1174,46 @@ def test_a_learner_is_sent_entries_and_counts_nowhere_until_it_is_promoted() -> 
     assert node.engine.commit_index == promotion
 
 
+def test_what_a_voter_has_acknowledged_counts_on_its_next_link_too() -> None:
+    node = leading()
+    index = node.engine.propose(NO_OP)
+    node.turn()
+    node.engine.receive("b", appended(node.engine.term, index + 1))
+    node.engine.peer_lost("b")
+    node.engine.peer_connected("b")
+    node.stored_by(index)
+    assert node.engine.commit_index == index
+
+
+def test_what_a_voter_has_acknowledged_and_lost_does_not_count() -> None:
+    node = leading()
+    index = node.engine.propose(NO_OP)
+    node.turn()
+    node.engine.receive("b", appended(node.engine.term, index + 1))
+    node.engine.peer_lost("b")
+    node.engine.peer_connected("b")
+    node.engine.peer_has_lost("b", 1)
+    node.stored_by(index)
+    assert node.engine.acknowledged_index("b") == 1
+    assert node.engine.commit_index == index - 1
+    node.engine.receive("b", refused(node.engine.term, 2))
+    node.turn()
+    assert indexes(node.appends_to("b")[-1])[0] == 2
+    node.stored_by(index, "b")
+    assert node.engine.commit_index == index
+
+
+def test_a_learner_has_to_say_on_each_link_what_it_holds() -> None:
+    node = leading()
+    index = node.engine.propose(entry_with("abc", "d"))
+    node.engine.peer_connected("d")
+    node.stored_by(index, "b", "d")
+    assert node.engine.acknowledged_index("d") == index
+    node.engine.peer_lost("d")
+    node.engine.peer_connected("d")
+    assert node.engine.acknowledged_index("d") == 0
+
+
 def test_a_learner_is_fed_at_its_pace_and_a_voter_at_once() -> None:
     """20 MiB of log: a voter is sent them as fast as it goes, the learner 64 MiB a second."""
     node = leading()

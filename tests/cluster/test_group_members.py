@@ -153,6 +153,40 @@ def test_a_lost_directory_is_replaced_while_another_member_is_dead() -> None:
     growing.all_submit()
 
 
+def test_a_learner_whose_log_is_lost_is_not_promoted_for_what_it_once_had(growing: Growing) -> None:
+    growing.all_submit()
+    learner = growing.fourth
+    learner.start(joins=True)
+    leader = growing.leader().group
+    growing.until(lambda: leader.engine.acknowledged_index("d") == leader.journal.last_index)
+    assert leader.configurations.membership.learners == {"d"}
+    held = leader.engine.acknowledged_index("d")
+    learner.end()
+    growing.pass_ms(2_000)
+    learner.disk.lose_file("groups/0/log/manifest")
+    for node in growing.members:
+        growing.network.lag(node.name, "d", 0.5)
+    learner.start(joins=True)
+    growing.until(lambda: "d" in leader.configurations.membership.voters)
+    assert learner.group.journal.last_index >= held
+
+
+def test_a_voter_whose_log_is_lost_counts_for_what_it_has_been_given_again(growing: Growing) -> None:
+    growing.all_submit()
+    growing.pass_ms(500)
+    lost, leader = growing.followers()[0], growing.leader().group
+    held = leader.engine.acknowledged_index(lost.name)
+    lost.end()
+    lost.disk.lose_file("groups/0/log/manifest")
+    for node in growing.members:
+        growing.network.lag(node.name, lost.name, 0.2)
+    lost.start()
+    assert lost.group.recovery.standing is Standing.LEARNER
+    growing.until(lambda: leader.engine.acknowledged_index(lost.name) < held)
+    growing.until(lambda: leader.engine.acknowledged_index(lost.name) >= held)
+    assert lost.group.journal.last_index >= held
+
+
 def test_a_node_that_restarts_before_it_was_told_who_the_members_are_stands_for_nothing(
     growing: Growing,
 ) -> None:
