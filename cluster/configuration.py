@@ -35,6 +35,9 @@ CONFIGURATION = 0xC1
 """The first byte of such an entry."""
 FORMAT_VERSION = 1
 ID_BYTES = 16
+COUNT_MAX = 2**63 - 1
+"""The highest number that another node may tell: above it there is room for what is added, in fields of 64 bits."""
+PORT_MAX = 65_535
 HOST_MAX = 255
 """Characters of the name or the address of a host (RFC 1035, section 2.3.4)."""
 MEMBERS_MAX = 7
@@ -344,9 +347,9 @@ def configuration_from(fields: Any) -> Configuration:
     """The configuration that `fields_of` was given, from what msgpack has unpacked. Raises MalformedConfiguration."""
     try:
         cluster, version, members, removed = fields
-        return Configuration(
-            cluster, version, tuple(map(_read_member, members)), tuple(Removed(*row) for row in removed)
-        )
+        rows = tuple(map(_read_member, members)), tuple(map(_read_removed, removed))
+        _check(_is_id(cluster) or cluster == b"", is_count(version))
+        return Configuration(cluster, version, *rows)
     except (ValueError, TypeError) as error:
         raise MalformedConfiguration(f"a configuration that cannot be read: {error}") from error
 
@@ -382,6 +385,15 @@ def read_configuration(entry: bytes) -> Configuration:
 
 def _read_member(row: Any) -> Member:
     name, member_id, host, port, is_voter, versions, is_drained = row
+    _check(
+        isinstance(name, str),
+        member_id is None or _is_id(member_id),
+        isinstance(host, str),
+        is_count(port) and port <= PORT_MAX,
+        isinstance(is_voter, bool),
+        versions is None or all(map(is_count, versions)),
+        isinstance(is_drained, bool),
+    )
     return Member(
         name,
         PeerAddress(host, port),
@@ -390,6 +402,29 @@ def _read_member(row: Any) -> Member:
         versions=None if versions is None else Versions(*versions),
         is_drained=is_drained,
     )
+
+
+def _read_removed(row: Any) -> Removed:
+    member_id, name = row
+    _check(_is_id(member_id) or member_id == NOBODY, isinstance(name, str))
+    return Removed(member_id, name)
+
+
+def _check(*fields: bool) -> None:
+    """Raise MalformedConfiguration unless each of the fields is as it should be."""
+    if not all(fields):
+        raise MalformedConfiguration(
+            f"a configuration with a field {fields.index(False)} that it cannot have"
+        )
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, bytes) and len(value) == ID_BYTES
+
+
+def is_count(value: Any) -> bool:
+    """Whether this is a number from 0 to `COUNT_MAX`."""
+    return isinstance(value, int) and 0 <= value <= COUNT_MAX
 
 
 def _sorted(members: Iterable[Member]) -> tuple[Member, ...]:

@@ -115,6 +115,8 @@ class Group:
         self._events: GroupEvents = Nobody()
         self._tried_full_disk_s = 0.0
         self._cleaned = False
+        self._malformed: set[str] = set()
+        """The peers of whom it was logged, on their links as they are now, that they send malformed frames."""
         self._installed_at = 0
         """When the journal has synced this many changes, the last installed snapshot is durable; 0 if none waits."""
         self._applying_s = 0.0
@@ -379,6 +381,7 @@ class Group:
     def peer_connected(self, peer: str) -> None:
         self._presence.link_began(peer, self._links.peer_id(peer))
         self._departures.drop(peer)
+        self._malformed.discard(peer)
         if not self.members.follow():
             self.members.meet()
         if not self._presence.is_member(peer):
@@ -431,8 +434,10 @@ class Group:
             self._peers.heard(peer, self._runtime.monotonic())
         try:
             message = decode(frame)
-        except MalformedFrame:
-            log.exception("peer %s sent a malformed frame; ignored", peer)
+        except MalformedFrame as error:
+            if peer not in self._malformed:
+                log.error("peer %s sends malformed frames, which are ignored; the first one: %s", peer, error)  # noqa: TRY400
+                self._malformed.add(peer)
             return
         try:
             self._receive(peer, message)

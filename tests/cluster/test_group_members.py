@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from test_group_timers import Member, Trio
 
 from cluster.configuration import NOBODY, Configuration, MembershipRefused, PeerAddress
+from cluster.envelope import Vote, encode
 from cluster.log.hardstate import Standing
 from cluster.member_changes import MemberChange, Verb
 from cluster.reconfiguration import NotNow
@@ -427,3 +429,20 @@ def test_what_a_removed_member_held_is_given_up(growing: Growing) -> None:
     origin = growing.leader().group._state.origins.get(gone.name)
     assert origin is not None
     assert origin.expelled
+
+
+def test_malformed_frames_are_ignored_and_logged_once_for_each_link(
+    growing: Growing, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader, peer = growing.leader(), growing.followers()[0]
+    logging.disable(logging.NOTSET)
+    for count in (1, 2):
+        for frame in (b"", b"\xff", bytes(encode(Vote(7))[0])) * 2:
+            leader.runtime.enter(partial(leader.group.frame_received, peer.name, frame))
+        growing.pass_ms(100)
+        assert sum("malformed" in record.getMessage() for record in caplog.records) == count
+        peer.end()
+        growing.pass_ms(1_000)
+        peer.start()
+        growing.pass_ms(3_000)
+    growing.all_submit()
