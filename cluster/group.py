@@ -143,10 +143,9 @@ class Group:
         claim = self._incarnations.begin()
         self._submissions.begin(claim.incarnation)
         configurations = self.configurations = Configurations(
-            config.listed_configuration(versions.low, lists_members=directory.lists_members)
+            config.listed_configuration(versions.low, lists_members=False)
         )
         """The configurations in the log. The newest one counts."""
-        listed_members = configurations.known
         maintenance = Maintenance(name, configurations, runtime.monotonic())
         self.stopping = Stopping(name, configurations, directory, self._turns, runtime, self._gives_way)
         self.disk_failed = self.stopping.disk_failed
@@ -169,10 +168,12 @@ class Group:
             ),
             repairable=config.joins or len(config.nodes) > 1,
         )
-        member_id, cluster = directory.id(claim.incarnation)
+        member_id, cluster, _ = directory.id(claim.incarnation)
         configurations.note_cluster(cluster)
-        if not directory.lists_members:  # else the log has none, and no entry need be read twice
-            self._find_configurations(checkpoint.index if checkpoint else 0)
+        if directory.lists_members:
+            configurations.begin(config.listed_configuration(versions.low, lists_members=True))
+        listed_members = configurations.known
+        self._find_configurations(checkpoint.index if checkpoint else 0)
         if configurations.committed.is_removed(member_id):
             raise RemovedFromCluster(name)
 
@@ -235,7 +236,6 @@ class Group:
             self.recovery,
             self._enrolment,
             self.engine,
-            directory,
             transmit,
             self.stopping.removed,
         )

@@ -208,9 +208,9 @@ class PeerLinks:
         self._told.pop(peer, None)
 
     def _seek(self) -> None:
-        """Dial the seeds as long as this node does not know of which cluster it is."""
+        """Dial the seeds as long as this node does not know its cluster, or nobody else of it."""
         for seed in self._seeds:
-            if not self._known.is_without_cluster:
+            if not self._known.seeks_members:
                 if (task := self._dialling.pop(seed, None)) is not None:
                     task.cancel()
             elif seed not in self._dialling:

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions, address_of
+from chaos.sim.watched import Program
 from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.applying import Confirmed, Expelled
 from cluster.configuration import PeerAddress, Versions
 from cluster.engine import Engine, Timing
 from cluster.group import Group
 from cluster.group_config import GroupConfig
+from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
@@ -95,6 +97,10 @@ class Options:
     """Whether load goes on after the faults until the disks are as empty as they must become."""
     message_bytes_max: int = 16 * 1024
     """What production bounds to a megabyte: entries, forwards, appends."""
+    is_upgrade: bool = False
+    """Whether nodes begin with the program of the release before, and get this one while they run."""
+    raises_version: bool = True
+    """Whether the cluster goes over to the next version of the state by itself, or has to be told."""
     skew_max_ms: int = 5_000
     clock_patience_s: float = 3.0
 
@@ -129,7 +135,7 @@ class NodeEvents:
 class Watcher(Protocol):
     """Who looks at the nodes, whatever they do: each life begins with a machine of theirs."""
 
-    def machine(self, *, foreign: bool) -> WatchedMachine: ...
+    def machine(self, program: Program) -> WatchedMachine: ...
 
     def started(self, node: SimulatedNode) -> None: ...
 
@@ -170,8 +176,8 @@ class SimulatedNode:
         """Where it listens."""
         self.may_be_removed = False
         """Whether an operator has asked for that, so that it may stop, to come back with an empty directory."""
-        self.foreign = False
-        """Whether a program of another version is installed."""
+        self.program = Program.CURRENT
+        """What is installed."""
         self.life = 0
         self.up = False
         self._power_loss_within = False
@@ -208,7 +214,7 @@ class SimulatedNode:
         )
         self.runtime = runtime
         self._cluster.network.host_has_power(self.name)
-        self.machine = watcher.machine(foreign=self.foreign)
+        self.machine = watcher.machine(self.program)
         versions = Versions(*self.machine.versions)
         others = [node.address for node in self._cluster.nodes if node is not self]
         links = self._cluster.network.attach(
@@ -218,6 +224,7 @@ class SimulatedNode:
             addresses=[self.address],
             listed=self._cluster.listed_by(self),
             seeds=others if self.joins else [],
+            protocol=PROTOCOLS[0] if self.program is Program.EARLIER else PROTOCOLS[-1],
         )
         config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
@@ -231,7 +238,7 @@ class SimulatedNode:
             self._world.after(START_RETRY_S, self.start)
             return
         except (OtherMembers, OtherVersion) as error:
-            if not self.misconfigured:
+            if not (self.misconfigured or self.program is Program.EARLIER):
                 watcher.node_failed(self, error)
             self.end(power_loss=False)  # whoever has configured it so will put it right
             return
@@ -250,7 +257,7 @@ class SimulatedNode:
 
     @property
     def misconfigured(self) -> bool:
-        return self.foreign or self.members != self._cluster.names
+        return self.program is Program.FOREIGN or self.members != self._cluster.names
 
     def end(self, *, power_loss: bool) -> None:
         """End the process as `kill -9` does or, with `power_loss`, as pulling the plug does."""
@@ -375,6 +382,7 @@ class SimulatedCluster:
             nodes=self.listed_by(node),
             cluster=CLUSTER,
             joins=node.joins,
+            raises_version=options.raises_version,
             timing=options.timing,
             dead_origin_grace_s=0.6,
             silent_origin_grace_s=5.0,
@@ -418,17 +426,25 @@ class SimulatedCluster:
         return max(leaders, key=lambda node: node.group.engine.term, default=None)
 
     def settled(self) -> bool:
-        """Everybody is up and a voter, agrees on one leader, has applied everything and waits for nothing."""
+        """Everybody is up and a voter, agrees on one leader, has applied everything and waits for nothing.
+
+        A member under maintenance leads only if all are; and all have gone over to the newest version of the state.
+        """
         leaders = 0
         applied: dict[int, None] = {}
         leader = self.leader()
         if leader is None:
             return False
         members = leader.group.configurations.committed
+        drained = [member.name for member in members.members if member.is_drained]
+        if leader.name in drained and len(drained) < len(self.nodes):
+            return False
         for node in self.nodes:
             if not node.up or node.runtime.paused or node.group.pending_batches:
                 return False
             is_voter = members.has_voter(node.name, node.group.members.id)
+            if members.version != node.machine.versions[1]:
+                return False
             if node.standing is not Standing.VOTER or not is_voter:
                 return False
             engine = node.group.engine

@@ -322,5 +322,5 @@ def test_what_is_applied_cannot_be_deleted_any_more() -> None:
     assert configurations.applied(10) == four
     configurations.cut_from(11)
     assert configurations.newest == four
-    configurations.begin(20, TRIO)
+    configurations.find(TRIO, 20, [])
     assert (configurations.newest_index, configurations.newest) == (20, TRIO)

@@ -1277,13 +1277,13 @@ def test_a_configuration_whose_entry_is_deleted_does_not_count_any_more() -> Non
 
 def test_who_has_another_directory_than_the_member_of_its_name_does_not_stand_for_election() -> None:
     node = OurNode(0)
-    node.configurations.begin(1, replace(configuration_of("abc"), cluster=b"c" * 16))
+    node.configurations.find(replace(configuration_of("abc"), cluster=b"c" * 16), 1, [])
     node.wait(10.0)
     assert node.sent(PreVoteRequest)
     node.engine.outbox.clear()
     vacated = node.configurations.newest.vacated("a", directory_of("a")).members
     others = Configuration.of(8, [replace(member, is_voter=True) for member in vacated], b"c" * 16)
-    node.configurations.begin(1, others.joined("a", b"x" * 16, PeerAddress("a", 1), Versions(8, 8)))
+    node.configurations.find(others.joined("a", b"x" * 16, PeerAddress("a", 1), Versions(8, 8)), 1, [])
     node.wait(10.0)
     assert node.sent(PreVoteRequest) == []
 
