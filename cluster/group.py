@@ -37,7 +37,6 @@ from cluster.engine import Engine
 from cluster.enrolment import Enrolment
 from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
-    Alarm,
     ChangeRefused,
     ChangeRequest,
     Fetch,
@@ -116,6 +115,8 @@ class Group:
         self._events: GroupEvents = Nobody()
         self._tried_full_disk_s = 0.0
         self._cleaned = False
+        self._malformed: set[str] = set()
+        """The peers of whom it was logged, on their links as they are now, that they send malformed frames."""
         self._installed_at = 0
         """When the journal has synced this many changes, the last installed snapshot is durable; 0 if none waits."""
         self._applying_s = 0.0
@@ -388,6 +389,7 @@ class Group:
     def peer_connected(self, peer: str) -> None:
         self._presence.link_began(peer, self._links.peer_id(peer))
         self._departures.drop(peer)
+        self._malformed.discard(peer)
         if not self.members.follow():
             self.members.meet()
         if not self._presence.is_member(peer):
@@ -440,8 +442,10 @@ class Group:
             self._peers.heard(peer, self._runtime.monotonic())
         try:
             message = decode(frame)
-        except MalformedFrame:
-            log.exception("peer %s sent a malformed frame; ignored", peer)
+        except MalformedFrame as error:
+            if peer not in self._malformed:
+                log.error("peer %s sends malformed frames, which are ignored; the first one: %s", peer, error)  # noqa: TRY400
+                self._malformed.add(peer)
             return
         try:
             self._receive(peer, message)
@@ -492,6 +496,8 @@ class Group:
             self.recovery.heard_leader(status)
         if self._presence.is_member(peer):
             self._peers.said(peer, status)
+            if status.standing != Standing.VOTER:
+                self.engine.peer_has_lost(peer, status.last_index)
             if peer in self.configurations.membership.voters:
                 self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
             self.recovery.heard(peer, status)
@@ -612,7 +618,7 @@ class Group:
         if not self.journal.sync_in_flight:
             self.journal.start_sync(self._synced)
         if self.engine.is_leader:
-            self.leadership.ask_anybody_but(self._peers.alarmed(Alarm.DISK))
+            self.leadership.ask_somebody()
 
     # Snapshots
 

@@ -87,7 +87,7 @@ def test_a_node_is_added_once_somebody_listens_at_its_address(
     status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body | {"port": 9}))
     assert (status, reason.startswith("there is a member 'n4' at 127.0.0.1:")) == (409, True)
     status, reason = refusal(node.api(f"{MEMBERS}/n5", "PUT", json=body))
-    assert (status, reason) == (409, f"{listener} is the address of member 'n4'")
+    assert (status, reason) == (409, f"{listener} is the address of member 'n4', so 'n5' cannot be there")
 
 
 def test_a_member_is_removed_by_its_directory_and_only_if_the_others_go_on(
