@@ -230,6 +230,7 @@ class Group:
         self._introductions = Introductions(
             self.members,
             config.nodes[name],
+            config.joins,
             versions,
             self.recovery,
             self._enrolment,

@@ -47,6 +47,7 @@ from cluster.handshake import (
     RejectedError,
     Terms,
     TooManyGuestsError,
+    UnknownNodeError,
     VersionMismatchError,
     WrongSecretError,
 )
@@ -144,6 +145,8 @@ class PeerLinks:
         self._complaints = Complaints(log)
         self._told: dict[str | Address, deque[str]] = {}
         """Why there is no link with a peer or a seed, as was logged last: it is not logged again with each attempt."""
+        self._refusals: dict[Address, str] = {}
+        """Why the last attempt to join at each seed came to nothing."""
 
     async def start(self) -> None:
         """Listen, then dial. Raises OSError when the address cannot be bound."""
@@ -215,6 +218,14 @@ class PeerLinks:
                     task.cancel()
             elif seed not in self._dialling:
                 self._dialling[seed] = self._spawn(self._keep_dialled(partial(self._try_seed, seed)))
+
+    @property
+    def why_not_joined(self) -> str | None:
+        """Why no seed lets this node in, if it seeks its cluster and has tried them all in vain; else None."""
+        if not self._known.is_without_cluster or len(self._refusals) < len(self._seeds):
+            return None
+        reasons = [f"{_shown(seed)}: {reason}" for seed, reason in self._refusals.items()]
+        return f"cannot join the cluster at {'; '.join(reasons)}" if reasons else None
 
     # The port.
 
@@ -361,6 +372,20 @@ class PeerLinks:
 
     # The dialling side.
 
+    async def reach(self, peer: str, address: Address) -> None:
+        """Have a link with the node of this name at this address, as a guest if it is no member.
+
+        Raises OSError (also for time and TLS), or HandshakeError if it is not that node which listens there.
+        """
+        try:
+            await self._dial(peer, address)
+        except HandshakeError as error:
+            cause = _cause(error)
+            if cause is UnknownNodeError:
+                raise UnknownNodeError(f"a node that is not {peer!r} listens there") from None
+            if cause is not AlreadyLinkedError:
+                raise
+
     async def _keep_dialled(
         self, attempt: Callable[[], Awaitable[str]], peer: str = "", patience_s: float = 0.0
     ) -> None:
@@ -405,15 +430,18 @@ class PeerLinks:
             connection = await self._dial(None, seed)
         except (OSError, HandshakeError) as error:
             if _cause(error) is AlreadyLinkedError:
+                self._refusals.pop(seed, None)
                 return ""
             reason = _reason(error)
             if _cause(error) is VersionMismatchError:
                 reason += "; a node of release 0.1 lets no new members in"
             elif isinstance(error, OtherMembersError):
                 reason = "the cluster there cannot be joined before all of its members run this release"
+            self._refusals[seed] = reason
             self._tell(seed, reason, f"cannot join the cluster at {_shown(seed)}: {reason}")
             return ""
         self._told.pop(seed, None)
+        self._refusals.pop(seed, None)
         return connection.peer
 
     def _may_be(self, peer: str, error: Exception) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.fitness import Verdict, may_drain, may_leave, may_stop, why_not_lead
+from cluster.fitness import Verdict, flaw, may_drain, may_leave, may_stop, why_not_lead
 from cluster.peers import MemberStatus, member_status
 
 if TYPE_CHECKING:
@@ -83,6 +83,15 @@ class Statuses:
         if name in self._maintenance.members:
             return f"{name} is under maintenance (end that with `qq revive {name}`)"
         return why_not_lead(name, self.known())
+
+    def why_not_there(self, name: str) -> str | None:
+        """Why this member does not count as one that goes on, and what to do about it; None if it counts."""
+        if name in self._presence.guests:
+            return (
+                f"another data directory than the member's is up under the name {name}: if that one is lost, "
+                f"`qq member replace {name}`"
+            )
+        return flaw(name, self.known())
 
     def may_stop(self, name: str) -> Verdict:
         """Whether the others go on when this member stops, as far as is known here."""

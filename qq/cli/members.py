@@ -84,7 +84,7 @@ def replace_member(node: Remote, name: str, patience: Patience) -> int:
     found = _Found(node, name)
     if not found.is_member:
         raise CommandError(f"there is no member {name!r}; the members are {', '.join(found.members)}")
-    if found.id:  # else it is awaited already
+    if not found.is_awaited:
         node.ask_until_done(
             "POST",
             f"{_path(name)}/replace",
@@ -149,11 +149,13 @@ class _Found:
     def __init__(self, node: Remote, name: str) -> None:
         answer = node.get(_MEMBERS)
         try:
-            ids = {member["name"]: member["id"] for member in answer["members"]}
-            self.members = list(map(str, ids))
-            self.is_member = name in ids
-            self.id = str(ids.get(name) or "")
-            """The id of the member's data directory; empty if it is awaited."""
+            members = {member["name"]: member for member in answer["members"]}
+            self.members = list(map(str, members))
+            self.is_member = name in members
+            member = members.get(name, {"id": None, "role": None})
+            self.id = str(member["id"] or "")
+            """The id of the member's data directory; empty if nobody knows it."""
+            self.is_awaited = member["role"] == "awaited"
             self.is_asked = answer["node"] == name
             self.was_removed = any(removed["name"] == name for removed in answer["removed"])
         except (KeyError, TypeError, AttributeError):

@@ -1098,6 +1098,67 @@ def test_two_addresses_of_one_node_are_one_seed_in_the_end(
     run(story())
 
 
+def test_a_node_is_reached_where_it_listens_under_its_name_and_nowhere_else(run: Run) -> None:
+    async def story() -> None:
+        async with cluster(2) as nodes:
+            one, two = nodes.values()
+            for node in (one, two):
+                node.configure(all_members(one, two), CLUSTER)
+            new, other_secret = newcomer("x1"), newcomer("x2", secret=b"another")
+            other_cluster, other_life = newcomer("x3", cluster="d"), newcomer("x4")
+            other_life.configure(all_members(other_life), b"another cluster!")
+            others = {node.links._node: node for node in (new, other_secret, other_cluster, other_life)}
+            amqp = await asyncio.start_server(speaks_amqp, "127.0.0.1", 0)
+            async with amqp, started(others):
+                for node, name, why in [
+                    (two, "zz", "a node that is not 'zz' listens there"),
+                    (one, "zz", "a node that is not 'zz' listens there"),
+                    (new, "zz", "a node that is not 'zz' listens there"),
+                    (other_secret, "x2", "its cluster secret differs"),
+                    (other_cluster, "x3", "it belongs to another cluster"),
+                    (other_life, "x4", "node 'x4' belongs to another cluster"),
+                ]:
+                    with pytest.raises(HandshakeError, match=why):
+                        await one.links.reach(name, address(node))
+                with pytest.raises(HandshakeError, match="this is not a qq peer"):
+                    await one.links.reach("x1", amqp.sockets[0].getsockname())
+                with pytest.raises(ConnectionRefusedError):
+                    await one.links.reach("x1", ("127.0.0.1", free_ports(1)[0]))
+                before = len(two.recorder.events())
+                for _ in range(2):
+                    await one.links.reach("x1", address(new))
+                assert one.links.connected("x1")
+                assert one.links.connected("n2")
+                assert len(two.recorder.events()) == before, "the links of the members stay as they are"
+
+    run(story())
+
+
+async def speaks_amqp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(8)
+    writer.write(b"AMQP\0\0\x09\x01")
+    writer.close()
+
+
+def test_a_node_that_cannot_join_knows_why(run: Run) -> None:
+    async def story() -> None:
+        [member] = make_nodes(1).values()
+        member.configure(all_members(member), CLUSTER)
+        host, port = seed = address(member)
+        joining = newcomer("x1", seed)
+        async with started({"x1": joining}):
+            assert joining.links.why_not_joined is None, "it has not tried yet"
+            why = f"cannot join the cluster at {host}:{port}: [Errno 111] nobody listens"
+            await until(lambda: joining.links.why_not_joined == why)
+            async with started({"n1": member}):
+                await until(lambda: joining.links.connected("n1"))
+                assert joining.links.why_not_joined is None
+        lone = newcomer("x2")
+        assert lone.links.why_not_joined is None
+
+    run(story())
+
+
 def test_seeds_of_no_use_cost_one_line_each(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         host = "127.0.0.1"
