@@ -28,6 +28,7 @@ from cluster.group_config import GroupConfig
 from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks
 from cluster.log.segment import CorruptJournal, JournalError
+from cluster.new_cluster import UNFINISHED
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.stopping import RemovedFromCluster
 from cluster.strangers import Places
@@ -136,6 +137,11 @@ class Node:
         secret_file = config.secret_file
         self._secrets = Reloadable([secret_file], partial(read_secrets, secret_file)) if secret_file else None
         self.disk = self._opened_disk()
+        if (config.data_dir / UNFINISHED).exists():
+            raise StartError(
+                f"{config.data_dir}: a restore was begun there and did not end: give `qq restore` again, or remove "
+                f"{UNFINISHED} in it"
+            )
         self.links = PeerLinks(
             config.name,
             config.cluster_name,

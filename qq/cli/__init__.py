@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qq import __version__
+from qq.cli import ending
 from qq.cli.layout import BASE_PORT_MAX
 from qq.errors import OperatingError
 
@@ -105,11 +106,13 @@ def _run(options: argparse.Namespace) -> int:
         case "backup":
             from qq.cli.backup import backup  # noqa: PLC0415
 
-            return backup(_remote(options), options.target)
+            with ending.in_order():
+                return backup(_remote(options), options.target)
         case "restore":
             from qq.cli.restore import restore_backup  # noqa: PLC0415
 
-            return restore_backup(options.backup, options.config)
+            with ending.in_order():
+                return restore_backup(options.backup, options.config)
         case "recover":
             from qq.cli.restore import recover_survivor  # noqa: PLC0415
 

@@ -135,7 +135,7 @@ class Remote:
         except urllib.error.HTTPError as error:
             with error:
                 raise CommandError(self._refusal(url, Answer(error.status or 0, _document(error)))) from None
-        except (http.client.HTTPException, TimeoutError) as error:
+        except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
             raise CommandError(f"{url}: the answer was broken off: try again ({error!r})") from None
         except urllib.error.URLError as error:
             raise CommandError(f"{url}: {error.reason}") from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +95,18 @@ def test_the_node_that_is_asked_is_the_one_that_goes(tmp_path: Path) -> None:
         leader.start()
         assert exit_status(leader) == os.EX_CONFIG
         assert "was removed from the cluster" in leader.log_since()
+        data_dir = NodeFiles(leader).root
+        for arguments, text in [
+            (
+                ["inspect", str(data_dir)],
+                "the directory was removed from its cluster, and can be no member again",
+            ),
+            (["recover", "--unsafe-from", str(data_dir)], "and more: this node was removed from its cluster"),
+        ]:
+            end = subprocess.run(
+                [sys.executable, "-m", "qq", *arguments], capture_output=True, text=True, check=False
+            )
+            assert (end.returncode, text in end.stdout) == (1, True), end
         cluster.forget_node(leader)
         status, _, errors = qq(follower, "member", "remove", follower.name)
         assert (status, "add another one first" in errors) == (1, True)
