@@ -29,12 +29,15 @@ import msgpack
 from cluster.membership import Membership
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 CONFIGURATION = 0xC1
 """The first byte of such an entry."""
 FORMAT_VERSION = 1
 ID_BYTES = 16
+COUNT_MAX = 2**63 - 1
+"""The highest number that another node may tell: above it there is room for what is added, in fields of 64 bits."""
+PORT_MAX = 65_535
 HOST_MAX = 255
 """Characters of the name or the address of a host (RFC 1035, section 2.3.4)."""
 MEMBERS_MAX = 7
@@ -183,7 +186,7 @@ class Configuration:
     def joined(self, name: str, member_id: bytes, address: PeerAddress, versions: Versions) -> Configuration:
         """Let a directory become a member: a new one as a learner, or the one that is awaited under this name.
 
-        One that is a member already has told where it is now, and what its program can run.
+        One that is a member already has told what its program can run.
         """
         self._check_directory(name, member_id, versions)
         known = self.member(name)
@@ -194,7 +197,13 @@ class Configuration:
                 f"there is a member {name!r} with another data directory: if that is lost, replace it "
                 f"(`qq member replace {name}`), else choose another name"
             )
-        return self._with(replace(known, id=member_id, address=address, versions=versions))
+        return self._with(
+            replace(known, id=member_id, address=known.address if known.id else address, versions=versions)
+        )
+
+    def moved(self, addresses: Mapping[str, PeerAddress]) -> Configuration:
+        """Note where members are now, all at once: one of them may be where another one of them was."""
+        return self._with(*(replace(self._known(name), address=each) for name, each in addresses.items()))
 
     def added(self, name: str, address: PeerAddress) -> Configuration:
         """Await a new member under this name, as a learner."""
@@ -297,19 +306,25 @@ class Configuration:
                 f"this data directory is member {same.name!r}: its name cannot change to {name!r}"
             )
 
-    def _with(self, new: Member) -> Configuration:
-        """Put a member in the place of the one of that name, if there is one."""
-        problem = host_problem(new.address.host)
-        if problem is not None:
-            raise MembershipRefused(f"the host {new.address.host!r} of node {new.name!r} {problem}")
-        others = [member for member in self.members if member.name != new.name]
-        for member in others:
-            if member.address == new.address:
-                raise MembershipRefused(f"{new.address} is the address of member {member.name!r}")
-        if len(others) >= MEMBERS_MAX:
+    def _with(self, *new: Member) -> Configuration:
+        """Put members in the places of those of their names, where there are such."""
+        names = {member.name for member in new}
+        members = [member for member in self.members if member.name not in names]
+        for member in new:
+            name, address = member.name, member.address
+            problem = host_problem(address.host)
+            if problem is not None:
+                raise MembershipRefused(f"the host {address.host!r} of node {name!r} {problem}")
+            holder = next((other.name for other in members if other.address == address), None)
+            if holder is not None:
+                raise MembershipRefused(
+                    f"{address} is the address of member {holder!r}, so {name!r} cannot be there"
+                )
+            members.append(member)
+        if len(members) > MEMBERS_MAX:
             raise MembershipRefused(f"a cluster has {MEMBERS_MAX} members at most: remove one first")
-        members = _sorted([*others, new])
-        return self if members == self.members else replace(self, members=members)
+        after = _sorted(members)
+        return self if after == self.members else replace(self, members=after)
 
     def _removed_with(self, member: Member) -> tuple[Removed, ...]:
         """Those that were removed, and this one; the oldest is forgotten of the name that has most.
@@ -344,9 +359,9 @@ def configuration_from(fields: Any) -> Configuration:
     """The configuration that `fields_of` was given, from what msgpack has unpacked. Raises MalformedConfiguration."""
     try:
         cluster, version, members, removed = fields
-        return Configuration(
-            cluster, version, tuple(map(_read_member, members)), tuple(Removed(*row) for row in removed)
-        )
+        rows = tuple(map(_read_member, members)), tuple(map(_read_removed, removed))
+        _check(_is_id(cluster) or cluster == b"", is_count(version))
+        return Configuration(cluster, version, *rows)
     except (ValueError, TypeError) as error:
         raise MalformedConfiguration(f"a configuration that cannot be read: {error}") from error
 
@@ -382,6 +397,15 @@ def read_configuration(entry: bytes) -> Configuration:
 
 def _read_member(row: Any) -> Member:
     name, member_id, host, port, is_voter, versions, is_drained = row
+    _check(
+        isinstance(name, str),
+        member_id is None or _is_id(member_id),
+        isinstance(host, str),
+        is_count(port) and port <= PORT_MAX,
+        isinstance(is_voter, bool),
+        versions is None or all(map(is_count, versions)),
+        isinstance(is_drained, bool),
+    )
     return Member(
         name,
         PeerAddress(host, port),
@@ -390,6 +414,29 @@ def _read_member(row: Any) -> Member:
         versions=None if versions is None else Versions(*versions),
         is_drained=is_drained,
     )
+
+
+def _read_removed(row: Any) -> Removed:
+    member_id, name = row
+    _check(_is_id(member_id) or member_id == NOBODY, isinstance(name, str))
+    return Removed(member_id, name)
+
+
+def _check(*fields: bool) -> None:
+    """Raise MalformedConfiguration unless each of the fields is as it should be."""
+    if not all(fields):
+        raise MalformedConfiguration(
+            f"a configuration with a field {fields.index(False)} that it cannot have"
+        )
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, bytes) and len(value) == ID_BYTES
+
+
+def is_count(value: Any) -> bool:
+    """Whether this is a number from 0 to `COUNT_MAX`."""
+    return isinstance(value, int) and 0 <= value <= COUNT_MAX
 
 
 def _sorted(members: Iterable[Member]) -> tuple[Member, ...]:

@@ -45,6 +45,8 @@ class Configurations:
     def __init__(self, configuration: Configuration) -> None:
         """Begin with what counts as long as the log has none."""
         self._cluster = b""
+        self._base = configuration
+        """What counts where neither the log nor the state has any."""
         self._held = [(0, configuration)]
         """The configurations with the indexes of their entries, ascending."""
         self._note()
@@ -70,20 +72,18 @@ class Configurations:
         """The data directory knows of which cluster it is, though what tells so may have to be committed again."""
         self._cluster = cluster
 
-    def begin(self, index: int, configuration: Configuration) -> None:
-        """The state of a checkpoint was taken over, which has this configuration; its entry is at or before `index`.
-
-        With index 0 it is what a member has told this node, whose log has none.
-        """
-        self._held = [(index, configuration)]
+    def begin(self, configuration: Configuration) -> None:
+        """Go by this one as long as the log has none: a member has told it, or the node's file lists it."""
+        self._base = configuration
+        self._held = [(0, configuration)]
         self._note()
 
     def find(
         self, configuration: Configuration | None, index: int, later: Iterable[tuple[int, bytes]]
     ) -> None:
         """Find out which there are: that of the state at `index`, if it has one, and those in the entries behind it."""
-        if configuration is not None:
-            self.begin(index, configuration)
+        self._held = [(0, self._base) if configuration is None else (index, configuration)]
+        self._note()
         for each in later:
             self.appended(*each)
 

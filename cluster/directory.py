@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from cluster.identity import (
+    MEMBER_FILE,
     Claim,
     DirectoryId,
     Identity,
@@ -33,6 +34,7 @@ from cluster.identity import (
     claim_directory,
     directory_id,
     forget_writes_lost,
+    load_member_copies,
     note_writes_lost,
     store_directory_id,
     store_identity,
@@ -89,22 +91,30 @@ class GroupDirectory:
 
     @property
     def lists_members(self) -> bool:
-        """Whether the members are those that each node's file lists: no log is known to have a configuration."""
-        return bool(self._identity.members)
+        """Whether the members are those that each node's file lists if the log has no configuration.
+
+        Else a log without one is not all that there is: it was lost, or has not come yet.
+        """
+        return bool(self._identity.names) and not self._id.cluster
 
     def note_configuration(self, held: Configurations, journal: SegmentedJournal) -> None:
         """Let a start know by what the log goes now: which version, whether it says who the members are, which cluster.
 
-        As long as a crash may leave an entry with a configuration in the log, a start has to look for it: so this is
-        stored before such an entry is, and not undone before that is deleted.
+        A program that cannot run a version must not meet entries of it. So a higher one is stored before such an entry
+        is, and all else behind the changes of the log that it follows from.
         """
-        newest = held.newest
-        listed = () if newest.cluster else newest.membership.members
-        identity = self._identity._replace(machine_version=newest.version, members=listed)
-        directory_id = self._id._replace(cluster=held.cluster)
+        newest, names = held.newest, self._identity.names
+        identity = self._identity._replace(
+            machine_version=newest.version,
+            members=() if newest.cluster else names,
+            before=names if newest.cluster and not held.cluster else (),
+        )
+        has_others = len(newest.members) > 1
+        directory_id = self._id._replace(cluster=held.cluster, has_others=has_others)
         if (identity, directory_id) != (self._identity, self._id):
+            first = identity.machine_version > self._identity.machine_version
             self._identity, self._id = identity, directory_id
-            journal.store_beside(partial(self._store, identity, directory_id), first=not listed)
+            journal.store_beside(partial(self._store, identity, directory_id), first=first)
 
     def _store(self, identity: Identity, directory_id: DirectoryId) -> None:
         store_identity(self._disk, self.path, identity)
@@ -126,14 +136,15 @@ class GroupDirectory:
     ) -> tuple[SegmentedJournal, Checkpoint | None]:
         """Open the log, and load the newest checkpoint into `state`.
 
-        Raises the errors of the journal. With `repairable`, since there are peers, a damaged log is set aside instead.
+        Raises the errors of the journal. With `repairable`, or if this directory has heard of other members, a damaged
+        log is set aside instead.
         """
         hard = self.hard_state.load()
         open_log = partial(self._open, state, partial(open_journal, writes_lost=claim.writes_lost))
         try:
             journal, checkpoint = open_log(hard)
         except CorruptJournal as damage:
-            if not repairable:
+            if not (repairable or self._has_others()):
                 raise
             log.error("%s: this node is repaired from the others", damage)  # noqa: TRY400 - no bug, no traceback
             self._set_aside(claim, hard)
@@ -196,6 +207,13 @@ class GroupDirectory:
             raise UnknownFormat(path) from error
 
     # Damage
+
+    def _has_others(self) -> bool:
+        """Whether this directory has heard of other members."""
+        if MEMBER_FILE not in self._disk.list_directory(self.path):
+            return False
+        copies = load_member_copies(self._disk, self.path, self.identity)
+        return any(copy is not None and copy.has_others for copy in copies)
 
     def _set_aside(self, claim: Claim, hard: HardState | None) -> None:
         """Keep the damaged log, for the case that the others lose theirs, and go on without one."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -149,6 +149,8 @@ class Engine(SyncObj):
         """Whether this member may vote and campaign: not if it may have lost what it acknowledged (recovery.py)."""
         self.may_lead = True
         """Whether this member may campaign: not while its disk is full or damaged, since it could commit nothing."""
+        self.stands_for_leader = True
+        """Whether this member campaigns without having been asked to by its leader (maintenance.py)."""
         self.behind = False
         """Whether the last turn has left entries to be applied or sent: call `turn` again soon."""
         self.resume_s = math.inf
@@ -324,17 +326,28 @@ class Engine(SyncObj):
     def peer_connected(self, peer: str) -> None:
         """Begin a new epoch with `peer`, which is the member of this name.
 
-        What was in flight in the old one is lost, so sending starts again after the last known match.
+        What was in flight in the old one is lost, so sending starts again after the last known match. What a learner
+        has acknowledged decides only whether it may vote, so it has to be so by now: it says it again.
         """
         self._enter()
         self._answers.forget()
         progress, node = self.progress[peer], self._nodes[peer]
         progress.probed = None
+        if peer in self._configurations.membership.learners:
+            progress.lose(0)
         self._SyncObj__connectedNodes.add(node)
         if self.is_leader:
             known_index = progress.acknowledged or self.journal.last_index
             self._SyncObj__raftNextIndex[node] = known_index + 1
             self._append_due = True
+
+    def peer_has_lost(self, peer: str, last_index: int) -> None:
+        """Count nothing behind `last_index` as stored by `peer`, whose log may lack what it has acknowledged.
+
+        What was committed by such acknowledgements stays so: who has given them does not vote (recovery.py).
+        """
+        if self.progress[peer].lose(last_index):
+            self._stored_is_told = False
 
     def guest_connected(self) -> None:
         """Begin a new epoch with a node that counts nowhere here, and may lead by a later configuration."""
@@ -409,13 +422,13 @@ class Engine(SyncObj):
         self._follow_log()
         return index
 
-    def transfer_leadership(self, without: Collection[str] = ()) -> bool:
-        """Ask a voter outside `without` that has the whole log to lead (Raft thesis 3.10). True if one was asked."""
+    def transfer_leadership(self, to: Iterable[str]) -> bool:
+        """Ask one of these voters that has the whole log to lead (Raft thesis 3.10). True if one was asked."""
         self._enter()
         last = self.journal.last_index
-        for peer in self._voters:
+        for peer in to:
             if (
-                peer not in without
+                peer in self._voters
                 and self._nodes[peer] in self._SyncObj__connectedNodes
                 and self.progress[peer].acknowledged == last
                 and self.is_leader
@@ -744,6 +757,10 @@ class Engine(SyncObj):
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
         """Apply what is committed, within the budget. True if the followers should learn the commit index now."""
+        if self.is_leader and not self._voters:
+            # H1: pysyncobj takes what the only voter has for committed, also the entry with which its term begins.
+            stored_index = max(self.applied_index, self._stored_index())
+            self._SyncObj__raftCommitIndex = min(self.commit_index, stored_index)
         commit_index, index = self.commit_index, self.applied_index
         if index >= commit_index:
             return False
@@ -778,7 +795,7 @@ class Engine(SyncObj):
         if self._elections.has_given_leader_up(awake_s):
             self._SyncObj__raftLeader = None
         self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
-        if not self._may_campaign:
+        if not (self._may_campaign and self.stands_for_leader):
             return
         number = self._elections.ask()
         if number is None:

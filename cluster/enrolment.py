@@ -8,6 +8,10 @@ A learner is promoted when it has caught up (Raft thesis, 4.2.1): it is given th
 log ended when the round began, and the last round has to be shorter than an election timeout. So a new voter never
 makes the others wait for what it lacks.
 
+What members tell of themselves is noted: which versions of the state their programs can run, and where they are. One
+may be where another one was that has moved as well, so those that are in each other's way move in one step: addresses
+change no majority. An address that is refused does not keep the versions from being noted.
+
 The version is raised when the program of every member can run the next one, also of those that are away: what they have
 told last is in the configuration. The first raise puts a configuration into the log at all; until then the list in each
 node's file counts, and programs of release 0.1 can take part.
@@ -27,7 +31,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.configuration import Configuration, MembershipRefused, PeerAddress, Versions
 
 if TYPE_CHECKING:
-    from cluster.configuration import Member
     from cluster.envelope import Introduction
 
 Step = Callable[[Configuration], Configuration]
@@ -80,8 +83,9 @@ class Enrolment:
         `acknowledged` is how far each learner is known to hold the log, which ends with `last_index`; `new_id` makes an
         id for a cluster that has none.
         """
+        steps = self._moves(configuration)
         admissions = [self._admission(configuration, name, told) for name, told in self._told.items()]
-        steps = [step for step in admissions if step is not None]
+        steps += [step for step in admissions if step is not None]
         steps += [
             partial(_promote, name=member.name)
             for member in configuration.members
@@ -91,20 +95,37 @@ class Enrolment:
             steps.append(partial(self.raise_version, new_id=new_id))
         return steps
 
+    def _moves(self, configuration: Configuration) -> list[Step]:
+        """One step for each member that is elsewhere by now, together with those that have moved out of its way."""
+        moved: dict[str, PeerAddress] = {}
+        holders = {member.address: member.name for member in configuration.members}
+        for member in configuration.members:
+            told = self._told.get(member.name)
+            if told is not None and told.member_id == member.id and _address_of(told) != member.address:
+                moved[member.name] = _address_of(told)
+        steps: list[Step] = []
+        for name in moved:
+            together: dict[str, PeerAddress] = {}
+            in_the_way: str | None = name
+            while in_the_way in moved and in_the_way not in together:
+                together[in_the_way] = moved[in_the_way]
+                in_the_way = holders.get(moved[in_the_way])
+            steps.append(partial(_move, addresses=together))
+        return steps
+
     def _admission(self, configuration: Configuration, name: str, told: Introduction) -> Step | None:
-        """What the members have to be changed by for this node to be one, as it is now; None if by nothing."""
+        """What the members have to be changed by for this node to be one, as its program is; None if by nothing."""
         if not configuration.cluster or configuration.is_removed(told.member_id):
             return None
         member = configuration.member(name)
-        join = partial(_join, name=name, told=told)
         if member is None:
             # Whoever has removed a node, and left its file as it was, does not want it back with its next start.
             may_come = told.joins or not configuration.was_removed(name)
-            return join if told.may_join and may_come else None
+            return partial(_join, name=name, told=told) if told.may_join and may_come else None
         if member.id in (None, told.member_id):
-            return join if _differs(member, told) else None
+            return partial(_join, name=name, told=told)
         # Whoever calls itself a member from another address may be a mistake: that takes an operator.
-        is_emptied = told.may_join and member.address == PeerAddress(told.host, told.port)
+        is_emptied = told.may_join and member.address == _address_of(told)
         if is_emptied and self._replaces_emptied:
             return partial(_vacate, name=name, member_id=member.id)
         return None
@@ -120,7 +141,6 @@ class Enrolment:
         version = configuration.version + 1
         if configuration.cluster:
             return configuration.raised(version, configuration.cluster)
-        after = configuration
         for member in configuration.members:
             told = self._told.get(member.name)
             if told is None:
@@ -130,7 +150,10 @@ class Enrolment:
                 )
             if told.may_join:
                 raise MembershipRefused(f"node {member.name!r} is under repair: wait until it is a voter")
-            after = _join(after, member.name, told)
+        told_by = {member.name: self._told[member.name] for member in configuration.members}
+        after = configuration.moved({name: _address_of(told) for name, told in told_by.items()})
+        for name, told in told_by.items():
+            after = _join(after, name, told)
         return after.raised(version, new_id())
 
     def _has_caught_up(
@@ -152,17 +175,16 @@ class Enrolment:
         return False
 
 
-def _differs(member: Member, told: Introduction) -> bool:
-    return (member.id, member.address, member.versions) != (
-        told.member_id,
-        PeerAddress(told.host, told.port),
-        Versions(told.low, told.high),
-    )
+def _address_of(told: Introduction) -> PeerAddress:
+    return PeerAddress(told.host, told.port)
 
 
 def _join(configuration: Configuration, name: str, told: Introduction) -> Configuration:
-    address, versions = PeerAddress(told.host, told.port), Versions(told.low, told.high)
-    return configuration.joined(name, told.member_id, address, versions)
+    return configuration.joined(name, told.member_id, _address_of(told), Versions(told.low, told.high))
+
+
+def _move(configuration: Configuration, addresses: Mapping[str, PeerAddress]) -> Configuration:
+    return configuration.moved(addresses)
 
 
 def _vacate(configuration: Configuration, name: str, member_id: bytes) -> Configuration:

@@ -8,7 +8,8 @@ receipt and never on sending; the others are msgpack arrays of the fields.
     chunk  = 11 | snapshot u64 | file u32 | offset u64 | crc32 u32 | data
     transfer = 17 | term u64 | name
 
-Law: a frame that a node makes has at most `FRAME_BYTES_MAX`, so every link takes it.
+Law: a frame that a node makes has at most `FRAME_BYTES_MAX`, so every link takes it. What `decode` returns has fields
+of the types and in the ranges that they are declared with, whatever was received.
 """
 
 from __future__ import annotations
@@ -16,12 +17,22 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntFlag
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgpack
 
-from cluster.configuration import ID_BYTES, Configuration, configuration_from, fields_of
+from cluster.configuration import (
+    COUNT_MAX,
+    ID_BYTES,
+    PORT_MAX,
+    Configuration,
+    configuration_from,
+    fields_of,
+    is_count,
+)
+from cluster.elections import Role
 from cluster.entry import ENTRY_BYTES_MAX
+from cluster.log.hardstate import Standing
 from cluster.member_changes import MemberChange
 from cluster.ports import Buffer, pack
 
@@ -163,6 +174,8 @@ class Status(NamedTuple):
     hears_leader: int = 1
     """1 if it leads, or has heard the leader within the last moments; else 0. Release 0.1 does not tell: its nodes are
     taken to hear it, or no node could be stopped in good order during an upgrade."""
+    may_lead: int = 1
+    """1 if its disk and its log allow it to lead; 0 while its disk is full or its log damaged."""
 
 
 class Introduction(NamedTuple):
@@ -305,8 +318,6 @@ _KIND_INTRODUCTION = 18
 _KIND_MEMBERS_TOLD = 19
 _KIND_CHANGE_REQUEST = 20
 _KIND_CHANGE_REFUSED = 21
-_CHANGE_FIELDS = (int, int, str, bytes, str, int, int)
-"""The types of a `ChangeRequest`'s number and of the fields of its change."""
 _SMALL: dict[int, type[Any]] = {
     3: Appended,
     4: VoteRequest,
@@ -322,11 +333,31 @@ _SMALL: dict[int, type[Any]] = {
     16: Hearing,
 }
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
+_HIGHEST = {
+    "state": max(Role),
+    "standing": max(Standing),
+    "hears_leader": 1,
+    "may_lead": 1,
+    "may_join": 1,
+    "port": PORT_MAX,
+}
+"""The highest numbers of fields that do not go up to `COUNT_MAX`. Flags and verbs that are not known are taken as they
+are: of flags only the known ones are looked at, and who asks for an unknown change is told that it is unknown."""
+_RULES = {
+    message_type: [
+        (name, int if kind is bool else kind, 1 if kind is bool else _HIGHEST.get(name, COUNT_MAX))
+        for name, kind in get_type_hints(message_type).items()
+    ]
+    for message_type in (*_SMALL.values(), SnapshotFile, Introduction, MemberChange, ChangeRefused, Transfer)
+}
+"""For each field its name, its type, and the highest number that it may be."""
 _APPEND = struct.Struct("<BQQQQI")
 _FORWARD = struct.Struct("<BQ")
 _TRANSFER = struct.Struct("<BQ")
 _CHUNK = struct.Struct("<BQIQI")
-_ENTRY_FORMAT = "QI"
+_ENTRY = struct.Struct("<QI")
+
+Checked = TypeVar("Checked", bound=tuple[Any, ...])
 
 
 def encode_for_release_0_1(message: Message) -> list[Buffer]:
@@ -342,12 +373,9 @@ def encode(message: Message) -> list[Buffer]:
     """Encode a message as a frame: buffers that are to be written one behind the other."""
     if isinstance(message, Append):
         entries = message.entries
-        table = [number for entry in entries for number in (entry[2], len(entry[0]))]
         head = _APPEND.pack(_KIND_APPEND, *message[:4], len(entries))
-        return [
-            head + struct.pack("<" + _ENTRY_FORMAT * len(entries), *table),
-            *(entry[0] for entry in entries),
-        ]
+        table = [_ENTRY.pack(entry[2], len(entry[0])) for entry in entries]
+        return [b"".join([head, *table]), *(entry[0] for entry in entries)]
     if isinstance(message, Forward):
         return [_FORWARD.pack(_KIND_FORWARD, message.term), *message.batches]
     if isinstance(message, SnapshotChunk):
@@ -374,69 +402,65 @@ def decode(frame: bytes) -> Message:
         if kind == _KIND_APPEND:
             return _decode_append(frame)
         if kind == _KIND_FORWARD:
-            return Forward(_FORWARD.unpack_from(frame)[1], [frame[_FORWARD.size :]])
+            return Forward(_count(_FORWARD.unpack_from(frame)[1]), [frame[_FORWARD.size :]])
         if kind == _KIND_CHUNK:
-            return SnapshotChunk._make([*_CHUNK.unpack_from(frame)[1:], memoryview(frame)[_CHUNK.size :]])
+            numbers = map(_count, _CHUNK.unpack_from(frame)[1:])
+            return SnapshotChunk._make([*numbers, memoryview(frame)[_CHUNK.size :]])
         if kind == _KIND_TRANSFER:
-            return Transfer(_TRANSFER.unpack_from(frame)[1], frame[_TRANSFER.size :].decode())
+            return _checked(Transfer(_TRANSFER.unpack_from(frame)[1], frame[_TRANSFER.size :].decode()))
+        fields = msgpack.unpackb(frame[1:], use_list=False)
         if kind == _KIND_OFFER:
-            *numbers, segments = msgpack.unpackb(frame[1:], use_list=False)
-            if not all(map(_is_count, numbers)):
-                raise MalformedFrame("Offer with other fields than numbers")
-            return Offer._make([*numbers, [_decode_small(SnapshotFile, row) for row in segments]])
+            *numbers, segments = fields
+            files = [_checked(SnapshotFile(*row)) for row in segments]
+            return Offer._make([*map(_count, numbers), files])
         if kind == _KIND_INTRODUCTION:
-            return _decode_introduction(msgpack.unpackb(frame[1:], use_list=False))
+            return _decode_introduction(fields)
         if kind == _KIND_MEMBERS_TOLD:
-            term, index, fields = msgpack.unpackb(frame[1:], use_list=False)
-            if not (_is_count(term) and _is_count(index)):
-                raise MalformedFrame("MembersTold with other fields than numbers")
-            return MembersTold(term, index, configuration_from(fields))
+            term, index, configuration = fields
+            return MembersTold(_count(term), _count(index), configuration_from(configuration))
         if kind == _KIND_CHANGE_REQUEST:
-            number, *fields = _typed(msgpack.unpackb(frame[1:]), _CHANGE_FIELDS)
-            return ChangeRequest(number, MemberChange(*fields))
+            number, *change = fields
+            return ChangeRequest(_count(number), _checked(MemberChange(*change)))
         if kind == _KIND_CHANGE_REFUSED:
-            return ChangeRefused(*_typed(msgpack.unpackb(frame[1:]), (int, str)))
-        return _decode_small(_SMALL[kind], msgpack.unpackb(frame[1:], use_list=False))
+            return _checked(ChangeRefused(*fields))
+        return _checked(_SMALL[kind](*fields))
     except (struct.error, ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise MalformedFrame(f"frame of kind {kind}, {len(frame)} bytes: {error}") from error
 
 
-def _decode_small(message_type: type[Any], fields: Any) -> Any:
-    if not isinstance(fields, tuple) or not all(map(_is_count, fields)):  # pyright: ignore[reportUnknownArgumentType]
-        raise MalformedFrame(f"{message_type.__name__} with other fields than numbers")
-    return message_type(*fields)
+def _checked(message: Checked) -> Checked:
+    """The message, if its fields are of their types and in their ranges. Raises MalformedFrame."""
+    for value, (name, kind, highest) in zip(message, _RULES[type(message)], strict=True):
+        if not isinstance(value, kind) or (isinstance(value, int) and not 0 <= value <= highest):
+            raise MalformedFrame(f"{type(message).__name__} whose {name} is {value!r:.100}")
+    return message
+
+
+def _count(value: Any) -> int:
+    """The value, if it is a number in the range of counts. Raises MalformedFrame."""
+    if not is_count(value):
+        raise MalformedFrame(f"{value!r:.100} in place of a number")
+    return value
 
 
 def _decode_introduction(fields: Any) -> Introduction:
-    member_id, host, *numbers = fields
-    if not isinstance(member_id, bytes) or len(member_id) != ID_BYTES or not isinstance(host, str):
-        raise MalformedFrame("Introduction without an id or a host")
-    if not all(map(_is_count, numbers)):
-        raise MalformedFrame("Introduction with other fields than numbers")
-    return Introduction(member_id, host, *numbers)
-
-
-def _typed(fields: Any, types: Sequence[type]) -> list[Any]:
-    """The fields, if they are of these types. Raises MalformedFrame."""
-    if not isinstance(fields, list) or [type(field) for field in fields] != list(types):  # pyright: ignore[reportUnknownVariableType]
-        raise MalformedFrame("other fields than are due")
-    return fields  # pyright: ignore[reportUnknownVariableType]
-
-
-def _is_count(field: object) -> bool:
-    return isinstance(field, int) and field >= 0
+    told = _checked(Introduction(*fields))
+    if len(told.member_id) != ID_BYTES or told.low > told.high:
+        raise MalformedFrame("Introduction without an id, or with the lowest version above the highest")
+    return told
 
 
 def _decode_append(frame: bytes) -> Append:
     _, term, commit_index, prev_index, prev_term, count = _APPEND.unpack_from(frame)
-    table = struct.unpack_from("<" + _ENTRY_FORMAT * count, frame, _APPEND.size)
-    position = _APPEND.size + 12 * count
+    position = _APPEND.size + _ENTRY.size * count
+    if position > len(frame):
+        raise MalformedFrame(f"append with a table of {count} entries that it has no room for")
     index = prev_index
     entries: list[LogEntry] = []
-    for entry_term, length in zip(table[::2], table[1::2], strict=True):
+    for entry_term, length in _ENTRY.iter_unpack(frame[_APPEND.size : position]):
         index += 1
-        entries.append(LogEntry(frame[position : position + length], index, entry_term))
+        entries.append(LogEntry(frame[position : position + length], index, _count(entry_term)))
         position += length
     if position != len(frame):
         raise MalformedFrame("append whose payloads do not fill the frame")
-    return Append(term, commit_index, prev_index, prev_term, entries)
+    return Append._make([*map(_count, (term, commit_index, prev_index, prev_term)), entries])

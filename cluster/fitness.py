@@ -54,11 +54,36 @@ def why_not_lead(name: str, known: Known) -> str | None:
     status = known.get(name)
     if status is not None and status.alarm & Alarm.DISK:
         return f"{name} is low on disk (make room on it)"
-    return flaw(name, known)
+    return why_cannot_lead(name, known) or flaw(name, known)
 
 
-def may_stop(name: str, leader: str | None, membership: Membership, known: Known) -> Verdict:
-    """Judge whether the voters that are left are a majority when this member stops."""
+def why_cannot_lead(name: str, known: Known) -> str | None:
+    """Why this member could not lead, even if nobody else can; None if it could."""
+    status = known.get(name)
+    if status is None or status.standing != Standing.VOTER:
+        return flaw(name, known)
+    if status.may_lead:
+        return None
+    if status.alarm & Alarm.DISK:
+        return f"{name} has a full disk (make room on it)"
+    return f"{name} has a damaged log (that is repaired once the other voters can go on without it)"
+
+
+def successors(name: str, membership: Membership, drained: Collection[str], known: Known) -> list[str]:
+    """The voters to which leadership may go from this member: the first of these groups that is not empty.
+
+    Those that are fit and not under maintenance; those that are fit; those that could lead at all.
+    """
+    others = sorted(membership.voters - {name})
+    able = [other for other in others if why_cannot_lead(other, known) is None]
+    fit = [other for other in able if why_not_lead(other, known) is None]
+    return [other for other in fit if other not in drained] or fit or able
+
+
+def may_stop(
+    name: str, leader: str | None, membership: Membership, drained: Collection[str], known: Known
+) -> Verdict:
+    """Judge whether the voters that are left are a majority, and serve clients, when this member stops."""
     if leader is None:
         flaws = [f"{each} does not answer" for each in membership.members if known.get(each) is None]
         why = "; ".join(["no leader is known", *flaws])
@@ -73,6 +98,12 @@ def may_stop(name: str, leader: str | None, membership: Membership, known: Known
     if known.get(name) is None:
         return Verdict(
             True, f"{name} does not answer, as if it were stopped already; {names} go on without it"
+        )
+    if name not in drained and all(other in drained for other in fit):
+        return Verdict(
+            False,
+            f"do not stop {name}: {names} would go on, but under maintenance nobody serves clients: end that first "
+            f"(`qq revive {fit[0]}`)",
         )
     note = "; it leads, and hands over before it stops" if name == leader else ""
     return Verdict(True, f"{name} may be stopped: {names} go on{note}")

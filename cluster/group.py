@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from cluster.alarms import Alarms
@@ -37,7 +37,6 @@ from cluster.engine import Engine
 from cluster.enrolment import Enrolment
 from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
-    Alarm,
     ChangeRefused,
     ChangeRequest,
     Fetch,
@@ -116,6 +115,8 @@ class Group:
         self._events: GroupEvents = Nobody()
         self._tried_full_disk_s = 0.0
         self._cleaned = False
+        self._malformed: set[str] = set()
+        """The peers of whom it was logged, on their links as they are now, that they send malformed frames."""
         self._installed_at = 0
         """When the journal has synced this many changes, the last installed snapshot is durable; 0 if none waits."""
         self._applying_s = 0.0
@@ -142,10 +143,9 @@ class Group:
         claim = self._incarnations.begin()
         self._submissions.begin(claim.incarnation)
         configurations = self.configurations = Configurations(
-            config.listed_configuration(versions.low, lists_members=directory.lists_members)
+            config.listed_configuration(versions.low, lists_members=False)
         )
         """The configurations in the log. The newest one counts."""
-        listed_members = configurations.known
         maintenance = Maintenance(name, configurations, runtime.monotonic())
         self.stopping = Stopping(name, configurations, directory, self._turns, runtime, self._gives_way)
         self.disk_failed = self.stopping.disk_failed
@@ -168,10 +168,12 @@ class Group:
             ),
             repairable=config.joins or len(config.nodes) > 1,
         )
-        member_id, cluster = directory.id(claim.incarnation)
+        member_id, cluster, _ = directory.id(claim.incarnation)
         configurations.note_cluster(cluster)
-        if not directory.lists_members:  # else the log has none, and no entry need be read twice
-            self._find_configurations(checkpoint.index if checkpoint else 0)
+        if directory.lists_members:
+            configurations.begin(config.listed_configuration(versions.low, lists_members=True))
+        listed_members = configurations.known
+        self._find_configurations(checkpoint.index if checkpoint else 0)
         if configurations.committed.is_removed(member_id):
             raise RemovedFromCluster(name)
 
@@ -235,7 +237,6 @@ class Group:
             self.recovery,
             self._enrolment,
             self.engine,
-            directory,
             transmit,
             self.stopping.removed,
         )
@@ -305,11 +306,19 @@ class Group:
 
     def _find_configurations(self, index: int) -> None:
         """Find the configurations of the log behind `index`, the entry that the state is of."""
-        later = ((each, self.journal.read(each)) for each in range(index + 1, self.journal.last_index + 1))
-        try:
-            self.configurations.find(self._state.configuration, index, later)
-        except CorruptJournal as error:
-            self.stopping.configuration_unreadable(error)
+        self.configurations.find(self._state.configuration, index, self._readable_from(index + 1))
+
+    def _readable_from(self, first: int) -> Iterator[tuple[int, bytes]]:
+        """The entries from `first` on with their indexes, but for those that are damaged.
+
+        Those behind the damage count: by an earlier configuration, the others might never be able to go on without
+        this node.
+        """
+        for index in range(first, self.journal.last_index + 1):
+            try:
+                yield index, self.journal.read(index)
+            except CorruptJournal as error:
+                self.stopping.configuration_unreadable(error)
 
     def _stop_for_foreign_log(self, error: ForeignLog) -> None:
         """Write a checkpoint and stop: the next start knows what was applied, and refuses the same leader again."""
@@ -381,6 +390,7 @@ class Group:
     def peer_connected(self, peer: str) -> None:
         self._presence.link_began(peer, self._links.peer_id(peer))
         self._departures.drop(peer)
+        self._malformed.discard(peer)
         if not self.members.follow():
             self.members.meet()
         if not self._presence.is_member(peer):
@@ -433,8 +443,10 @@ class Group:
             self._peers.heard(peer, self._runtime.monotonic())
         try:
             message = decode(frame)
-        except MalformedFrame:
-            log.exception("peer %s sent a malformed frame; ignored", peer)
+        except MalformedFrame as error:
+            if peer not in self._malformed:
+                log.error("peer %s sends malformed frames, which are ignored; the first one: %s", peer, error)  # noqa: TRY400
+                self._malformed.add(peer)
             return
         try:
             self._receive(peer, message)
@@ -485,6 +497,8 @@ class Group:
             self.recovery.heard_leader(status)
         if self._presence.is_member(peer):
             self._peers.said(peer, status)
+            if status.standing != Standing.VOTER:
+                self.engine.peer_has_lost(peer, status.last_index)
             if peer in self.configurations.membership.voters:
                 self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
             self.recovery.heard(peer, status)
@@ -605,7 +619,7 @@ class Group:
         if not self.journal.sync_in_flight:
             self.journal.start_sync(self._synced)
         if self.engine.is_leader:
-            self.leadership.ask_anybody_but(self._peers.alarmed(Alarm.DISK))
+            self.leadership.ask_somebody()
 
     # Snapshots
 

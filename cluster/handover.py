@@ -8,17 +8,20 @@ Law: a handover ends by itself, so a leader goes on if nobody can take over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Sequence
 
 HANDOVER_S = 1.0
 """A leader that hands over proposes nothing for this long at most; a handover takes two or three syncs."""
+PAUSE_S = 10.0
+"""After a handover that nobody took, the next one begins this much later, unless somebody asks for it."""
 
 
 class Handover:
     """The handover that is under way at this leader, if any."""
 
     def __init__(self) -> None:
-        self._ends_s = 0.0
+        self._ends_s = -math.inf
         self._is_asked = False
         self._to: str | None = None
 
@@ -29,14 +32,19 @@ class Handover:
         self._to = to
 
     def end(self) -> None:
-        self._ends_s = 0.0
+        """End the handover, and forget it: leadership has gone elsewhere, or come here."""
+        self._ends_s = -math.inf
 
     def is_on(self, now_s: float) -> bool:
         return now_s < self._ends_s
 
-    def not_meant(self, peers: Iterable[str]) -> list[str]:
-        """Those of the peers that are not to take over."""
-        return [peer for peer in peers if self._to not in (None, peer)]
+    def was_in_vain(self, now_s: float) -> bool:
+        """Whether a handover that nobody took has ended a short while ago."""
+        return self._ends_s <= now_s < self._ends_s + PAUSE_S
+
+    def meant(self, successors: Sequence[str]) -> Sequence[str]:
+        """Who is to take over: the peer it is meant for, or else any of these."""
+        return successors if self._to is None else [self._to]
 
     def ask(self, ask_one: Callable[[], bool]) -> None:
         """Ask a peer, unless one was asked; `ask_one` returns False if there is none yet that has everything."""

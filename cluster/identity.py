@@ -91,6 +91,14 @@ class Identity(NamedTuple):
     members: tuple[str, ...]
     """The names of all nodes of the cluster, ascending. Their addresses are not in it, and may change. It is empty if
     the log tells who the members are, or will tell."""
+    before: tuple[str, ...] = ()
+    """The same names, as long as the first configuration is not known to be committed: if the log turns out not to have
+    it, they are the members still."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Who the members are where the log has no configuration; nobody, if it must have one."""
+        return self.members or self.before
 
 
 class DirectoryId(NamedTuple):
@@ -100,6 +108,8 @@ class DirectoryId(NamedTuple):
     """`ID_BYTES` that stand for this directory, as a member of a cluster."""
     cluster: bytes = b""
     """`ID_BYTES` that stand for the cluster; empty as long as that has no committed configuration in its log."""
+    has_others: bool = False
+    """Whether the cluster has other members, as far as this directory has heard: they have what it loses."""
 
 
 class Start(NamedTuple):
@@ -183,18 +193,26 @@ def load_member_copies(disk: Disk, directory: str, owner_key: bytes) -> list[Dir
     """
     path = path_in(directory, MEMBER_FILE)
     bodies = read_copies(disk, path, _MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner_key)
-    return [None if body is None else DirectoryId(body[:ID_BYTES], body[ID_BYTES:]) for body in bodies]
+    return [None if body is None else _unpack_directory_id(body) for body in bodies]
+
+
+def _unpack_directory_id(body: bytes) -> DirectoryId:
+    member, cluster, has_others = msgpack.unpackb(body)
+    return DirectoryId(member, cluster, has_others)
 
 
 def store_directory_id(disk: Disk, directory: str, owner: Owner, known: DirectoryId) -> None:
     """Let the directory be this member from now on, durably. Raises OSError."""
-    data = pack_twice(_MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key(), b"".join(known))
+    data = pack_twice(_MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key(), pack([*known]))
     disk.replace_file(path_in(directory, MEMBER_FILE), data)
 
 
 def store_identity(disk: Disk, directory: str, identity: Identity) -> None:
     """Let the directory say this of itself, durably. Raises OSError."""
-    body = pack([*identity.owner, identity.machine_version, identity.members])
+    fields = [*identity.owner, identity.machine_version, identity.members]
+    if identity.before:  # else programs of release 0.1 can read it
+        fields.append(identity.before)
+    body = pack(fields)
     disk.replace_file(path_in(directory, FILE), pack_twice(_MAGIC, FORMAT_VERSION, _ANYBODY, body))
 
 
@@ -254,8 +272,9 @@ def load_copies(disk: Disk, directory: str) -> list[Identity | None]:
 
 
 def _unpack(body: bytes) -> Identity:
-    cluster, node, group_id, machine_version, members = msgpack.unpackb(body)
-    return Identity(Owner(cluster, node, group_id), machine_version, tuple(members))
+    cluster, node, group_id, machine_version, members, *before = msgpack.unpackb(body)
+    names = tuple(before[0]) if before else ()
+    return Identity(Owner(cluster, node, group_id), machine_version, tuple(members), names)
 
 
 def _checked(
@@ -284,6 +303,6 @@ def _checked(
         )
     if not versions.include(found.machine_version):
         raise OtherVersion(directory, found.machine_version, versions)
-    if found.members and found.members != members:
-        raise OtherMembers(directory, found.members, members)
+    if found.names and found.names != members:
+        raise OtherMembers(directory, found.names, members)
     return found

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster.configuration import PeerAddress, Versions
-    from cluster.directory import GroupDirectory
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment
     from cluster.envelope import Message
@@ -37,7 +36,6 @@ class Introductions:
         recovery: Recovery,
         enrolment: Enrolment,
         engine: Engine,
-        directory: GroupDirectory,
         transmit: Callable[[str, Message], None],
         removed: Callable[[], None],
     ) -> None:
@@ -53,7 +51,6 @@ class Introductions:
         self._recovery = recovery
         self._enrolment = enrolment
         self._engine = engine
-        self._directory = directory
         self._transmit = transmit
         self._removed = removed
         self._told_index = 0
@@ -104,9 +101,8 @@ class Introductions:
         if told.configuration.is_removed(self._members.id):
             self._removed()
             return
-        is_ignorant = self._recovery.standing is Standing.BLANK or not self._directory.lists_members
-        if is_ignorant and held.newest_index == 0 and told.index > self._told_index:
+        if held.newest_index == 0 and told.index > self._told_index:
             self._told_index = told.index
-            held.begin(0, told.configuration)
+            held.begin(told.configuration)
             self._members.follow()
         self._recovery.told(told.configuration, told.term, self._engine)

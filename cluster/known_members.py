@@ -77,7 +77,7 @@ class KnownMembers:
         self._listed = listed
         self._prefers_listed = prefers_listed
         self._directories: frozenset[bytes | None] = frozenset()
-        """The ids of the members' data directories."""
+        """The ids of the data directories that are members, or were."""
 
     def places(self, peer: str) -> tuple[PeerAddress, ...]:
         """Where a member may listen. Where several have moved, the file may know better than the log."""
@@ -93,7 +93,8 @@ class KnownMembers:
         process, versions = self.terms.process, self.terms.versions
         cluster = configurations.cluster or (UNNAMED if configurations.has_past else NO_ID)
         self.terms = Terms.of(names, newest.version, process, versions, cluster, own_id)
-        self._directories = frozenset(member.id for member in configurations.known.values())
+        members = (member.id for member in configurations.known.values())
+        self._directories = frozenset([*members, *(removed.id for removed in newest.removed)])
         self.addresses = {
             name: member.address for name, member in configurations.known.items() if name != self._name
         }
@@ -103,9 +104,9 @@ class KnownMembers:
             }
 
     @property
-    def is_without_cluster(self) -> bool:
-        """Whether this node does not know yet of which cluster it is."""
-        return not self.terms.is_named
+    def seeks_members(self) -> bool:
+        """Whether this node does not know yet of which cluster it is, or knows nobody else of it."""
+        return not (self.terms.is_named and self.addresses)
 
     def dials_first(self, peer: str) -> bool:
         """Whether it is this node that dials at once where there is no connection with the peer."""
@@ -128,9 +129,10 @@ class KnownMembers:
             return UnknownNodeError(f"node {peer!r} is not in this node's list of members")
         if self.terms.is_named and terms.cluster == UNNAMED and terms.member not in self._directories:
             # When a cluster gets its id, all members are known. Its log may go on behind the same entry as this one.
+            # A member that was removed before it knew of the id is let in, to be told.
             return OtherClusterError(
-                f"node {peer!r} has the log of a cluster without an id and is no member of this one: its data "
-                "directory is of an earlier life of the cluster, or was removed; start it with an empty one"
+                f"node {peer!r} has the log of a cluster without an id and never was a member of this one: its data "
+                "directory is of an earlier life of the cluster; start it with an empty one"
             )
         if link is None:
             return None

@@ -1,12 +1,13 @@
 """Who leads, as far as this node knows, and to whom leadership goes from here.
 
-A leader hands over because somebody asks for it, because it is under maintenance, or because its log is damaged and it
-is about to stop.
+A leader hands over because somebody asks for it, because it is to be removed or under maintenance, or because its disk
+is full or its log damaged.
 
 Lives here: whom leadership goes to, and that it does. Not here: who can lead (statuses.py, fitness.py), how long a
 handover lasts (handover.py), elections (elections.py).
 
-Law: leadership goes to a voter that is not known to be unfit, unless it could go to nobody else.
+Law: leadership goes to a voter that is fit and not under maintenance, unless it could go to nobody else; and who could
+not lead is not asked at all, so that nobody waits for a handover that cannot be.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from cluster.envelope import Transfer
 from cluster.handover import Handover
+from cluster.maintenance import PATIENCE_S
 from cluster.submission import Reign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from cluster.engine import Engine
     from cluster.envelope import Message
@@ -51,6 +53,8 @@ class Leadership:
         """The leader and its term, as the last turn has found them."""
         self.handover = Handover()
         """How this node gives leadership away, if it does."""
+        self._began_s = 0.0
+        """When the reign began."""
         self._members = members
         self._peers = peers
         self._statuses = statuses
@@ -63,6 +67,7 @@ class Leadership:
     def begins(self, reign: Reign) -> bool:
         """Note another reign; True if this node's ends or begins with it."""
         before, self.reign = self.reign, reign
+        self._began_s = self._runtime.monotonic()
         if reign.leader or before.leader:  # that there is still none is not logged with each term
             log.info("leader of term %d: %s", reign.term, reign.leader or "none")
         is_own = self._members.name in (before.leader, reign.leader)
@@ -71,21 +76,25 @@ class Leadership:
         return is_own
 
     def look(self, *, is_fit: bool) -> None:
-        """Stand for leader from now on, unless this node's log or disk does not allow it, or maintenance."""
+        """Lead from now on if that comes here, unless this node's log or disk does not allow it.
+
+        A node under maintenance may lead, too, but leaves it to the others to stand for it: see maintenance.py.
+        """
         now_s = self._runtime.monotonic()
         self._maintenance.look(self.reign.leader, now_s)
-        self._engine.may_lead = is_fit and not self._maintenance.leaves_leading(now_s)
+        self._engine.may_lead = is_fit
+        self._engine.stands_for_leader = not self._maintenance.leaves_leading(now_s)
 
     # Handing over
 
     def transfer(self, to: str | None = None) -> bool:
         """Hand leadership to this peer, or to any; `reign` tells when it has changed.
 
-        Returns False if nothing is begun: this node does not lead, no peer is connected, or the one that is meant is
+        Returns False if nothing is begun: this node does not lead, nobody else can, or the one that is meant is
         not fit, is this node itself, or would get in the way of a handover that is under way.
         Nothing is proposed meanwhile: a peer that lacks the latest entry could not be elected.
         """
-        if not self._engine.is_leader or self._members.is_alone:
+        if not self._engine.is_leader or not self._statuses.successors():
             return False
         if to is not None and (
             to == self._members.name or self.is_handing_over or self._statuses.why_not_lead(to) is not None
@@ -94,6 +103,11 @@ class Leadership:
         self.handover.begin(self._runtime.monotonic(), to)
         self._ask_turn()
         return True
+
+    def leave(self, to: str | None = None) -> None:
+        """Hand over because this node should not lead, unless it does so already or nobody took that lately."""
+        if not (self.is_handing_over or self.handover.was_in_vain(self._runtime.monotonic())):
+            self.transfer(to)
 
     def ask_for_transfer(self, to: str | None) -> None:
         """Have the leader, whoever that is, hand over to this member, or to any. `reign` tells when it has."""
@@ -110,35 +124,28 @@ class Leadership:
 
     def ask_successor(self) -> None:
         """Ask a peer to take over, once, as soon as there is one that has everything."""
-        unfit = [*self._not_to_lead(), *self.handover.not_meant(self._members.peers)]
-        self.handover.ask(partial(self._engine.transfer_leadership, unfit))
+        meant = self.handover.meant(self._statuses.successors())
+        self.handover.ask(partial(self._engine.transfer_leadership, meant))
 
-    def ask_anybody_but(self, unfit: Iterable[str]) -> None:
+    def ask_somebody(self) -> None:
         """Ask a peer to take over, without waiting for it: this node leads on if none does."""
-        self._engine.transfer_leadership([*unfit, *self._not_to_lead()])
+        self._engine.transfer_leadership(self._statuses.successors())
 
     def give_way(self) -> bool:
         """Lead no more; True once the other voters are a majority without this node, which does not lead."""
         self._engine.may_lead = False
         if self._engine.is_leader:
-            if not self.is_handing_over:
-                self.transfer()
+            self.leave()
             return False
         return self._members.is_majority(self._peers.voters())
 
     def leave_for_maintenance(self) -> None:
-        """Hand over if this node is under maintenance and another one can lead."""
-        if self._members.name in self._maintenance.members and not self.is_handing_over:
-            successor = self._successor()
-            if successor is not None:
-                self.transfer(successor)
+        """Hand over if this node is under maintenance and another one can lead.
 
-    def _successor(self) -> str | None:
-        """A voter that can lead in place of this node, and is not under maintenance."""
-        others = sorted(self._members.configurations.membership.voters - {self._members.name})
-        return next((voter for voter in others if self._statuses.why_not_lead(voter) is None), None)
-
-    def _not_to_lead(self) -> list[str]:
-        """The members that leadership should not go to."""
-        drained = () if self._successor() is None else self._maintenance.members
-        return [*self._peers.not_voting(), *drained]
+        It leads for a moment at least: whoever gave it leadership may have had to, and be removed by it.
+        """
+        has_led_s = self._runtime.monotonic() - self._began_s
+        if self._members.name in self._maintenance.members and has_led_s > PATIENCE_S:
+            fit = [name for name in self._statuses.successors() if self._statuses.why_not_lead(name) is None]
+            if fit:
+                self.leave(fit[0])

@@ -211,9 +211,9 @@ class PeerLinks:
         self._told.pop(peer, None)
 
     def _seek(self) -> None:
-        """Dial the seeds as long as this node does not know of which cluster it is."""
+        """Dial the seeds as long as this node does not know its cluster, or nobody else of it."""
         for seed in self._seeds:
-            if not self._known.is_without_cluster:
+            if not self._known.seeks_members:
                 if (task := self._dialling.pop(seed, None)) is not None:
                     task.cancel()
             elif seed not in self._dialling:
@@ -222,7 +222,7 @@ class PeerLinks:
     @property
     def why_not_joined(self) -> str | None:
         """Why no seed lets this node in, if it seeks its cluster and has tried them all in vain; else None."""
-        if not self._known.is_without_cluster or len(self._refusals) < len(self._seeds):
+        if not self._known.seeks_members or len(self._refusals) < len(self._seeds):
             return None
         reasons = [f"{_shown(seed)}: {reason}" for seed, reason in self._refusals.items()]
         return f"cannot join the cluster at {'; '.join(reasons)}" if reasons else None

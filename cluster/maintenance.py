@@ -1,5 +1,7 @@
 """Members under maintenance: they lead only where nobody else can.
 
+One that its leader asks to take over does so at once: the leader asks nobody else if it need not.
+
 Lives here: who they are, and whether this node is one that leaves leading to the others. Not here: how maintenance
 begins (member_changes.py), how leadership moves (handover.py), what becomes of clients (the shell).
 

@@ -100,8 +100,10 @@ class Members:
         if held.known is self.known:
             return False
         before, self.known = self.known, held.known
-        for name in self.known.keys() ^ before.keys():
-            log.info("node %s is %s", name, "a member now" if name in self.known else "no member any more")
+        for name in self.known.keys() - before.keys():
+            log.info("node %s is a member now", name)
+        for name in before.keys() - self.known.keys() - {self.name}:
+            log.info("node %s is no member any more", name)
         self._directory.note_configuration(held, self._engine.journal)
         self._clock.members = held.newest.clocks(self.name, self.id)
         for name in (before.keys() | held.known.keys()) - held.membership.voters:

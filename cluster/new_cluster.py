@@ -155,7 +155,7 @@ def recover(disk: Disk, path: str, machine: Machine, wall_ms: int, random: Rando
     versions = Versions(*machine.versions)
     version = version_of(OldLog(identity.machine_version, is_named=not identity.members), versions, path)
     directory = GroupDirectory(disk, path, identity.owner)
-    members = identity.members or [identity.owner.node]
+    members = identity.names or [identity.owner.node]
     claim = directory.claim(wall_ms, versions, members, random.randrange(INCARNATION_LEAP))
     return _begin(disk, directory, claim, identity.owner, version, None, machine, random)
 

@@ -63,6 +63,7 @@ class OwnStatus:
             bounded(self._runtime.wall_ms()),
             self._clock.steady_ms(now_s),
             int(engine.hears_leader()),
+            int(engine.may_lead),
         )
 
     def flaw(self) -> str | None:

@@ -100,9 +100,6 @@ class Peers:
     def voters(self) -> list[str]:
         return [name for name, status in self._statuses() if status.standing == Standing.VOTER]
 
-    def not_voting(self) -> list[str]:
-        return [name for name, status in self._statuses() if status.standing != Standing.VOTER]
-
     def _statuses(self) -> list[tuple[str, Status]]:
         return [(name, peer.status) for name, peer in self._peers.items() if peer.status is not None]
 

@@ -63,8 +63,8 @@ class Reconfiguration:
         self._time_ms = time_ms
         self._transmit = transmit
         self._asked = Questions()
-        self._complaint = ""
-        """Why a step that was due was refused, as was logged last."""
+        self._complaints: set[str] = set()
+        """Why steps that are due are refused, as was logged."""
 
     # Asking the leader
 
@@ -112,10 +112,13 @@ class Reconfiguration:
         after = step(held.newest)
         if after is held.newest:
             return held.newest_index
-        if not after.has(self._members.name, self._members.id):
-            self._leadership.transfer()
-            raise NotNow("this node leads, and hands over first")
         self._check_majority_of(after)
+        if not after.has(self._members.name, self._members.id):
+            if not self._statuses.successors():
+                name, why = self._members.name, self._statuses.why_no_successor()
+                raise MembershipRefused(f"{name} leads, and nobody could lead in its place: {why}")
+            self._leadership.leave()
+            raise NotNow("this node leads, and hands over first")
         index = engine.propose(make_configuration(self._time_ms(), after))
         self._members.follow()
         return index
@@ -129,6 +132,7 @@ class Reconfiguration:
             if self._members.presence.is_member(name)
         }
         last_index, now_s = self._engine.journal.last_index, self._runtime.monotonic()
+        refusals: set[str] = set()
         for step in self._enrolment.due_steps(configuration, learners, last_index, now_s, self._new_id):
             try:
                 if self.propose(step) > self._engine.commit_index:
@@ -136,9 +140,15 @@ class Reconfiguration:
             except NotNow:
                 return
             except MembershipRefused as refused:
-                if str(refused) != self._complaint:
-                    self._complaint = str(refused)
-                    log.info("the members stay as they are: %s", refused)
+                refusals.add(str(refused))
+                self._complain(str(refused))
+        self._complaints &= refusals
+
+    def _complain(self, refusal: str) -> None:
+        """Log why a step that is due is refused: again only if it was not for a while."""
+        if refusal not in self._complaints:
+            self._complaints.add(refusal)
+            log.info("the members stay as they are: %s", refusal)
 
     def _make(self, change: MemberChange, refused: Callable[[str], None]) -> None:
         try:

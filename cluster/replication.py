@@ -11,7 +11,8 @@ Lives here: which way a peer is sent entries and what it has acknowledged, and w
 on their way (engine.py), what is counted of it (membership.py, and pysyncobj), what a refusal says of the log
 (log_matching.py).
 
-Law: pure; indexes and times are handed in. What a peer has acknowledged in a reign is never forgotten in that reign.
+Law: pure; indexes and times are handed in. What a voter has acknowledged in a reign counts throughout it, however
+often its link breaks, unless it says itself that its log may lack it.
 """
 
 from __future__ import annotations
@@ -54,6 +55,13 @@ class Progress:
     def acknowledge(self, index: int) -> bool:
         """Note that the peer holds everything up to `index`. True if that is more than was known."""
         if index <= self.acknowledged:
+            return False
+        self.acknowledged = index
+        return True
+
+    def lose(self, index: int) -> bool:
+        """Note that the peer has lost what it held behind `index`. True if that changes what was known."""
+        if index >= self.acknowledged:
             return False
         self.acknowledged = index
         return True

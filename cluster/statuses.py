@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.fitness import Verdict, flaw, may_drain, may_leave, may_stop, why_not_lead
+from cluster.fitness import (
+    Verdict,
+    flaw,
+    may_drain,
+    may_leave,
+    may_stop,
+    successors,
+    why_cannot_lead,
+    why_not_lead,
+)
 from cluster.peers import MemberStatus, member_status
 
 if TYPE_CHECKING:
@@ -93,9 +102,21 @@ class Statuses:
             )
         return flaw(name, self.known())
 
+    def successors(self) -> list[str]:
+        """The members to which leadership may go from this node; empty if nobody else can lead, as far as is known."""
+        drained = self._maintenance.members
+        return successors(self._name, self._configurations.membership, drained, self.known())
+
+    def why_no_successor(self) -> str:
+        """Why each of the other voters cannot lead, and what to do about it."""
+        known = self.known()
+        others = sorted(self._configurations.membership.voters - {self._name})
+        return "; ".join(filter(None, (why_cannot_lead(other, known) for other in others)))
+
     def may_stop(self, name: str) -> Verdict:
         """Whether the others go on when this member stops, as far as is known here."""
-        return may_stop(name, self._leader(), self._configurations.membership, self.known())
+        drained = self._maintenance.members
+        return may_stop(name, self._leader(), self._configurations.membership, drained, self.known())
 
     def may_leave(self, name: str) -> Verdict:
         """Whether the others go on when this member is none any more, as far as is known here."""

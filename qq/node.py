@@ -20,7 +20,7 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
 from cluster.complaints import Complaints
-from cluster.configuration import PeerAddress, Versions
+from cluster.configuration import PeerAddress, Versions, host_problem
 from cluster.engine import Timing
 from cluster.envelope import Alarm
 from cluster.group import Group
@@ -36,7 +36,7 @@ from qq import descriptors, garbage, memory, tls
 from qq.amqp.connection import Settings
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
-from qq.config import read_secrets
+from qq.config import ConfigError, read_secrets
 from qq.errors import StartError
 from qq.http.app import READING, build_app, listen, reading_app
 from qq.http.server import HttpLimits
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.peers import MemberStatus
-    from qq.config import Limits, NodeAddress, NodeConfig
+    from qq.config import Limits, NodeAddress, NodeConfig, Seed
     from qq.http.view import ClusterMember
     from qq.sessions.login import Attempt
 
@@ -151,7 +151,7 @@ class Node:
             tls=self._peer_tls.current if self._peer_tls else None,
             listed=_addresses(config.nodes),
             prefers_listed=config.peer_addresses == "file",
-            seeds=config.join,
+            seeds=_seeds(config),
         )
         limits = _http_limits(config.limits, self._shares.http)
         app = reading_app(self, limits)
@@ -576,8 +576,22 @@ async def run(
 
 
 def _addresses(nodes: Iterable[NodeAddress]) -> dict[str, PeerAddress]:
-    """Where nodes listen for each other."""
+    """Where nodes listen for each other. Raises ConfigError for a host that nobody could look up."""
+    for node in nodes:
+        _check_host(f"[[nodes]] {node.name}: host", node.host)
     return {node.name: PeerAddress(node.host, node.peer_port) for node in nodes}
+
+
+def _seeds(config: NodeConfig) -> tuple[Seed, ...]:
+    for seed in config.join:
+        _check_host("[cluster] join: host", seed.host)
+    return config.join
+
+
+def _check_host(what: str, host: str) -> None:
+    problem = host_problem(host)
+    if problem is not None:
+        raise ConfigError(f"{what}: {host!r} {problem}")
 
 
 def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:

@@ -19,7 +19,7 @@ from cluster.identity import Owner, claim_directory
 from cluster.log.segment import CorruptJournal
 from cluster.realworld import AsyncioRuntime, RealDisk
 from qq import memory, node
-from qq.config import NodeAddress, NodeConfig
+from qq.config import ConfigError, NodeAddress, NodeConfig, Seed
 from qq.errors import StartError
 from qq.machine.machine import QueueMachine
 from qq.machine.state import VERSION
@@ -176,6 +176,27 @@ def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: 
         f"{tmp_path}: groups/0: the log is at version {VERSION - 1} of the state, and this program can run "
         f"{Versions(*QueueMachine.versions)}: start one that can"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"nodes": (NodeAddress("n1", "db..org", 1, 2, 3),)},
+            "[[nodes]] n1: host: 'db..org' is no host name: ",
+        ),
+        (
+            {"join": (Seed("a b", 1),)},
+            "[cluster] join: host: 'a b' must have 1 to 255 characters, without blanks",
+        ),
+    ],
+)
+def test_a_host_that_nobody_could_look_up_is_refused_in_one_line(
+    tmp_path: Path, change: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        asyncio.run(node.run(dataclasses.replace(CONFIG, data_dir=tmp_path, **change)))
+    assert str(caught.value).startswith(line)
 
 
 def test_a_damaged_log_that_nobody_can_repair_is_refused_in_one_line(tmp_path: Path) -> None:

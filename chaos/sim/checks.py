@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
-from chaos.sim.watched import TAG, Applied, ForeignMachine, WatchedMachine
+from chaos.sim.watched import MACHINES, TAG, Applied, Program, WatchedMachine
 from chaos.sim.world import EPOCH_MS
 from cluster.clock import SLOWER
-from cluster.configuration import is_configuration, read_configuration
+from cluster.configuration import Versions, is_configuration, read_configuration
 from cluster.elections import Role
 from cluster.log.hardstate import Standing
 from cluster.log.segment import CorruptJournal
@@ -83,6 +83,8 @@ class _Seen:
     vote: str | None = None
     standing: Standing = Standing.BLANK
     installs: int = 0
+    configured_at: int = 1
+    """The index of the newest configuration in the log."""
     steps: int = 0
 
 
@@ -119,6 +121,8 @@ class Checks:
         self._leaders: dict[int, str] = {}
         self._digests: dict[int, int] = {}
         self._states: dict[int, int] = {}
+        self._positions: dict[int, int] = {1: 0}
+        """How many steps a machine has taken after each entry."""
         self._counted: dict[tuple[str, int], int] = {}
         self._time_ms = 0
         self._time_s = 0.0
@@ -134,23 +138,40 @@ class Checks:
         self._forgotten_terms: dict[str, int] = {}
         self._terms: dict[str, int] = {}
         self._votes: dict[tuple[str, int], str] = {}
+        self._cast: dict[tuple[str, int], dict[str, None]] = {}
+        """Who has ever voted for a node in a term."""
         self._ids: dict[str, bytes] = {}
         """The id of the data directory that a node has had last."""
         self.configuration: Configuration | None = None
         """The configuration that was committed last; None as long as the nodes' files count."""
+        self._first_configuration: Configuration | None = None
         self._electorates: dict[Membership, None] = {}
         """All memberships that there have been."""
         self._lost_campaigns: dict[tuple[str, int], None] = {}
         """The campaigns of directories that are lost, by name and term."""
+        self._vain_campaigns: dict[bytes, int] = {}
+        """How often a directory has campaigned since it was removed."""
         self._minority_since_s: dict[str, float] = {}
         self._minority_terms: dict[str, int] = {}
+
+    def continued(self, index: int) -> Checks:
+        """The checks of a new cluster that begins with what this one had at an entry, and leaves the next index out."""
+        new = Checks(self._world, self._new_machine)
+        new.committed = [*self.committed[: index - 1], Committed(0, 0, 0)]
+        steps = self._positions[max((known for known in self._positions if known <= index), default=1)]
+        new.history = self.history[:steps]
+        new.batches = self.batches
+        new.replays_to = dict.fromkeys(self._cluster.names, max(self.replays_to.values(), default=0))
+        new._states = {position: digest for position, digest in self._states.items() if position <= steps}
+        new._skews_ms, new._electorates = dict(self._skews_ms), dict(self._electorates)
+        return new
 
     def watch(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
         self.clocks_changed()
 
-    def machine(self, *, foreign: bool) -> WatchedMachine:
-        return (ForeignMachine if foreign else WatchedMachine)(self._new_machine(), self)
+    def machine(self, program: Program) -> WatchedMachine:
+        return MACHINES[program](self._new_machine(), self)
 
     def fail(self, what: str) -> None:
         raise ViolationError(f"at {self._world.now_s:.3f} s: {what} [{self._cluster.describe()}]")
@@ -182,6 +203,7 @@ class Checks:
         unnoticed = damage.life + 1 == node.life and node.standing is Standing.VOTER
         if unnoticed and node.group.journal.last_index < damage.owed_index:
             self.fail(f"{node.name} is a voter without entry {damage.owed_index}, which it had acknowledged")
+        self._check_version(node)
         self._terms[node.name] = term
         self._seen[node.name] = _Seen(node.life, term=term, vote=engine.voted_for, standing=node.standing)
         if engine.applied_index > 1:
@@ -248,12 +270,20 @@ class Checks:
             for configuration in self._counting()
         )
 
+    def counts(self, node: SimulatedNode) -> bool:
+        """Whether the directory of this node is a voter's by its id, wherever that counts."""
+        member_id = self._ids.get(node.name, b"")
+        return any(each.cluster and each.has_voter(node.name, member_id) for each in self._counting())
+
     def _counting(self) -> list[Configuration]:
         """The configurations by which anybody counts, or may count when a leader has been heard."""
-        held = [node.group.configurations for node in self._cluster.nodes if node.has_started]
-        newest = {
-            id(each.newest): each.newest for each in held if each.is_settled or self.configuration is None
-        }
+        by_lists = self.configuration is None
+        held = [
+            node.group.configurations
+            for node in self._cluster.nodes
+            if node.has_started and not (by_lists and node.misconfigured)
+        ]
+        newest = {id(each.newest): each.newest for each in held if each.is_settled or by_lists}
         if self.configuration is not None:
             newest[id(self.configuration)] = self.configuration
         return list(newest.values())
@@ -317,7 +347,27 @@ class Checks:
         if leads and (commit_index > seen.commit_index or seen.steps % BELIEFS_EVERY == 0):
             self._check_beliefs(node)
         if commit_index > seen.commit_index:
+            if leads:
+                self._check_stored(node, commit_index)
             seen.commit_index = self._check_committed(node, seen.commit_index + 1, commit_index)
+        configured_at = group.configurations.newest_index
+        if leads and configured_at > seen.configured_at:
+            self._check_change(node, seen.configured_at, configured_at)
+        seen.configured_at = configured_at
+
+    def _check_change(self, leader: SimulatedNode, before: int, index: int) -> None:
+        """A leader changes the members, by entry `index`, once the last change and an entry of its term are committed.
+
+        Else two majorities need have no voter in common (Raft thesis, 4.1, as corrected in 2015).
+        """
+        engine, journal = leader.group.engine, leader.group.journal
+        if journal.term_at(index) != engine.term:
+            return  # it came with the log
+        last = engine.commit_index
+        if before > last:
+            self.fail(f"{leader.name} changes the members twice at once, with entries {before} and {index}")
+        if journal.term_at(min(last, index - 1)) != engine.term:
+            self.fail(f"{leader.name} changes the members before it has committed anything of its term")
 
     def _check_office(self, node: SimulatedNode, seen: _Seen, *, leads: bool) -> None:
         """Only a voter leads or campaigns."""
@@ -341,12 +391,27 @@ class Checks:
         vote = engine.voted_for
         if vote is None or (seen.standing is Standing.BLANK and engine.role is Role.FOLLOWER):
             return  # one who rises from blank notes a vote that it may have given
+        self._cast.setdefault((vote, engine.term), {})[node.name] = None
         if self._votes.setdefault((node.name, engine.term), vote) != vote:
             self.fail(f"{node.name} votes for {vote} in term {engine.term}, and did for another")
         has_campaigned = self._votes.get((vote, engine.term)) == vote
         if not (has_campaigned or (vote, engine.term) in self._lost_campaigns):
             self.fail(f"{node.name} votes for {vote} in term {engine.term}, which does not campaign in it")
         self._check_may_vote(node, vote)
+        if vote == node.name:
+            self._check_may_campaign(node)
+
+    def _check_may_campaign(self, node: SimulatedNode) -> None:
+        """A directory that was removed disturbs nobody, whether it knows or not.
+
+        Pre-votes that it had won before, and that were stuck on the way, may still make it campaign once.
+        """
+        member_id = node.group.members.id
+        if self.configuration is None or not self.configuration.is_removed(member_id):
+            return
+        self._vain_campaigns[member_id] = self._vain_campaigns.get(member_id, 0) + 1
+        if self._vain_campaigns[member_id] > 1:
+            self.fail(f"{node.name} campaigns though it was removed")
 
     def _forget_campaigns(self, node: SimulatedNode) -> None:
         """One that has lost its memory may take back a vote for itself, and no other, if nobody has voted for it.
@@ -382,6 +447,9 @@ class Checks:
         other = self._leaders.setdefault(term, node.name)
         if other != node.name:
             self.fail(f"{other} and {node.name} both lead term {term}")
+        voted = self._cast.get((node.name, term), {})
+        if not node.group.configurations.membership.is_majority(voted):
+            self.fail(f"{node.name} leads term {term} by the votes of {', '.join(voted)}")
         journal = node.group.journal
         for index in range(max(journal.first_index, 2), len(self.committed) + 2):
             committed = self.committed[index - 2]
@@ -403,8 +471,8 @@ class Checks:
         members = leader.group.configurations.newest
         for node in self._cluster.nodes:
             index = engine.acknowledged_index(node.name)
-            if not members.has(node.name, self._ids.get(node.name, b"")):
-                continue  # it is another directory of that name that is meant
+            if not self._means(members, node.name):
+                continue
             if not index or not (node.up and node.has_started) or node.group.engine.term > engine.term:
                 continue
             if node.name in self._damage and node.standing is not Standing.VOTER:
@@ -417,6 +485,27 @@ class Checks:
                 continue
             if index > journal.last_index or there.term_at(index) != journal.term_at(index):
                 self.fail(f"{leader.name} believes that {node.name} has its entry {index}")
+
+    def _means(self, configuration: Configuration, name: str) -> bool:
+        """Whether this is said of the directory that the node of that name has now.
+
+        Who goes by lists of names means the directories that were there before a configuration named any.
+        """
+        named = configuration if configuration.cluster else self._first_configuration or configuration
+        return named.has(name, self._ids.get(name, b""))
+
+    def _check_stored(self, leader: SimulatedNode, index: int) -> None:
+        """What a leader takes for committed is on the disks of a majority of voters, but for what was done to these."""
+        configuration = leader.group.configurations.newest
+        holders = [
+            voter
+            for voter in configuration.membership.voters
+            if self._vouched.get(voter, 0) >= index
+            or voter in self._damage
+            or not self._means(configuration, voter)
+        ]
+        if not configuration.membership.is_majority(holders):
+            self.fail(f"{leader.name} commits entry {index}, which of the voters only {sorted(holders)} have")
 
     def _check_committed(self, node: SimulatedNode, first: int, last: int) -> int:
         """Log matching over committed prefixes, as far as the log reaches back. How far it could be read."""
@@ -439,6 +528,7 @@ class Checks:
                 self.committed.append(record)
                 if is_configuration(payload):
                     self.configuration = read_configuration(payload)
+                    self._first_configuration = self._first_configuration or self.configuration
                 self.entry_bytes_max = max(self.entry_bytes_max, len(payload))
             elif self.committed[index - 2][:2] != record[:2]:
                 self.fail(f"{node.name} has committed another entry {index} than was committed before")
@@ -547,7 +637,15 @@ class Checks:
         if self._counted.get((origin, client), 0) < number:
             self.fail(f"batch {number} of client {client} at {origin} is confirmed and has not taken effect")
 
+    def _check_version(self, node: SimulatedNode) -> None:
+        """A program works only on what it can run, be it committed or not."""
+        version, versions = node.group.configurations.newest.version, Versions(*node.machine.versions)
+        if not versions.include(version):
+            self.fail(f"the log of {node.name} is at version {version}, and its program can run {versions}")
+
     def applied(self, node: SimulatedNode, index: int) -> None:
+        self._check_version(node)
+        self._positions[index] = node.machine.position
         if index % DIGEST_EVERY == 0:
             self._check_state(node, index)
 

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from chaos.sim.disk import ProcessEnds, SimulatedDisk
 from chaos.sim.network import Network, NetworkOptions, address_of
+from chaos.sim.watched import Program
 from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.applying import Confirmed, Expelled
 from cluster.configuration import PeerAddress, Versions
 from cluster.engine import Engine, Timing
 from cluster.group import Group
 from cluster.group_config import GroupConfig
+from cluster.handshake import VERSIONS as PROTOCOLS
 from cluster.identity import OtherMembers, OtherVersion
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
@@ -95,6 +97,12 @@ class Options:
     """Whether load goes on after the faults until the disks are as empty as they must become."""
     message_bytes_max: int = 16 * 1024
     """What production bounds to a megabyte: entries, forwards, appends."""
+    is_upgrade: bool = False
+    """Whether nodes begin with the program of the release before, and get this one while they run."""
+    raises_version: bool = True
+    """Whether the cluster goes over to the next version of the state by itself, or has to be told."""
+    makes_backup: bool = False
+    """Whether a backup is made at some moment, and a new cluster of it at the end."""
     skew_max_ms: int = 5_000
     clock_patience_s: float = 3.0
 
@@ -129,7 +137,7 @@ class NodeEvents:
 class Watcher(Protocol):
     """Who looks at the nodes, whatever they do: each life begins with a machine of theirs."""
 
-    def machine(self, *, foreign: bool) -> WatchedMachine: ...
+    def machine(self, program: Program) -> WatchedMachine: ...
 
     def started(self, node: SimulatedNode) -> None: ...
 
@@ -170,11 +178,13 @@ class SimulatedNode:
         """Where it listens."""
         self.may_be_removed = False
         """Whether an operator has asked for that, so that it may stop, to come back with an empty directory."""
-        self.foreign = False
-        """Whether a program of another version is installed."""
+        self.program = Program.CURRENT
+        """What is installed."""
         self.life = 0
         self.up = False
         self._power_loss_within = False
+        self._log_lists_members = False
+        """Whether its last life knew the members from the log, durably: then the list in its file does not matter."""
         self.has_started = False
         """Whether this life has come through its start, so that there are an engine, a log and a standing."""
         self._standing = Standing.BLANK
@@ -208,7 +218,7 @@ class SimulatedNode:
         )
         self.runtime = runtime
         self._cluster.network.host_has_power(self.name)
-        self.machine = watcher.machine(foreign=self.foreign)
+        self.machine = watcher.machine(self.program)
         versions = Versions(*self.machine.versions)
         others = [node.address for node in self._cluster.nodes if node is not self]
         links = self._cluster.network.attach(
@@ -218,6 +228,7 @@ class SimulatedNode:
             addresses=[self.address],
             listed=self._cluster.listed_by(self),
             seeds=others if self.joins else [],
+            protocol=PROTOCOLS[0] if self.program is Program.EARLIER else PROTOCOLS[-1],
         )
         config, parts = self._cluster.group_config(self), self._cluster.parts
         self.up = True
@@ -231,7 +242,7 @@ class SimulatedNode:
             self._world.after(START_RETRY_S, self.start)
             return
         except (OtherMembers, OtherVersion) as error:
-            if not self.misconfigured:
+            if not self._may_refuse(error):
                 watcher.node_failed(self, error)
             self.end(power_loss=False)  # whoever has configured it so will put it right
             return
@@ -248,14 +259,24 @@ class SimulatedNode:
         for events in self._cluster.events:
             events.started(self)
 
+    def _may_refuse(self, error: OtherMembers | OtherVersion) -> bool:
+        """Whether this program with this list may refuse the directory."""
+        if isinstance(error, OtherVersion):
+            return self.program is not Program.CURRENT
+        is_lost = self._cluster.watcher.may_find_damage(self)
+        return self.members != self._cluster.names and (is_lost or not self._log_lists_members)
+
     @property
     def misconfigured(self) -> bool:
-        return self.foreign or self.members != self._cluster.names
+        return self.program is Program.FOREIGN or self.members != self._cluster.names
 
     def end(self, *, power_loss: bool) -> None:
         """End the process as `kill -9` does or, with `power_loss`, as pulling the plug does."""
         if not self.up:
             return
+        if self.has_started:
+            held = self.group.configurations
+            self._log_lists_members = 0 < held.committed_index <= self.group.journal.synced_index
         self.up = False
         self.runtime.alive = False
         self.disk.crash(power_loss=power_loss)
@@ -354,14 +375,22 @@ class SimulatedNode:
 class SimulatedCluster:
     """All nodes of a run."""
 
-    def __init__(self, world: World, options: Options, parts: Parts, watcher: Watcher) -> None:
+    def __init__(
+        self,
+        world: World,
+        options: Options,
+        parts: Parts,
+        watcher: Watcher,
+        network: Network | None = None,
+    ) -> None:
+        """All nodes, in a network of their own or in one that there is."""
         self.world = world
         self.options = options
         self.parts = parts
         self.watcher = watcher
         self.events: list[NodeEvents] = []
         self.names = [f"n{number}" for number in range(1, options.nodes + 1)]
-        self.network = parts.network(world, self.names, options.network, world.random("network"))
+        self.network = network or parts.network(world, self.names, options.network, world.random("network"))
         self._skew: Random = world.random("skew")
         self.nodes = [SimulatedNode(name, self) for name in self.names]
 
@@ -375,6 +404,7 @@ class SimulatedCluster:
             nodes=self.listed_by(node),
             cluster=CLUSTER,
             joins=node.joins,
+            raises_version=options.raises_version,
             timing=options.timing,
             dead_origin_grace_s=0.6,
             silent_origin_grace_s=5.0,
@@ -406,7 +436,7 @@ class SimulatedCluster:
             return
         for node in self.nodes:
             member = leader.group.configurations.committed.member(node.name)
-            if not node.up or node.standing is not Standing.BLANK or member is None or member.id is None:
+            if not node.up or node.standing is Standing.VOTER or member is None or member.id is None:
                 continue
             if member.id != node.group.members.id:
                 change = MemberChange(Verb.REPLACE, node.name, member.id)
@@ -418,17 +448,25 @@ class SimulatedCluster:
         return max(leaders, key=lambda node: node.group.engine.term, default=None)
 
     def settled(self) -> bool:
-        """Everybody is up and a voter, agrees on one leader, has applied everything and waits for nothing."""
+        """Everybody is up and a voter, agrees on one leader, has applied everything and waits for nothing.
+
+        A member under maintenance leads only if all are; and all have gone over to the newest version of the state.
+        """
         leaders = 0
         applied: dict[int, None] = {}
         leader = self.leader()
         if leader is None:
             return False
         members = leader.group.configurations.committed
+        drained = [member.name for member in members.members if member.is_drained]
+        if leader.name in drained and len(drained) < len(self.nodes):
+            return False
         for node in self.nodes:
             if not node.up or node.runtime.paused or node.group.pending_batches:
                 return False
             is_voter = members.has_voter(node.name, node.group.members.id)
+            if members.version != node.machine.versions[1]:
+                return False
             if node.standing is not Standing.VOTER or not is_voter:
                 return False
             engine = node.group.engine

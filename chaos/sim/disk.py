@@ -14,7 +14,7 @@ import errno
 import os
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,13 @@ _STEPS_MAX = (4, 12, 60)  # disk operations that a job under way may have done w
 
 class ProcessEnds(BaseException):
     """The process ends inside a disk operation; not an Exception, so that nothing goes on after it."""
+
+
+class DiskContent(NamedTuple):
+    """All files of a disk, and its directories."""
+
+    by_path: dict[str, _Inode]
+    directories: dict[str, None]
 
 
 class SimulatedDisk:
@@ -238,6 +245,16 @@ class SimulatedDisk:
         self._name_changes.clear()
         self._moves.clear()
         self._flipped.clear()
+
+    def content(self) -> DiskContent:
+        """What is there now, to be put back later; only while the process is down."""
+        return DiskContent(dict(self.by_path), dict(self.directories))
+
+    def put_back(self, content: DiskContent) -> None:
+        """What was there earlier takes the place of what is there; only while the process is down."""
+        self.lose_everything()
+        self.by_path.update(content.by_path)
+        self.directories.update(content.directories)
 
     # What the simulation may know
 

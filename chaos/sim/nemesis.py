@@ -3,8 +3,9 @@
 Lives here: the faults by name, each with its undoing. Not here: how a fault works (world, network, disk) and what must
 hold in spite of it (checks.py).
 
-Law: every fault ends by itself or in `stop`; after that the world is a good one. Damage to what a disk promised to keep
-hits one node at a time, and none as long as another has not got over it: the rest is a majority.
+Law: every fault ends by itself or in `stop`; after that the world is a good one, in which members may still be under
+maintenance. Damage to what a disk promised to keep hits one node at a time, and none as long as another has not got
+over it: the rest is a majority.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chaos.sim.cluster import CLUSTER, GROUP, LOG
+from chaos.sim.watched import Program
 from cluster.configuration import PeerAddress
 from cluster.identity import START_FILES, Owner
 from cluster.log.hardstate import NAMES as HARD_STATE_NAMES
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from chaos.sim.checks import Checks
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
+    from chaos.sim.disk import DiskContent
     from chaos.sim.world import World
 
 
@@ -68,6 +71,9 @@ FAULTS = {
     "foreign version": 0.3,
     "remove member": 0.4,
     "move": 0.3,
+    "old directory": 0.3,
+    "drain": 0.4,
+    "revive": 0.4,
 }
 """How common each is where all are."""
 
@@ -77,6 +83,8 @@ class Nemesis:
 
     def __init__(self, world: World, cluster: SimulatedCluster, checks: Checks) -> None:
         self.done: dict[str, int] = {}
+        self.installed = dict.fromkeys(cluster.names, Program.CURRENT)
+        """What operators have installed on each node that is not given a wrong program for a while."""
         self.listener: Callable[[str], None] | None = None
         """Is told of each fault, by name."""
         self._world = world
@@ -113,6 +121,9 @@ class Nemesis:
             "foreign version": self._foreign_version,
             "remove member": self._remove_member,
             "move": self._move,
+            "old directory": self._old_directory,
+            "drain": partial(self._maintain, Verb.DRAIN),
+            "revive": partial(self._maintain, Verb.REVIVE),
         }
 
     def start(self) -> None:
@@ -225,6 +236,10 @@ class Nemesis:
         self._ask_for(change, self._random.randint(1, 20))
         return True
 
+    def _maintain(self, verb: Verb) -> None:
+        """Begin or end the maintenance of a member; one that is under maintenance at the end stays so."""
+        self._ask_for(MemberChange(verb, self._anyone().name), self._random.randint(1, 10))
+
     def _ask_for(self, change: MemberChange, times: int) -> None:
         """Ask nodes for a change again and again, as an operator does who hears nothing of it."""
         asked = self._random.choice(self._cluster.nodes)
@@ -259,13 +274,13 @@ class Nemesis:
         if self._random.random() < 0.5:
             nodes = self._emptied(1)
             for node in nodes:
-                node.foreign = True
+                node.program = Program.FOREIGN
             self._start_empty(nodes)
             return bool(nodes)
         node = self._anyone()
         if not node.up or node.misconfigured:
             return False
-        node.foreign = True
+        node.program = Program.FOREIGN
         self._restart([node])
         self._until(self._short_or_long_s(6.0), partial(self._configure_right, [node]))
         return True
@@ -292,7 +307,9 @@ class Nemesis:
             self._until(self._short_or_long_s(6.0), partial(self._begin_anew, node))
 
     def _begin_anew(self, node: SimulatedNode) -> None:
-        self._empty(node)
+        """Put it right with an empty directory, unless the cluster counts on the one that it has: the log listed it."""
+        if not self._checks.counts(node):
+            self._empty(node)
         self._configure_right([node])
 
     def _empty(self, node: SimulatedNode) -> None:
@@ -303,7 +320,7 @@ class Nemesis:
     def _configure_right(self, nodes: Sequence[SimulatedNode]) -> None:
         for node in nodes:
             node.members = self._cluster.names
-            node.foreign = False
+            node.program = self.installed[node.name]
         self._restart(nodes)
 
     def _restart(self, nodes: Sequence[SimulatedNode]) -> None:
@@ -432,12 +449,36 @@ class Nemesis:
 
     def _lose_directory(self) -> bool:
         node = self._victim()
-        if node is None:
-            return False
+        if node is None or node.misconfigured:
+            return False  # its next directory would be of a wrong list
         self._end(node, power_loss=self._is_power_loss())
         node.disk.lose_everything()
         self._checks.damaged(node)
         return True
+
+    def _old_directory(self) -> bool:
+        """Lose a directory, and find it again when another one may have taken its place: both have its name.
+
+        As long as members are known by their names, nobody could tell the two apart.
+        """
+        node = self._victim()
+        if node is None or node.misconfigured or not node.group.configurations.cluster:
+            return False
+        if self._checks.may_find_damage(node):
+            return False
+        self._end(node, power_loss=False)
+        old = node.disk.content()
+        self._empty(node)
+        self._until(self._short_or_long_s(10.0), partial(self._put_back, node, old))
+        return True
+
+    def _put_back(self, node: SimulatedNode, old: DiskContent) -> None:
+        """The member that the old directory was may be removed by now; then nobody needs it any more."""
+        if node.up and not node.misconfigured and self._checks.may_be_damaged(node):
+            self._empty(node)
+            node.disk.put_back(old)
+            node.may_be_removed = True
+            node.start()
 
     def _shorten_log(self) -> bool:
         """The open segment loses some of what it had acknowledged, or is lost as a whole."""

@@ -137,6 +137,8 @@ class Connection:
         }
         self.terms: dict[str, Terms] = {}
         """What each end has told of itself."""
+        self.protocol = VERSIONS[-1]
+        """The newest version that both ends speak."""
         self.heard_s = {dialler: now_s, acceptor: now_s}
         """When anything last arrived at each end."""
         self.welcomed = False
@@ -157,8 +159,10 @@ class SimulatedLinks:
         process: bytes,
         listed: Mapping[str, PeerAddress],
         seeds: Sequence[PeerAddress],
+        protocol: int,
     ) -> None:
         self.name = name
+        self.speaks = protocol
         self.known = KnownMembers(name, versions, process, listed)
         self.runtime = runtime
         self.seeds = seeds
@@ -172,7 +176,7 @@ class SimulatedLinks:
         """Where to dial a peer or a seed; nowhere if it is not to be dialled."""
         if isinstance(whom, str):
             return self.known.places(whom) if whom in self.known.addresses else ()
-        return (whom,) if self.known.is_without_cluster else ()
+        return (whom,) if self.known.seeks_members else ()
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
         self.known.configure(member_id, configurations)
@@ -194,8 +198,8 @@ class SimulatedLinks:
     def peer_id(self, peer: str) -> bytes:
         return self.current[peer].terms[peer].member
 
-    def protocol(self, peer: str) -> int:  # noqa: ARG002 - all simulated nodes speak the newest one
-        return VERSIONS[-1]
+    def protocol(self, peer: str) -> int:
+        return self.current[peer].protocol
 
     def congested(self, peer: str) -> bool:
         connection = self.current.get(peer)
@@ -228,15 +232,20 @@ class Network:
         addresses: Sequence[PeerAddress] = (),
         listed: Mapping[str, PeerAddress] = MappingProxyType({}),
         seeds: Sequence[PeerAddress] = (),
+        protocol: int = VERSIONS[-1],
     ) -> SimulatedLinks:
         """A process of this name begins to listen and to dial; its program can run these versions of the state.
+
+        `protocol` is the newest version of the handshake and of frames that it speaks.
 
         It listens at the `addresses`, or else where nodes of this name do. `listed` is where the others are according
         to its file, `seeds` are addresses of nodes of the cluster that it is to join.
         """
         self._lives += 1
         process = self._lives.to_bytes(PROCESS_BYTES, "big")
-        links = self._links[name] = SimulatedLinks(self, name, runtime, versions, process, listed, seeds)
+        links = self._links[name] = SimulatedLinks(
+            self, name, runtime, versions, process, listed, seeds, protocol
+        )
         for address in addresses or (address_of(name),):
             self._places[address] = Place(name, Host.UP)
         return links
@@ -266,6 +275,10 @@ class Network:
     def host_has_power(self, name: str) -> None:
         for place in self._places_of(name, Host.SILENT):
             place.host = Host.REFUSING
+
+    def linked(self, name: str) -> list[str]:
+        """Whom a process is connected with."""
+        return list(self._links[name].current)
 
     def _places_of(self, name: str, host: Host) -> list[Place]:
         return [place for place in self._places.values() if (place.name, place.host) == (name, host)]
@@ -430,7 +443,12 @@ class Network:
         acceptor = self._links[place.name] if place is not None and place.host is Host.UP else None
         if (
             acceptor is not None
-            and (acceptor.name == whom if is_named else acceptor.name not in {links.name, *links.current})
+            and (
+                acceptor.name == whom
+                if is_named
+                # Where a dialler has to expect a name, it has to know one.
+                else acceptor.speaks > VERSIONS[0] and acceptor.name not in {links.name, *links.current}
+            )
             and not acceptor.runtime.paused
             and not links.runtime.paused
             and self._agree(links, acceptor)
@@ -453,11 +471,18 @@ class Network:
 
     def _agree(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> bool:
         """Whether their terms fit. The messages of the handshake are not simulated, what it decides is."""
-        return disagreement(acceptor.known.terms, dialler.name, dialler.known.terms) is None
+        protocol = min(dialler.speaks, acceptor.speaks)
+        return all(
+            disagreement(one.known.terms, other.name, told_in(protocol, other.known.terms)) is None
+            for one, other in ((acceptor, dialler), (dialler, acceptor))
+        )
 
     def _connect(self, dialler: SimulatedLinks, acceptor: SimulatedLinks, whom: str | PeerAddress) -> None:
         connection = Connection(dialler.name, acceptor.name, self.options.limits, self._world.now_s)
-        connection.terms = {links.name: links.known.terms for links in (dialler, acceptor)}
+        connection.protocol = min(dialler.speaks, acceptor.speaks)
+        connection.terms = {
+            links.name: told_in(connection.protocol, links.known.terms) for links in (dialler, acceptor)
+        }
         self._connections.append(connection)
         dialler.dialling.add(whom)
         self._world.after(self._delay_s(), partial(self._open_acceptor, connection, dialler, acceptor, whom))
@@ -583,6 +608,11 @@ class Network:
 
     def _timeout_s(self) -> float:
         return self._random.uniform(self.options.timeout_min_s, self.options.timeout_max_s)
+
+
+def told_in(protocol: int, terms: Terms) -> Terms:
+    """What arrives of the terms in this version of the handshake."""
+    return Terms.unpacked(terms.packed(protocol), protocol)
 
 
 def _other(connection: Connection, name: str) -> str:

@@ -236,6 +236,7 @@ class QueueOracle:
             else:
                 self._command(origin, command, outcomes)
         self._effects(machine, effects[told:])
+        self._check_orders()
         for model in limited:
             if model not in self._grown:
                 self._check_limit(model, machine.vhosts[DEFAULT_VHOST].queues[model.name], before[model])
@@ -253,7 +254,8 @@ class QueueOracle:
 
     def entry_ended(self, machine: QueueMachine, time_ms: int, effects: Sequence[Any]) -> None:
         self._advance(time_ms)
-        self._effects(machine, effects, ended=True)
+        self._effects(machine, effects)
+        self._check_orders(ended=True)
         self._look_at_queues(machine)
         self._entries += 1
         for model in self._queues.values():
@@ -270,6 +272,7 @@ class QueueOracle:
             for key in [key for key in known if key[0] == origin]:
                 del known[key]
         self._effects(machine, effects)
+        self._check_orders()
 
     def _advance(self, time_ms: int) -> None:
         """A delayed message becomes ready, and begins to live, at the first entry at which it is due."""
@@ -708,7 +711,7 @@ class QueueOracle:
 
     def _begin(self, origin: str, command: Checkout | Get, prefetch: int) -> None:
         model = self._queues[command.queue]
-        self._holders[origin, command.consumer] = Holder(command.session, model, prefetch)
+        self._holders[origin, command.consumer] = Holder(command.session, model, prefetch, command.timeout_ms)
         self._delivered_to[origin, command.consumer] = {}
 
     def _purge(self, machine: QueueMachine, model: QueueModel, messages: int) -> None:
@@ -787,7 +790,7 @@ class QueueOracle:
 
     # Effects
 
-    def _effects(self, machine: QueueMachine, effects: Sequence[Any], *, ended: bool = False) -> None:
+    def _effects(self, machine: QueueMachine, effects: Sequence[Any]) -> None:
         for effect in effects:
             match effect:
                 case Deliver():
@@ -806,6 +809,12 @@ class QueueOracle:
                     self.fates["connections told to close"] += 1
                 case _:
                     pass
+
+    def _check_orders(self, *, ended: bool = False) -> None:
+        """Compare what went out for the first time, once all effects of a batch are known.
+
+        A part of them may end between two consumers that a queue has served in turns.
+        """
         for (model, level), arrivals in self._firsts.items():
             self._check_order(model, level, arrivals, ended=ended)
         self._firsts.clear()
@@ -897,7 +906,9 @@ class QueueOracle:
             self._fail(f"nobody holds that: {effect}")
             return
         out_ms = self._now_ms - holder.since_ms[effect.message_id]
-        if out_ms < effect.timeout_ms or holder.model.settings.consumer_timeout_ms != effect.timeout_ms:
+        queue_ms = holder.model.settings.consumer_timeout_ms
+        timeout_ms = holder.timeout_ms if queue_ms is None else queue_ms
+        if out_ms < effect.timeout_ms or timeout_ms != effect.timeout_ms:
             self._fail(f"is out for {out_ms} ms: {effect}")
         self.fates["timeouts"] += 1
         self._late[effect.node, effect.session] = effect.consumer

@@ -120,11 +120,13 @@ class QueueModel:
 class Holder:
     """A consumer, or what a get took."""
 
-    def __init__(self, session: int, model: QueueModel, prefetch: int) -> None:
+    def __init__(self, session: int, model: QueueModel, prefetch: int, timeout_ms: int) -> None:
         self.session = session
         self.model = model
         self.prefetch = prefetch
         """How much it may hold; 0 for what a get took."""
+        self.timeout_ms = timeout_ms
+        """How long it may hold a message if its queue does not say."""
         self.live = prefetch > 0
         self.held: dict[int, Message] = {}
         self.since_ms: dict[int, int] = {}

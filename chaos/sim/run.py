@@ -20,7 +20,9 @@ from chaos.sim.nemesis import FAULTS, Nemesis
 from chaos.sim.network import NetworkOptions, small_limits
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_workload import QueueWorkload
+from chaos.sim.restored import Backups
 from chaos.sim.stored import StoredMessages
+from chaos.sim.upgrade import Upgrade
 from chaos.sim.workload import LedgerWorkload, Workload
 from chaos.sim.world import World
 from qq.machine.machine import QueueMachine
@@ -48,6 +50,13 @@ SLICE_S = 0.25
 FILES_INTERVAL_S = 0.5
 CLIENT_RUNS = 0.3
 """Share of the runs that would be of the ledger, but have AMQP clients."""
+UPGRADES = 0.2
+"""Share of the runs in which the nodes are upgraded."""
+BACKUPS = 0.15
+"""Share of the runs that end with a new cluster, made of a backup."""
+QUICK_RUNS = 0.4
+"""Share of the runs with more heartbeats. In the others a leader is never suspected before the last moment."""
+QUICK_HEARTBEAT_S = 0.1
 LARGEST_BYTES = 250_000
 """Size of the largest entries."""
 
@@ -76,6 +85,20 @@ class Outcome(NamedTuple):
 
 def draw_options(seed: int) -> Options:
     """The mix of one seed. Each fault is common in some runs and absent in others."""
+    random = Random(f"{seed}/program")
+    options = _draw_load_and_faults(seed)
+    is_upgrade, raises_version = random.random() < UPGRADES, random.random() < 0.6
+    if random.random() < QUICK_RUNS:
+        options = replace(options, timing=replace(options.timing, heartbeat_s=QUICK_HEARTBEAT_S))
+    return replace(
+        options,
+        is_upgrade=is_upgrade,
+        raises_version=raises_version or not is_upgrade,
+        makes_backup=random.random() < BACKUPS,
+    )
+
+
+def _draw_load_and_faults(seed: int) -> Options:
     random = Random(f"{seed}/options")
     spikes = random.random() < 0.3
     busy = random.random() < 0.7
@@ -175,11 +198,15 @@ class Scene:
         if options.queues:
             self.checks.listener = self.oracle
         self.nemesis = Nemesis(self.world, self.cluster, self.checks)
+        self.upgrade = Upgrade(self.world, self.cluster, self.nemesis)
         stored_as = messages_of if options.queues else messages_of_ledger
         self.stored = StoredMessages(self.cluster, self.checks, stored_as)
+        self.backups = Backups(self.world, self.cluster, self.checks, stored_as)
 
     def start(self) -> None:
         random = self.world.random("start")
+        if self.options.is_upgrade:
+            self.upgrade.begin()
         for node in self.cluster.nodes:
             self.world.after(random.uniform(0.0, 1.0), node.start)
         self.cluster.replace_lost()
@@ -226,8 +253,11 @@ class Simulation(Scene):
         """Raises ViolationError."""
         self.start()
         self.nemesis.start()
+        if self.options.makes_backup:
+            self.backups.begin()
         self.world.run_until(self.options.duration_s)
         self.nemesis.stop()
+        self.upgrade.end()
         self.workload.stop()
         for node in self.cluster.nodes:
             node.start()
@@ -245,6 +275,7 @@ class Simulation(Scene):
             self._check_queues(self.workload)
         self.checks.check_agreement()
         self.stored.check_all()
+        self.backups.check_restored()
 
     def _check_clients(self, workload: ClientWorkload) -> None:
         """Everybody is told everything; what was confirmed can be consumed, and then nothing is left."""

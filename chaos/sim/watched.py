@@ -9,6 +9,7 @@ Law: a watched machine does what the machine does; only one of another version d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
@@ -137,6 +138,30 @@ class ForeignMachine(WatchedMachine):
         if crc32(body) % UNKNOWN_ONE_IN == 0:
             return []
         return super()._carry_out(origin, index, ordinal, time_ms, body)
+
+
+class EarlierMachine(WatchedMachine):
+    """The machine of the release before, which can run the lower version only."""
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        lowest = self.inner.versions[0]
+        return lowest, lowest
+
+
+class Program(Enum):
+    """What is installed on a node."""
+
+    CURRENT = "this release"
+    EARLIER = "the release before"
+    FOREIGN = "one that can run no version that these two can"
+
+
+MACHINES = {
+    Program.CURRENT: WatchedMachine,
+    Program.EARLIER: EarlierMachine,
+    Program.FOREIGN: ForeignMachine,
+}
 
 
 class WatchedFrozen:

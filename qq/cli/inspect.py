@@ -257,7 +257,7 @@ def _line(finding: Finding) -> str:
 def _describe_identity(found: Whose) -> str:
     if found.identity is None:
         return "unknown"
-    owner, version, members = found.identity
+    owner, version, members, _ = found.identity
     names = ", ".join(members) or "members as in the log"
     whose = f"node {owner.node} of cluster {owner.cluster} ({names}), group {owner.group_id}"
     incarnation = found.start.incarnation if found.start else "unknown"

@@ -211,9 +211,10 @@ def _time_of(entry: bytes) -> int | None:
 
 
 def _lines(group: Path, survivor: _Survivor) -> Generator[str]:
-    owner, version, members = survivor.identity
+    identity, owner = survivor.identity, survivor.identity.owner
     yield f"directory        {group}"
-    names = f" ({', '.join(members)})" if members else ""
+    names = f" ({', '.join(identity.names)})" if identity.names else ""
+    version = identity.machine_version
     yield f"it is of         node {owner.node} of cluster {owner.cluster}{names}, state version {version}"
     when = "" if survivor.last_time_ms is None else f", made at {describe_time(survivor.last_time_ms)}"
     yield f"the log ends     with entry {survivor.last_index} of term {survivor.last_term}{when}"

@@ -81,7 +81,7 @@ def test_who_is_awaited_is_bound_to_the_first_directory_that_comes() -> None:
 
 
 def test_a_member_that_comes_from_elsewhere_with_another_program_is_the_same_member() -> None:
-    moved = TRIO.joined("n2", identity(2), address(22), Versions(8, 9))
+    moved = TRIO.moved({"n2": address(22)}).joined("n2", identity(2), address(22), Versions(8, 9))
     assert moved.member("n2") == Member("n2", address(22), identity(2), versions=Versions(8, 9))
     assert moved.joined("n2", identity(2), address(22), Versions(8, 9)) is moved
     assert "its name cannot change" in refused(lambda: TRIO.joined("n9", identity(2), address(2), VERSIONS))
@@ -141,6 +141,10 @@ def test_two_members_are_not_at_one_address() -> None:
         lambda: TRIO.joined("n4", identity(4), address(1), VERSIONS)
     )
     assert "at 10.0.0.1:2" in refused(lambda: TRIO.added("n2", address(9)))
+    assert "is the address of member 'n3'" in refused(lambda: TRIO.moved({"n2": address(3)}))
+    assert "is the address of member" in refused(lambda: TRIO.moved({"n1": address(9), "n2": address(9)}))
+    exchanged = TRIO.moved({"n1": address(2), "n2": address(1)})
+    assert [member.address for member in exchanged.members] == [address(2), address(1), address(3)]
 
 
 HOSTS = st.text() | st.from_regex(r"[a-z.:%-]{0,80}", fullmatch=True) | st.integers(0, 300).map("a".__mul__)
@@ -210,6 +214,7 @@ ids_or_nobody = ids | st.just(NOBODY)
 versions = st.sampled_from([VERSIONS, Versions(8, 9), Versions(6, 7), Versions(9, 9)])
 steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(lambda *arguments: lambda c: c.joined(*arguments), names, ids, addresses, versions),
+    st.builds(lambda moves: lambda c: c.moved(moves), st.dictionaries(names, addresses, max_size=3)),
     st.builds(lambda *arguments: lambda c: c.vacated(*arguments), names, ids_or_nobody),
     st.builds(lambda *arguments: lambda c: c.without(*arguments), names, ids_or_nobody),
     st.builds(lambda *arguments: lambda c: c.added(*arguments), names, addresses),
@@ -329,5 +334,5 @@ def test_what_is_applied_cannot_be_deleted_any_more() -> None:
     assert configurations.applied(10) == four
     configurations.cut_from(11)
     assert configurations.newest == four
-    configurations.begin(20, TRIO)
+    configurations.find(TRIO, 20, [])
     assert (configurations.newest_index, configurations.newest) == (20, TRIO)

@@ -1044,9 +1044,9 @@ def test_a_damaged_entry_that_one_peer_lacks_ends_nothing_for_the_others(
 def test_leadership_goes_to_the_peer_that_is_asked() -> None:
     node = OurNode(0)
     node.lead()
-    assert not node.engine.transfer_leadership()
+    assert not node.engine.transfer_leadership(PEERS)
     node.engine.receive("c", appended(node.engine.term, 3))
-    assert node.engine.transfer_leadership()
+    assert node.engine.transfer_leadership(PEERS)
     assert Departure(0, "c", TimeoutNow(node.engine.term)) in node.engine.outbox
 
 
@@ -1081,6 +1081,18 @@ def test_a_node_asked_to_take_over_campaigns_at_once() -> None:
     assert node.sent(VoteRequest)[-1].term == 10
 
 
+def test_who_leaves_leading_to_others_takes_over_when_its_leader_asks() -> None:
+    node = OurNode(0)
+    node.engine.stands_for_leader = False
+    node.append(1, [9])
+    node.wait(10.0)
+    assert node.sent(PreVoteRequest) == []
+    node.append(1, [9])
+    node.engine.receive("b", TimeoutNow(9))
+    node.turn()
+    assert node.engine.role is Role.CANDIDATE
+
+
 def test_a_learner_is_sent_what_there_is_and_counts_nowhere() -> None:
     node = OurNode(0, learners=["d"])
     node.wait(3.0)
@@ -1102,7 +1114,7 @@ def test_a_learner_is_sent_what_there_is_and_counts_nowhere() -> None:
     node.turn()
     assert node.engine.acknowledged_index("d") == 2
     assert node.engine.commit_index == 1
-    assert not node.engine.transfer_leadership()
+    assert not node.engine.transfer_leadership(["d", *PEERS])
     node.engine.receive("b", appended(node.engine.term, 3))
     node.turn()
     assert node.engine.commit_index == 2
@@ -1160,6 +1172,46 @@ def test_a_learner_is_sent_entries_and_counts_nowhere_until_it_is_promoted() -> 
     promotion = node.engine.propose(entry_with("abcd"))
     node.stored_by(promotion, "b", "d")
     assert node.engine.commit_index == promotion
+
+
+def test_what_a_voter_has_acknowledged_counts_on_its_next_link_too() -> None:
+    node = leading()
+    index = node.engine.propose(NO_OP)
+    node.turn()
+    node.engine.receive("b", appended(node.engine.term, index + 1))
+    node.engine.peer_lost("b")
+    node.engine.peer_connected("b")
+    node.stored_by(index)
+    assert node.engine.commit_index == index
+
+
+def test_what_a_voter_has_acknowledged_and_lost_does_not_count() -> None:
+    node = leading()
+    index = node.engine.propose(NO_OP)
+    node.turn()
+    node.engine.receive("b", appended(node.engine.term, index + 1))
+    node.engine.peer_lost("b")
+    node.engine.peer_connected("b")
+    node.engine.peer_has_lost("b", 1)
+    node.stored_by(index)
+    assert node.engine.acknowledged_index("b") == 1
+    assert node.engine.commit_index == index - 1
+    node.engine.receive("b", refused(node.engine.term, 2))
+    node.turn()
+    assert indexes(node.appends_to("b")[-1])[0] == 2
+    node.stored_by(index, "b")
+    assert node.engine.commit_index == index
+
+
+def test_a_learner_has_to_say_on_each_link_what_it_holds() -> None:
+    node = leading()
+    index = node.engine.propose(entry_with("abc", "d"))
+    node.engine.peer_connected("d")
+    node.stored_by(index, "b", "d")
+    assert node.engine.acknowledged_index("d") == index
+    node.engine.peer_lost("d")
+    node.engine.peer_connected("d")
+    assert node.engine.acknowledged_index("d") == 0
 
 
 def test_a_learner_is_fed_at_its_pace_and_a_voter_at_once() -> None:
@@ -1225,13 +1277,13 @@ def test_a_configuration_whose_entry_is_deleted_does_not_count_any_more() -> Non
 
 def test_who_has_another_directory_than_the_member_of_its_name_does_not_stand_for_election() -> None:
     node = OurNode(0)
-    node.configurations.begin(1, replace(configuration_of("abc"), cluster=b"c" * 16))
+    node.configurations.find(replace(configuration_of("abc"), cluster=b"c" * 16), 1, [])
     node.wait(10.0)
     assert node.sent(PreVoteRequest)
     node.engine.outbox.clear()
     vacated = node.configurations.newest.vacated("a", directory_of("a")).members
     others = Configuration.of(8, [replace(member, is_voter=True) for member in vacated], b"c" * 16)
-    node.configurations.begin(1, others.joined("a", b"x" * 16, PeerAddress("a", 1), Versions(8, 8)))
+    node.configurations.find(others.joined("a", b"x" * 16, PeerAddress("a", 1), Versions(8, 8)), 1, [])
     node.wait(10.0)
     assert node.sent(PreVoteRequest) == []
 

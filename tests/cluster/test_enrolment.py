@@ -20,6 +20,7 @@ from cluster.envelope import (
     encode,
     encode_for_release_0_1,
 )
+from cluster.log.hardstate import Standing
 from cluster.ports import pack
 
 CLUSTER = b"c" * 16
@@ -86,9 +87,39 @@ def test_a_program_that_cannot_run_the_next_version_keeps_all_at_this_one(low: i
 def test_who_has_moved_or_has_another_program_is_noted() -> None:
     enrolment = make_enrolment()
     enrolment.introduced("b", introduction("b", port=5, low=8, high=9))
-    after = taken(enrolment, TOLD)
+    after = taken(enrolment, taken(enrolment, TOLD))
     assert after.member("b") == Member("b", PeerAddress("b", 5), b"b".rjust(16), versions=Versions(8, 9))
     assert taken(enrolment, after) is after
+
+
+def places(configuration: Configuration) -> list[tuple[str, int]]:
+    return [member.address for member in configuration.members]
+
+
+def test_members_that_are_in_each_others_way_move_in_one_step() -> None:
+    enrolment = make_enrolment()
+    for name, host in zip("abc", "bca", strict=True):
+        enrolment.introduced(name, introduction(name)._replace(host=host))
+    after = taken(enrolment, TOLD)
+    assert places(after) == [("b", 1), ("c", 1), ("a", 1)]
+    assert taken(enrolment, after) is after
+
+
+def test_an_address_is_left_to_whoever_has_not_said_that_it_has_moved() -> None:
+    enrolment = make_enrolment()
+    enrolment.introduced("a", introduction("a")._replace(host="b", low=8, high=9))
+    after = taken(enrolment, TOLD)
+    assert after.member("a") == Member("a", PeerAddress("a", 1), directory_of("a"), versions=Versions(8, 9))
+    assert taken(enrolment, after) is after
+    enrolment.introduced("b", introduction("b", port=5))
+    assert places(taken(enrolment, after)) == [("b", 1), ("b", 5), ("c", 1)]
+
+
+def test_the_first_configuration_notes_members_where_they_are_though_files_say_otherwise() -> None:
+    enrolment = make_enrolment()
+    for name, host in zip("abc", "bac", strict=True):
+        enrolment.introduced(name, introduction(name)._replace(host=host))
+    assert places(taken(enrolment, FILES)) == [("b", 1), ("a", 1), ("c", 1)]
 
 
 def test_another_directory_is_not_taken_for_the_member() -> None:
@@ -225,11 +256,11 @@ def test_an_introduction_is_carried() -> None:
 
 
 def test_a_node_of_release_0_1_is_sent_what_it_knows() -> None:
-    status = Status(*range(15))
+    status = Status(*range(15))._replace(standing=Standing.VOTER, hears_leader=1)
     assert encode_for_release_0_1(told := introduction("n1")) == []
     assert encode_for_release_0_1(Transfer(5, "n1")) == []
     [kind, fields] = encode_for_release_0_1(status)
-    assert msgpack.unpackb(fields) == list(range(14))
-    assert decode(bytes(kind) + bytes(fields)) == status._replace(hears_leader=1)
+    assert msgpack.unpackb(fields) == list(status[:14])
+    assert decode(bytes(kind) + bytes(fields)) == status
     assert encode_for_release_0_1(Vote(7)) == encode(Vote(7))
     assert decode(b"".join(encode(told))) == told

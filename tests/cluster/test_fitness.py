@@ -5,15 +5,28 @@ from __future__ import annotations
 import pytest
 
 from cluster.envelope import Alarm, Status
-from cluster.fitness import LAG_MAX, Verdict, may_drain, may_leave, may_stop, why_not_lead
+from cluster.fitness import (
+    LAG_MAX,
+    Verdict,
+    may_drain,
+    may_leave,
+    may_stop,
+    successors,
+    why_cannot_lead,
+    why_not_lead,
+)
 from cluster.log.hardstate import Standing
 from cluster.membership import Membership
 
-FIT = Status(*[0] * len(Status._fields))._replace(last_index=10_000, standing=Standing.VOTER, hears_leader=1)
+FIT = Status(*[0] * len(Status._fields))._replace(
+    last_index=10_000, standing=Standing.VOTER, hears_leader=1, may_lead=1
+)
 LEARNER = FIT._replace(standing=Standing.LEARNER)
 DEAF = FIT._replace(hears_leader=0)
 LAGGING = FIT._replace(last_index=FIT.last_index - LAG_MAX - 1)
-FULL = FIT._replace(alarm=Alarm.DISK)
+LOW = FIT._replace(alarm=Alarm.DISK)
+FULL = LOW._replace(may_lead=0)
+DAMAGED = FIT._replace(may_lead=0)
 
 Known = dict[str, Status | None]
 
@@ -22,8 +35,8 @@ def trio(a: Status | None = FIT, b: Status | None = FIT, c: Status | None = FIT)
     return {"a": a, "b": b, "c": c}
 
 
-def stopping(name: str, known: Known, leader: str | None = "a") -> Verdict:
-    return may_stop(name, leader, Membership.of_voters(known), known)
+def stopping(name: str, known: Known, leader: str | None = "a", drained: str = "") -> Verdict:
+    return may_stop(name, leader, Membership.of_voters(known), drained, known)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +77,15 @@ def test_without_a_leader_nothing_is_certain() -> None:
     assert not stopping("b", trio(), leader=None).is_safe
 
 
+def test_a_node_may_not_stop_if_only_members_under_maintenance_stay() -> None:
+    assert stopping("a", trio(), drained="bc") == Verdict(
+        False,
+        "do not stop a: b, c would go on, but under maintenance nobody serves clients: end that first (`qq revive b`)",
+    )
+    assert stopping("a", trio(), drained="b").is_safe
+    assert stopping("b", trio(), drained="abc").is_safe, "it serves nobody either"
+
+
 def test_a_lone_node_is_all_there_is() -> None:
     assert not stopping("a", {"a": FIT}).is_safe
 
@@ -71,8 +93,8 @@ def test_a_lone_node_is_all_there_is() -> None:
 def test_who_only_learns_is_not_counted_and_may_always_stop() -> None:
     known = trio() | {"d": FIT}
     membership = Membership(frozenset("abc"), frozenset("d"))
-    assert may_stop("d", "a", membership, known).text == "d may be stopped: a, b, c go on"
-    assert not may_stop("b", "a", membership, known | {"c": None}).is_safe
+    assert may_stop("d", "a", membership, "", known).text == "d may be stopped: a, b, c go on"
+    assert not may_stop("b", "a", membership, "", known | {"c": None}).is_safe
 
 
 @pytest.mark.parametrize("status", [None, LEARNER, DEAF, LAGGING])
@@ -84,9 +106,37 @@ def test_who_is_not_counted_does_not_lead_either(status: Status | None) -> None:
 
 
 def test_who_is_low_on_disk_does_not_lead_and_nobody_does_who_is_not_there() -> None:
-    assert why_not_lead("b", trio(b=FULL)) == "b is low on disk (make room on it)"
+    assert why_not_lead("b", trio(b=LOW)) == "b is low on disk (make room on it)"
     assert why_not_lead("b", trio(b=FIT._replace(alarm=Alarm.MEMORY))) is None
     assert why_not_lead("x", trio()) is not None
+
+
+@pytest.mark.parametrize(
+    ("drained", "known", "names"),
+    [
+        ("", trio(), "bc"),
+        ("b", trio(), "c"),
+        ("b", trio(c=LOW), "b"),
+        ("bc", trio(), "bc"),
+        ("bc", trio(b=LAGGING), "c"),
+        ("b", trio(b=LOW, c=DEAF), "bc"),
+        ("", trio(b=FULL, c=LOW), "c"),
+        ("", trio(b=DAMAGED, c=LEARNER), ""),
+        ("", trio(b=None, c=FULL), ""),
+    ],
+)
+def test_leadership_goes_to_who_serves_else_to_who_is_fit_else_to_who_can(
+    drained: str, known: Known, names: str
+) -> None:
+    assert successors("a", Membership.of_voters(known), drained, known) == list(names)
+
+
+def test_it_is_said_why_a_member_cannot_lead() -> None:
+    known = trio(a=None, b=FULL, c=DAMAGED)
+    assert why_cannot_lead("a", known) == "a does not answer (start it, or look at its network)"
+    assert why_cannot_lead("b", known) == "b has a full disk (make room on it)"
+    assert str(why_cannot_lead("c", known)).startswith("c has a damaged log (")
+    assert why_cannot_lead("b", trio(b=LOW)) is None
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from test_group_timers import Member, Trio
 
 from cluster.configuration import NOBODY, Configuration, MembershipRefused, PeerAddress
+from cluster.envelope import Vote, encode
 from cluster.log.hardstate import Standing
 from cluster.member_changes import MemberChange, Verb
 from cluster.reconfiguration import NotNow
@@ -150,6 +153,40 @@ def test_a_lost_directory_is_replaced_while_another_member_is_dead() -> None:
     dead.start()
     growing.until(lambda: growing.agrees("abcde"))
     growing.all_submit()
+
+
+def test_a_learner_whose_log_is_lost_is_not_promoted_for_what_it_once_had(growing: Growing) -> None:
+    growing.all_submit()
+    learner = growing.fourth
+    learner.start(joins=True)
+    leader = growing.leader().group
+    growing.until(lambda: leader.engine.acknowledged_index("d") == leader.journal.last_index)
+    assert leader.configurations.membership.learners == {"d"}
+    held = leader.engine.acknowledged_index("d")
+    learner.end()
+    growing.pass_ms(2_000)
+    learner.disk.lose_file("groups/0/log/manifest")
+    for node in growing.members:
+        growing.network.lag(node.name, "d", 0.5)
+    learner.start(joins=True)
+    growing.until(lambda: "d" in leader.configurations.membership.voters)
+    assert learner.group.journal.last_index >= held
+
+
+def test_a_voter_whose_log_is_lost_counts_for_what_it_has_been_given_again(growing: Growing) -> None:
+    growing.all_submit()
+    growing.pass_ms(500)
+    lost, leader = growing.followers()[0], growing.leader().group
+    held = leader.engine.acknowledged_index(lost.name)
+    lost.end()
+    lost.disk.lose_file("groups/0/log/manifest")
+    for node in growing.members:
+        growing.network.lag(node.name, lost.name, 0.2)
+    lost.start()
+    assert lost.group.recovery.standing is Standing.LEARNER
+    growing.until(lambda: leader.engine.acknowledged_index(lost.name) < held)
+    growing.until(lambda: leader.engine.acknowledged_index(lost.name) >= held)
+    assert lost.group.journal.last_index >= held
 
 
 def test_a_node_that_restarts_before_it_was_told_who_the_members_are_stands_for_nothing(
@@ -300,6 +337,48 @@ def test_a_member_that_moves_is_found_where_it_is_now(growing: Growing) -> None:
     growing.all_submit()
 
 
+def test_members_that_have_exchanged_their_addresses_are_found_and_one_line_is_logged(
+    growing: Growing, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As long as one of them is down, the other one cannot be noted where it is now."""
+    one, other = growing.followers()
+    for node in (one, other):
+        node.end()
+    one.address, other.address = other.address, one.address
+    logging.disable(logging.NOTSET)
+    with caplog.at_level(logging.INFO, "cluster.reconfiguration"):
+        one.start()
+        growing.pass_ms(5_000)
+        [line] = [record.getMessage() for record in caplog.records]
+        assert (
+            f"{one.address} is the address of member {other.name!r}, so {one.name!r} cannot be there" in line
+        )
+        other.start()
+        growing.until(
+            lambda: all(
+                growing.leader().group.configurations.committed.member(node.name).address == node.address
+                for node in (one, other)
+            )
+        )
+        growing.all_submit()
+        assert len(caplog.records) == 1
+
+
+def test_each_refusal_is_logged_once_however_many_there_are(caplog: pytest.LogCaptureFixture) -> None:
+    growing = Growing("abcdef")
+    growing.start()
+    one, other, *down = growing.followers()
+    for node in (one, other, *down):
+        node.end()
+    one.address, other.address = (node.address for node in down)
+    logging.disable(logging.NOTSET)
+    with caplog.at_level(logging.INFO, "cluster.reconfiguration"):
+        for node in (one, other):
+            node.start()
+        growing.pass_ms(10_000)
+    assert len(caplog.records) == 2
+
+
 def test_a_node_that_was_away_hears_a_leader_that_it_does_not_know(growing: Growing) -> None:
     away = growing.followers()[0]
     away.end()
@@ -385,3 +464,20 @@ def test_what_a_removed_member_held_is_given_up(growing: Growing) -> None:
     origin = growing.leader().group._state.origins.get(gone.name)
     assert origin is not None
     assert origin.expelled
+
+
+def test_malformed_frames_are_ignored_and_logged_once_for_each_link(
+    growing: Growing, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader, peer = growing.leader(), growing.followers()[0]
+    logging.disable(logging.NOTSET)
+    for count in (1, 2):
+        for frame in (b"", b"\xff", bytes(encode(Vote(7))[0])) * 2:
+            leader.runtime.enter(partial(leader.group.frame_received, peer.name, frame))
+        growing.pass_ms(100)
+        assert sum("malformed" in record.getMessage() for record in caplog.records) == count
+        peer.end()
+        growing.pass_ms(1_000)
+        peer.start()
+        growing.pass_ms(3_000)
+    growing.all_submit()

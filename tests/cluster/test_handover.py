@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from chaos.sim.disk import SimulatedDisk
 from cluster.configuration import Versions
 from cluster.directory import GroupDirectory
-from cluster.handover import HANDOVER_S, Handover
+from cluster.handover import HANDOVER_S, PAUSE_S, Handover
 from cluster.identity import Owner
 from cluster.incarnation import INCARNATION_LEAP, Incarnations
 
@@ -38,9 +38,27 @@ def test_one_peer_is_asked_as_soon_as_there_is_one_and_the_handover_ends_by_itse
 def test_a_handover_is_for_one_peer_or_for_any() -> None:
     handover = Handover()
     handover.begin(1.0, "b")
-    assert handover.not_meant(["a", "b", "c"]) == ["a", "c"]
+    assert handover.meant(["a", "c"]) == ["b"]
     handover.begin(1.0)
-    assert handover.not_meant(["a", "b", "c"]) == []
+    assert handover.meant(["a", "c"]) == ["a", "c"]
+
+
+def test_a_handover_that_nobody_took_is_known_for_a_while() -> None:
+    handover = Handover()
+    assert not handover.was_in_vain(0.0)
+    handover.begin(5.0)
+    end_s = 5.0 + HANDOVER_S
+    assert [
+        handover.was_in_vain(now_s) for now_s in (5.0, end_s, end_s + PAUSE_S - 0.1, end_s + PAUSE_S)
+    ] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    handover.begin(5.0)
+    handover.end()
+    assert not handover.was_in_vain(end_s)
 
 
 def test_a_life_is_above_its_last_one_above_the_clock_and_above_what_the_cluster_knows() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.configuration import Versions
 from cluster.directory import MOVING, GroupDirectory
-from cluster.identity import ForeignDirectory, OtherVersion, Owner
+from cluster.identity import ForeignDirectory, Identity, OtherVersion, Owner
 from cluster.inspection import (
     CheckpointFound,
     Cure,
@@ -186,7 +186,7 @@ def flip_copies(file: Path) -> None:
 def test_what_is_whole_is_described(group: Path) -> None:
     whose, hard, manifest, mark, log, *rest = found_in(group)
     assert isinstance(whose, Whose)
-    assert whose.identity == (OWNER, MACHINE_VERSION, ("n1", "n2", "n3"))
+    assert whose.identity == Identity(OWNER, MACHINE_VERSION, ("n1", "n2", "n3"))
     assert whose.start is not None
     assert (whose.start.incarnation, whose.problem) == (1000, None)
     assert hard == HardStateFound(HardState(2, "n3", Standing.VOTER), ("ok", "ok"), None)

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.configuration import Configuration, Member, PeerAddress, Versions
 from cluster.configurations import Configurations
-from cluster.handshake import NO_ID
+from cluster.handshake import NO_ID, UNNAMED, Terms
 from cluster.known_members import KnownMembers
 
 IN_LOG = {name: PeerAddress(f"{name}.log", 25672) for name in ("n1", "n2", "n3")}
@@ -39,3 +39,28 @@ def test_a_listed_address_that_is_preferred_is_the_only_one() -> None:
 @pytest.mark.parametrize("prefers_listed", [False, True])
 def test_who_is_only_listed_is_no_member(prefers_listed: bool) -> None:
     assert known(prefers_listed=prefers_listed).addresses.keys() == {"n2", "n3"}
+
+
+@pytest.mark.parametrize("was_member", [False, True])
+def test_one_that_does_not_know_the_cluster_is_let_in_if_it_was_a_member(was_member: bool) -> None:
+    """It was removed before it heard of the cluster's id, and nobody else could tell it (simulated: four voters)."""
+    gone = bytes([1]) * 16
+    members = KnownMembers("n1", Versions(8, 8), bytes(16), {})
+    named = [Member(name, place, name.encode()) for name, place in IN_LOG.items()]
+    configuration = Configuration.of(8, named, b"cluster")
+    if was_member:
+        known_once = [*named, Member("n4", PeerAddress("n4", 1), gone)]
+        configuration = Configuration.of(8, known_once, b"cluster").without("n4", gone)
+    members.configure(b"n1", Configurations(configuration))
+    terms = Terms.of(IN_LOG, 8, bytes(16), cluster=UNNAMED, member=gone)
+    assert (members.judge("n4", terms, None, dialled_here=False) is None) == was_member
+
+
+def test_one_that_knows_its_cluster_and_nobody_of_it_looks_for_members() -> None:
+    """It was told, restarted before it had any of the log, and was removed meanwhile."""
+    members = KnownMembers("n4", Versions(8, 8), bytes(16), {})
+    held = Configurations(Configuration.of(8, [Member("n4", PeerAddress("n4", 1), is_voter=False)]))
+    held.note_cluster(b"cluster")
+    members.configure(b"n4", held)
+    assert members.terms.is_named
+    assert members.seeks_members

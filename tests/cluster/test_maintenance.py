@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
-from test_group_members import Growing
+from test_group_members import Growing, remove
 from test_group_timers import Member
 
+from cluster.log.segment import CorruptJournal
 from cluster.maintenance import PATIENCE_S
 from cluster.member_changes import MemberChange, Verb
 
@@ -76,3 +79,87 @@ def test_it_leads_where_nobody_else_is_left_and_until_somebody_is(growing: Growi
     growing.all_submit()
     last.start()
     growing.until(lambda: leads(growing, last))
+
+
+def submit(node: Member) -> None:
+    node.group.submit([b"\x90"])
+
+
+def applied(growing: Growing, node: Member, *, ask: Callable[[], None]) -> int:
+    """How many entries this node applies within ten seconds, in which it submits a batch every 10 ms."""
+    before = node.machine.entries
+    for turn in range(1_000):
+        if turn % 30 == 0:
+            node.runtime.enter(ask)
+        node.runtime.enter(lambda: submit(node))
+        growing.pass_ms(10)
+    return node.machine.entries - before
+
+
+def test_a_leader_is_removed_though_all_others_are_under_maintenance(growing: Growing) -> None:
+    growing.add_fourth()
+    leader, others = growing.leader(), growing.followers()
+    drain(growing, *others)
+    growing.pass_ms(3_000)
+    assert growing.leader() is leader
+    assert growing.asked(others[0], remove(leader)) == ""
+    growing.stops(leader)
+    growing.all_submit()
+    assert leads(growing, *others)
+
+
+def test_who_asks_to_remove_a_leader_that_nobody_can_follow_is_told_so_and_stops_nobody(
+    growing: Growing,
+) -> None:
+    leader, others = growing.leader(), growing.followers()
+    for node in others:
+        node.group.leadership.look = lambda **_: None
+        node.group.engine.may_lead = False
+    growing.pass_ms(2_000)
+    refusals: list[str] = []
+    count = applied(
+        growing, leader, ask=lambda: leader.group.reconfiguration.ask(remove(leader), refusals.append)
+    )
+    assert count > 500
+    assert refusals[0].startswith(
+        f"{leader.name} leads, and nobody could lead in its place: {others[0].name} has "
+    )
+
+
+def test_nobody_waits_again_and_again_for_a_handover_that_nobody_takes(growing: Growing) -> None:
+    """Others say that they could lead, and do not."""
+    leader, others = growing.leader(), growing.followers()
+    for node in others:
+        node.group.engine.may_vote = False
+        node.group.recovery.turn = lambda _engine, _journal: False
+    count = applied(growing, leader, ask=lambda: leader.group.reconfiguration.ask(remove(leader), [].append))
+    assert count > 500
+
+
+def test_a_leader_with_a_full_disk_hands_over_to_a_member_under_maintenance(growing: Growing) -> None:
+    full, *others = growing.leader(), *growing.followers()
+    drain(growing, *others)
+    full.disk.full = True
+    full.runtime.enter(lambda: submit(full))
+    growing.until(lambda: leads(growing, *others))
+    others[0].set_alarms(1)
+    growing.pass_ms(5_000)
+    assert leads(growing, *others), "it is not given back"
+    full.disk.full = False
+    growing.until(lambda: leads(growing, full))
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_a_leader_with_a_damaged_log_hands_over_to_who_is_left_and_does_not_get_it_back(
+    growing: Growing, drains: bool
+) -> None:
+    damaged, one, down = growing.leader(), *growing.followers()
+    if drains:
+        drain(growing, one)
+    down.end()
+    growing.pass_ms(3_000)
+    damaged.runtime.enter(lambda: damaged.group.disk_failed(CorruptJournal("x", 0, "damaged")))
+    growing.until(lambda: leads(growing, one))
+    count = applied(growing, one, ask=lambda: None)
+    assert count > 500
+    assert leads(growing, one)

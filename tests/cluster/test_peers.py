@@ -34,7 +34,6 @@ def test_who_has_said_nothing_is_neither_a_voter_nor_short_of_anything(peers: Pe
     peers.said("c", STATUS._replace(standing=Standing.LEARNER, alarm=Alarm.DISK))
     peers.said("d", STATUS._replace(standing=Standing.BLANK, alarm=Alarm.DISK | Alarm.MEMORY))
     assert peers.voters() == ["b"]
-    assert peers.not_voting() == ["c", "d"]
     assert [peers.alarmed(alarm) for alarm in (Alarm.DISK, Alarm.MEMORY)] == [["c", "d"], ["d"]]
 
 

@@ -24,6 +24,13 @@ def test_acknowledgements_only_grow(progress: Progress) -> None:
     assert progress.acknowledged == 4
 
 
+def test_what_a_peer_has_lost_is_not_acknowledged_any_more_until_it_is_again(progress: Progress) -> None:
+    progress.acknowledge(9)
+    assert [progress.lose(index) for index in (12, 9, 5, 5)] == [False, False, True, False]
+    assert progress.acknowledged == 5
+    assert progress.acknowledge(7)
+
+
 def test_a_refusal_is_answered_once_and_an_earlier_one_again(progress: Progress) -> None:
     tried = [progress.refuse(refusal(next_index), FIRST_INDEX) for next_index in (90, 90, 95, 80)]
     assert tried == [True, False, False, True]

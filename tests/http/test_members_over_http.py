@@ -82,7 +82,7 @@ def test_a_node_is_added_once_it_listens_at_its_address(node: Node[FakeManagemen
     assert (status, reason.startswith("there is a member 'n4' at h4:")) == (409, True)
     group.listeners[listener] = "n5"
     status, reason = refusal(node.api(f"{MEMBERS}/n5", "PUT", json=body))
-    assert (status, reason) == (409, f"{listener} is the address of member 'n4'")
+    assert (status, reason) == (409, f"{listener} is the address of member 'n4', so 'n5' cannot be there")
 
 
 def test_a_member_is_removed_by_its_directory_and_only_if_the_others_go_on(

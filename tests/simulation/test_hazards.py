@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -17,13 +18,14 @@ from pysyncobj.node import Node
 from chaos.sim.checks import Checks
 from chaos.sim.cluster import Options, Parts
 from chaos.sim.ledger import Ledger
-from chaos.sim.network import Connection, Network, NetworkOptions, Pipe, SimulatedLinks
+from chaos.sim.network import ANY_VERSIONS, Connection, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, draw_options, run, with_largest_entries
+from cluster import identity, quorum
 from cluster.clock import ClusterClock
-from cluster.configuration import Versions
+from cluster.configuration import Configuration, Member, Versions
 from cluster.connection import LinkBacklog
 from cluster.engine import Engine
-from cluster.envelope import Append, Appended
+from cluster.envelope import Append, Appended, Vote
 from cluster.group import Group
 from cluster.identity import Identity, Owner
 from cluster.log.compaction import Compact, compact_entry
@@ -31,8 +33,10 @@ from cluster.log.housekeeping import Housekeeping
 from cluster.log.journal import SegmentedJournal
 from cluster.log.register import Register
 from cluster.log.segment import Segment
+from cluster.membership import Membership
 from cluster.origins import Admission, Origins
 from cluster.ports import Disk
+from cluster.stopping import RemovedFromCluster
 from cluster.submission import PendingSubmissions, Reign
 from qq.machine.backlog import Backlog
 from qq.machine.codec import Buffer, encode_batch
@@ -151,6 +155,34 @@ CLOCK_JUMPS = Options(
     queues=True,
     faults={"clock jump": 1.0, "kill": 0.2, "transfer": 0.3},
 )
+FOUR_VOTERS = Options(
+    nodes=4,
+    duration_s=20.0,
+    submit_interval_s=0.3,
+    fault_interval_s=0.3,
+    faults={"remove member": 2.0, "partition": 2.0, "transfer": 1.0, "isolate": 1.0, "kill": 0.5},
+    network=NetworkOptions(delay_max_s=0.05),
+    disk_slowness=30.0,
+)
+"""Two majorities of three of them, each another one, need have no voter in common."""
+REMOVALS = Options(
+    duration_s=15.0,
+    submit_interval_s=0.2,
+    fault_interval_s=0.5,
+    faults={"remove member": 1.0, "isolate": 1.0, "pause": 0.5, "kill": 0.5},
+)
+LEARNERS = replace(
+    LOSSES,
+    nodes=5,
+    faults={"lose directory": 1.0, "partition": 1.5, "kill": 1.0, "isolate": 0.5, "remove member": 0.3},
+)
+WRONG_LISTS = replace(LISTS, faults={"wrong members": 1.0, "partition": 1.0, "kill": 0.5, "isolate": 0.5})
+UPGRADES = Options(
+    is_upgrade=True, fault_interval_s=1.0, faults={"kill": 1.0, "isolate": 0.5, "transfer": 0.5}
+)
+BACKUPS = Options(makes_backup=True, duration_s=8.0, faults={"kill": 1.0, "isolate": 0.5})
+DRAINS = Options(duration_s=8.0, faults={"drain": 1.0, "revive": 0.5, "kill": 0.5})
+OLD_DIRECTORIES = replace(LEARNERS, nodes=3, faults={"old directory": 1.0, "partition": 1.0, "kill": 1.0})
 _APPENDED = b"\x03"
 """First byte of the frame of an acknowledgement."""
 
@@ -347,6 +379,105 @@ class LetsLearnersVote(Engine):
         """Whatever it should be."""
 
 
+@contextmanager
+def all_is_committed(engine: Engine) -> Iterator[None]:
+    """As far as anybody asks meanwhile."""
+    commit_index = engine.commit_index
+    engine._SyncObj__raftCommitIndex = engine.journal.last_index
+    try:
+        yield
+    finally:
+        engine._SyncObj__raftCommitIndex = commit_index
+
+
+class ChangesMembersBeforeItCommits(Group):
+    """Thesis 4.1, before its correction of 2015: a leader need not have committed anything of its own term."""
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        propose = self.reconfiguration.propose
+
+        def propose_early(step: Callable[[Configuration], Configuration]) -> int:
+            if self.configurations.newest_index > self.engine.commit_index:
+                return propose(step)
+            with all_is_committed(self.engine):
+                return propose(step)
+
+        self.reconfiguration.propose = propose_early
+
+
+class MakesSeveralChangesAtOnce(Group):
+    """The next change does not wait until the last one is committed."""
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        propose = self.reconfiguration.propose
+
+        def propose_more(step: Callable[[Configuration], Configuration]) -> int:
+            if self.journal.term_at(self.engine.commit_index) != self.engine.term:
+                return propose(step)
+            with all_is_committed(self.engine):
+                return propose(step)
+
+        self.reconfiguration.propose = propose_more
+
+
+class StaysThoughRemoved(Group):
+    """Who is told that it was removed does not believe it."""
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        stop_for = self.stopping.stop_for
+        self.stopping.stop_for = lambda error: (
+            None if isinstance(error, RemovedFromCluster) else stop_for(error)
+        )
+
+
+class LeadsUnderMaintenance(Group):
+    """A leader under maintenance stays one."""
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        self.leadership.leave_for_maintenance = lambda: None
+
+
+class GoesByTheListInItsFile(Group):
+    """The list in the node's file counts from each start on, until the log has another one."""
+
+    def _find_configurations(self, index: int) -> None:
+        super()._find_configurations(index)
+        held = self.configurations
+        if held.newest.cluster:
+            listed = [Member(name, address) for name, address in self.config.nodes.items()]
+            held.find(Configuration.of(held.newest.version, listed), held.newest_index, [])
+
+
+def reached_by_anybody(membership: Membership, values: Mapping[str, Any]) -> Any:
+    """In place of `Membership.reached`: what learners hold counts for the majority of voters."""
+    return quorum.reached(values.values(), len(membership.voters))
+
+
+class AsksLearners(Engine):
+    """Learners are asked for votes, and these count for the majority of voters."""
+
+    def follow_configuration(self, guests: Iterable[str]) -> None:
+        super().follow_configuration(guests)
+        self._SyncObj__otherNodes |= self._SyncObj__readonlyNodes
+        self._SyncObj__readonlyNodes = set()
+
+    def _receive_vote(self, peer: str, message: Vote) -> None:
+        if self._is_candidate and message.term == self.term:
+            votes = self._elections._votes
+            votes.add(peer)
+            if quorum.is_majority(len(votes), len(self._configurations.membership.voters)):
+                self._SyncObj__onBecomeLeader()
+
+
+def known_by_name(configuration: Configuration, name: str, _member_id: bytes) -> bool:
+    """In place of `Configuration.has`: any directory of that name is the member."""
+    return configuration.member(name) is not None
+
+
 class SendsTwoInTheWrongOrder(Network):
     """The law of the links broken: not FIFO."""
 
@@ -387,6 +518,13 @@ class LinksWhoeverIsListed(Network):
         return dialler.name in acceptor.known.addresses
 
 
+class LinksAnybody(Network):
+    """The handshake compares nothing at all: a former life of the cluster has the same name and secret."""
+
+    def _agree(self, dialler: SimulatedLinks, acceptor: SimulatedLinks) -> bool:
+        return True
+
+
 def write_anew(register: Register, path: str, data: bytes) -> None:
     """In place of `Register._write`: what changes with a start is not overwritten in place, and needs space."""
     register._disk.replace_file(path, data)
@@ -397,6 +535,20 @@ def let_everybody_in(
 ) -> Identity:
     """In place of `identity._checked`: whatever the node's file says now is right."""
     return Identity(owner, versions.low, members)
+
+
+def believe_in_any_version(
+    disk: Disk, directory: str, owner: Owner, _versions: Versions, members: tuple[str, ...]
+) -> Identity:
+    """In place of `identity._checked`: a program starts on what it cannot run."""
+    return check_identity(disk, directory, owner, ANY_VERSIONS, members)
+
+
+check_identity = identity._checked
+
+
+def apply_nothing(*_: object) -> None:
+    """In place of `new_cluster._apply`: what is behind the checkpoint is left out."""
 
 
 def let_clocks_jump(_checks: Checks, _time_ms: int) -> None:
@@ -538,7 +690,7 @@ HAZARDS = [
         30,
         "has committed another entry",
         ("cluster.engine.vouched_for", believe_the_commit_index),
-        shown_by=16,
+        shown_by=0,
     ),
     Hazard(
         Parts(engine=CountsAcknowledgementsOfAnyTerm, network=RepeatsAcknowledgements),
@@ -573,7 +725,7 @@ HAZARDS = [
         20,
         "has not converged",
         ("cluster.group.PendingSubmissions", ForgetfulSubmissions),
-        shown_by=10,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
@@ -597,11 +749,11 @@ HAZARDS = [
         10,
         "which is live",
         ("cluster.log.compaction.compact_entry", drop_a_live_message),
-        shown_by=5,
+        shown_by=0,
     ),
     Hazard(Parts(group=ForgetsWhatItSkipped), LAGGARDS, 100, "client", shown_by=0),
     Hazard(Parts(group=WaitsForSubmissions), NO_FAULTS, 5, "leaves undone what was due", shown_by=4),
-    Hazard(Parts(group=TellsTheTimeOfItsNode), NO_FAULTS, 5, "was Applied", shown_by=6),
+    Hazard(Parts(group=TellsTheTimeOfItsNode), NO_FAULTS, 5, "was Applied", shown_by=0),
     Hazard(
         Parts(group=GoesByTheLeadersClock), CLOCK_JUMPS, 5, "ahead of the clocks of any majority", shown_by=4
     ),
@@ -611,7 +763,7 @@ HAZARDS = [
         10,
         "leaves undone what was due",
         ("chaos.sim.checks.Checks._check_clocks", let_clocks_jump),
-        shown_by=4,
+        shown_by=1,
     ),
     Hazard(
         Parts(),
@@ -619,7 +771,7 @@ HAZARDS = [
         10,
         "ahead of the clocks of any majority",
         ("cluster.clock.ClusterClock.hear", believe_one_peer),
-        shown_by=3,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
@@ -627,7 +779,7 @@ HAZARDS = [
         20,
         "that nobody asked for",
         ("qq.machine.queue.Queue.take_dying", take_dying_whatever_is_meant),
-        shown_by=1,
+        shown_by=2,
     ),
     Hazard(
         Parts(),
@@ -651,7 +803,7 @@ HAZARDS = [
         10,
         "elsewhere and is",
         ("chaos.sim.run.QueueMachine", GoesByItsOwnClock),
-        shown_by=21,
+        shown_by=1,
     ),
     Hazard(
         Parts(),
@@ -659,7 +811,7 @@ HAZARDS = [
         20,
         "another state",
         ("qq.machine.publishers.Publishers.freeze", forget_publishers),
-        shown_by=12,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
@@ -691,7 +843,7 @@ HAZARDS = [
         20,
         "though consumers wait",
         ("qq.machine.queue.Queue.wanted", promise_nothing),
-        shown_by=8,
+        shown_by=1,
     ),
     Hazard(
         Parts(),
@@ -707,7 +859,7 @@ HAZARDS = [
         20,
         "is said to expire",
         ("qq.machine.backlog.Backlog.release", release_as_of_then),
-        shown_by=11,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
@@ -715,7 +867,7 @@ HAZARDS = [
         80,
         "was not told to close",
         ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
-        shown_by=20,
+        shown_by=15,
     ),
     Hazard(
         Parts(),
@@ -725,14 +877,14 @@ HAZARDS = [
         ("chaos.sim.queue_workload.encode_batch", lets_in_too_deep_a_table),
         shown_by=6,
     ),
-    Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=11),
+    Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=29),
     Hazard(
         Parts(),
         SHORTENED_LOGS,
         10,
         "which it had acknowledged",
         ("cluster.log.segment_files.load_mark", believe_what_the_log_says),
-        shown_by=13,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
@@ -761,8 +913,55 @@ HAZARDS = [
         shown_by=29,
         by_names=True,
     ),
+    Hazard(
+        Parts(group=ChangesMembersBeforeItCommits), FOUR_VOTERS, 30, "before it has committed", shown_by=0
+    ),
+    Hazard(Parts(group=MakesSeveralChangesAtOnce), FOUR_VOTERS, 30, "twice at once", shown_by=0),
+    Hazard(
+        Parts(engine=CampaignsWithoutAsking, group=StaysThoughRemoved),
+        REMOVALS,
+        20,
+        "campaigns though it was removed",
+        shown_by=2,
+    ),
+    Hazard(
+        Parts(),
+        LEARNERS,
+        30,
+        "which of the voters only",
+        ("cluster.membership.Membership.reached", reached_by_anybody),
+        shown_by=2,
+    ),
+    Hazard(Parts(engine=AsksLearners), LEARNERS, 100, "by the votes of", shown_by=52),
+    Hazard(Parts(group=GoesByTheListInItsFile), WRONG_LISTS, 20, "both lead", shown_by=11),
+    Hazard(
+        Parts(group=StaysThoughRemoved),
+        OLD_DIRECTORIES,
+        30,
+        "than the committed one",
+        ("cluster.configuration.Configuration.has", known_by_name),
+        shown_by=24,
+    ),
+    Hazard(
+        Parts(),
+        UPGRADES,
+        20,
+        "and its program can run",
+        ("cluster.identity._checked", believe_in_any_version),
+        shown_by=4,
+    ),
+    Hazard(
+        Parts(),
+        BACKUPS,
+        5,
+        "elsewhere and is",
+        ("cluster.new_cluster._apply", apply_nothing),
+        shown_by=0,
+    ),
+    Hazard(Parts(network=LinksAnybody), BACKUPS, 5, "members have lost their logs", shown_by=0),
+    Hazard(Parts(group=LeadsUnderMaintenance), DRAINS, 20, "has not converged", shown_by=0),
     Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged", shown_by=2),
-    Hazard(Parts(network=LosesFrames), None, 20, "has not converged", shown_by=13),
+    Hazard(Parts(network=LosesFrames), None, 20, "has not converged", shown_by=4),
 ]
 
 

@@ -1,0 +1,174 @@
+"""A backup that is made at some moment, whatever goes wrong then, and the new cluster that begins with it at the end.
+
+The new cluster has the names, the addresses and the secret of the old one, which still runs when it begins: its first
+node takes the place of an old one. The others follow with empty directories, when the old ones are gone.
+
+Lives here: operators who make backups and restore them. Not here: what a backup is (cluster/backup.py), what must hold
+in the new cluster (checks.py).
+
+Law: what is restored is what the old cluster was at the backup's entry, and none of its nodes is heard by the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from chaos.sim.cluster import CLUSTER, GROUP, LOG, SimulatedCluster
+from chaos.sim.disk import SimulatedDisk
+from chaos.sim.stored import StoredMessages
+from chaos.sim.watched import Program, WatchedMachine
+from cluster.backup import CONTENTS, SUMS, BadBackup, Contents, check, pack_contents, sum_line
+from cluster.identity import Owner
+from cluster.new_cluster import restore
+
+if TYPE_CHECKING:
+    from chaos.sim.checks import Checks
+    from chaos.sim.cluster import SimulatedNode
+    from chaos.sim.stored import MessagesOf
+    from chaos.sim.world import World
+    from cluster.machine import Machine
+
+ASKED_EVERY_S = 0.2
+"""How often a node is asked for a backup that it has not yet."""
+DIALLED_S = 5.0
+"""In this time every old node tries to connect with the new one."""
+PATIENCE_S = 60.0
+SLICE_S = 0.25
+SLOW_DISK = 10.0
+
+
+class RestoredMachine(WatchedMachine):
+    """One whose state is compared when it has done all that the backup tells, before the new cluster changes it."""
+
+    def __init__(self, inner: Machine, checks: Checks, steps: int) -> None:
+        super().__init__(inner, checks)
+        self.is_compared = False
+        self._checks = checks
+        self._steps = steps
+
+    def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
+        self._compare()
+        return super().origin_down(origin, time_ms, expelled=expelled)
+
+    def end_entry(self, time_ms: int) -> Sequence[Any]:
+        self._compare()
+        return super().end_entry(time_ms)
+
+    def _compare(self) -> None:
+        if self.position == self._steps:
+            self._checks.same_state(self.position, self.inner.dump())
+            self.is_compared = True
+
+
+class Backups:
+    """Those who make one backup in a run and, at the end, a new cluster of it."""
+
+    def __init__(
+        self, world: World, cluster: SimulatedCluster, checks: Checks, messages_of: MessagesOf
+    ) -> None:
+        self.contents: Contents | None = None
+        """What the backup is; None as long as none was made."""
+        self._world = world
+        self._cluster = cluster
+        self._checks = checks
+        self._messages_of = messages_of
+        self._random = world.random("backup")
+        self._files = SimulatedDisk(world.random("backup disk"), world.after)
+        """What the backup is kept on."""
+
+    def begin(self) -> None:
+        """Ask a node for a backup at some moment, and others if it has none to give."""
+        self._world.after(self._random.uniform(0.0, self._cluster.options.duration_s), self._ask_anyone)
+
+    def _ask_anyone(self) -> None:
+        node = self._random.choice(self._cluster.nodes)
+        if node.up and node.has_started and node.program is Program.CURRENT:
+            self._ask(node, node.life, node.group.engine.applied_index)
+        else:
+            self._world.after(ASKED_EVERY_S, self._ask_anyone)
+
+    def _ask(self, node: SimulatedNode, life: int, least: int) -> None:
+        if not node.up or node.life != life or self._random.random() < 0.05:
+            self._ask_anyone()
+            return
+        node.runtime.enter(partial(self._take, node, least))
+        if self.contents is None:
+            self._world.after(ASKED_EVERY_S, partial(self._ask, node, life, least))
+
+    def _take(self, node: SimulatedNode, least: int) -> None:
+        contents = None if self.contents else node.group.backups.take(least, "")
+        if contents is None:
+            return
+        try:
+            files = {name: node.disk.read_file(f"{LOG}/{name}") for name, _ in contents.files}
+            self._store({CONTENTS: pack_contents(contents), **files})
+            check(self._files, contents, repr)
+        except (OSError, BadBackup) as error:
+            if not self._checks.may_find_damage(node):
+                self._checks.fail(f"{node.name} gives a bad backup: {error}")
+            return
+        finally:
+            node.group.backups.give_back(contents)
+        if node.group.engine.applied_index == contents.index:
+            self._checks.same_state(node.machine.position, node.machine.inner.dump())
+        self.contents = contents
+
+    def _store(self, files: dict[str, bytes]) -> None:
+        self._files.lose_everything()
+        for name, data in files.items():
+            self._files.replace_file(name, data)
+        sums = [sum_line(sha256(data).hexdigest(), name) for name, data in files.items()]
+        self._files.replace_file(SUMS, "".join(sums).encode())
+
+    # The new cluster
+
+    def check_restored(self) -> None:
+        """Begin a new cluster with the backup, if there is one, while the old one runs."""
+        if self.contents is None:
+            return
+        checks = self._checks.continued(self.contents.index)
+        options = replace(self._cluster.options, is_upgrade=False, raises_version=True)
+        cluster = SimulatedCluster(
+            self._world, options, self._cluster.parts, checks, network=self._cluster.network
+        )
+        checks.watch(cluster)
+        first, *others = cluster.nodes
+        old, *old_others = self._cluster.nodes
+        old.end(power_loss=False)
+        self._restore(self.contents, first, checks)
+        first.start()
+        self._world.run_until(self._world.now_s + DIALLED_S)
+        self._until(lambda: self._serves_alone(first), checks, "the restored node does not lead")
+        for node in old_others:
+            node.end(power_loss=False)
+        for node in others:
+            node.joins = True
+            node.start()
+        self._until(cluster.settled, checks, "the restored cluster has not converged")
+        checks.check_agreement()
+        StoredMessages(cluster, checks, self._messages_of).check_all()
+
+    def _restore(self, contents: Contents, node: SimulatedNode, checks: Checks) -> None:
+        machine = RestoredMachine(checks.machine(Program.CURRENT).inner, checks, len(checks.history))
+        owner = Owner(CLUSTER, node.name, 0)
+        wall_ms = node.wall.now_ms()
+        restore(self._files, contents, node.disk, GROUP, owner, node.address, machine, wall_ms, self._random)
+        if not machine.is_compared:
+            checks.fail(f"the backup has not all that there was at entry {contents.index}")
+
+    def _serves_alone(self, node: SimulatedNode) -> bool:
+        """Whether a restored node leads and has applied what it was given, while the old ones dial it."""
+        if self._cluster.network.linked(node.name):
+            self._checks.fail(f"{node.name} is restored, and linked with nodes of its former life")
+        return node.group.engine.is_leader and not node.group.pending_batches
+
+    def _until(self, done: Callable[[], bool], checks: Checks, complaint: str) -> None:
+        deadline_s = self._world.now_s + PATIENCE_S * (1 + self._cluster.options.disk_slowness / SLOW_DISK)
+        while not done():
+            if self._world.now_s > deadline_s:
+                checks.fail(complaint)
+            self._world.run_until(self._world.now_s + SLICE_S)
