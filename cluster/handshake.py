@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 from cluster.configuration import ID_BYTES, Versions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from cluster.ports import Buffer
 
@@ -55,7 +55,8 @@ MAGIC = b"qqPL"
 VERSIONS = (3, 4)
 """The versions of these messages that are spoken; a dialler begins with the last one. In version 3 the terms have no
 ids and no range of versions: the program of release 0.1 knows one state version, and is told the agreed one. There, a
-dialler has to expect a name."""
+dialler has to expect a name. No node of a cluster with an id speaks it: no program of release 0.1 can be of one, and who
+was talked into it by an injected REJECT would not be known for the member that it is."""
 NAME_BYTES_MAX = 64
 NONCE_BYTES = 32
 PROCESS_BYTES = 16
@@ -320,6 +321,8 @@ class Handshake:
         """The version of the messages of this conversation; an acceptor goes by the HELLO."""
         self.terms: Terms | None = None
         """What the other side has told of itself; None until it has proved who it is."""
+        self._versions = VERSIONS[1:] if identity.terms.is_named else VERSIONS
+        """The versions that this node speaks."""
         self._secrets = identity.secrets
         """The secrets that a proof may be made with; after the first proof only the one that it was made with."""
         self._terms = identity.terms
@@ -367,11 +370,11 @@ class Handshake:
         return message
 
     def _check_header(self, version: int, kind: int) -> None:
-        if self._awaited is _MessageKind.HELLO and version in VERSIONS:
+        if self._awaited is _MessageKind.HELLO and version in self._versions:
             self.version = version
         if version != self.version:
             raise VersionMismatchError(
-                f"the peer speaks version {version} of the protocol, this node {_spoken()}"
+                f"the peer speaks version {version} of the protocol, this node {_listed(self._versions)}"
             )
         if kind != self._awaited:
             raise GarbageError(f"peer message {kind} where {self._awaited.name} is due")
@@ -537,10 +540,9 @@ def _rejection(message: bytes) -> HandshakeError:
         return GarbageError(f"the peer rejects this node for the unknown reason {reason}")
     cause, text = _REJECTIONS[reason]
     if cause is VersionMismatchError:
-        text = f"{text} ({version}, this node {_spoken()})"
+        text = f"{text} ({version}, this node {_listed(VERSIONS)})"
     return RejectedError(f"the peer rejects this node: {text}", cause)
 
 
-def _spoken() -> str:
-    """The versions that this node speaks, for a text."""
-    return " and ".join(map(str, VERSIONS))
+def _listed(versions: Sequence[int]) -> str:
+    return " and ".join(map(str, versions))

@@ -83,6 +83,10 @@ _ABSENT_AFTER_S = 1.0
 # For so many nodes it is remembered what was logged of them; there are never so many that mean well.
 _TOLD_MAX = 256
 
+# A link that ends so soon is one that the other side did not want.
+_BRIEF_S = 1.0
+_BRIEF_TIMES = 3
+
 
 class PeerTls(NamedTuple):
     """Contexts for accepted and dialled connections; both should demand a certificate of the cluster's CA."""
@@ -145,6 +149,8 @@ class PeerLinks:
         self._complaints = Complaints(log)
         self._told: dict[str | Address, deque[str]] = {}
         """Why there is no link with a peer or a seed, as was logged last: it is not logged again with each attempt."""
+        self._brief: dict[str, int] = {}
+        """The peers whose links end as soon as they have begun, and how often in a row they did."""
         self._refusals: dict[Address, str] = {}
         """Why the last attempt to join at each seed came to nothing."""
 
@@ -295,9 +301,31 @@ class PeerLinks:
             probe.cancel()
         self._links[peer] = connection
         self._told.pop(peer, None)
-        log.info("peer %s is connected", peer)
+        if peer in self._brief:
+            asyncio.get_running_loop().call_later(_BRIEF_S, self._tell_connected, connection)
+        else:
+            self._tell_connected(connection)
         for events in list(self._groups.values()):
             events.peer_connected(peer)
+
+    def _tell_connected(self, connection: PeerConnection) -> None:
+        """Log that a peer is connected, unless it is not any more."""
+        if self._links.get(connection.peer) is connection:
+            self._brief.pop(connection.peer, None)
+            log.info("peer %s is connected", connection.peer)
+
+    def _tell_lost(self, connection: PeerConnection, error: Exception | None) -> None:
+        """Log that a connection is gone, but not again and again that one was not wanted."""
+        peer = connection.peer
+        was_told = peer not in self._brief
+        if asyncio.get_running_loop().time() - connection.made_s < _BRIEF_S:
+            times = self._brief[peer] = self._brief.get(peer, 0) + 1
+            if times == _BRIEF_TIMES:
+                log.info("peer %s ends each connection as soon as it has begun: its log tells why", peer)
+            if len(self._brief) > _TOLD_MAX:
+                del self._brief[next(iter(self._brief))]
+        if was_told:
+            log.info("the connection to peer %s is lost: %s", peer, error or "closed")
 
     def end(self, connection: PeerConnection, error: Exception | None) -> None:
         """Note that a connection is gone; only the end of the current one is an event."""
@@ -305,7 +333,7 @@ class PeerLinks:
         if self._links.get(peer) is not connection:
             return
         del self._links[peer]
-        log.info("the connection to peer %s is lost: %s", peer, error or "closed")
+        self._tell_lost(connection, error)
         if peer in self._known.addresses:
             self._missing.add(peer)
             self._probes[peer] = self._spawn(self._probe(peer))
@@ -478,7 +506,7 @@ class PeerLinks:
         try:
             return await self._dial_in(newest, secret, peer, address)
         except RejectedError as error:
-            in_vain = peer is None or not self._known.dials_first(peer)
+            in_vain = peer is None or not self._known.dials_first(peer) or self._known.terms.is_named
             if in_vain or error.cause is not VersionMismatchError:
                 raise
         return await self._dial_in(older, secret, peer, address)

@@ -11,6 +11,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from struct import pack
 from types import MappingProxyType
@@ -1019,6 +1020,70 @@ def test_a_node_of_the_last_release_that_dials_first_is_not_dialled_in_its_versi
     run(story())
     assert {hello[4] for hello in old.asked} == {4}
     assert warnings_in(caplog) == []
+
+
+def test_a_rejection_that_somebody_has_injected_has_no_node_speak_the_version_of_the_last_release(
+    run: Run,
+) -> None:
+    """REJECT is not authenticated, and version 3 tells no ids."""
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        one, two = nodes.values()
+        rejected: list[bytes] = []
+
+        async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if not rejected:
+                rejected.append(await reader.read(1000))
+                writer.write(pack("<4sHBB", b"qqPL", 3, 5, VersionMismatchError.reason))
+                writer.close()
+                return
+            there, back = await asyncio.open_connection(*address(two))
+            await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+        async def pipe(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                target.write(data)
+            target.close()
+
+        async with await asyncio.start_server(between, "127.0.0.1", 0) as server:
+            one.member_id, two.member_id = b"1" * 16, b"2" * 16
+            known = members({"n1": address(one), "n2": server.sockets[0].getsockname()})
+            for node in nodes.values():
+                node.configure(known, CLUSTER)
+            async with started(nodes):
+                await until(lambda: one.links.connected("n2") and two.links.connected("n1"))
+                assert rejected
+                assert (one.links.protocol("n2"), one.links.peer_id("n2")) == (4, two.member_id)
+
+    run(story())
+
+
+def test_a_peer_that_ends_each_link_as_soon_as_it_has_begun_fills_no_log(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The smaller name dials, and refuses the other one's directory behind the WELCOME: there the link has begun."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(links_module, "_BRIEF_S", 0.2)
+
+    async def story() -> None:
+        nodes = make_nodes(2, limits=LinkLimits(retry_first_s=0.005, retry_max_s=0.01))
+        one, two = nodes.values()
+        known = all_members(one, two)
+        one.configure([replace(member, id=member.name.encode() * 8) for member in known], CLUSTER)
+        old = Configurations(Configuration.of(7, known))
+        old.has_past = True
+        two.links.configure(b"of an early life", old)
+        async with started(nodes):
+            await until(lambda: len(two.recorder.events()) > 40)
+            assert len(lines()) <= 8, lines()
+            two.configure(known, CLUSTER)
+            await until(lambda: lines()[-1] == "peer n1 is connected")
+
+    def lines() -> list[str]:
+        return [line for record in caplog.records if "n1" in (line := record.getMessage())]
+
+    run(story())
 
 
 def test_a_dial_that_is_reset_at_once_closes_its_own_socket_only(
