@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 from cluster.configuration import ID_BYTES, Versions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from cluster.ports import Buffer
 
@@ -55,8 +55,8 @@ MAGIC = b"qqPL"
 VERSIONS = (3, 4)
 """The versions of these messages that are spoken; a dialler begins with the last one. In version 3 the terms have no
 ids and no range of versions: the program of release 0.1 knows one state version, and is told the agreed one. There, a
-dialler has to expect a name. No node of a cluster with an id speaks it: no program of release 0.1 can be of one, and who
-was talked into it by an injected REJECT would not be known for the member that it is."""
+dialler has to expect a name. No node of a cluster with an id speaks it: no program of release 0.1 can be of one, and
+one that an injected REJECT has talked into it would not be known for the member that it is."""
 NAME_BYTES_MAX = 64
 NONCE_BYTES = 32
 PROCESS_BYTES = 16
@@ -364,7 +364,7 @@ class Handshake:
         message, self.rest = bytes(inbox[:size]), bytes(inbox[size:])
         inbox.clear()
         if kind == _MessageKind.REJECT:
-            raise _rejection(message)
+            raise self._rejection(message)
         if self.rest and kind != _MessageKind.WELCOME:
             raise GarbageError("the peer talks on without waiting for an answer")
         return message
@@ -374,10 +374,26 @@ class Handshake:
             self.version = version
         if version != self.version:
             raise VersionMismatchError(
-                f"the peer speaks version {version} of the protocol, this node {_listed(self._versions)}"
+                f"the peer speaks version {version} of the protocol, {self._spoken_here(version)}"
             )
         if kind != self._awaited:
             raise GarbageError(f"peer message {kind} where {self._awaited.name} is due")
+
+    def _rejection(self, message: bytes) -> HandshakeError:
+        _, version, _, reason = _REJECT.unpack(message)
+        if reason not in _REJECTIONS:
+            return GarbageError(f"the peer rejects this node for the unknown reason {reason}")
+        cause, text = _REJECTIONS[reason]
+        if cause is VersionMismatchError:
+            text = f"{text}: {version}, {self._spoken_here(version)}"
+        return RejectedError(f"the peer rejects this node: {text}", cause)
+
+    def _spoken_here(self, version: int) -> str:
+        """What this node speaks instead of that version."""
+        text = f"this node {' and '.join(map(str, self._versions))}"
+        if version in VERSIONS and version not in self._versions:
+            text += " since the cluster has an id: start this release there"
+        return text
 
     def _check_cluster(self, cluster: bytes) -> None:
         if cluster != self._cluster:
@@ -532,17 +548,3 @@ def _named(field: bytes) -> str:
 def _shown(field: bytes) -> str:
     """Make a stranger's name fit for the log: harmless and short."""
     return repr(field.rstrip(b"\0").decode(errors="replace"))
-
-
-def _rejection(message: bytes) -> HandshakeError:
-    _, version, _, reason = _REJECT.unpack(message)
-    if reason not in _REJECTIONS:
-        return GarbageError(f"the peer rejects this node for the unknown reason {reason}")
-    cause, text = _REJECTIONS[reason]
-    if cause is VersionMismatchError:
-        text = f"{text} ({version}, this node {_listed(VERSIONS)})"
-    return RejectedError(f"the peer rejects this node: {text}", cause)
-
-
-def _listed(versions: Sequence[int]) -> str:
-    return " and ".join(map(str, versions))

@@ -1234,7 +1234,7 @@ def test_seeds_of_no_use_cost_one_line_each(run: Run, caplog: pytest.LogCaptureF
             node.configure(all_members(node), CLUSTER)
         seeds = {
             own: "node 'joining' answers there, which is the name of this node",
-            old: "the peer rejects this node: it speaks another version of the peer protocol (3, this node 3 and 4); "
+            old: "the peer rejects this node: it speaks another version of the peer protocol: 3, this node 3 and 4; "
             "a node of release 0.1 lets no new members in",
             nobody: "[Errno 111] nobody listens",
             address(
