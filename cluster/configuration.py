@@ -79,7 +79,8 @@ class PeerAddress(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host  # an address of IPv6
+        return f"{host}:{self.port}"
 
 
 def host_problem(host: str) -> str | None:

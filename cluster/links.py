@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.accepting import accept_all
 from cluster.complaints import Complaints
+from cluster.configuration import PeerAddress
 from cluster.connection import FrameTooLargeError, LinkLimits, PeerConnection
 from cluster.handshake import (
     MESSAGE_BYTES_MAX,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
-    from cluster.configuration import PeerAddress, Versions
+    from cluster.configuration import Versions
     from cluster.configurations import Configurations
     from cluster.connection import Frame
     from cluster.link_ports import LinkEvents
@@ -375,7 +376,7 @@ class PeerLinks:
         if peer in self._missing:
             self._missing.discard(peer)
             found = f"waiting for peer {peer}" if peer in self._awaited else f"peer {peer} is dead"
-            log.info("%s: nobody listens at %s:%d", found, *self._known.addresses[peer])
+            log.info("%s: nobody listens at %s", found, self._known.addresses[peer])
             self._report_lost(peer, dead=True)
 
     async def _probe_absent(self, peer: str) -> None:
@@ -654,5 +655,4 @@ def _cause(error: Exception) -> type[Exception]:
 
 
 def _shown(address: Address) -> str:
-    host, port = address
-    return f"{host}:{port}"
+    return str(PeerAddress(*address))

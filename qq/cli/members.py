@@ -13,6 +13,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
+from cluster.configuration import PeerAddress
 from qq.cli.table import aligned
 from qq.errors import CommandError
 
@@ -104,7 +105,7 @@ def _finish(node: Remote, name: str, patience: Patience) -> int:
 
 def drain(node: Remote, name: str | None, patience: Patience) -> int:
     """Have a node lead nothing and serve no clients; raises CommandError."""
-    name = name or _asked(node)
+    name = _asked(node) if name is None else name
     node.ask_until_done(
         "PUT",
         f"{_path(name)}/drain",
@@ -117,7 +118,7 @@ def drain(node: Remote, name: str | None, patience: Patience) -> int:
 
 def revive(node: Remote, name: str | None, patience: Patience) -> int:
     """End the maintenance of a node; raises CommandError."""
-    name = name or _asked(node)
+    name = _asked(node) if name is None else name
     node.ask_until_done(
         "DELETE",
         f"{_path(name)}/drain",
@@ -181,7 +182,7 @@ def _table(answer: dict[str, Any]) -> str:
     rows = [
         [
             member["name"],
-            f"{member['host']}:{member['port']}",
+            str(PeerAddress(member["host"], member["port"])),
             member["role"],
             member["state"],
             "-" if member["lag"] is None else f"{member['lag']:,}",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from cluster.configuration import ID_BYTES, host_problem
+from cluster.configuration import ID_BYTES, PeerAddress, host_problem
 from cluster.member_changes import MemberChange, Verb
-from qq.config import NAME, PORT_MAX
+from qq.config import NAME, NAME_RULE, PORT_MAX
 from qq.errors import ReplyCode
 from qq.http.bodies import field
 from qq.http.errors import Refusal, bad_request
@@ -59,7 +59,7 @@ class MemberEndpoints:
         body = await _body(request, "host", "port")
         name, host, port = request.match_info["name"], field(body, "host", str), field(body, "port", int)
         if NAME.fullmatch(name) is None:
-            raise bad_request(f"name: {name!r} must be 1 to 64 of A-Z a-z 0-9 _ . @ -")
+            raise bad_request(f"name: {name!r} {NAME_RULE}")
         problem = host_problem(host)
         if problem is not None:
             raise bad_request(f"host: {host!r} {problem}")
@@ -69,7 +69,8 @@ class MemberEndpoints:
         if known is not None and (known.host, known.port) != (host, port):
             raise Refusal(
                 HTTPStatus.CONFLICT,
-                f"there is a member {name!r} at {known.host}:{known.port}; to move it to {host}:{port}, start it there",
+                f"there is a member {name!r} at {PeerAddress(known.host, known.port)}; to move it to "
+                f"{PeerAddress(host, port)}, start it there",
             )
         return await self._change(request, MemberChange(Verb.ADD, name, host=host, port=port))
 

@@ -253,6 +253,14 @@ def test_majorities_before_and_after_a_step_have_a_voter_in_common(taken: list[S
         configuration = after
 
 
+def test_an_address_of_ipv6_is_shown_in_brackets() -> None:
+    assert [str(PeerAddress(host, 7)) for host in ("h", "10.0.0.1", "::1")] == [
+        "h:7",
+        "10.0.0.1:7",
+        "[::1]:7",
+    ]
+
+
 def test_only_the_last_that_were_removed_are_remembered() -> None:
     configuration = TRIO
     for number in range(100, 110 + REMOVED_MAX):

@@ -152,7 +152,7 @@ def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: 
         size = third.log.stat().st_size
         start(third, release)
         until_said(first, "3, this node 4 since the cluster has an id: start this release there")
-        until_said(third, "it speaks another version of the peer protocol (4, this node 3)")
+        until_said(third, "the peer speaks version 4 of the protocol, this node 3")
         assert "is connected" not in "\n".join(lines_since(third, size))
         third.kill()
         shutil.rmtree(NodeFiles(third).root)
