@@ -84,8 +84,10 @@ from cluster.turns import TurnTimer
 
 log = logging.getLogger(__name__)
 
-SNAPSHOT_ID_BITS = 20
-"""Snapshots are numbered from the incarnation shifted by this many bits: one life gives fewer, so none is repeated."""
+SNAPSHOT_ID_BITS = 19
+"""Snapshots are numbered from the incarnation shifted by this many bits: one life gives fewer, so none is repeated.
+
+An incarnation is about as high as a clock may be (`WALL_MAX_MS`), so the numbers stay below 2^63, as all of them do."""
 
 IN_FLIGHT_MAX = 2
 """At most this many entries are proposed and not yet committed. More would only make the entries smaller."""

@@ -275,8 +275,9 @@ class SimulatedNode:
         if not self.up:
             return
         if self.has_started:
-            held = self.group.configurations
-            self._log_lists_members = 0 < held.committed_index <= self.group.journal.synced_index
+            # What follows from a configuration is stored behind it: only if nothing waits for a sync, all is there.
+            held, journal = self.group.configurations, self.group.journal
+            self._log_lists_members = held.is_settled and journal.synced == journal.written
         self.up = False
         self.runtime.alive = False
         self.disk.crash(power_loss=power_loss)

@@ -20,9 +20,12 @@ from cluster.catch_up import (
     SnapshotGiver,
     SnapshotTaker,
 )
+from cluster.clock import WALL_MAX_MS
 from cluster.directory import GroupDirectory, moving_checkpoint
 from cluster.envelope import Fetch, Message, Offer, SnapshotChunk, Spoilt, Withdrawn, decode, encode
+from cluster.group import SNAPSHOT_ID_BITS
 from cluster.identity import Owner
+from cluster.incarnation import INCARNATION_LEAP
 from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.log.housekeeping import CheckpointPosition
@@ -602,3 +605,9 @@ def test_a_crash_on_the_way_leaves_the_log_as_it_was(transfer: Transfer, events:
     transfer.there.disk.crash(power_loss=True)
     transfer.there.open()
     assert transfer.there.journal.last_index == 1
+
+
+def test_the_last_snapshot_of_a_node_whose_clock_is_centuries_ahead_can_be_offered() -> None:
+    """Its number follows from the clock (simulated: seed 6675)."""
+    number = (WALL_MAX_MS + INCARNATION_LEAP + 1 << SNAPSHOT_ID_BITS) - 1
+    assert decode(b"".join(encode(Withdrawn(number)))) == Withdrawn(number)

@@ -11,6 +11,7 @@ import pytest
 from deployment import ROOT, WHEEL_OPTIONS
 from dockerfile import copy_context
 from engine import BUILT_FROM, PROJECT, Engine, NoEngineError, find_engine
+from releases import unpack_release
 
 from qq.testing import ClusterNode, LocalCluster
 
@@ -58,5 +59,16 @@ def image(engine: Engine) -> Generator[str]:
     name = f"{PROJECT}-image"
     revision = f"REVISION={BUILT_FROM}"
     engine.run("build", "-f", "deploy/Dockerfile", "-t", name, "--build-arg", revision, ".", shown=True)
+    yield name
+    engine.run("rmi", name)
+
+
+@pytest.fixture(scope="session")
+def release_image(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """Build a node's image of release 0.1 as that release says; its name."""
+    name = f"{PROJECT}-release"
+    code = tmp_path_factory.mktemp("release-0.1")
+    unpack_release("0.1", code)
+    engine.run("build", "-f", str(code / "deploy" / "Dockerfile"), "-t", name, str(code), shown=True)
     yield name
     engine.run("rmi", name)

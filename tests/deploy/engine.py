@@ -107,9 +107,18 @@ class Deployment:
         """Build images. It takes minutes, so the builder's own output is seen."""
         self.compose("build", *services, shown=True)
 
+    def use(self, image: str, *nodes: str) -> None:
+        """Have nodes run this image from their next start on. They have tags of their own, as compose gives them."""
+        for node in nodes:
+            self._engine.run("tag", image, f"{PROJECT}-{node}")
+
+    def forget(self, *options: str) -> None:
+        """Remove containers, volumes and networks: the next start begins a new cluster."""
+        self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", *options)
+
     def remove(self) -> None:
-        """Remove everything with its data: containers, volumes, networks and images."""
-        self.compose("--profile", "*", "down", "--volumes", "--remove-orphans", "--rmi", "local")
+        """Remove everything, also the images."""
+        self.forget("--rmi", "local")
 
     def start(self, *services: str) -> float:
         """Start services as they are configured, and return after how many seconds all are healthy."""
@@ -148,11 +157,17 @@ class Deployment:
         assert shown.returncode == 0, shown.stderr
         return shown.stdout.strip()
 
-    def stop_when_safe(self, node: str) -> None:
-        """Stop a node as operators do: when it says itself that the others go on without it."""
+    def members(self, node: str) -> dict[str, Any]:
+        """Who the members are, as `qq member list` shows it."""
+        shown = self.qq(node, "member", "list", "--json")
+        assert shown.returncode == 0, shown.stderr
+        return json.loads(shown.stdout)
+
+    def wait_until_safe_to_stop(self, node: str, *, asked: str) -> None:
+        """Wait as operators do, until this node says that the others go on without that one."""
+        check = ("check", "safe-to-stop", "--node", node)
         wait_until(
-            lambda: self.qq(node, "check", "safe-to-stop").returncode == 0,
+            lambda: self.qq(asked, *check).returncode == 0,
             60,
-            lambda: self.qq(node, "check", "safe-to-stop").stdout,
+            lambda: self.qq(asked, *check).stdout,
         )
-        self.compose("stop", node)

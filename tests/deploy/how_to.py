@@ -1,9 +1,10 @@
-"""The commands of docs/how-to that make certificates, run by a shell."""
+"""What is in docs/how-to for others to copy: commands that make certificates, and settings of Kubernetes."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import textwrap
 from pathlib import Path
 
 from deployment import ROOT
@@ -15,8 +16,8 @@ SECRET = re.compile(r"secret generic (\S+) \\\n((?: *--from-file=\S+)+)")
 def block(document: str, beginning: str) -> str:
     """The indented code that begins like this."""
     code = re.findall(r"(?:^ {4}.*\n)+", (HOW_TO / document).read_text(), re.MULTILINE)
-    (found,) = [each for each in code if each.startswith(f"    {beginning}")]
-    return re.sub("^ {4}", "", found, flags=re.MULTILINE)
+    (found,) = [each for each in map(textwrap.dedent, code) if each.startswith(beginning)]
+    return found
 
 
 def run_shell(code: str, directory: Path) -> None:
@@ -34,3 +35,9 @@ def secrets_for_kubernetes(directory: Path) -> dict[str, dict[str, Path]]:
         name: {key: directory / file for key, file in re.findall(r"--from-file=(\S+)=(\S+)", files)}
         for name, files in SECRET.findall(code)
     }
+
+
+def with_a_fourth_node(settings: str) -> str:
+    """Change what is in the ConfigMap as docs/how-to/kubernetes.md says, so that qq-3 joins."""
+    join, table = (block("kubernetes.md", beginning) for beginning in ("join = ", "[[nodes]]"))
+    return settings.replace("[cluster]\n", f"[cluster]\n{join}") + f"\n{table}"

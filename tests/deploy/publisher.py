@@ -1,4 +1,4 @@
-"""An application that publishes all the time, and goes to another node when its own is gone."""
+"""Applications that work all the time, and go to another node when their own is gone."""
 
 from __future__ import annotations
 
@@ -44,12 +44,10 @@ def consumed(port: int, queue: str) -> set[bytes]:
     return bodies
 
 
-class Publisher:
-    """Publishes one message after the other through the first of these ports that serves, as a context."""
+class _Application:
+    """Works through the first of these ports that serves, as a context."""
 
     def __init__(self, ports: Sequence[int], queue: str) -> None:
-        self.confirmed: list[tuple[float, bytes]] = []
-        """When, and which message."""
         self._ports = ports
         self._queue = queue
         self._done = Event()
@@ -65,6 +63,26 @@ class Publisher:
         self._done.set()
         self._thread.join()
 
+    def _run(self) -> None:
+        for port in cycle(self._ports):
+            with suppress(AMQPError, OSError), connect(port) as connection:
+                self._work(connection.channel())
+            if self._done.wait(0.05):
+                return
+
+    def _work(self, channel: BlockingChannel) -> None:
+        """Work until it is done or the connection is lost."""
+        raise NotImplementedError
+
+
+class Publisher(_Application):
+    """Publishes one message after the other."""
+
+    def __init__(self, ports: Sequence[int], queue: str) -> None:
+        super().__init__(ports, queue)
+        self.confirmed: list[tuple[float, bytes]] = []
+        """When, and which message."""
+
     def wait_for_confirms(self, count: int = 100, seconds: float = 60) -> None:
         """Wait for so many confirms more."""
         wanted = len(self.confirmed) + count
@@ -77,14 +95,25 @@ class Publisher:
         """The seconds for which nothing was confirmed."""
         return max(after - before for (before, _), (after, _) in pairwise(self.confirmed))
 
-    def _run(self) -> None:
-        for port in cycle(self._ports):
-            with suppress(AMQPError, OSError), connect(port) as connection:
-                channel = connection.channel()
-                channel.confirm_delivery()
-                while not self._done.wait(0.005):
-                    body = str(len(self.confirmed)).encode()
-                    publish(channel, self._queue, body)
-                    self.confirmed.append((time.monotonic(), body))
-            if self._done.wait(0.05):
+    def _work(self, channel: BlockingChannel) -> None:
+        channel.confirm_delivery()
+        while not self._done.wait(0.005):
+            body = str(len(self.confirmed)).encode()
+            publish(channel, self._queue, body)
+            self.confirmed.append((time.monotonic(), body))
+
+
+class Consumer(_Application):
+    """Takes and acknowledges what comes."""
+
+    def __init__(self, ports: Sequence[int], queue: str) -> None:
+        super().__init__(ports, queue)
+        self.taken: set[bytes] = set()
+
+    def _work(self, channel: BlockingChannel) -> None:
+        for method, _, body in channel.consume(self._queue, inactivity_timeout=0.1):
+            if method is not None:
+                self.taken.add(body)
+                channel.basic_ack(method.delivery_tag)
+            if self._done.is_set():
                 return

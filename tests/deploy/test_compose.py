@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,18 @@ def test_a_node_starts_with_its_configuration(name: str) -> None:
     assert set(published(SERVICES[name])) == {loaded.address.amqp_port, loaded.address.http_port}
 
 
+def test_a_fourth_node_is_started_when_it_is_asked_for_and_joins_the_others() -> None:
+    """But for that, it is told what they are told."""
+    assert SERVICES["n4"]["profiles"] == ["n4"]
+    joining, beginning = config("n4"), config("n3")
+    assert joining.join == tuple((name, config(name).address.peer_port) for name in NODES)
+    assert joining.nodes == (joining.address,)
+    own = {"name": "n3", "nodes": beginning.nodes, "join": ()}
+    assert replace(joining, **own) == beginning
+    assert joining.address == replace(beginning.address, name="n4", host="n4")
+    assert set(published(SERVICES["n4"])) == {joining.address.amqp_port, joining.address.http_port}
+
+
 def test_nodes_need_a_secret() -> None:
     with pytest.raises(ConfigError, match="SECRET: must have at least 16"):
         config("n1", QQ_CLUSTER_SECRET="short")
@@ -92,7 +105,7 @@ def test_no_two_services_take_the_same_port_of_the_machine() -> None:
     ports = [
         port for service in SERVICES.values() if "ports" in service for port in published(service).values()
     ]
-    assert len(set(ports)) == len(ports) == 6 + 4 + 2
+    assert len(set(ports)) == len(ports) == 8 + 4 + 2
 
 
 def test_every_file_that_is_mounted_is_there_and_every_volume_declared() -> None:

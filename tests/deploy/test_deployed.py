@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from deployment import DEPLOY, NODES, ROOT, RUNS_AS, document, interpolated, published
 from engine import BUILT_FROM, PASSWORD, Deployment, Engine, wait_until
-from publisher import QUEUE, Publisher, connect, consumed, publish
+from publisher import QUEUE, Consumer, Publisher, connect, consumed, publish
 
 from qq import __version__
+from qq.machine.machine import QueueMachine
 
 pytestmark = [pytest.mark.deployed, pytest.mark.timeout(1800)]
 
@@ -135,7 +136,8 @@ def test_nodes_are_restarted_one_after_the_other_when_each_says_that_it_is_safe(
     with Publisher(amqp_ports(*NODES), "restarted") as publisher:
         for node in NODES:
             publisher.wait_for_confirms()
-            cluster.stop_when_safe(node)
+            cluster.wait_until_safe_to_stop(node, asked=node)
+            cluster.compose("stop", node)
             other = others(node)[0]
             wait_until(
                 lambda asked=other: cluster.qq(asked, "check", "safe-to-stop").returncode == 1,
@@ -175,6 +177,83 @@ def test_a_node_with_a_mistake_in_its_settings_ends_and_stays_down(cluster: Depl
     assert cluster.inspect("n3")["RestartCount"] == tried
     assert "SECRET: must have at least 16" in cluster.last_words("n3")
     cluster.start("n3")
+
+
+# Members and upgrades
+
+
+@pytest.fixture
+def new_cluster(deployed: Deployment, image: str) -> Generator[Deployment]:
+    """For one test, which says what its nodes run and may change who they are: nobody is a member before and after."""
+    deployed.forget()
+    yield deployed
+    deployed.forget()
+    deployed.use(image, *NODES)
+
+
+def assert_nothing_is_lost(port: int, publisher: Publisher, consumer: Consumer) -> None:
+    """Look at what was taken, and at what is still there."""
+    confirmed = {body for _, body in publisher.confirmed}
+    assert len(consumer.taken) > 100
+    lost = confirmed - consumer.taken - consumed(port, "worked")
+    say(f"{len(confirmed)} confirmed, {len(lost)} lost")
+    say(f"nothing was confirmed for {publisher.longest_pause():.2f} s at most")
+    assert not lost
+    assert publisher.longest_pause() < PAUSE_AFTER_STOP_S
+
+
+def test_a_fourth_node_joins_and_the_leader_is_removed_under_load(
+    new_cluster: Deployment, image: str
+) -> None:
+    new_cluster.use(image, *NODES, "n4")
+    new_cluster.start(*NODES)
+    ports = amqp_ports(*NODES)
+    with Publisher(ports, "worked") as publisher, Consumer(ports, "worked") as consumer:
+        publisher.wait_for_confirms()
+        say(f"n4 serves after {new_cluster.start('n4'):.1f} s")
+        added = new_cluster.qq("n1", "member", "add", "n4", "n4:25672")
+        assert added.stdout == "n4 votes\n", added.stderr
+        publisher.wait_for_confirms()
+        leader = new_cluster.leader()
+        removed = new_cluster.qq("n4", "member", "remove", leader)
+        assert removed.returncode == 0, removed.stderr
+        publisher.wait_for_confirms()
+        wait_until(
+            lambda: new_cluster.state(leader)["Status"] == "exited",
+            60,
+            lambda: new_cluster.last_words(leader),
+        )
+        assert new_cluster.state(leader)["ExitCode"] == 78
+        publisher.wait_for_confirms()
+    roles = {member["name"]: member["role"] for member in new_cluster.members("n4")["members"]}
+    assert roles == dict.fromkeys([*others(leader), "n4"], "voter")
+    assert_nothing_is_lost(port_of("n4", 5672), publisher, consumer)
+
+
+def test_release_0_1_is_upgraded_node_by_node_under_load(
+    new_cluster: Deployment, release_image: str, image: str
+) -> None:
+    """The first node goes when all are healthy: nobody knows the check yet. Then the upgraded ones are asked."""
+    new_cluster.use(release_image, *NODES)
+    new_cluster.start(*NODES)
+    before, after = QueueMachine.versions
+    ports = amqp_ports(*NODES)
+    with Publisher(ports, "worked") as publisher, Consumer(ports, "worked") as consumer:
+        for number, node in enumerate(NODES):
+            publisher.wait_for_confirms()
+            if number > 0:
+                new_cluster.wait_until_safe_to_stop(node, asked=NODES[number - 1])
+                assert new_cluster.members(NODES[0])["version"] == before
+            new_cluster.use(image, node)
+            say(f"{node} serves again {new_cluster.start(node):.1f} s after it was told to stop")
+        raised_s = wait_until(
+            lambda: {new_cluster.members(node)["version"] for node in NODES} == {after},
+            60,
+            lambda: str([new_cluster.members(node) for node in NODES]),
+        )
+        say(f"all go by version {after} of the state {raised_s:.1f} s later")
+        publisher.wait_for_confirms()
+    assert_nothing_is_lost(ports[0], publisher, consumer)
 
 
 # Prometheus and Grafana

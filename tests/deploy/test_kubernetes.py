@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import kubernetes_validate
 import pytest
 from deployment import DEPLOY, RUNS_AS, document, documents
 from dockerfile import stages
+from how_to import with_a_fourth_node
 
 from qq.config import ConfigError, NodeConfig, load
 from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
@@ -40,7 +42,10 @@ VALUES = {"peer-secret": "s" * 16, "admin-password": "p4ss"}
 PORTS = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
 
 
-def config(pod: str, directory: Path, values: dict[str, str] = VALUES) -> NodeConfig:
+SETTINGS = MANIFESTS["ConfigMap", "qq"]["data"]["node.toml"]
+
+
+def config(pod: str, directory: Path, values: dict[str, str] = VALUES, *, text: str = SETTINGS) -> NodeConfig:
     """Load what the pod would load, with its Secrets in this directory."""
     contents = {
         "secrets": values,
@@ -48,9 +53,8 @@ def config(pod: str, directory: Path, values: dict[str, str] = VALUES) -> NodeCo
         "peer-tls": dict.fromkeys(("tls.crt", "tls.key", "ca.crt"), "PEM"),
     }
     file = directory / "node.toml"
-    text = MANIFESTS["ConfigMap", "qq"]["data"][file.name]
     for volume, files in contents.items():
-        (directory / volume).mkdir()
+        (directory / volume).mkdir(parents=True)
         for name, value in files.items():
             (directory / volume / name).write_text(value)
         assert text.count(f"{MOUNTED[volume]}/") == len(files)
@@ -96,6 +100,16 @@ def test_a_pod_starts_with_its_configuration(pod: str, tmp_path: Path) -> None:
     } == PORTS
     assert loaded.data_dir.is_relative_to(MOUNTED["data"])
     assert CONTAINER["args"] == ["--config", f"{MOUNTED['config']}/node.toml"]
+
+
+def test_a_pod_that_is_added_joins_with_the_configuration_that_the_documentation_has(tmp_path: Path) -> None:
+    """All pods read it from then on."""
+    added, begun = (
+        config(pod, tmp_path / pod, text=with_a_fourth_node(SETTINGS)) for pod in ("qq-3", "qq-0")
+    )
+    assert added.address == replace(begun.address, name="qq-3", host="qq-3.qq-nodes")
+    assert added.join == begun.join
+    assert added.join == tuple((node.host, node.peer_port) for node in added.nodes[: len(PODS)])
 
 
 @pytest.mark.parametrize("key", VALUES)

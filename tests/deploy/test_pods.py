@@ -16,7 +16,7 @@ import pika
 import pytest
 from deployment import DEPLOY, document, documents
 from engine import PASSWORD, PROJECT, Engine, wait_until
-from how_to import secrets_for_kubernetes
+from how_to import secrets_for_kubernetes, with_a_fourth_node
 
 pytestmark = [pytest.mark.deployed, pytest.mark.timeout(1800)]
 
@@ -25,6 +25,7 @@ POD = SET["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 CONFIG = documents(DEPLOY / "kubernetes" / "config.yaml")[0]["data"]
 NAMES = [f"qq-{number}" for number in range(SET["replicas"])]
+ADDED = f"qq-{SET['replicas']}"
 MOUNTED = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
 PORTS = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
 NETWORK = f"{PROJECT}-pods"
@@ -61,6 +62,15 @@ class Pods:
     def container(self, name: str) -> str:
         return f"{PROJECT}-pod-{name}"
 
+    def configure(self, settings: str) -> None:
+        """Change the ConfigMap: pods read it when they start."""
+        (self._directory / "config" / "node.toml").write_text(settings)
+
+    def qq(self, name: str, *arguments: str) -> str:
+        """Run the command in a pod as the documentation says, and return what it prints."""
+        login = ("--user", "admin", "--password-file", f"{MOUNTED['secrets']}/admin-password")
+        return self.engine.run("exec", self.container(name), "qq", *arguments, *login).stdout
+
     def is_ready(self, name: str) -> bool:
         url = f"http://127.0.0.1:{self.port(name, 'http')}{CONTAINER['readinessProbe']['httpGet']['path']}"
         try:
@@ -80,10 +90,14 @@ class Pods:
         logged = self.engine.run("logs", "--tail", "20", self.container(name))
         return logged.stdout + logged.stderr
 
+    def delete(self, name: str) -> None:
+        """Delete a pod and its volume, if they are there."""
+        self.engine.run("rm", "--force", self.container(name), check=False)
+        self.engine.run("volume", "rm", self.container(name), check=False)
+
     def remove(self) -> None:
-        for name in NAMES:
-            self.engine.run("rm", "--force", self.container(name), check=False)
-            self.engine.run("volume", "rm", self.container(name), check=False)
+        for name in (*NAMES, ADDED):
+            self.delete(name)
         self.engine.run("network", "rm", NETWORK, check=False)
 
 
@@ -104,7 +118,7 @@ def write_volumes(directory: Path) -> None:
         for name, text in files.items():
             (directory / volume / name).write_text(text)
             # The pod's group reads it in Kubernetes. Whose the file is here depends on who runs the test.
-            (directory / volume / name).chmod(0o444)
+            (directory / volume / name).chmod(0o644)
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +140,9 @@ def test_pods_become_ready(pods: Pods) -> None:
 
 
 def test_the_status_is_shown_as_the_documentation_says(pods: Pods) -> None:
-    secret = f"{MOUNTED['secrets']}/admin-password"
-    asked = ("exec", pods.container("qq-0"), "qq", "status", "--user", "admin", "--password-file", secret)
-    shown = pods.engine.run(*asked).stdout
+    shown = pods.qq("qq-0", "status")
     assert [name for name in NAMES if name not in shown] == []
-    assert shown.count("voter") == len(NAMES)
+    assert shown.count("voter  voter") == len(NAMES)  # role and standing
 
 
 def test_a_client_that_knows_the_authority_is_served_over_tls(pods: Pods) -> None:
@@ -157,3 +169,27 @@ def test_a_pod_stops_in_its_time_after_the_command_before_it(pods: Pods) -> None
     assert all(pods.is_ready(name) for name in ("qq-0", "qq-1"))
     pods.engine.run("start", pods.container("qq-2"))
     wait_until(lambda: pods.is_ready("qq-2"), 60, lambda: pods.logged("qq-2"))
+
+
+def test_a_pod_is_added_and_removed_as_the_documentation_says(pods: Pods) -> None:
+    """A pod that began the cluster goes on with the changed ConfigMap, too."""
+    pods.configure(with_a_fourth_node(CONFIG["node.toml"]))
+    pods.start(ADDED)
+    assert pods.qq("qq-0", "member", "add", ADDED, f"{ADDED}.{SET['serviceName']}:{PORTS['peer']}") == (
+        f"{ADDED} votes\n"
+    )
+    pods.engine.run("restart", pods.container("qq-1"))
+    for name in ("qq-1", ADDED):
+        wait_until(lambda asked=name: pods.is_ready(asked), 60, lambda asked=name: pods.logged(asked))
+    assert pods.qq("qq-1", "member", "list").count(" voter ") == len(NAMES) + 1
+    pods.qq("qq-0", "member", "remove", ADDED)
+    wait_until(lambda: pods.state(ADDED)["Status"] == "exited", 60, lambda: pods.logged(ADDED))
+    assert pods.state(ADDED)["ExitCode"] == 78
+    assert pods.qq("qq-1", "member", "list").count(" voter ") == len(NAMES)
+
+
+def test_a_pod_whose_volume_is_lost_is_taken_in_again(pods: Pods) -> None:
+    pods.delete("qq-1")
+    pods.start("qq-1")
+    wait_until(lambda: pods.is_ready("qq-1"), 60, lambda: pods.logged("qq-1"))
+    assert pods.qq("qq-0", "member", "list").count(" voter ") == len(NAMES)

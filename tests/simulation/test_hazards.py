@@ -176,6 +176,7 @@ LEARNERS = replace(
     nodes=5,
     faults={"lose directory": 1.0, "partition": 1.5, "kill": 1.0, "isolate": 0.5, "remove member": 0.3},
 )
+SLOW_LEARNERS = replace(LEARNERS, nodes=4, disk_slowness=30.0)
 WRONG_LISTS = replace(LISTS, faults={"wrong members": 1.0, "partition": 1.0, "kill": 0.5, "isolate": 0.5})
 UPGRADES = Options(
     is_upgrade=True, fault_interval_s=1.0, faults={"kill": 1.0, "isolate": 0.5, "transfer": 0.5}
@@ -932,7 +933,7 @@ HAZARDS = [
         ("cluster.membership.Membership.reached", reached_by_anybody),
         shown_by=2,
     ),
-    Hazard(Parts(engine=AsksLearners), LEARNERS, 100, "by the votes of", shown_by=52),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 30, "by the votes of", shown_by=5),
     Hazard(Parts(group=GoesByTheListInItsFile), WRONG_LISTS, 20, "both lead", shown_by=11),
     Hazard(
         Parts(group=StaysThoughRemoved),
