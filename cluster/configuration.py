@@ -79,7 +79,8 @@ class PeerAddress(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host  # an address of IPv6
+        return f"{host}:{self.port}"
 
 
 def host_problem(host: str) -> str | None:
@@ -169,6 +170,10 @@ class Configuration:
     def is_removed(self, member_id: bytes) -> bool:
         """Whether this was a member, and is none any more."""
         return any(removed.id == member_id for removed in self.removed)
+
+    def was_removed(self, name: str) -> bool:
+        """Whether there was a member of this name, which was removed and is none any more."""
+        return self.member(name) is None and any(removed.name == name for removed in self.removed)
 
     def is_gone(self, name: str, member_id: bytes) -> bool:
         """Whether this directory was removed; one that was never known is named by the name it was awaited under."""
@@ -323,7 +328,15 @@ class Configuration:
         return self if after == self.members else replace(self, members=after)
 
     def _removed_with(self, member: Member) -> tuple[Removed, ...]:
-        return (*self.removed, Removed(member.id or NOBODY, member.name))[-REMOVED_MAX:]
+        """Those that were removed, and this one; the oldest is forgotten of the name that has most.
+
+        So a node that is emptied at each of its starts pushes nobody else out.
+        """
+        removed = [*self.removed, Removed(member.id or NOBODY, member.name)]
+        if len(removed) > REMOVED_MAX:
+            names = [each.name for each in removed]
+            del removed[names.index(max(names, key=names.count))]
+        return tuple(removed)
 
 
 def fields_of(configuration: Configuration) -> Any:

@@ -133,7 +133,9 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._verdict: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
-        self.heard_s = self._loop.time()
+        self.made_s = self._loop.time()
+        """When this was made, by the clock of the event loop."""
+        self.heard_s = self.made_s
         """When the other side last sent anything, by the clock of the event loop."""
         self._stranger_bytes = memoryview(bytearray(limits.stranger_bytes_max))
         self._frames: FrameBuffer | None = None

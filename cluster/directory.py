@@ -8,6 +8,7 @@
     incoming/               a snapshot on its way (catch_up.py)
     incoming/moving         index of its checkpoint, once its files may be in the log's directory
     damage                  why the log must not be used any more; found while it was in use
+    removed                 this directory is no member of its cluster any more: for whoever looks into it
     damaged-N/              a log that was set aside, kept until this node has caught up
 
 Lives here: the way from these files to a journal and a state, whatever has happened to them. Not here: their formats.
@@ -55,6 +56,7 @@ log = logging.getLogger(__name__)
 INCOMING = "incoming"
 MOVING = "moving"
 DAMAGE = "damage"
+REMOVED = "removed"
 ASIDE_PREFIX = "damaged-"
 
 
@@ -237,6 +239,17 @@ class GroupDirectory:
         """Let the next start know that the log is not to be used; best effort."""
         with suppress(OSError):
             self._disk.replace_file(f"{self.path}/{DAMAGE}", str(error).encode())
+
+    def note_removed(self) -> None:
+        """Let whoever looks into the directory know that it is no member any more; best effort."""
+        with suppress(OSError):
+            self._disk.replace_file(f"{self.path}/{REMOVED}", b"")
+
+    def forget_removed(self) -> None:
+        """The directory is a member again, of a new cluster. Raises OSError."""
+        if REMOVED in self._disk.list_directory(self.path):
+            self._disk.remove(f"{self.path}/{REMOVED}")
+            self._disk.sync_directory(self.path)
 
     def make_durable(self, journal: SegmentedJournal) -> None:
         """Sync what opening the journal has added to it, such as a new log's first entry. Raises OSError.

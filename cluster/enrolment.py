@@ -1,7 +1,8 @@
 """What a leader does about the members by itself: notes what each tells of itself, lets learners vote, raises versions.
 
 A node that comes with a new data directory is taken in as a learner: under a name that nobody has, or in the place of
-the member that had its name and its address, whose directory must be lost then.
+the member that had its name and its address, whose directory must be lost then. Under a name that was removed it has to
+be told to join, or an operator adds it.
 
 A learner is promoted when it has caught up (Raft thesis, 4.2.1): it is given the log in rounds, each up to where the
 log ended when the round began, and the last round has to be shorter than an election timeout. So a new voter never
@@ -118,7 +119,9 @@ class Enrolment:
             return None
         member = configuration.member(name)
         if member is None:
-            return partial(_join, name=name, told=told) if told.may_join else None
+            # Whoever has removed a node, and left its file as it was, does not want it back with its next start.
+            may_come = told.joins or not configuration.was_removed(name)
+            return partial(_join, name=name, told=told) if told.may_join and may_come else None
         if member.id in (None, told.member_id):
             return partial(_join, name=name, told=told)
         # Whoever calls itself a member from another address may be a mistake: that takes an operator.

@@ -190,6 +190,8 @@ class Introduction(NamedTuple):
     high: int
     may_join: int
     """1 if the cluster may take the directory in unasked: it is new, or its log is of this cluster; else 0."""
+    joins: int = 0
+    """1 if somebody has told the node to join: then it may come again under a name that was removed; else 0."""
 
 
 class MembersTold(NamedTuple):

@@ -120,7 +120,8 @@ def may_leave(name: str, membership: Membership, known: Known) -> Verdict:
     fit = [other for other in sorted(left.voters) if other not in flaws]
     if left.is_majority(fit):
         return Verdict(True, f"{', '.join(fit)} go on without {name}")
-    few = f"{', '.join(fit) or 'nobody'} would be no majority of {', '.join(sorted(left.voters))}"
+    voters = ", ".join(sorted(left.voters))
+    few = f"{', '.join(fit)} would be no majority of {voters}" if fit else f"of {voters} nobody could go on"
     return Verdict(False, f"{name} stays a voter: " + "; ".join([few, *flaws.values()]))
 
 

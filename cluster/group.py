@@ -234,6 +234,7 @@ class Group:
         self._introductions = Introductions(
             self.members,
             config.nodes[name],
+            config.joins,
             versions,
             self.recovery,
             self._enrolment,
@@ -636,7 +637,9 @@ class Group:
         self._directory.restore(self._state, checkpoint)
         self._clock.follow(self._state.time_ms, self._runtime.monotonic())
         self.journal.adopt(installable.segments, installable.runs)
+        version = self.configurations.committed.version
         self._find_configurations(checkpoint.index)
+        self._tell_version(version)
         self.engine.installed(checkpoint.index)
         self.members.follow()
         self.housekeeping.begin(checkpoint)
@@ -645,6 +648,11 @@ class Group:
         log.info("installed a snapshot of index %d", checkpoint.index)
         self._resume(checkpoint.index)
         self._turns.ask()
+
+    def _tell_version(self, before: int) -> None:
+        version = self.configurations.committed.version
+        if version != before:
+            log.info("the cluster is at version %d of the state now", version)
 
     def _check_log_of(self, installable: Installable) -> None:
         """Raise ForeignLog if the snapshot contradicts what is committed here (hazard H12)."""
@@ -770,8 +778,7 @@ class Group:
             if changes_members:
                 effects, expelled_at = self._applying.configuration(payload)
                 before, committed = self.configurations.committed, self.configurations.applied(index)
-                if committed.version != before.version:
-                    log.info("the cluster is at version %d of the state now", committed.version)
+                self._tell_version(before.version)
                 if committed.is_removed(self.members.id):
                     self.stopping.removed()
             else:

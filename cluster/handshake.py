@@ -55,7 +55,8 @@ MAGIC = b"qqPL"
 VERSIONS = (3, 4)
 """The versions of these messages that are spoken; a dialler begins with the last one. In version 3 the terms have no
 ids and no range of versions: the program of release 0.1 knows one state version, and is told the agreed one. There, a
-dialler has to expect a name."""
+dialler has to expect a name. No node of a cluster with an id speaks it: no program of release 0.1 can be of one, and
+one that an injected REJECT has talked into it would not be known for the member that it is."""
 NAME_BYTES_MAX = 64
 NONCE_BYTES = 32
 PROCESS_BYTES = 16
@@ -320,6 +321,8 @@ class Handshake:
         """The version of the messages of this conversation; an acceptor goes by the HELLO."""
         self.terms: Terms | None = None
         """What the other side has told of itself; None until it has proved who it is."""
+        self._versions = VERSIONS[1:] if identity.terms.is_named else VERSIONS
+        """The versions that this node speaks."""
         self._secrets = identity.secrets
         """The secrets that a proof may be made with; after the first proof only the one that it was made with."""
         self._terms = identity.terms
@@ -361,20 +364,36 @@ class Handshake:
         message, self.rest = bytes(inbox[:size]), bytes(inbox[size:])
         inbox.clear()
         if kind == _MessageKind.REJECT:
-            raise _rejection(message)
+            raise self._rejection(message)
         if self.rest and kind != _MessageKind.WELCOME:
             raise GarbageError("the peer talks on without waiting for an answer")
         return message
 
     def _check_header(self, version: int, kind: int) -> None:
-        if self._awaited is _MessageKind.HELLO and version in VERSIONS:
+        if self._awaited is _MessageKind.HELLO and version in self._versions:
             self.version = version
         if version != self.version:
             raise VersionMismatchError(
-                f"the peer speaks version {version} of the protocol, this node {_spoken()}"
+                f"the peer speaks version {version} of the protocol, {self._spoken_here(version)}"
             )
         if kind != self._awaited:
             raise GarbageError(f"peer message {kind} where {self._awaited.name} is due")
+
+    def _rejection(self, message: bytes) -> HandshakeError:
+        _, version, _, reason = _REJECT.unpack(message)
+        if reason not in _REJECTIONS:
+            return GarbageError(f"the peer rejects this node for the unknown reason {reason}")
+        cause, text = _REJECTIONS[reason]
+        if cause is VersionMismatchError:
+            text = f"{text}: {version}, {self._spoken_here(version)}"
+        return RejectedError(f"the peer rejects this node: {text}", cause)
+
+    def _spoken_here(self, version: int) -> str:
+        """What this node speaks instead of that version."""
+        text = f"this node {' and '.join(map(str, self._versions))}"
+        if version in VERSIONS and version not in self._versions:
+            text += " since the cluster has an id: start this release there"
+        return text
 
     def _check_cluster(self, cluster: bytes) -> None:
         if cluster != self._cluster:
@@ -529,18 +548,3 @@ def _named(field: bytes) -> str:
 def _shown(field: bytes) -> str:
     """Make a stranger's name fit for the log: harmless and short."""
     return repr(field.rstrip(b"\0").decode(errors="replace"))
-
-
-def _rejection(message: bytes) -> HandshakeError:
-    _, version, _, reason = _REJECT.unpack(message)
-    if reason not in _REJECTIONS:
-        return GarbageError(f"the peer rejects this node for the unknown reason {reason}")
-    cause, text = _REJECTIONS[reason]
-    if cause is VersionMismatchError:
-        text = f"{text} ({version}, this node {_spoken()})"
-    return RejectedError(f"the peer rejects this node: {text}", cause)
-
-
-def _spoken() -> str:
-    """The versions that this node speaks, for a text."""
-    return " and ".join(map(str, VERSIONS))

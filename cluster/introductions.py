@@ -31,6 +31,7 @@ class Introductions:
         self,
         members: Members,
         address: PeerAddress,
+        joins: bool,
         versions: Versions,
         recovery: Recovery,
         enrolment: Enrolment,
@@ -38,12 +39,14 @@ class Introductions:
         transmit: Callable[[str, Message], None],
         removed: Callable[[], None],
     ) -> None:
-        """`address` is where others reach this node, and `versions` of the state are those that its program can run.
+        """`address` is where others reach this node, `versions` are those of the state that its program can run.
 
+        `joins`: the node's settings say that it is to join a cluster, under whatever name.
         `removed` is called when this node is told that it is no member any more.
         """
         self._members = members
         self._address = address
+        self._joins = joins
         self._versions = versions
         self._recovery = recovery
         self._enrolment = enrolment
@@ -86,7 +89,9 @@ class Introductions:
     def _own(self) -> Introduction:
         is_voter = self._recovery.standing is Standing.VOTER
         may_join = not is_voter or bool(self._members.configurations.cluster)
-        return Introduction(self._members.id, *self._address, *self._versions, int(may_join))
+        return Introduction(
+            self._members.id, *self._address, *self._versions, int(may_join), int(self._joins)
+        )
 
     # Being told
 

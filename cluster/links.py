@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster.accepting import accept_all
 from cluster.complaints import Complaints
+from cluster.configuration import PeerAddress
 from cluster.connection import FrameTooLargeError, LinkLimits, PeerConnection
 from cluster.handshake import (
     MESSAGE_BYTES_MAX,
@@ -47,6 +48,7 @@ from cluster.handshake import (
     RejectedError,
     Terms,
     TooManyGuestsError,
+    UnknownNodeError,
     VersionMismatchError,
     WrongSecretError,
 )
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
-    from cluster.configuration import PeerAddress, Versions
+    from cluster.configuration import Versions
     from cluster.configurations import Configurations
     from cluster.connection import Frame
     from cluster.link_ports import LinkEvents
@@ -81,6 +83,10 @@ _ABSENT_AFTER_S = 1.0
 
 # For so many nodes it is remembered what was logged of them; there are never so many that mean well.
 _TOLD_MAX = 256
+
+# A link that ends so soon is one that the other side did not want.
+_BRIEF_S = 1.0
+_BRIEF_TIMES = 3
 
 
 class PeerTls(NamedTuple):
@@ -144,6 +150,10 @@ class PeerLinks:
         self._complaints = Complaints(log)
         self._told: dict[str | Address, deque[str]] = {}
         """Why there is no link with a peer or a seed, as was logged last: it is not logged again with each attempt."""
+        self._brief: dict[str, int] = {}
+        """The peers whose links end as soon as they have begun, and how often in a row they did."""
+        self._refusals: dict[Address, str] = {}
+        """Why the last attempt to join at each seed came to nothing."""
 
     async def start(self) -> None:
         """Listen, then dial. Raises OSError when the address cannot be bound."""
@@ -216,6 +226,14 @@ class PeerLinks:
             elif seed not in self._dialling:
                 self._dialling[seed] = self._spawn(self._keep_dialled(partial(self._try_seed, seed)))
 
+    @property
+    def why_not_joined(self) -> str | None:
+        """Why no seed lets this node in, if it seeks its cluster and has tried them all in vain; else None."""
+        if not self._known.seeks_members or len(self._refusals) < len(self._seeds):
+            return None
+        reasons = [f"{_shown(seed)}: {reason}" for seed, reason in self._refusals.items()]
+        return f"cannot join the cluster at {'; '.join(reasons)}" if reasons else None
+
     # The port.
 
     def configure(self, member_id: bytes, configurations: Configurations) -> None:
@@ -284,9 +302,31 @@ class PeerLinks:
             probe.cancel()
         self._links[peer] = connection
         self._told.pop(peer, None)
-        log.info("peer %s is connected", peer)
+        if peer in self._brief:
+            asyncio.get_running_loop().call_later(_BRIEF_S, self._tell_connected, connection)
+        else:
+            self._tell_connected(connection)
         for events in list(self._groups.values()):
             events.peer_connected(peer)
+
+    def _tell_connected(self, connection: PeerConnection) -> None:
+        """Log that a peer is connected, unless it is not any more."""
+        if self._links.get(connection.peer) is connection:
+            self._brief.pop(connection.peer, None)
+            log.info("peer %s is connected", connection.peer)
+
+    def _tell_lost(self, connection: PeerConnection, error: Exception | None) -> None:
+        """Log that a connection is gone, but not again and again that one was not wanted."""
+        peer = connection.peer
+        was_told = peer not in self._brief
+        if asyncio.get_running_loop().time() - connection.made_s < _BRIEF_S:
+            times = self._brief[peer] = self._brief.get(peer, 0) + 1
+            if times == _BRIEF_TIMES:
+                log.info("peer %s ends each connection as soon as it has begun: its log tells why", peer)
+            if len(self._brief) > _TOLD_MAX:
+                del self._brief[next(iter(self._brief))]
+        if was_told:
+            log.info("the connection to peer %s is lost: %s", peer, error or "closed")
 
     def end(self, connection: PeerConnection, error: Exception | None) -> None:
         """Note that a connection is gone; only the end of the current one is an event."""
@@ -294,7 +334,7 @@ class PeerLinks:
         if self._links.get(peer) is not connection:
             return
         del self._links[peer]
-        log.info("the connection to peer %s is lost: %s", peer, error or "closed")
+        self._tell_lost(connection, error)
         if peer in self._known.addresses:
             self._missing.add(peer)
             self._probes[peer] = self._spawn(self._probe(peer))
@@ -336,7 +376,7 @@ class PeerLinks:
         if peer in self._missing:
             self._missing.discard(peer)
             found = f"waiting for peer {peer}" if peer in self._awaited else f"peer {peer} is dead"
-            log.info("%s: nobody listens at %s:%d", found, *self._known.addresses[peer])
+            log.info("%s: nobody listens at %s", found, self._known.addresses[peer])
             self._report_lost(peer, dead=True)
 
     async def _probe_absent(self, peer: str) -> None:
@@ -360,6 +400,20 @@ class PeerLinks:
             sock.close()
 
     # The dialling side.
+
+    async def reach(self, peer: str, address: Address) -> None:
+        """Have a link with the node of this name at this address, as a guest if it is no member.
+
+        Raises OSError (also for time and TLS), or HandshakeError if it is not that node which listens there.
+        """
+        try:
+            await self._dial(peer, address)
+        except HandshakeError as error:
+            cause = _cause(error)
+            if cause is UnknownNodeError:
+                raise UnknownNodeError(f"a node that is not {peer!r} listens there") from None
+            if cause is not AlreadyLinkedError:
+                raise
 
     async def _keep_dialled(
         self, attempt: Callable[[], Awaitable[str]], peer: str = "", patience_s: float = 0.0
@@ -405,15 +459,18 @@ class PeerLinks:
             connection = await self._dial(None, seed)
         except (OSError, HandshakeError) as error:
             if _cause(error) is AlreadyLinkedError:
+                self._refusals.pop(seed, None)
                 return ""
             reason = _reason(error)
             if _cause(error) is VersionMismatchError:
                 reason += "; a node of release 0.1 lets no new members in"
             elif isinstance(error, OtherMembersError):
                 reason = "the cluster there cannot be joined before all of its members run this release"
+            self._refusals[seed] = reason
             self._tell(seed, reason, f"cannot join the cluster at {_shown(seed)}: {reason}")
             return ""
         self._told.pop(seed, None)
+        self._refusals.pop(seed, None)
         return connection.peer
 
     def _may_be(self, peer: str, error: Exception) -> bool:
@@ -450,7 +507,7 @@ class PeerLinks:
         try:
             return await self._dial_in(newest, secret, peer, address)
         except RejectedError as error:
-            in_vain = peer is None or not self._known.dials_first(peer)
+            in_vain = peer is None or not self._known.dials_first(peer) or self._known.terms.is_named
             if in_vain or error.cause is not VersionMismatchError:
                 raise
         return await self._dial_in(older, secret, peer, address)
@@ -598,5 +655,4 @@ def _cause(error: Exception) -> type[Exception]:
 
 
 def _shown(address: Address) -> str:
-    host, port = address
-    return f"{host}:{port}"
+    return str(PeerAddress(*address))

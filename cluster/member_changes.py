@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 
 QUESTIONS_MAX = 100
+NOT_BEFORE_UPGRADE = (
+    "the members cannot be changed before the upgrade to this release is finished: `qq upgrade finish`"
+)
 
 
 class Verb(IntEnum):
@@ -31,7 +34,7 @@ class Verb(IntEnum):
     ADD = 1
     """Await a new member at an address."""
     PROMOTE = 2
-    """Let a learner vote; it does as soon as it has caught up, so there is only to wait."""
+    """Let a learner vote; it does as soon as it has caught up, so there is only to wait until it is there and votes."""
     REMOVE = 3
     REPLACE = 4
     """Await another data directory in the place of one that is lost."""

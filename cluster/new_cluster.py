@@ -51,10 +51,11 @@ if TYPE_CHECKING:
 
     from cluster.backup import Contents
     from cluster.identity import Claim, Owner
-    from cluster.log.hardstate import HardStateFile
     from cluster.machine import Machine
     from cluster.ports import Disk
 
+UNFINISHED = "groups/restoring"
+"""Where the group's directory is made of a backup; it gets its name when all of it is durable."""
 TERM_LEAP = 2**20
 """The new cluster's first term is up to so much above the last one, drawn at random. Index and term tell which entry
 one is, and the old cluster may go on behind the same one: its next terms are not to be those of the new one."""
@@ -181,7 +182,7 @@ def _begin(
     newest = state.configuration
     known = newest.member(owner.node) if newest else None
     if newest and known and newest.cluster and newest.members == (known,) and known.id == member_id:
-        _be_voter(directory.hard_state, owner.node)
+        _be_member(directory, owner.node)
         return NewCluster(newest.cluster, known)
     if address is None:
         address = known.address if known else PeerAddress(owner.node, _UNKNOWN_PORT)
@@ -195,7 +196,7 @@ def _begin(
     standing = hard.standing if hard else Standing.LEARNER
     directory.hard_state.store(HardState(term, owner.node, standing))
     _go_on_with(disk, directory, journal, state, configuration, term)
-    _be_voter(directory.hard_state, owner.node)
+    _be_member(directory, owner.node)
     return NewCluster(configuration.cluster, member)
 
 
@@ -251,8 +252,10 @@ def _apply(journal: SegmentedJournal, index: int, state: GroupState, name: str) 
             raise CorruptJournal(f"entry {later}", 0, f"it cannot be applied: {error}") from error
 
 
-def _be_voter(hard_state: HardStateFile, name: str) -> None:
+def _be_member(directory: GroupDirectory, name: str) -> None:
     """Let the node vote: what it has is all that there is. Durable when this returns."""
+    directory.forget_removed()
+    hard_state = directory.hard_state
     known = hard_state.state
     if known is not None and known.standing is not Standing.VOTER:
         hard_state.store(HardState(known.term, name, Standing.VOTER))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration import ID_BYTES, MembershipRefused, make_configuration
 from cluster.envelope import ChangeRefused, ChangeRequest
-from cluster.member_changes import Questions, Verb
+from cluster.member_changes import NOT_BEFORE_UPGRADE, Questions, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,9 +155,7 @@ class Reconfiguration:
             if change.verb == Verb.FINISH_UPGRADE:
                 self.propose(partial(self._enrolment.raise_version, new_id=self._new_id))
             elif not self._configurations.newest.cluster:
-                refused(
-                    "the members cannot be changed before the upgrade to this release is finished: `qq upgrade finish`"
-                )
+                refused(NOT_BEFORE_UPGRADE)
             elif change.verb == Verb.REPLACE and self._is_there(change.name, change.member_id):
                 refused(
                     f"node {change.name!r} is up and has its data directory: stop it before it is replaced"

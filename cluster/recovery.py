@@ -30,6 +30,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from cluster.configuration import MEMBERS_MAX
 from cluster.log.hardstate import HardState, Standing
 
 if TYPE_CHECKING:
@@ -115,10 +116,7 @@ class Recovery:
             return hopeless
         match self.standing:
             case Standing.BLANK if not self._is_by_names:
-                return (
-                    f"this node's data directory is new: waiting until the leader takes it in as member {self._name!r} "
-                    f"(if another directory has that name, replace it: `qq member replace {self._name}`)"
-                )
+                return self._why_no_member()
             case Standing.BLANK:
                 missing = ", ".join(self._missing())
                 return f"waiting for {missing}: a node without a past must hear from every member once"
@@ -126,6 +124,20 @@ class Recovery:
                 return "this node's log was damaged or lost; it is being repaired from the others"
             case Standing.VOTER:
                 return None
+
+    def _why_no_member(self) -> str:
+        """Why this directory, which is new, is no member of a cluster whose log tells who the members are."""
+        name, told = self._name, self._configurations.newest
+        member, what = told.member(name), f"this node's data directory is new, and {self._name} "
+        if not told.cluster:
+            return "this node's data directory is new, and it has not reached its cluster yet"
+        if member is not None and member.id not in (None, self._member_id):
+            return f"{what}is a member with another one: if that is lost, `qq member replace {name}`"
+        if told.was_removed(name):
+            return f"{what}was removed: `qq member add {name} HOST:PORT`, or `join` in its file, takes it in"
+        if member is None and len(told.members) >= MEMBERS_MAX:
+            return f"{what}is no member: the cluster has {MEMBERS_MAX} already, which is the most: remove one first"
+        return f"{what}waits until the leader takes it in"
 
     @property
     def _is_by_names(self) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cluster.fitness import (
     Verdict,
+    flaw,
     may_drain,
     may_leave,
     may_stop,
@@ -91,6 +92,15 @@ class Statuses:
         if name in self._maintenance.members:
             return f"{name} is under maintenance (end that with `qq revive {name}`)"
         return why_not_lead(name, self.known())
+
+    def why_not_there(self, name: str) -> str | None:
+        """Why this member does not count as one that goes on, and what to do about it; None if it counts."""
+        if name in self._presence.guests:
+            return (
+                f"another data directory than the member's is up under the name {name}: if that one is lost, "
+                f"`qq member replace {name}`"
+            )
+        return flaw(name, self.known())
 
     def successors(self) -> list[str]:
         """The members to which leadership may go from this node; empty if nobody else can lead, as far as is known."""

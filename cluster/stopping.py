@@ -86,6 +86,7 @@ class Stopping:
     def removed(self) -> None:
         """Stop because this node was removed."""
         self.is_removed = True
+        self._directory.note_removed()
         self.stop_for(RemovedFromCluster(self._name))
 
     def stop_for(self, error: BaseException) -> None:

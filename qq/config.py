@@ -32,7 +32,9 @@ NODES_MAX = 7  # every entry goes to every node: more members cost speed and add
 SECRET_LENGTH_MIN = 16  # the only thing between a peer port and the log
 SECRETS_MAX = 2  # the one in use, and the one that takes its place
 PORT_MAX = 65_535
-NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")  # a name is part of file names, metrics and wire messages
+# A name is part of file names, paths of HTTP, metrics and wire messages.
+NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.@-]{1,64}")
+NAME_RULE = "must be 1 to 64 of A-Z a-z 0-9 _ . @ -, and neither . nor .."
 ENVIRONMENT_PREFIX = "QQ_"
 SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "product")
 """Of the file, but for the `[[nodes]]`."""
@@ -336,7 +338,7 @@ def _secrets_in(text: str) -> tuple[bytes, ...]:
 
 def _text_in(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors of Windows begin a file with a mark
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -387,7 +389,7 @@ def _check(config: NodeConfig, path: Path) -> None:
     """Check what depends on several keys; raises ConfigError."""
     for key, name in (("[node] name", config.name), ("[cluster] name", config.cluster_name)):
         if NAME.fullmatch(name) is None:
-            raise ConfigError(f"{path}: {key}: {name!r} must be 1 to 64 of A-Z a-z 0-9 _ . @ -")
+            raise ConfigError(f"{path}: {key}: {name!r} {NAME_RULE}")
     if config.name not in [node.name for node in config.nodes]:
         raise ConfigError(f"{path}: [node] name: {config.name!r} is not the name of one of the [[nodes]]")
     if config.log_level not in LOG_LEVELS:

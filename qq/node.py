@@ -28,6 +28,7 @@ from cluster.group_config import GroupConfig
 from cluster.identity import ForeignDirectory
 from cluster.links import PeerLinks
 from cluster.log.segment import CorruptJournal, JournalError
+from cluster.new_cluster import UNFINISHED
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.stopping import RemovedFromCluster
 from cluster.strangers import Places
@@ -69,7 +70,8 @@ SWITCH_INTERVAL_S = 0.0005
 a busy loop lets it report."""
 APPLIED_POLL_S = 0.02
 WAITING_NOTICE_S = 2.0
-"""A node that does not serve after this time says what it waits for; one whose cluster is there needs less."""
+"""A node that does not serve after this time says what it waits for, and again when that changes; one whose cluster is
+there needs less."""
 MEMORY_CHECK_INTERVAL_S = 1.0
 RATES_PAUSE_S = 60.0
 """How long rates are not counted after an error in counting them."""
@@ -135,6 +137,11 @@ class Node:
         secret_file = config.secret_file
         self._secrets = Reloadable([secret_file], partial(read_secrets, secret_file)) if secret_file else None
         self.disk = self._opened_disk()
+        if (config.data_dir / UNFINISHED).exists():
+            raise StartError(
+                f"{config.data_dir}: a restore was begun there and did not end: give `qq restore` again, or remove "
+                f"{UNFINISHED} in it"
+            )
         self.links = PeerLinks(
             config.name,
             config.cluster_name,
@@ -182,7 +189,8 @@ class Node:
                 f"peers cannot be served on {config.peer_host}:{port}: {error.strerror}"
             ) from None
         product = Product(config.product, config.version, config.cluster_name)
-        self.management = Management(self.broker, self.group, product, str(config.data_dir.absolute()))
+        data_dir = str(config.data_dir.absolute())
+        self.management = Management(self.broker, self.group, product, data_dir, self.links.reach)
         await self._http.replace(build_app(self, self.management, node_registry(self.metrics), limits))
 
     async def serve(self) -> None:
@@ -245,13 +253,19 @@ class Node:
             await asyncio.sleep(RATES_PAUSE_S)
 
     async def _wait_serving(self) -> None:
-        notice = asyncio.get_running_loop().call_later(
-            WAITING_NOTICE_S, lambda: log.info("not serving yet: %s", self.ready())
-        )
+        telling = asyncio.ensure_future(self._tell_what_is_awaited())
         try:
             await self._wait_applied()
         finally:
-            notice.cancel()
+            telling.cancel()
+
+    async def _tell_what_is_awaited(self) -> None:
+        told = None
+        while True:
+            await asyncio.sleep(WAITING_NOTICE_S)
+            if (reason := self.ready()) != told:
+                told = reason
+                log.info("not serving yet: %s", reason)
 
     async def _wait_applied(self) -> None:
         # The group is not asynchronous: it has no event to wait for.
@@ -495,7 +509,7 @@ class Node:
             return f"the node is under maintenance; `qq revive {self.config.name}` ends it"
         under_repair = self.group.own_status.flaw()
         if under_repair is not None:
-            return under_repair
+            return self.links.why_not_joined or under_repair
         if self.group.leader is None:
             return "no leader is known: fewer than a majority of the nodes are up"
         if not self._is_serving and self.group.journal.full:

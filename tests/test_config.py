@@ -136,6 +136,8 @@ def test_the_secret_can_be_in_a_file_of_its_own(file: Path) -> None:
     (file.parent / "secret").write_text(SECRET + "\n")
     config = loaded(file, NODE + '[cluster]\nsecret_file = "secret"\n' + NODES)
     assert (config.secrets, config.secret_file) == ((SECRET.encode(),), file.parent / "secret")
+    (file.parent / "secret").write_text(SECRET, encoding="utf-8-sig")  # as editors of Windows do
+    assert read_secrets(file.parent / "secret") == config.secrets
     assert loaded(file, NODE + NODES, QQ_CLUSTER_SECRET_FILE=str(file.parent / "secret")) == config
 
 
@@ -332,6 +334,11 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
         (CLUSTER + NODES, "[node] name: is missing"),
         (GOOD.replace('"data"', '""'), "[node] data_dir: must be a non-empty string"),
         (GOOD.replace('"n1"', '"n 1"'), "[node] name: 'n 1' must be 1 to 64 of A-Z a-z 0-9 _ . @ -"),
+        (GOOD.replace('"n1"', '"."'), "[node] name: '.' must be 1 to 64 of A-Z a-z 0-9 _ . @ -, and neither"),
+        (
+            GOOD.replace('"n1"', '".."'),
+            "[node] name: '..' must be 1 to 64 of A-Z a-z 0-9 _ . @ -, and neither",
+        ),
         (GOOD.replace('"n1"', '"n2"', 1), "[node] name: 'n2' is not the name of one of the [[nodes]]"),
         (
             GOOD.replace("data_dir", 'log_level = "loud"\ndata_dir'),

@@ -473,7 +473,8 @@ class Network:
         """Whether their terms fit. The messages of the handshake are not simulated, what it decides is."""
         protocol = min(dialler.speaks, acceptor.speaks)
         return all(
-            disagreement(one.known.terms, other.name, told_in(protocol, other.known.terms)) is None
+            not (one.known.terms.is_named and protocol == VERSIONS[0])
+            and disagreement(one.known.terms, other.name, told_in(protocol, other.known.terms)) is None
             for one, other in ((acceptor, dialler), (dialler, acceptor))
         )
 

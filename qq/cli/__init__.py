@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qq import __version__
+from qq.cli import ending
 from qq.cli.layout import BASE_PORT_MAX
 from qq.errors import OperatingError
 
@@ -105,11 +106,13 @@ def _run(options: argparse.Namespace) -> int:
         case "backup":
             from qq.cli.backup import backup  # noqa: PLC0415
 
-            return backup(_remote(options), options.target)
+            with ending.in_order():
+                return backup(_remote(options), options.target)
         case "restore":
             from qq.cli.restore import restore_backup  # noqa: PLC0415
 
-            return restore_backup(options.backup, options.config)
+            with ending.in_order():
+                return restore_backup(options.backup, options.config)
         case "recover":
             from qq.cli.restore import recover_survivor  # noqa: PLC0415
 
@@ -193,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
         "transfer", help="have another node lead; returns when it does"
     )
     _add_node_options(transfer_command)
-    transfer_command.add_argument("--to", metavar="NODE", help="default: any other")
+    transfer_command.add_argument("--to", type=_node_name, metavar="NODE", help="default: any other")
 
     check_command = commands.add_parser("check", help="ask before you do something; exit status 0 is yes")
     check_commands = check_command.add_subparsers(dest="subcommand", required=True)
@@ -201,7 +204,9 @@ def _parser() -> argparse.ArgumentParser:
         "safe-to-stop", help="whether the cluster goes on without a node"
     )
     _add_node_options(stop_command)
-    stop_command.add_argument("--node", metavar="NODE", help="default: the node that is asked")
+    stop_command.add_argument(
+        "--node", type=_node_name, metavar="NODE", help="default: the node that is asked"
+    )
 
     backup_command = commands.add_parser("backup", help="make a backup of a cluster that runs")
     backup_command.add_argument(
@@ -255,19 +260,19 @@ def _add_member_commands(commands: argparse._SubParsersAction[argparse.ArgumentP
     _add_node_options(list_command)
     list_command.add_argument("--json", action="store_true", help="print what the node answered")
     add_command = member_commands.add_parser("add", help="take a node in; returns when it votes")
-    add_command.add_argument("node", metavar="NODE")
+    add_command.add_argument("node", type=_node_name, metavar="NODE")
     add_command.add_argument("address", type=_seed, metavar="HOST:PORT", help="where the others reach it")
     _add_change_options(add_command, may_leave_early=True)
     remove_command = member_commands.add_parser("remove", help="have a member be none any more, up or down")
-    remove_command.add_argument("node", metavar="NODE")
+    remove_command.add_argument("node", type=_node_name, metavar="NODE")
     _add_change_options(remove_command)
     replace_command = member_commands.add_parser(
         "replace", help="have another data directory take the place of one that is lost"
     )
-    replace_command.add_argument("node", metavar="NODE")
+    replace_command.add_argument("node", type=_node_name, metavar="NODE")
     _add_change_options(replace_command, may_leave_early=True)
     promote_command = member_commands.add_parser("promote", help="wait until a member votes")
-    promote_command.add_argument("node", metavar="NODE")
+    promote_command.add_argument("node", type=_node_name, metavar="NODE")
     _add_change_options(promote_command)
 
     drain_command = commands.add_parser(
@@ -275,7 +280,9 @@ def _add_member_commands(commands: argparse._SubParsersAction[argparse.ArgumentP
     )
     revive_command = commands.add_parser("revive", help="end what `qq drain` has begun")
     for command in (drain_command, revive_command):
-        command.add_argument("node", nargs="?", metavar="NODE", help="default: the node that is asked")
+        command.add_argument(
+            "node", nargs="?", type=_node_name, metavar="NODE", help="default: the node that is asked"
+        )
         _add_change_options(command)
 
     upgrade_command = commands.add_parser("upgrade", help="go over to the next version of the state")
@@ -297,7 +304,9 @@ def _add_change_options(command: argparse.ArgumentParser, *, may_leave_early: bo
 
 def _add_node_options(command: argparse.ArgumentParser) -> None:
     """Let a command be told which node to ask, and as whom."""
-    command.add_argument("--http", default="http://127.0.0.1:15672", metavar="URL", help="the node to ask")
+    command.add_argument(
+        "--http", type=_url, default="http://127.0.0.1:15672", metavar="URL", help="the node to ask"
+    )
     command.add_argument("--user", help="default: QQ_USER of the environment, or guest")
     passwords = command.add_mutually_exclusive_group()
     passwords.add_argument(
@@ -307,6 +316,23 @@ def _add_node_options(command: argparse.ArgumentParser) -> None:
         help="default: QQ_PASSWORD_FILE or QQ_PASSWORD of the environment, or the password guest",
     )
     passwords.add_argument("--password", help="others see it in the list of processes")
+
+
+def _node_name(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("must be the name of a node")
+    return text
+
+
+def _url(text: str) -> str:
+    """A URL, or what is meant by HOST:PORT."""
+    if "://" in text:
+        return text
+    try:
+        _seed(text)
+    except argparse.ArgumentTypeError:
+        return text
+    return f"http://{text}"
 
 
 def _seed(text: str) -> Seed:

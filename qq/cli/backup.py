@@ -11,6 +11,7 @@ Law: under its name a backup is there as a whole, and checked, or not at all.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -50,8 +51,8 @@ def backup(node: Remote, target: str) -> int:
     """Make a backup of the cluster of a node; raises CommandError, and then there is none."""
     if target == STANDARD_STREAM:
         with node.download(_PATH) as stream:
-            shutil.copyfileobj(stream, sys.stdout.buffer, CHUNK_BYTES)
-        sys.stdout.buffer.flush()
+            while part := stream.read(CHUNK_BYTES):
+                _write_out(part)
         return 0
     try:
         with _new_directory(Path(target)) as directory:
@@ -72,6 +73,17 @@ def backup(node: Remote, target: str) -> int:
     return 0
 
 
+def _write_out(part: bytes) -> None:
+    """Write to standard output. Raises CommandError."""
+    try:
+        sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        # What is still in the buffer would fail again at the interpreter's end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise CommandError(f"standard output: {error.strerror}; what was written is no backup") from None
+
+
 def describe(contents: Contents) -> str:
     """One line about what a backup is of."""
     return (
@@ -88,7 +100,14 @@ def _new_directory(target: Path) -> Generator[Path]:
     directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.absolute().parent))
     try:
         yield directory
-        directory.rename(target)
+        try:
+            directory.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise CommandError(
+                f"{target}: somebody else has made it meanwhile; name a new directory"
+            ) from None
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise

@@ -52,6 +52,7 @@ from cluster.inspection import (
 )
 from cluster.inspection import inspect as find_all
 from cluster.log.hardstate import HardState, Standing
+from cluster.new_cluster import UNFINISHED
 from cluster.realworld import DirectoryInUse, ReadOnlyDisk, check_not_in_use
 from cluster.state import GroupState
 from qq.cli.archive import is_backup, opened
@@ -75,6 +76,9 @@ _HIDDEN: dict[type[Command], tuple[str, ...]] = {
 _ENTRY_TYPES = {1: "the beginning of a reign", 2: "a change of the members", 3: "a version of the code"}
 """What pysyncobj puts into the log besides our entries."""
 _GROUP = "groups/0"
+UNFINISHED_RESTORE = (
+    f"holds a restore that did not end: give `qq restore` again, or remove {UNFINISHED} in it"
+)
 _SEGMENT_COLUMNS = "{:37}  {:6}  {:>11}  {:>11}  {:>8}  {:>13}  {:>9}  {}"
 _BACKUP_COLUMNS = "{:37}  {:>13}  {}"
 _CHECKPOINT_COLUMNS = "{:37}  {:>6}  {:>13}  {}"
@@ -183,7 +187,13 @@ def _check_stopped(data_dir: Path) -> None:
 
 
 def find_group(directory: Path) -> Path:
-    """Find the group's directory: given itself, a node's data directory, or a node's directory of `qq up`."""
+    """Find the group's directory: given itself, a node's data directory, or a node's directory of `qq up`.
+
+    Raises CommandError, also if a restore was begun there and did not end.
+    """
+    for data_dir in (directory, directory / "data"):
+        if (data_dir / UNFINISHED).exists():
+            raise CommandError(f"{data_dir}: {UNFINISHED_RESTORE}")
     for group in (directory / _GROUP, directory, directory / "data" / _GROUP):
         if (group / "identity").exists() or (group / "log").is_dir():
             return group.resolve()

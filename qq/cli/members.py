@@ -13,6 +13,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
+from cluster.configuration import PeerAddress
 from qq.cli.table import aligned
 from qq.errors import CommandError
 
@@ -84,7 +85,7 @@ def replace_member(node: Remote, name: str, patience: Patience) -> int:
     found = _Found(node, name)
     if not found.is_member:
         raise CommandError(f"there is no member {name!r}; the members are {', '.join(found.members)}")
-    if found.id:  # else it is awaited already
+    if not found.is_awaited:
         node.ask_until_done(
             "POST",
             f"{_path(name)}/replace",
@@ -104,7 +105,7 @@ def _finish(node: Remote, name: str, patience: Patience) -> int:
 
 def drain(node: Remote, name: str | None, patience: Patience) -> int:
     """Have a node lead nothing and serve no clients; raises CommandError."""
-    name = name or _asked(node)
+    name = _asked(node) if name is None else name
     node.ask_until_done(
         "PUT",
         f"{_path(name)}/drain",
@@ -117,7 +118,7 @@ def drain(node: Remote, name: str | None, patience: Patience) -> int:
 
 def revive(node: Remote, name: str | None, patience: Patience) -> int:
     """End the maintenance of a node; raises CommandError."""
-    name = name or _asked(node)
+    name = _asked(node) if name is None else name
     node.ask_until_done(
         "DELETE",
         f"{_path(name)}/drain",
@@ -149,11 +150,13 @@ class _Found:
     def __init__(self, node: Remote, name: str) -> None:
         answer = node.get(_MEMBERS)
         try:
-            ids = {member["name"]: member["id"] for member in answer["members"]}
-            self.members = list(map(str, ids))
-            self.is_member = name in ids
-            self.id = str(ids.get(name) or "")
-            """The id of the member's data directory; empty if it is awaited."""
+            members = {member["name"]: member for member in answer["members"]}
+            self.members = list(map(str, members))
+            self.is_member = name in members
+            member = members.get(name, {"id": None, "role": None})
+            self.id = str(member["id"] or "")
+            """The id of the member's data directory; empty if nobody knows it."""
+            self.is_awaited = member["role"] == "awaited"
             self.is_asked = answer["node"] == name
             self.was_removed = any(removed["name"] == name for removed in answer["removed"])
         except (KeyError, TypeError, AttributeError):
@@ -179,7 +182,7 @@ def _table(answer: dict[str, Any]) -> str:
     rows = [
         [
             member["name"],
-            f"{member['host']}:{member['port']}",
+            str(PeerAddress(member["host"], member["port"])),
             member["role"],
             member["state"],
             "-" if member["lag"] is None else f"{member['lag']:,}",

@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import aiohttp
@@ -25,7 +26,7 @@ import aiohttp
 from qq.errors import CommandError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Generator
+    from collections.abc import Collection, Coroutine, Generator, Mapping
 
     from qq.cli.credentials import ClientLogin
 
@@ -38,6 +39,10 @@ _NOTICE_S = 1.0
 _LONG_S = 10.0
 _PAUSE_S = 0.5
 """How long to wait before something is asked for again."""
+_REQUEST_S = 0.5
+"""How long one request waits for its change: then it is told why that is not made yet, and is repeated."""
+_LAST_REQUEST_S = 10.0
+"""How long it waits if the node that is asked may not be there for the next one."""
 _LOGIN_REFUSED = "login was refused"
 
 
@@ -86,22 +91,27 @@ class Remote:
     ) -> Answer:
         """Make a request that may be repeated, as long as the answer is that it is not done yet (503).
 
-        Raises CommandError, to whose text `note` is added if there was no answer.
+        With a `note` the node that is asked may stop when it is done, so there are few requests: the note is added to
+        the text if there was no answer. Raises CommandError.
         """
         url, wait = self._url_of(path), _Wait(waiting_for)
+        request_s = max(_REQUEST_S, min(_LAST_REQUEST_S, timeout_s)) if note else _REQUEST_S
         try:
-            answer = asyncio.run(self._repeat(method, url, body, wait, timeout_s))
+            answer = asyncio.run(self._repeat(method, url, body, wait, timeout_s, request_s))
         except CommandError as error:
             raise CommandError(f"{error}{note}") from None
         return self._checked(url, answer, (HTTPStatus.OK,))
 
-    async def _repeat(self, method: str, url: str, body: Any, wait: _Wait, timeout_s: float) -> Answer:
+    async def _repeat(
+        self, method: str, url: str, body: Any, wait: _Wait, timeout_s: float, request_s: float
+    ) -> Answer:
         while True:
-            answer = await wait.until(self._request(method, url, body))
-            if answer.status != HTTPStatus.SERVICE_UNAVAILABLE or wait.has_taken_s >= timeout_s:
+            answer = await wait.until(self._request(method, url, body, {"wait": f"{request_s:g}"}))
+            left_s = timeout_s - wait.has_taken_s
+            if answer.status != HTTPStatus.SERVICE_UNAVAILABLE or left_s <= 0:
                 return answer
             wait.reason = _reason_of(answer) or ""
-            await wait.until(asyncio.sleep(_PAUSE_S))
+            await wait.until(asyncio.sleep(min(_PAUSE_S, left_s)))
 
     def _url_of(self, path: str) -> str:
         return self.url.rstrip("/") + path
@@ -125,7 +135,7 @@ class Remote:
         except urllib.error.HTTPError as error:
             with error:
                 raise CommandError(self._refusal(url, Answer(error.status or 0, _document(error)))) from None
-        except (http.client.HTTPException, TimeoutError) as error:
+        except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
             raise CommandError(f"{url}: the answer was broken off: try again ({error!r})") from None
         except urllib.error.URLError as error:
             raise CommandError(f"{url}: {error.reason}") from None
@@ -136,14 +146,16 @@ class Remote:
         """Make the error of an answer that does not hold what a node's does."""
         return CommandError(f"{self.url}: the answer is not that of a qq node")
 
-    async def _request(self, method: str, url: str, body: Any) -> Answer:
+    async def _request(
+        self, method: str, url: str, body: Any, query: Mapping[str, str] = MappingProxyType({})
+    ) -> Answer:
         user, password = self._login
         headers = {"Authorization": aiohttp.encode_basic_auth(user, password, "utf-8")}
         timeout = aiohttp.ClientTimeout(total=_ANSWER_TIMEOUT_S)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-                session.request(method, url, json=body, allow_redirects=False) as response,
+                session.request(method, url, params=query, json=body, allow_redirects=False) as response,
             ):
                 is_json = response.status == HTTPStatus.OK or response.content_type == "application/json"
                 return Answer(response.status, await response.json() if is_json else None)

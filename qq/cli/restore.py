@@ -14,14 +14,24 @@ from time import time_ns
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from cluster.backup import BadBackup, check, read_contents
-from cluster.configuration import PeerAddress, Versions
+from cluster.configuration import PeerAddress, Versions, configuration_time_ms, is_configuration
+from cluster.directory import REMOVED
 from cluster.entry import entry_time_ms, is_regular
 from cluster.identity import ForeignDirectory, Identity, Owner
-from cluster.inspection import CheckpointFound, Cure, EntryFound, HardStateFound, LogFound, Whose, entries
+from cluster.inspection import (
+    CheckpointFound,
+    Cure,
+    EntryFound,
+    HardStateFound,
+    Leftover,
+    LogFound,
+    Whose,
+    entries,
+)
 from cluster.inspection import inspect as find_all
 from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
-from cluster.new_cluster import OldLog, recover, restore, version_of
+from cluster.new_cluster import UNFINISHED, OldLog, recover, restore, version_of
 from cluster.realworld import DirectoryInUse, ReadOnlyDisk, RealDisk, check_not_in_use
 from cluster.state import GroupState
 from qq.cli.archive import opened
@@ -43,8 +53,6 @@ if TYPE_CHECKING:
 
 _GROUPS = "groups"
 _GROUP = f"{_GROUPS}/0"
-_UNFINISHED = f"{_GROUPS}/restoring"
-"""Where the group's directory is made; it gets its name when all of it is durable."""
 _IGNORED = ("lock", "lost+found")
 """What an empty data directory may hold: the lock of whoever looked at it, and what a file system puts there."""
 _LAST_ENTRIES = 1000
@@ -80,24 +88,24 @@ def _restored(source: Disk, contents: Contents, settings: NodeConfig) -> NewClus
     address = PeerAddress(settings.address.host, settings.address.peer_port)
     owner = Owner(settings.cluster_name, settings.name, contents.group)
     with _locked(settings.data_dir) as disk:
-        disk.remove_directory(_UNFINISHED)
+        disk.remove_directory(UNFINISHED)
         try:
             new = restore(
                 source,
                 contents,
                 disk,
-                _UNFINISHED,
+                UNFINISHED,
                 owner,
                 address,
                 QueueMachine(content_of),
                 _wall_ms(),
                 SystemRandom(),
             )
-        except OSError:
-            disk.remove_directory(_UNFINISHED)  # on a full disk it would be in the way
+            disk.sync_directory(UNFINISHED)
+        except BaseException:  # also a signal
+            disk.remove_directory(UNFINISHED)  # on a full disk it would be in the way
             raise
-        disk.sync_directory(_UNFINISHED)
-        disk.rename(_UNFINISHED, _GROUP)
+        disk.rename(UNFINISHED, _GROUP)
         disk.sync_directory(_GROUPS)
     return new
 
@@ -123,6 +131,8 @@ class _Survivor(NamedTuple):
     last_index: int
     last_term: int
     last_time_ms: int | None
+    was_removed: bool
+    """Whether it has heard that it is no member any more."""
 
 
 def recover_survivor(directory: Path, *, is_sure: bool) -> int:
@@ -152,7 +162,11 @@ def _look_at(group: Path) -> _Survivor:
     """Look at everything in the directory. Raises CommandError if it cannot be used."""
     disk = cast("Disk", ReadOnlyDisk(group))
     identity, standing, last_index, committed = None, None, None, None
-    for found in find_all(disk, "", _time_of, Versions(*QueueMachine.versions)):
+    was_removed = False
+    for found in find_all(disk, "", _state_time, Versions(*QueueMachine.versions)):
+        if isinstance(found, Leftover) and found.path == REMOVED:
+            was_removed = True
+            continue
         problem = None if isinstance(found, LogFound) else found.problem
         if problem is not None and problem.cure >= Cure.REPAIR:
             raise CommandError(
@@ -178,16 +192,22 @@ def _look_at(group: Path) -> _Survivor:
     for entry in entries(disk, "", max(0, last_index - _LAST_ENTRIES), last_index):
         if isinstance(entry, EntryFound):
             last_term = entry.term
-            if is_regular(entry.payload):
-                last_time_ms = entry_time_ms(entry.payload)
-    return _Survivor(identity, standing, committed, last_index, last_term, last_time_ms)
+            last_time_ms = max(filter(None, [last_time_ms, _time_of(entry.payload)]), default=None)
+    return _Survivor(identity, standing, committed, last_index, last_term, last_time_ms, was_removed)
 
 
-def _time_of(body: bytes) -> str:
+def _state_time(body: bytes) -> str:
     """The cluster's time when a checkpoint was made; raises ValueError if this program cannot load its state."""
     state = GroupState(QueueMachine())
     state.load(body)
     return describe_time(state.time_ms)
+
+
+def _time_of(entry: bytes) -> int | None:
+    """The cluster's time when an entry was made, in milliseconds; None if it does not say so."""
+    if is_configuration(entry):
+        return configuration_time_ms(entry)
+    return entry_time_ms(entry) if is_regular(entry) else None
 
 
 def _lines(group: Path, survivor: _Survivor) -> Generator[str]:
@@ -211,6 +231,8 @@ def _lines(group: Path, survivor: _Survivor) -> Generator[str]:
             "was confirmed to nobody"
         )
     yield f"may be missing   what was confirmed to clients behind entry {survivor.last_index}{_since(survivor)}"
+    if survivor.was_removed:
+        yield "                 and more: this node was removed from its cluster, which may have gone on without it"
     if survivor.standing is not Standing.VOTER:
         yield "                 and more: this node was itself being repaired; another survivor may have more"
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from cluster.configuration import ID_BYTES, host_problem
+from cluster.configuration import ID_BYTES, PeerAddress, host_problem
 from cluster.member_changes import MemberChange, Verb
-from qq.config import NAME, PORT_MAX
+from qq.config import NAME, NAME_RULE, PORT_MAX
 from qq.errors import ReplyCode
 from qq.http.bodies import field
 from qq.http.errors import Refusal, bad_request
@@ -28,6 +28,8 @@ from qq.http.view import ChangeRefused
 if TYPE_CHECKING:
     from qq.http.view import ClusterMembers, ManagementView
 
+WAIT_MAX_S = 10.0
+"""How long a request may wait for its change."""
 _MEMBERS = "/api/cluster/members"
 _MEMBER = f"{_MEMBERS}/{{name}}"
 
@@ -57,7 +59,7 @@ class MemberEndpoints:
         body = await _body(request, "host", "port")
         name, host, port = request.match_info["name"], field(body, "host", str), field(body, "port", int)
         if NAME.fullmatch(name) is None:
-            raise bad_request(f"name: {name!r} must be 1 to 64 of A-Z a-z 0-9 _ . @ -")
+            raise bad_request(f"name: {name!r} {NAME_RULE}")
         problem = host_problem(host)
         if problem is not None:
             raise bad_request(f"host: {host!r} {problem}")
@@ -67,7 +69,8 @@ class MemberEndpoints:
         if known is not None and (known.host, known.port) != (host, port):
             raise Refusal(
                 HTTPStatus.CONFLICT,
-                f"there is a member {name!r} at {known.host}:{known.port}; to move it to {host}:{port}, start it there",
+                f"there is a member {name!r} at {PeerAddress(known.host, known.port)}; to move it to "
+                f"{PeerAddress(host, port)}, start it there",
             )
         return await self._change(request, MemberChange(Verb.ADD, name, host=host, port=port))
 
@@ -78,7 +81,7 @@ class MemberEndpoints:
     async def replace(self, request: web.Request) -> web.Response:
         body = await _body(request, "id")
         member_id = _id_in(body["id"])
-        if not member_id:
+        if not member_id and self._shown().cluster_id is not None:
             raise bad_request("id: a member that is awaited needs no replacement: start it")
         return await self._change_member(request, Verb.REPLACE, member_id)
 
@@ -100,7 +103,7 @@ class MemberEndpoints:
     async def _change(self, request: web.Request, change: MemberChange) -> web.Response:
         require(request, ADMINISTRATORS)
         try:
-            await self._management.change_members(change)
+            await self._management.change_members(change, _wait_in(request.query.get("wait")))
         except ChangeRefused as refused:
             if refused.code != ReplyCode.PRECONDITION_FAILED:
                 raise
@@ -124,6 +127,19 @@ async def _body(request: web.Request, *keys: str) -> dict[str, Any]:
     if body.keys() != set(keys):
         raise bad_request(f"the body must have {' and '.join(keys)}, and nothing else")
     return body
+
+
+def _wait_in(text: str | None) -> float | None:
+    """How many seconds a request waits for its change; None if it does not say so. Raises Refusal."""
+    if text is None:
+        return None
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s <= WAIT_MAX_S:
+        raise bad_request(f"wait: must be a number of seconds, {WAIT_MAX_S:g} at most")
+    return wait_s
 
 
 def _id_in(text: Any) -> bytes:

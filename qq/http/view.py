@@ -449,7 +449,7 @@ class ManagementView(Protocol):
         """Who the members are by the log."""
         ...
 
-    async def change_members(self, change: MemberChange) -> None:
+    async def change_members(self, change: MemberChange, wait_s: float | None = None) -> None:
         """Have the members changed, and return when this node knows that they are.
 
         Raises ChangeRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.

@@ -22,17 +22,18 @@ from qq.management.queues import QueueReports
 if TYPE_CHECKING:
     from cluster.group import Group
     from qq.http.view import Product
+    from qq.management.members import Reach
     from qq.sessions.broker import Broker
 
 
 class Management(QueueReports, CatalogReports, Changes, Leadership, MemberChanges, Backups):
     """Implements `qq.http.view.ManagementView`."""
 
-    def __init__(self, broker: Broker, group: Group, product: Product, data_dir: str) -> None:
-        """`data_dir` is where this node's files are."""
+    def __init__(self, broker: Broker, group: Group, product: Product, data_dir: str, reach: Reach) -> None:
+        """`data_dir` is where this node's files are; `reach` connects to a node (`PeerLinks.reach`)."""
         QueueReports.__init__(self, broker, group)
         CatalogReports.__init__(self, broker, product)
         Changes.__init__(self, broker)
         Leadership.__init__(self, group)
         Backups.__init__(self, broker, group, data_dir)
-        MemberChanges.__init__(self, broker, group)
+        MemberChanges.__init__(self, broker, group, reach)

@@ -4,7 +4,8 @@ Lives here: waiting until a change is made, and why it is not made yet. Not here
 (cluster/member_changes.py), when the leader may make it (cluster/reconfiguration.py), who can be done without
 (cluster/fitness.py).
 
-Law: whoever is told that a change is made finds it made at this node. Asked again, nothing is done twice.
+Law: whoever is told that a change is made finds it made at this node, and whoever is told that a member votes finds it
+up and voting. Asked again, nothing is done twice.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from cluster.configuration import PeerAddress
-from cluster.member_changes import Verb
+from cluster.handshake import HandshakeError
+from cluster.member_changes import NOT_BEFORE_UPGRADE, Verb
 from qq.errors import ReplyCode
 from qq.http.view import ChangeRefused, ClusterMember, ClusterMembers, NodeState, RemovedMember, Unavailable
 from qq.management.leadership import PATIENCE_S, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from cluster.configuration import Configuration, Member
     from cluster.fitness import Verdict
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
     from cluster.peers import MemberStatus
     from qq.sessions.broker import Broker
 
+    Reach = Callable[[str, PeerAddress], Awaitable[None]]
+
 CHANGE_S = 10.0
-"""How long a request waits for a change."""
+"""How long a request waits for a change, if it does not say so."""
 ASK_AGAIN_S = 0.3
 """The leader is asked again after this time: it may not have heard, or have had another change under way."""
 REACH_S = 3.0
@@ -39,9 +43,11 @@ REACH_S = 3.0
 class MemberChanges:
     """The part of `qq.http.view.ManagementView` that is about members."""
 
-    def __init__(self, broker: Broker, group: Group) -> None:
+    def __init__(self, broker: Broker, group: Group, reach: Reach) -> None:
+        """`reach` connects to the node of a name at an address: see `PeerLinks.reach`."""
         self._broker = broker
         self._group = group
+        self._reach = reach
 
     @property
     def _configuration(self) -> Configuration:
@@ -64,8 +70,8 @@ class MemberChanges:
             removed=[RemovedMember(removed.name, removed.id.hex()) for removed in configuration.removed],
         )
 
-    async def change_members(self, change: MemberChange) -> None:
-        """Have the members changed, and return when this node knows that they are.
+    async def change_members(self, change: MemberChange, wait_s: float | None = None) -> None:
+        """Have the members changed, and return when this node knows that they are; wait so long, or `CHANGE_S`.
 
         Raises ChangeRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
         """
@@ -73,20 +79,22 @@ class MemberChanges:
             change = change._replace(version=self._broker.machine.versions[1])
         if self._is_done(change):
             return
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + CHANGE_S
         if not change.is_made(self._configuration):
             await self._check(change)
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + (CHANGE_S if wait_s is None else wait_s)
         refusals: list[str] = []
-        while loop.time() < end_s:
-            if not self._waits_for_member(change):
+        while True:
+            if not (change.is_made(self._configuration) or self._waits_for_member(change)):
                 self._group.reconfiguration.ask(change, refusals.append)
-            await until(lambda: self._is_done(change) or refusals, min(ASK_AGAIN_S, end_s - loop.time()))
+            left_s = end_s - loop.time()
+            await until(lambda: self._is_done(change) or refusals, min(ASK_AGAIN_S, left_s))
             if self._is_done(change):
                 return
             if refusals:
                 raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, refusals[0])
-        raise Unavailable(self._why_not_done(change))
+            if left_s <= ASK_AGAIN_S:
+                raise Unavailable(self._why_not_done(change))
 
     def _is_done(self, change: MemberChange) -> bool:
         group = self._group
@@ -94,9 +102,13 @@ class MemberChanges:
             return True  # its own state will never have it
         if not change.is_made(self._configuration):
             return False
-        return change.verb != Verb.DRAIN or (
-            group.leader not in (None, change.name) and not self._clients_of(change.name)
-        )
+        match change.verb:
+            case Verb.PROMOTE:
+                return group.leader is not None and group.statuses.why_not_there(change.name) is None
+            case Verb.DRAIN:
+                return group.leader not in (None, change.name) and not self._clients_of(change.name)
+            case _:
+                return True
 
     def _waits_for_member(self, change: MemberChange) -> bool:
         """Whether the member has to come before anything can be asked for."""
@@ -112,25 +124,28 @@ class MemberChanges:
         if group.leader is None:
             return "no leader is known: fewer than a majority of the voters are up (`qq status` tells which)"
         if change.verb == Verb.PROMOTE and member is not None:
-            if member.id is None:
+            shown = next(each for each in self.cluster_members().members if each.name == name)
+            if shown.role == "awaited":
                 return f"{name} has not come yet: start it at {member.address} with `qq serve --join`"
-            lag = next(shown.lag for shown in self.cluster_members().members if shown.name == name)
-            if lag is None:
-                return f"{name} does not answer: start it, or look at its network"
-            return f"{name} is given the log, and lacks {lag:,} entries"
+            if not member.is_voter and shown.lag is not None:
+                return f"{name} is given the log, and lacks {shown.lag:,} entries"
+            why = group.statuses.why_not_there(name)
+            return why or f"{name} is there, and does not vote yet"
         if change.verb == Verb.DRAIN and change.is_made(self._configuration):
             if group.leader == name:
                 return f"{name} still leads: nobody else can take over"
             return f"clients of {name} that have not gone yet: {self._clients_of(name):,}"
-        return f"the change is not made yet, after {CHANGE_S:g} s; it may still be made: ask again"
+        return "the change is not made yet; it may still be made: ask again"
 
     # What can be refused here: a leader refuses the rest
 
     async def _check(self, change: MemberChange) -> None:
         """Raise ChangeRefused if the change cannot be made, or would do harm; Unavailable if not yet."""
+        if not self._configuration.cluster and change.verb != Verb.FINISH_UPGRADE:
+            raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, NOT_BEFORE_UPGRADE)
         match change.verb:
             case Verb.ADD:
-                await _check_reachable(change.name, PeerAddress(change.host, change.port))
+                await self._check_reachable(change.name, PeerAddress(change.host, change.port))
             case Verb.REMOVE | Verb.REPLACE:
                 member = await self._known(change.name)
                 if member.id == change.member_id:
@@ -142,6 +157,29 @@ class MemberChanges:
                 await self._known(change.name)
             case _:
                 pass
+
+    async def _check_reachable(self, name: str, address: PeerAddress) -> None:
+        """Raise Unavailable if nobody answers at the address of a new member, and ChangeRefused if that is not it.
+
+        The cluster would wait for a mistake.
+        """
+        try:
+            async with asyncio.timeout(REACH_S):
+                await self._reach(name, address)
+        except HandshakeError as error:
+            raise ChangeRefused(
+                ReplyCode.PRECONDITION_FAILED, f"{name} is not at {address}, and nothing is changed: {error}"
+            ) from None
+        except TimeoutError:
+            why = f"no node answers within {REACH_S:g} s"
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            return
+        raise Unavailable(
+            f"{name} cannot be reached at {address} ({why}), and nothing is changed: start it there with "
+            "`qq serve --join`"
+        )
 
     async def _known(self, name: str) -> Member:
         """The member of this name; it may have been added a moment ago. Raises ChangeRefused."""
@@ -158,23 +196,6 @@ async def _check_verdict(judge: Callable[[], Verdict]) -> None:
     verdict = judge()
     if not verdict.is_safe:
         raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, verdict.text)
-
-
-async def _check_reachable(name: str, address: PeerAddress) -> None:
-    """Raise Unavailable if nobody answers at the address of a new member: the cluster would wait for a mistake."""
-    try:
-        async with asyncio.timeout(REACH_S):
-            _, writer = await asyncio.open_connection(*address)
-    except TimeoutError:
-        why = f"no answer within {REACH_S:g} s"
-    except OSError as error:
-        why = error.strerror or str(error)
-    else:
-        writer.close()
-        return
-    raise Unavailable(
-        f"{name} cannot be reached at {address} ({why}), and nothing is changed: start it there with `qq serve --join`"
-    )
 
 
 def _shown(

@@ -191,7 +191,8 @@ class Broker:
                 connection.count_uncommitted(0)
 
     def _expelled(self) -> None:
-        log.error("the cluster gave this node up while it was away; its clients must connect again")
+        if self.connections:
+            log.error("the cluster gave this node up while it was away; its clients must connect again")
         # First of all: the log does not know their sessions any more, and nothing may be asked for in those.
         for connection in list(self.connections.values()):
             connection.close_now()

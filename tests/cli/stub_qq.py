@@ -101,7 +101,7 @@ class Management:
         removed = [RemovedMember("n3", "bb" * 16)]
         return ClusterMembers("n1", "qq", "cc" * 16, 8, "n1", [first, awaited], removed)
 
-    async def change_members(self, change: MemberChange) -> None:
+    async def change_members(self, change: MemberChange, wait_s: float | None = None) -> None:
         """Tell what was asked for; n5 takes two requests, n6 is refused."""
         print(Verb(change.verb).name, *change[1:5], flush=True)
         if change.name == "n5" and not self._has_been_asked:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import shlex
 import shutil
+import signal
+import subprocess
 import sys
 import tarfile
 import threading
@@ -12,12 +16,13 @@ from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cluster import new_cluster
 from cluster.backup import CONTENTS, SUMS, BackupSegment, Contents, pack_contents, sum_line
 from cluster.configuration import Versions
 from cluster.directory import GroupDirectory
@@ -29,7 +34,9 @@ from cluster.log.journal import SegmentedJournal
 from cluster.log.manifest import row_of
 from cluster.realworld import RealDisk
 from cluster.state import GroupState
+from qq.cli import backup as backup_command
 from qq.cli import main
+from qq.cli import restore as restore_command
 from qq.machine.codec import encode_batch
 from qq.machine.commands import DeclareQueue
 from qq.machine.machine import QueueMachine
@@ -314,6 +321,57 @@ def test_a_backup_goes_to_a_new_directory_only(tmp_path: Path, said: Said) -> No
     assert said("backup", tmp_path / "no" / "new")[0] == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_backup_that_is_ended_leaves_nothing(
+    original: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    data = (original / "backup.tar").read_bytes()
+
+    def ended(directory: Path) -> Any:
+        assert (directory / CONTENTS).exists()
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(backup_command, "_checked", ended)
+    with answering(200, data, len(data)) as url:
+        assert ending_of(said, "backup", tmp_path / "new", "--http", url) == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_backups_under_one_name_one_is_made(
+    original: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = (original / "backup.tar").read_bytes()
+    target, check = tmp_path / "new", backup_command._checked
+
+    def overtaken(directory: Path) -> Any:
+        target.mkdir()
+        (target / "of the other one").touch()
+        return check(directory)
+
+    monkeypatch.setattr(backup_command, "_checked", overtaken)
+    with answering(200, data, len(data)) as url:
+        status, _, errors = said("backup", target, "--http", url)
+    why = f"{target}: somebody else has made it meanwhile; name a new directory"
+    assert (status, errors) == (1, [f"qq backup: {why}"])
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "of the other one"]
+
+
+def test_a_stream_that_nobody_takes_is_one_line(original: Path) -> None:
+    data = (original / "backup.tar").read_bytes() * 100
+    with answering(200, data, len(data)) as url, Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "qq", "backup", "-", "--http", url]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        why = "No space left on device; what was written is no backup"
+        assert (ended.returncode, ended.stderr) == (1, f"qq backup: standard output: {why}\n")
+        cut = subprocess.run(
+            ["sh", "-c", f"{shlex.join(command)} | head -c 100 > /dev/null"],
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert cut.stderr == "qq backup: standard output: Broken pipe; what was written is no backup\n"
+
+
 # Restoring
 
 
@@ -368,6 +426,43 @@ def test_what_an_interrupted_restore_has_left_is_no_obstacle(original: Path, nod
     assert said("restore", original / "backup", "--config", node)[0] == 0
     assert not unfinished.exists()
     assert said("inspect", node.parent / "data")[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_restore_that_is_ended_leaves_nothing(
+    original: Path, node: Path, said: Said, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    unfinished = node.parent / "data" / "groups" / "restoring"
+
+    def ended(*arguments: Any) -> Any:
+        new_cluster.restore(*arguments)
+        assert unfinished.exists()
+        os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(restore_command, "restore", ended)
+        assert ending_of(said, "restore", original / "backup", "--config", node) == 128 + number
+    assert not unfinished.exists()
+    assert said("restore", original / "backup", "--config", node)[0] == 0
+
+
+def ending_of(said: Said, *arguments: object) -> int | str | None:
+    try:
+        return said(*arguments)[0]
+    except SystemExit as end:
+        return end.code
+
+
+def test_nothing_is_begun_beside_a_restore_that_did_not_end(node: Path, said: Said) -> None:
+    data = node.parent / "data"
+    (data / "groups" / "restoring").mkdir(parents=True)
+    what = (
+        f"{data}: holds a restore that did not end: give `qq restore` again, or remove groups/restoring in it"
+    )
+    assert said("inspect", data) == (1, [], [f"qq inspect: {what}"])
+    assert said("recover", "--unsafe-from", data) == (1, [], [f"qq recover: {what}"])
+    assert said("serve", "--config", node)[0] == 1
+    assert [path.name for path in (data / "groups").iterdir()] == ["restoring"]
 
 
 def test_what_is_no_backup_or_a_cut_one_is_refused_in_one_line(
@@ -461,6 +556,17 @@ def test_a_survivor_is_recovered_once(survivor: Path, said: Said) -> None:
     status, lines, _ = said("inspect", survivor)
     assert (status, lines[-1]) == (0, "whole: nothing is damaged")
     assert lines[1].startswith("identity     node n1 of cluster qq (members as in the log), ")
+
+
+def test_a_directory_that_was_removed_is_said_to_be_that(survivor: Path, said: Said) -> None:
+    (survivor / GROUP / "removed").touch()
+    status, lines, _ = said("inspect", survivor)
+    assert status == 1
+    assert lines[-1].endswith("was removed from its cluster, and can be no member again")
+    status, lines, _ = said("recover", "--unsafe-from", survivor)
+    assert "and more: this node was removed from its cluster, which may have gone on without it" in lines[6]
+    assert said("recover", "--unsafe-from", survivor, "--yes")[0] == 0
+    assert said("inspect", survivor)[1][-1] == "whole: nothing is damaged"
 
 
 def test_what_cannot_be_recovered_is_one_line_and_left_alone(

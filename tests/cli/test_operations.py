@@ -50,6 +50,12 @@ def test_a_command_says_in_one_line_what_is_and_what_is_done(said: Said) -> None
     assert said("check", "safe-to-stop", "--node", "n/3") == (1, "n/3 it is\n", "")
 
 
+def test_the_scheme_of_the_url_may_be_left_out(tmp_path: Path, base_port: int, node: Qq) -> None:
+    assert "n1 serves" in node.output
+    with started(tmp_path, "leader", "show", "--http", f"127.0.0.1:{base_port + 10000}") as qq:
+        assert (qq.exit_status(), qq.output) == (0, "n2\n")
+
+
 def test_who_waits_for_longer_than_a_second_is_told_what_for(said: Said) -> None:
     assert said("leader", "transfer", "--to", "n3") == (
         0,
@@ -157,6 +163,10 @@ def test_who_removes_the_node_that_is_asked_is_told_if_it_has_no_answer(said: Sa
         ["member", "add", "n4"],
         ["member", "add", "n4", "h"],
         ["drain", "--timeout", "-1"],
+        ["drain", ""],
+        ["member", "promote", ""],
+        ["check", "safe-to-stop", "--node", ""],
+        ["leader", "transfer", "--to", ""],
         ["serve", "--config", "x", "--join", "h"],
     ],
 )

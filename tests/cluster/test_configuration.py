@@ -253,6 +253,14 @@ def test_majorities_before_and_after_a_step_have_a_voter_in_common(taken: list[S
         configuration = after
 
 
+def test_an_address_of_ipv6_is_shown_in_brackets() -> None:
+    assert [str(PeerAddress(host, 7)) for host in ("h", "10.0.0.1", "::1")] == [
+        "h:7",
+        "10.0.0.1:7",
+        "[::1]:7",
+    ]
+
+
 def test_only_the_last_that_were_removed_are_remembered() -> None:
     configuration = TRIO
     for number in range(100, 110 + REMOVED_MAX):
@@ -262,6 +270,18 @@ def test_only_the_last_that_were_removed_are_remembered() -> None:
     assert len(configuration.removed) == REMOVED_MAX
     assert not configuration.is_removed(identity(2))
     assert configuration.is_removed(identity(108 + REMOVED_MAX))
+
+
+def test_a_node_that_is_emptied_again_and_again_pushes_nobody_else_out() -> None:
+    configuration = TRIO.joined("n4", identity(4), address(4), VERSIONS).without("n4", identity(4))
+    for number in range(100, 110 + REMOVED_MAX):
+        known = configuration.member("n2")
+        configuration = configuration.vacated("n2", known.id) if known and known.id else configuration
+        configuration = configuration.joined("n2", identity(number), address(2), VERSIONS)
+    assert len(configuration.removed) == REMOVED_MAX
+    assert configuration.was_removed("n4")
+    assert configuration.is_removed(identity(4))
+    assert not configuration.was_removed("n2"), "it is a member"
 
 
 # Entries

@@ -130,6 +130,20 @@ def test_another_directory_is_not_taken_for_the_member() -> None:
         assert taken(enrolment, TOLD) is TOLD
 
 
+def test_a_removed_name_comes_back_only_if_its_node_is_told_to_join() -> None:
+    without = TOLD.without("c", directory_of("c"))
+    enrolment = make_enrolment()
+    enrolment.introduced("c", new_directory("c"))
+    assert taken(enrolment, without) is without
+    enrolment.introduced("c", new_directory("c")._replace(joins=1))
+    assert taken(enrolment, without).member("c") is not None
+    added = without.added("c", PeerAddress("c", 1))
+    enrolment.introduced("c", new_directory("c"))
+    after = taken(enrolment, added).member("c")
+    assert after is not None
+    assert after.id == b"\1" * 16
+
+
 def test_a_new_directory_at_the_place_of_a_member_takes_it_as_a_learner_if_that_is_wanted() -> None:
     enrolment = make_enrolment()
     enrolment.introduced("b", new_directory("b"))

@@ -239,6 +239,41 @@ def test_a_member_that_was_away_when_it_was_removed_is_told_when_it_comes(growin
     growing.all_submit()
 
 
+@pytest.mark.parametrize("replaces_emptied", [True, False])
+def test_a_removed_node_does_not_come_back_with_an_empty_directory_unless_somebody_says_so(
+    growing: Growing, replaces_emptied: bool
+) -> None:
+    growing.add_fourth()
+    gone = growing.followers()[0]
+    removed, others = gone.name, "".join(set("abcd") - {gone.name})
+    gone.end()
+    assert growing.asked(growing.leader(), remove(gone)) == ""
+    growing.members.remove(gone)
+    gone.disk.lose_everything()
+    gone.start(replaces_emptied=replaces_emptied)
+    growing.pass_ms(5000)
+    assert growing.agrees(others)
+    flaw = gone.group.own_status.flaw()
+    assert flaw is not None
+    assert f"{removed} was removed: `qq member add {removed} HOST:PORT`, or `join` in its file" in flaw
+    add = MemberChange(Verb.ADD, removed, host=gone.address.host, port=gone.address.port)
+    assert growing.asked(growing.leader(), add) == ""
+    growing.members.append(gone)
+    growing.until(lambda: growing.agrees("abcd"))
+    growing.all_submit()
+
+
+def test_a_node_that_is_one_too_many_says_so() -> None:
+    growing = Growing("abcdefgh")
+    growing.start()
+    growing.fourth.start(joins=True)
+    growing.pass_ms(3000)
+    assert growing.agrees("abcdefg")
+    flaw = growing.fourth.group.own_status.flaw()
+    assert flaw is not None
+    assert "h is no member: the cluster has 7 already" in flaw
+
+
 def test_a_leader_that_is_removed_hands_over_first(growing: Growing) -> None:
     growing.add_fourth()
     leader = growing.leader()

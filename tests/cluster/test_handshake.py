@@ -471,7 +471,7 @@ def test_another_version_is_told_so_in_a_form_that_every_version_reads() -> None
     told = error_of(one, reply_of_newer)
     assert isinstance(told, RejectedError)
     assert told.cause is VersionMismatchError
-    assert "(5, this node 3 and 4)" in str(told)
+    assert ": 5, this node 3 and 4" in str(told)
 
 
 def test_garbage_is_noticed_at_its_first_byte_and_not_answered() -> None:

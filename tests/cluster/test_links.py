@@ -11,6 +11,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from struct import pack
 from types import MappingProxyType
@@ -1021,6 +1022,70 @@ def test_a_node_of_the_last_release_that_dials_first_is_not_dialled_in_its_versi
     assert warnings_in(caplog) == []
 
 
+def test_a_rejection_that_somebody_has_injected_has_no_node_speak_the_version_of_the_last_release(
+    run: Run,
+) -> None:
+    """REJECT is not authenticated, and version 3 tells no ids."""
+
+    async def story() -> None:
+        nodes = make_nodes(2)
+        one, two = nodes.values()
+        rejected: list[bytes] = []
+
+        async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if not rejected:
+                rejected.append(await reader.read(1000))
+                writer.write(pack("<4sHBB", b"qqPL", 3, 5, VersionMismatchError.reason))
+                writer.close()
+                return
+            there, back = await asyncio.open_connection(*address(two))
+            await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+        async def pipe(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                target.write(data)
+            target.close()
+
+        async with await asyncio.start_server(between, "127.0.0.1", 0) as server:
+            one.member_id, two.member_id = b"1" * 16, b"2" * 16
+            known = members({"n1": address(one), "n2": server.sockets[0].getsockname()})
+            for node in nodes.values():
+                node.configure(known, CLUSTER)
+            async with started(nodes):
+                await until(lambda: one.links.connected("n2") and two.links.connected("n1"))
+                assert rejected
+                assert (one.links.protocol("n2"), one.links.peer_id("n2")) == (4, two.member_id)
+
+    run(story())
+
+
+def test_a_peer_that_ends_each_link_as_soon_as_it_has_begun_fills_no_log(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The smaller name dials, and refuses the other one's directory behind the WELCOME: there the link has begun."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(links_module, "_BRIEF_S", 0.2)
+
+    async def story() -> None:
+        nodes = make_nodes(2, limits=LinkLimits(retry_first_s=0.005, retry_max_s=0.01))
+        one, two = nodes.values()
+        known = all_members(one, two)
+        one.configure([replace(member, id=member.name.encode() * 8) for member in known], CLUSTER)
+        old = Configurations(Configuration.of(7, known))
+        old.has_past = True
+        two.links.configure(b"of an early life", old)
+        async with started(nodes):
+            await until(lambda: len(two.recorder.events()) > 40)
+            assert len(lines()) <= 8, lines()
+            two.configure(known, CLUSTER)
+            await until(lambda: lines()[-1] == "peer n1 is connected")
+
+    def lines() -> list[str]:
+        return [line for record in caplog.records if "n1" in (line := record.getMessage())]
+
+    run(story())
+
+
 def test_a_dial_that_is_reset_at_once_closes_its_own_socket_only(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1098,6 +1163,67 @@ def test_two_addresses_of_one_node_are_one_seed_in_the_end(
     run(story())
 
 
+def test_a_node_is_reached_where_it_listens_under_its_name_and_nowhere_else(run: Run) -> None:
+    async def story() -> None:
+        async with cluster(2) as nodes:
+            one, two = nodes.values()
+            for node in (one, two):
+                node.configure(all_members(one, two), CLUSTER)
+            new, other_secret = newcomer("x1"), newcomer("x2", secret=b"another")
+            other_cluster, other_life = newcomer("x3", cluster="d"), newcomer("x4")
+            other_life.configure(all_members(other_life), b"another cluster!")
+            others = {node.links._node: node for node in (new, other_secret, other_cluster, other_life)}
+            amqp = await asyncio.start_server(speaks_amqp, "127.0.0.1", 0)
+            async with amqp, started(others):
+                for node, name, why in [
+                    (two, "zz", "a node that is not 'zz' listens there"),
+                    (one, "zz", "a node that is not 'zz' listens there"),
+                    (new, "zz", "a node that is not 'zz' listens there"),
+                    (other_secret, "x2", "its cluster secret differs"),
+                    (other_cluster, "x3", "it belongs to another cluster"),
+                    (other_life, "x4", "node 'x4' belongs to another cluster"),
+                ]:
+                    with pytest.raises(HandshakeError, match=why):
+                        await one.links.reach(name, address(node))
+                with pytest.raises(HandshakeError, match="this is not a qq peer"):
+                    await one.links.reach("x1", amqp.sockets[0].getsockname())
+                with pytest.raises(ConnectionRefusedError):
+                    await one.links.reach("x1", ("127.0.0.1", free_ports(1)[0]))
+                before = len(two.recorder.events())
+                for _ in range(2):
+                    await one.links.reach("x1", address(new))
+                assert one.links.connected("x1")
+                assert one.links.connected("n2")
+                assert len(two.recorder.events()) == before, "the links of the members stay as they are"
+
+    run(story())
+
+
+async def speaks_amqp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(8)
+    writer.write(b"AMQP\0\0\x09\x01")
+    writer.close()
+
+
+def test_a_node_that_cannot_join_knows_why(run: Run) -> None:
+    async def story() -> None:
+        [member] = make_nodes(1).values()
+        member.configure(all_members(member), CLUSTER)
+        host, port = seed = address(member)
+        joining = newcomer("x1", seed)
+        async with started({"x1": joining}):
+            assert joining.links.why_not_joined is None, "it has not tried yet"
+            why = f"cannot join the cluster at {host}:{port}: [Errno 111] nobody listens"
+            await until(lambda: joining.links.why_not_joined == why)
+            async with started({"n1": member}):
+                await until(lambda: joining.links.connected("n1"))
+                assert joining.links.why_not_joined is None
+        lone = newcomer("x2")
+        assert lone.links.why_not_joined is None
+
+    run(story())
+
+
 def test_seeds_of_no_use_cost_one_line_each(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         host = "127.0.0.1"
@@ -1108,7 +1234,7 @@ def test_seeds_of_no_use_cost_one_line_each(run: Run, caplog: pytest.LogCaptureF
             node.configure(all_members(node), CLUSTER)
         seeds = {
             own: "node 'joining' answers there, which is the name of this node",
-            old: "the peer rejects this node: it speaks another version of the peer protocol (3, this node 3 and 4); "
+            old: "the peer rejects this node: it speaks another version of the peer protocol: 3, this node 3 and 4; "
             "a node of release 0.1 lets no new members in",
             nobody: "[Errno 111] nobody listens",
             address(

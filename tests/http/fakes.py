@@ -20,6 +20,7 @@ from cluster.configuration import (
 )
 from cluster.entry import batches_of, make_batch, make_entry
 from cluster.fitness import Verdict
+from cluster.handshake import UnknownNodeError
 from cluster.log.segment import EntryGone
 from cluster.member_changes import MemberChange, Verb
 from qq.amqp.connection import Settings
@@ -119,9 +120,18 @@ class _Group:
             may_stop=self._judge,
             may_leave=self._judge,
             may_drain=self._judge,
+            why_not_there={"n3": "n3 does not answer"}.get,
         )
+        self.listeners: dict[PeerAddress, str] = {}
+        """The names of the nodes that listen."""
         self.leadership = SimpleNamespace(ask_for_transfer=self._ask_for_transfer)
         self.reconfiguration = SimpleNamespace(ask=self._ask_for_change)
+
+    async def reach(self, name: str, address: PeerAddress) -> None:
+        if address not in self.listeners:
+            raise ConnectionRefusedError(111, "Connection refused")
+        if self.listeners[address] != name:
+            raise UnknownNodeError("another one listens there")
 
     def _judge(self, name: str) -> Verdict:
         return self.verdict._replace(text=f"{name}: {self.verdict.text}")
@@ -211,7 +221,7 @@ class MachineManagement(Management):
         broker, group = _broker()
         settings = Settings()
         product = Product(settings.product, settings.version, settings.cluster_name)
-        super().__init__(broker, cast("Any", group), product, "/nowhere")
+        super().__init__(broker, cast("Any", group), product, "/nowhere", group.reach)
         self.machine = broker.machine
         self.group = group
         self.entries = group.entries

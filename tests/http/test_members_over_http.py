@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes import FakeManagement, id_of
+from fakes import FakeManagement, id_of, trio
 from http_node import Answer, Node
 
-from cluster.configuration import PeerAddress
+from cluster.configuration import Configuration, PeerAddress
 from cluster.fitness import Verdict
 from cluster.member_changes import Verb
 from qq.machine.commands import Connect, ConnectionDown
@@ -25,12 +23,6 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node[FakeManagement]:
     for name in ("CHANGE_S", "ASK_AGAIN_S", "PATIENCE_S", "REACH_S"):
         monkeypatch.setattr(members, name, 0.05 if name == "ASK_AGAIN_S" else 0.3)
     return Node(FakeManagement())
-
-
-@pytest.fixture
-def listener() -> Generator[PeerAddress]:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        yield PeerAddress(*sock.getsockname())
 
 
 def hexed(name: str) -> str:
@@ -70,14 +62,16 @@ def test_the_members_are_those_of_the_log_and_what_they_say_of_themselves(node: 
     }
 
 
-def test_a_node_is_added_once_somebody_listens_at_its_address(
-    node: Node[FakeManagement], listener: PeerAddress
-) -> None:
+def test_a_node_is_added_once_it_listens_at_its_address(node: Node[FakeManagement]) -> None:
     group = node.management.group
-    body = {"host": "127.0.0.1", "port": 9}
+    body = {"host": "h4", "port": 9}
+    listener = PeerAddress("h4", 7)
+    group.listeners |= {listener: "n4", PeerAddress("h4", 8): "n2"}
     status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body))
     assert status == 503
-    assert reason.startswith("n4 cannot be reached at 127.0.0.1:9 (")
+    assert reason.startswith("n4 cannot be reached at h4:9 (Connection refused), and nothing is changed: ")
+    status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body | {"port": 8}))
+    assert (status, reason) == (409, "n4 is not at h4:8, and nothing is changed: another one listens there")
     assert group.asked_to_change == []
     body["port"] = listener.port
     answers = [node.api(f"{MEMBERS}/n4", "PUT", json=body) for _ in range(2)]
@@ -85,7 +79,8 @@ def test_a_node_is_added_once_somebody_listens_at_its_address(
     assert len(group.asked_to_change) == 1
     assert member(node, "n4")["role"] == "awaited"
     status, reason = refusal(node.api(f"{MEMBERS}/n4", "PUT", json=body | {"port": 9}))
-    assert (status, reason.startswith("there is a member 'n4' at 127.0.0.1:")) == (409, True)
+    assert (status, reason.startswith("there is a member 'n4' at h4:")) == (409, True)
+    group.listeners[listener] = "n5"
     status, reason = refusal(node.api(f"{MEMBERS}/n5", "PUT", json=body))
     assert (status, reason) == (409, f"{listener} is the address of member 'n4', so 'n5' cannot be there")
 
@@ -135,9 +130,45 @@ def test_a_learner_is_waited_for(node: Node[FakeManagement]) -> None:
     group.configurations.committed = replace(held, members=tuple(members))
     expected = (503, "n2 is given the log, and lacks 7 entries")
     assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == expected
-    expected = (503, "n3 does not answer: start it, or look at its network")
+    expected = (503, "n3 does not answer")
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == expected
     assert node.api(f"{MEMBERS}/n1/promote", "POST").status == 200
+
+
+def test_a_voter_that_is_not_there_or_that_nobody_leads_does_not_vote(node: Node[FakeManagement]) -> None:
+    group = node.management.group
+    assert node.api(f"{MEMBERS}/n2/promote", "POST").status == 200
+    assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, "n3 does not answer")
+    assert group.asked_to_change == [], "there is nothing to be changed"
+    group.leader = None
+    status, reason = refusal(node.api(f"{MEMBERS}/n2/promote", "POST"))
+    assert (status, reason.startswith("no leader is known")) == (503, True)
+
+
+def test_members_are_not_changed_before_the_log_tells_who_they_are(node: Node[FakeManagement]) -> None:
+    group = node.management.group
+    unnamed = [replace(each, id=None) for each in trio().members]
+    group.configurations.committed = Configuration.of(7, unnamed)
+    for path, method, body in [
+        ("n4", "PUT", {"host": "h", "port": 1}),
+        ("n3?id=", "DELETE", None),
+        ("n3/replace", "POST", {"id": ""}),
+        ("n3/drain", "PUT", None),
+    ]:
+        status, reason = refusal(node.api(f"{MEMBERS}/{path}", method, json=body))
+        assert (status, reason.startswith("the members cannot be changed before the upgrade")) == (409, True)
+    assert group.asked_to_change == []
+    assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, "n3 does not answer")
+
+
+def test_a_request_says_how_long_it_waits(
+    node: Node[FakeManagement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "CHANGE_S", 60.0)
+    assert node.api(f"{MEMBERS}/n3/promote?wait=0.1", "POST").status == 503
+    assert node.api(f"{MEMBERS}/n1/promote?wait=0", "POST").status == 200
+    for text in ("", "x", "-1", "11", "nan"):
+        assert node.api(f"{MEMBERS}/n1/promote?wait={text}", "POST").status == 400, text
 
 
 def test_maintenance_is_waited_for_until_the_clients_have_gone(node: Node[FakeManagement]) -> None:
@@ -173,7 +204,7 @@ def test_the_leader_is_asked_again_and_in_the_end_it_is_said_that_it_is_not_done
     assert node.api("cluster/upgrade/finish", "POST").status == 200
     assert len(group.asked_to_change) == 3
     group.delayed_changes = 99
-    expected = "the change is not made yet, after 0.3 s; it may still be made: ask again"
+    expected = "the change is not made yet; it may still be made: ask again"
     assert refusal(node.api(f"{MEMBERS}/n3/replace", "POST", json={"id": hexed("n3")})) == (503, expected)
     group.leader = None
     assert refusal(node.api(f"{MEMBERS}/n3/drain", "PUT"))[1].startswith("no leader is known")

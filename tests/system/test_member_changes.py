@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pika.exceptions
@@ -92,6 +95,18 @@ def test_the_node_that_is_asked_is_the_one_that_goes(tmp_path: Path) -> None:
         leader.start()
         assert exit_status(leader) == os.EX_CONFIG
         assert "was removed from the cluster" in leader.log_since()
+        data_dir = NodeFiles(leader).root
+        for arguments, text in [
+            (
+                ["inspect", str(data_dir)],
+                "the directory was removed from its cluster, and can be no member again",
+            ),
+            (["recover", "--unsafe-from", str(data_dir)], "and more: this node was removed from its cluster"),
+        ]:
+            end = subprocess.run(
+                [sys.executable, "-m", "qq", *arguments], capture_output=True, text=True, check=False
+            )
+            assert (end.returncode, text in end.stdout) == (1, True), end
         cluster.forget_node(leader)
         status, _, errors = qq(follower, "member", "remove", follower.name)
         assert (status, "add another one first" in errors) == (1, True)
@@ -104,10 +119,13 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path) -> None
         before = members(first)
         for arguments, text in [
             (["member", "add", "n1", "127.0.0.1:9"], "there is a member 'n1' at 127.0.0.1:"),
-            (["member", "add", "n9", address(first)], f"{address(first)} is the address of member 'n1'"),
+            (
+                ["member", "add", "n9", address(first)],
+                "and nothing is changed: a node that is not 'n9' listens there",
+            ),
             (
                 ["member", "add", "n9", "127.0.0.1:9", "--timeout", "0"],
-                "(Connection refused), and nothing is",
+                "(nobody listens), and nothing is",
             ),
             (["member", "add", "n/9", "127.0.0.1:9"], "must be 1 to 64 of"),
             (["member", "remove", "n9"], "there is no member 'n9'; the members are n1, n2, n3"),
@@ -122,6 +140,15 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path) -> None
             assert all(line.startswith("waiting for ") for line in waiting)
         third.kill()
         poll(lambda: members(first)["n3"]["state"] == "down", lambda: "n3 counts as up")
+        for arguments in (["promote", "n3"], ["add", "n3", address(third)]):
+            began_s = time.monotonic()
+            status, _, errors = qq(second, "member", *arguments, "--timeout", "2")
+            assert (
+                status,
+                errors.splitlines()[-1].endswith("n3 does not answer (start it, or look at its network)"),
+            ) == (1, True)
+            assert "waiting for n3 to vote (1 s): n3 does not answer" in errors
+            assert time.monotonic() - began_s < 5.0
         status, _, errors = qq(second, "member", "remove", "n2")
         assert (status, "n1 would be no majority of n1, n3; n3 does not answer" in errors) == (1, True)
         assert done(first, "drain", "n1", "--timeout", "20").startswith("n1 is under maintenance")
@@ -144,6 +171,13 @@ def test_a_lost_disk_is_replaced_by_command_if_that_is_wanted(tmp_path: Path) ->
         load.kill(third)
         poll(lambda: members(first)["n3"]["state"] == "down", lambda: "n3 counts as up")
         shutil.rmtree(NodeFiles(third).root)
+        third.start()
+        status, _, errors = qq(first, "member", "promote", "n3", "--timeout", "3")
+        assert (status, "another data directory than the member's is up under the name n3" in errors) == (
+            1,
+            True,
+        )
+        load.kill(third)
         assert "n3 is awaited" in done(first, "member", "replace", "n3", "--no-wait")
         assert roles(first)["n3"] == "awaited"
         third.start()
@@ -205,6 +239,8 @@ def test_an_upgrade_is_finished_by_command_if_that_is_wanted(tmp_path: Path) -> 
             True,
         )
         third.kill()
+        status, _, errors = qq(first, "member", "replace", "n3")
+        assert (status, "before the upgrade to this release is finished" in errors) == (1, True)
         status, _, errors = qq(first, "upgrade", "finish")
         assert (status, "node 'n3' has not told yet which data directory it has" in errors) == (1, True)
         third.start()

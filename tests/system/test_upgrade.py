@@ -151,12 +151,8 @@ def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: 
         shutil.rmtree(NodeFiles(third).root)
         size = third.log.stat().st_size
         start(third, release)
-        until_said(
-            first, f"node 'n3' is at version {RELEASED} of the state and can run {RELEASED}, this node is at"
-        )
-        until_said(
-            third, f"runs version {NEXT} of the state, this node {RELEASED}: start the same program version"
-        )
+        until_said(first, "3, this node 4 since the cluster has an id: start this release there")
+        until_said(third, "the peer speaks version 4 of the protocol, this node 3")
         assert "is connected" not in "\n".join(lines_since(third, size))
         third.kill()
         shutil.rmtree(NodeFiles(third).root)
