@@ -139,8 +139,10 @@ class Proposals:
     def take_in(self, peer: str, data: bytes) -> None:
         """Take in what `peer` forwarded, without repeats. Raises `MalformedEntry`, and then nothing is taken in."""
         for view in list(read_batches(data, 0)):
-            accepted = self._accepted.get(view.origin, (0, 0))
-            is_new = (view.incarnation, view.sequence) > accepted
+            incarnation, sequence = self._accepted.get(view.origin, (None, 0))
+            # Another incarnation is another life, also with a lower number: a node that was removed may have lost its
+            # directory, and its clock gone back, and the log never had a batch of the life before.
+            is_new = view.incarnation != incarnation or view.sequence > sequence
             if view.kind == KIND_SUBMITTED and view.origin == peer and is_new:
                 self._accepted[view.origin] = (view.incarnation, view.sequence)
                 self._batches.append(batch_at(data, view))

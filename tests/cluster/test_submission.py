@@ -91,6 +91,18 @@ def test_a_leader_proposes_repeats_once(submissions: PendingSubmissions) -> None
     assert proposals
 
 
+def test_a_leader_proposes_what_comes_of_another_life_of_a_node_also_with_a_lower_number(
+    submissions: PendingSubmissions,
+) -> None:
+    """What was taken in of the life before may never have come into the log (simulated: seed 20182)."""
+    proposals = Proposals()
+    proposals.take_in("n3", wire(submissions, FIRST))
+    submissions.begin(5)
+    submissions.add([])
+    proposals.take_in("n3", wire(submissions, FIRST))
+    assert proposed(proposals) == [("n3", number) for number in (1, 2, 3, 4, 1)]
+
+
 def test_a_node_forwards_for_itself_only(submissions: PendingSubmissions) -> None:
     proposals = Proposals()
     proposals.take_in("n4", wire(submissions, FIRST))
