@@ -333,7 +333,10 @@ _SMALL: dict[int, type[Any]] = {
     16: Hearing,
 }
 _SMALL_KINDS = {message_type: bytes([kind]) for kind, message_type in _SMALL.items()}
+FREE_BYTES_MAX = 2**64 - 1
+"""More free bytes than these are told as these. Some file systems without a limit tell of 2^63 and more."""
 _HIGHEST = {
+    "disk_free_bytes": FREE_BYTES_MAX,
     "state": max(Role),
     "standing": max(Standing),
     "hears_leader": 1,
@@ -341,8 +344,8 @@ _HIGHEST = {
     "may_join": 1,
     "port": PORT_MAX,
 }
-"""The highest numbers of fields that do not go up to `COUNT_MAX`. Flags and verbs that are not known are taken as they
-are: of flags only the known ones are looked at, and who asks for an unknown change is told that it is unknown."""
+"""The highest numbers of fields that end elsewhere than at `COUNT_MAX`. Flags and verbs that are not known are taken as
+they are: of flags only the known ones are looked at, and who asks for an unknown change is told that it is unknown."""
 _RULES = {
     message_type: [
         (name, int if kind is bool else kind, 1 if kind is bool else _HIGHEST.get(name, COUNT_MAX))

@@ -554,6 +554,8 @@ class Group:
         if self.engine.outbox:
             # These are mere notices of the commit index: clients hear first what was just applied.
             self._runtime.call_soon(self._send)
+        if alone_and_unsynced:
+            return  # the end of the sync asks for a turn
         if self.engine.behind:
             self._turns.ask()
         elif self.engine.resume_s < math.inf:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cluster.clock import bounded
-from cluster.envelope import Status
+from cluster.envelope import FREE_BYTES_MAX, Status
 
 if TYPE_CHECKING:
     from cluster.alarms import Alarms
@@ -57,7 +57,7 @@ class OwnStatus:
             journal.first_index,
             self._housekeeping.newest_index,
             journal.disk_bytes,
-            self._alarms.free_bytes,
+            min(self._alarms.free_bytes, FREE_BYTES_MAX),
             self._alarms.own(now_s),
             self._clock.time_ms(now_s),
             bounded(self._runtime.wall_ms()),

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 BURST_BYTES = 1024 * 1024
 """A debt below this asks for no rest: one that has caught up is fed like everybody else."""
+REST_MIN_S = 0.001
+"""A shorter rest is none: it would cost a turn that sends next to nothing."""
 GROWTH_FACTOR = 2
 """A learner may be sent so much for each byte that is new, however fast those come."""
 
@@ -30,7 +32,8 @@ class Pace:
     def rest_s(self, now_s: float) -> float:
         """How long the learner should be sent nothing; 0 if it may be sent something now."""
         self._settle(now_s)
-        return max(0.0, self._debt - BURST_BYTES) / self._bytes_per_s
+        rest_s = (self._debt - BURST_BYTES) / self._bytes_per_s
+        return rest_s if rest_s > REST_MIN_S else 0.0
 
     def spend(self, sent_bytes: int, now_s: float) -> None:
         """Count what is sent to the learner."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
-from test_group_timers import Member, Trio
+from test_group_timers import Alarms, Member, Trio
 
 from cluster.configuration import NOBODY, Configuration, MembershipRefused, PeerAddress
 from cluster.envelope import Vote, encode
@@ -481,3 +482,50 @@ def test_malformed_frames_are_ignored_and_logged_once_for_each_link(
         peer.start()
         growing.pass_ms(3_000)
     growing.all_submit()
+
+
+class Bulky(Alarms):
+    """Takes batches of any size."""
+
+    def apply_batch(self, *_: object) -> Sequence[Any]:
+        return []
+
+
+@pytest.mark.parametrize("trouble", ["slow", "full"])
+def test_a_leader_alone_takes_few_turns_while_its_disk_is_busy_and_a_learner_rests(trouble: str) -> None:
+    """It takes no part as long as its own tail is not on the disk, and must not ask itself again and again."""
+    growing = Growing("ab")
+    alone, learner = growing.members[0], growing.fourth
+    alone.start(Bulky(), retained_bytes=2**30)
+    growing.until(lambda: alone.is_settled)
+    for _ in range(60):
+        alone.runtime.enter(lambda: alone.group.submit([bytes(500_000)]) and None)
+    growing.until(lambda: alone.group.pending_batches == 0)
+    learner.start(Bulky(), joins=True)
+    growing.until(lambda: alone.group.engine.acknowledged_index("b") > 8)
+    assert alone.group.engine.acknowledged_index("b") < alone.group.last_index
+    turns = 0
+    take = alone.group._turns._take
+
+    def count() -> None:
+        nonlocal turns
+        turns += 1
+        assert turns < 2000
+        take()
+
+    alone.group._turns._take = count
+    alone.disk.slow, alone.disk.full = (300.0, False) if trouble == "slow" else (1.0, True)
+    alone.runtime.enter(lambda: alone.group.submit([bytes(500_000)]) and None)
+    growing.pass_ms(1000)
+
+
+def test_nodes_on_a_file_system_that_seems_endless_form_a_cluster() -> None:
+    """Amazon EFS tells of 2^63 free bytes."""
+    for free_bytes in (2**63, 2**64):
+        trio = Trio()
+        for member in trio.members:
+            member.disk.free_bytes = lambda free_bytes=free_bytes: free_bytes
+        trio.start()
+        trio.pass_ms(3000)
+        statuses = trio.leader().group.statuses
+        assert [statuses.why_not_lead(member.name) for member in trio.members] == [None] * 3
