@@ -91,6 +91,8 @@ class Statuses:
         """Why leadership should not go to this member, as far as is known here; None if it may."""
         if name in self._maintenance.members:
             return f"{name} is under maintenance (end that with `qq revive {name}`)"
+        if name not in self._configurations.membership.voters:
+            return f"{name} does not vote (wait until it has the log)"
         return why_not_lead(name, self.known())
 
     def why_not_there(self, name: str) -> str | None:

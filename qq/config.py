@@ -209,7 +209,7 @@ _MAY_BE_ZERO = (
 _PORTS = ("peer_port", "amqp_port", "http_port", "amqps_port")
 _LEAST = {
     "frame_max": 4096,  # clients may not ask for less (AMQP 0-9-1, frame-min-size)
-    "catch_up_bytes_per_s": 1024 * 1024,  # a day for 80 GiB
+    "catch_up_bytes_per_s": 16 * 1024 * 1024,  # with each heartbeat goes a slice of the log in any case
 }
 _MOST = {
     "channel_max": 65_535,  # what the fields of connection.tune hold

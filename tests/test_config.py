@@ -298,7 +298,7 @@ VALUES = {
     "frame_max": 4096,
     "memory_high_watermark": 0.5,
     "memory_high_watermark_bytes": 2**30,
-    "catch_up_bytes_per_s": 2**20,
+    "catch_up_bytes_per_s": 2**24,
 }
 
 

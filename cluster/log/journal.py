@@ -526,8 +526,10 @@ class SegmentedJournal(Journal):
         """Have `store` called with the next sync, before all changes that no sync has taken up yet, or behind them.
 
         It is called on the writer thread, and again if it raises an OSError for want of space; only the last one that
-        is given counts. What is synced later than it was given vouches for what it has stored.
+        is given counts, and comes first if the one before had to. What is synced later than it was given vouches for
+        what it has stored.
         """
+        first = first or (len(self._operations) > 0 and isinstance(self._operations[0], Store))
         self._operations = _without_stores(self._operations)
         if first:
             self._operations.appendleft(Store(store))

@@ -34,7 +34,7 @@ from cluster.log.segment import (
     UnknownFormat,
     adopt_header,
 )
-from cluster.log.segment_writer import SegmentWriter
+from cluster.log.segment_writer import SegmentWriter, Store
 from cluster.log.synced import MARK_NAME
 from cluster.log.term_runs import TermRuns
 
@@ -351,6 +351,18 @@ def test_nothing_counts_as_synced_before_the_disk_says_so() -> None:
     assert (node.journal.synced, node.journal.synced_index, node.journal.dirty) == (3, 3, True)
     node.sync()
     assert (node.journal.synced_index, node.journal.dirty) == (5, False)
+
+
+def test_what_had_to_be_stored_first_is_so_in_what_takes_its_place() -> None:
+    node = Node()
+    node.sync()
+    order: list[str] = []
+    node.journal.store_beside(lambda: order.append("superseded"), first=True)
+    node.add(1)
+    node.journal.store_beside(lambda: order.append("stored"), first=False)
+    assert isinstance(node.journal._operations[0], Store)
+    node.sync()
+    assert order == ["stored"]
 
 
 def test_entries_waiting_for_the_disk_can_be_read() -> None:
