@@ -253,7 +253,7 @@ def test_who_is_bound_to_a_node_comes_back_to_it(killed: Recorded) -> None:
 
 def test_only_deduplicated_messages_are_published_again(killed: Recorded) -> None:
     again = [row for row in killed.rows if row["op"] == "publish" and row.get("attempt", 1) > 1]
-    assert {row["workload"] for row in again} == {"dedup"}
+    assert {row["workload"] for row in again} <= {"dedup"}
     rows = killed.of("dedup")
     assert ids(rows, "publish", "invoke") == ids(rows, "publish", "ok") == ids(rows, "deliver", "ok")
     first = [row["id"] for row in rows if row["op"] == "deliver" and not row["redelivered"]]

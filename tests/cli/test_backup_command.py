@@ -42,7 +42,7 @@ from qq.machine.commands import DeclareQueue
 from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
 TIME_MS = 1_767_323_045_678
 GROUP = "groups/0"
@@ -444,6 +444,14 @@ def test_a_restore_that_is_ended_leaves_nothing(
         assert ending_of(said, "restore", original / "backup", "--config", node) == 128 + number
     assert not unfinished.exists()
     assert said("restore", original / "backup", "--config", node)[0] == 0
+
+
+@pytest.fixture(autouse=True)
+def hang_up_ends() -> Iterator[None]:
+    """Whoever runs the tests by `nohup` has them ignore the end of the terminal, and what ignores it goes on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def ending_of(said: Said, *arguments: object) -> int | str | None:
