@@ -136,7 +136,7 @@ def goes_on_when_expelled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
-    confirms_what_it_has_not_seen: 35,
+    confirms_what_it_has_not_seen: 46,
     refusals_are_confirms: 3,
     forgets_answers: 28,
 }

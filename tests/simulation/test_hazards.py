@@ -742,7 +742,7 @@ HAZARDS = [
         30,
         "has given its log up",
         ("cluster.group.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
-        shown_by=31,
+        shown_by=11,
     ),
     Hazard(
         Parts(),
@@ -752,7 +752,7 @@ HAZARDS = [
         ("cluster.log.compaction.compact_entry", drop_a_live_message),
         shown_by=0,
     ),
-    Hazard(Parts(group=ForgetsWhatItSkipped), LAGGARDS, 100, "client", shown_by=0),
+    Hazard(Parts(group=ForgetsWhatItSkipped), LAGGARDS, 100, "client", shown_by=14),
     Hazard(Parts(group=WaitsForSubmissions), NO_FAULTS, 5, "leaves undone what was due", shown_by=4),
     Hazard(Parts(group=TellsTheTimeOfItsNode), NO_FAULTS, 5, "was Applied", shown_by=0),
     Hazard(
@@ -844,7 +844,7 @@ HAZARDS = [
         20,
         "though consumers wait",
         ("qq.machine.queue.Queue.wanted", promise_nothing),
-        shown_by=1,
+        shown_by=6,
     ),
     Hazard(
         Parts(),
@@ -868,7 +868,7 @@ HAZARDS = [
         80,
         "was not told to close",
         ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
-        shown_by=15,
+        shown_by=24,
     ),
     Hazard(
         Parts(),
@@ -962,7 +962,7 @@ HAZARDS = [
     Hazard(Parts(network=LinksAnybody), BACKUPS, 5, "members have lost their logs", shown_by=0),
     Hazard(Parts(group=LeadsUnderMaintenance), DRAINS, 20, "has not converged", shown_by=0),
     Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged", shown_by=2),
-    Hazard(Parts(network=LosesFrames), None, 20, "has not converged", shown_by=4),
+    Hazard(Parts(network=LosesFrames), None, 20, "has not converged", shown_by=8),
 ]
 
 
