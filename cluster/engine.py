@@ -281,13 +281,13 @@ class Engine(SyncObj):
         self._stored_is_told = False
 
     def _pace_learners(self) -> None:
-        timing, now_s = self._timing, self._runtime.monotonic()
+        timing, slice_bytes, now_s = self._timing, self.journal.slice_bytes, self._runtime.monotonic()
         learners = self._configurations.membership.learners
         for peer, progress in self.progress.items():
             if peer not in learners:
                 progress.pace = None
             elif progress.pace is None:
-                progress.pace = Pace(timing.learner_bytes_per_s, timing.heartbeat_s, now_s)
+                progress.pace = Pace(timing.learner_bytes_per_s, timing.heartbeat_s, slice_bytes, now_s)
 
     def _follow_log(self) -> None:
         """Go by the newest configuration in the log, if another one is that now (Raft thesis, 4.1)."""

@@ -178,6 +178,8 @@ class Group:
         self._find_configurations(checkpoint.index if checkpoint else 0)
         if configurations.committed.is_removed(member_id):
             raise RemovedFromCluster(name)
+        self._version = configurations.committed.version if configurations.is_settled else versions.low
+        """The version of the state that the log was last known to be at."""
 
         # What takes part in the log
         clocks, now_s = configurations.newest.clocks(name, member_id), runtime.monotonic()
@@ -639,9 +641,8 @@ class Group:
         self._directory.restore(self._state, checkpoint)
         self._clock.follow(self._state.time_ms, self._runtime.monotonic())
         self.journal.adopt(installable.segments, installable.runs)
-        version = self.configurations.committed.version
         self._find_configurations(checkpoint.index)
-        self._tell_version(version)
+        self._tell_version()
         self.engine.installed(checkpoint.index)
         self.members.follow()
         self.housekeeping.begin(checkpoint)
@@ -651,9 +652,11 @@ class Group:
         self._resume(checkpoint.index)
         self._turns.ask()
 
-    def _tell_version(self, before: int) -> None:
+    def _tell_version(self) -> None:
+        """Log the version of the state, if this node has come to another one: what it was told does not count."""
         version = self.configurations.committed.version
-        if version != before:
+        if self.configurations.is_settled and version != self._version:
+            self._version = version
             log.info("the cluster is at version %d of the state now", version)
 
     def _check_log_of(self, installable: Installable) -> None:
@@ -779,8 +782,8 @@ class Group:
         try:
             if changes_members:
                 effects, expelled_at = self._applying.configuration(payload)
-                before, committed = self.configurations.committed, self.configurations.applied(index)
-                self._tell_version(before.version)
+                committed = self.configurations.applied(index)
+                self._tell_version()
                 if committed.is_removed(self.members.id):
                     self.stopping.removed()
             else:

@@ -11,8 +11,6 @@ Law: pure; times are handed in. Twice as much is forgiven as the log has grown b
 
 from __future__ import annotations
 
-BURST_BYTES = 1024 * 1024
-"""A debt below this asks for no rest: one that has caught up is fed like everybody else."""
 REST_MIN_S = 0.001
 """A shorter rest is none: it would cost a turn that sends next to nothing."""
 GROWTH_FACTOR = 2
@@ -22,17 +20,21 @@ GROWTH_FACTOR = 2
 class Pace:
     """What one learner was sent lately, in bytes that are forgiven with time."""
 
-    def __init__(self, bytes_per_s: float, rest_max_s: float, now_s: float) -> None:
-        """No rest is longer than `rest_max_s`, so that a large entry does not keep heartbeats back."""
+    def __init__(self, bytes_per_s: float, rest_max_s: float, burst_bytes: int, now_s: float) -> None:
+        """A debt below `burst_bytes` asks for no rest: one that has caught up is fed like everybody else.
+
+        No rest is longer than `rest_max_s`, so that a large entry does not keep heartbeats back.
+        """
         self._bytes_per_s = bytes_per_s
-        self._debt_max = BURST_BYTES + bytes_per_s * rest_max_s
+        self._burst_bytes = burst_bytes
+        self._debt_max = burst_bytes + bytes_per_s * rest_max_s
         self._debt = 0.0
         self._settled_s = now_s
 
     def rest_s(self, now_s: float) -> float:
         """How long the learner should be sent nothing; 0 if it may be sent something now."""
         self._settle(now_s)
-        rest_s = (self._debt - BURST_BYTES) / self._bytes_per_s
+        rest_s = (self._debt - self._burst_bytes) / self._bytes_per_s
         return rest_s if rest_s > REST_MIN_S else 0.0
 
     def spend(self, sent_bytes: int, now_s: float) -> None:

@@ -55,8 +55,10 @@ UPGRADES = 0.2
 BACKUPS = 0.15
 """Share of the runs that end with a new cluster, made of a backup."""
 QUICK_RUNS = 0.4
-"""Share of the runs with more heartbeats. In the others a leader is never suspected before the last moment."""
+"""Share of the runs with more heartbeats. In the others a leader is never suspected before the last moment, and no
+learner is fed so slowly that it rests."""
 QUICK_HEARTBEAT_S = 0.1
+LEARNER_BYTES_PER_S = 200_000.0
 LARGEST_BYTES = 250_000
 """Size of the largest entries."""
 
@@ -89,7 +91,10 @@ def draw_options(seed: int) -> Options:
     options = _draw_load_and_faults(seed)
     is_upgrade, raises_version = random.random() < UPGRADES, random.random() < 0.6
     if random.random() < QUICK_RUNS:
-        options = replace(options, timing=replace(options.timing, heartbeat_s=QUICK_HEARTBEAT_S))
+        timing = replace(
+            options.timing, heartbeat_s=QUICK_HEARTBEAT_S, learner_bytes_per_s=LEARNER_BYTES_PER_S
+        )
+        options = replace(options, timing=timing)
     return replace(
         options,
         is_upgrade=is_upgrade,

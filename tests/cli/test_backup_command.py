@@ -447,11 +447,13 @@ def test_a_restore_that_is_ended_leaves_nothing(
 
 
 @pytest.fixture(autouse=True)
-def hang_up_ends() -> Iterator[None]:
-    """Whoever runs the tests by `nohup` has them ignore the end of the terminal, and what ignores it goes on."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def signals_end() -> Iterator[None]:
+    """Tests that run in the background, or by `nohup`, ignore signals, and what ignores one goes on."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def ending_of(said: Said, *arguments: object) -> int | str | None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.pace import BURST_BYTES, REST_MIN_S, Pace
+from cluster.pace import REST_MIN_S, Pace
 
 RATE = 1_000_000.0
+BURST_BYTES = 1024 * 1024
 REST_MAX_S = 0.1
 
 
 @given(st.lists(st.tuples(st.integers(1, 3 * BURST_BYTES), st.floats(0, 0.5)), max_size=50))
 def test_no_more_is_sent_than_a_burst_and_what_the_time_allows(sends: list[tuple[int, float]]) -> None:
     """Whoever rests when it is told to sends at most one message more than burst and rate allow; rests are bounded."""
-    pace, now_s, sent, largest = Pace(RATE, REST_MAX_S, 0.0), 0.0, 0, 0
+    pace, now_s, sent, largest = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0), 0.0, 0, 0
     forgiven = 0.0
     for size, idle_s in sends:
         now_s += idle_s
@@ -30,7 +31,7 @@ def test_no_more_is_sent_than_a_burst_and_what_the_time_allows(sends: list[tuple
 
 
 def test_who_keeps_up_with_the_log_never_rests() -> None:
-    pace = Pace(RATE, REST_MAX_S, 0.0)
+    pace = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0)
     for _ in range(1000):
         pace.log_grew(BURST_BYTES // 2)
         pace.spend(BURST_BYTES // 2, 0.0)
@@ -38,7 +39,7 @@ def test_who_keeps_up_with_the_log_never_rests() -> None:
 
 
 def test_who_is_behind_gains_on_a_log_that_grows_faster_than_its_rate() -> None:
-    pace, now_s, lag = Pace(RATE, REST_MAX_S, 0.0), 0.0, 500 * BURST_BYTES
+    pace, now_s, lag = Pace(RATE, REST_MAX_S, BURST_BYTES, 0.0), 0.0, 500 * BURST_BYTES
     begun = lag
     part = BURST_BYTES // 8
     for _ in range(1000):
