@@ -106,12 +106,7 @@ def _finish(node: Remote, name: str, patience: Patience) -> int:
 def drain(node: Remote, name: str | None, patience: Patience) -> int:
     """Have a node lead nothing and serve no clients; raises CommandError."""
     name = _asked(node) if name is None else name
-    node.ask_until_done(
-        "PUT",
-        f"{_path(name)}/drain",
-        waiting_for=f"clients of {name} to go",
-        timeout_s=patience.timeout_s,
-    )
+    _maintain(node, "PUT", name, f"clients of {name} to go", patience)
     print(f"{name} is under maintenance: it leads nothing and has no clients")
     return 0
 
@@ -119,14 +114,13 @@ def drain(node: Remote, name: str | None, patience: Patience) -> int:
 def revive(node: Remote, name: str | None, patience: Patience) -> int:
     """End the maintenance of a node; raises CommandError."""
     name = _asked(node) if name is None else name
-    node.ask_until_done(
-        "DELETE",
-        f"{_path(name)}/drain",
-        waiting_for=f"the maintenance of {name} to end",
-        timeout_s=patience.timeout_s,
-    )
+    _maintain(node, "DELETE", name, f"the maintenance of {name} to end", patience)
     print(f"{name} serves clients")
     return 0
+
+
+def _maintain(node: Remote, method: str, name: str, waiting_for: str, patience: Patience) -> None:
+    node.ask_until_done(method, f"{_path(name)}/drain", waiting_for=waiting_for, timeout_s=patience.timeout_s)
 
 
 def finish_upgrade(node: Remote, patience: Patience) -> int:

@@ -391,36 +391,38 @@ def all_is_committed(engine: Engine) -> Iterator[None]:
         engine._SyncObj__raftCommitIndex = commit_index
 
 
-class ChangesMembersBeforeItCommits(Group):
-    """Thesis 4.1, before its correction of 2015: a leader need not have committed anything of its own term."""
+class ProposesTooEarly(Group):
+    """One of the two reasons to wait with a change of the members is overlooked."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
         propose = self.reconfiguration.propose
 
         def propose_early(step: Callable[[Configuration], Configuration]) -> int:
-            if self.configurations.newest_index > self.engine.commit_index:
+            if self._waits():
                 return propose(step)
             with all_is_committed(self.engine):
                 return propose(step)
 
         self.reconfiguration.propose = propose_early
 
+    def _waits(self) -> bool:
+        """Whether the other reason holds."""
+        raise NotImplementedError
 
-class MakesSeveralChangesAtOnce(Group):
+
+class ChangesMembersBeforeItCommits(ProposesTooEarly):
+    """Thesis 4.1, before its correction of 2015: a leader need not have committed anything of its own term."""
+
+    def _waits(self) -> bool:
+        return self.configurations.newest_index > self.engine.commit_index
+
+
+class MakesSeveralChangesAtOnce(ProposesTooEarly):
     """The next change does not wait until the last one is committed."""
 
-    def __init__(self, *parts: Any, **more: Any) -> None:
-        super().__init__(*parts, **more)
-        propose = self.reconfiguration.propose
-
-        def propose_more(step: Callable[[Configuration], Configuration]) -> int:
-            if self.journal.term_at(self.engine.commit_index) != self.engine.term:
-                return propose(step)
-            with all_is_committed(self.engine):
-                return propose(step)
-
-        self.reconfiguration.propose = propose_more
+    def _waits(self) -> bool:
+        return self.journal.term_at(self.engine.commit_index) != self.engine.term
 
 
 class StaysThoughRemoved(Group):

@@ -167,14 +167,20 @@ def test_clients_notice_nothing_of_backups(tmp_path: Path) -> None:
             assert qq("inspect", tmp_path / f"backup{number}")[0] == 0
 
 
+def publish_to(node: ClusterNode, count: int) -> list[str]:
+    """Publish until more than so many messages are confirmed; returns those that are."""
+    publisher = Publisher(node)
+    poll(lambda: len(publisher.confirmed) > count, lambda: "nothing is confirmed")
+    publisher.stopping.set()
+    publisher.join()
+    return publisher.confirmed
+
+
 def test_a_stream_becomes_a_new_cluster_which_grows_and_the_old_life_cannot_rejoin(tmp_path: Path) -> None:
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
         first, second, _ = cluster.nodes
         declare(first)
-        publisher = Publisher(second)
-        poll(lambda: len(publisher.confirmed) > 20, lambda: "nothing is confirmed")
-        publisher.stopping.set()
-        publisher.join()
+        confirmed = publish_to(second, 20)
         data = make_backup(second, "-")
         until_named(cluster)
         kill_all(cluster)
@@ -188,7 +194,7 @@ def test_a_stream_becomes_a_new_cluster_which_grows_and_the_old_life_cannot_rejo
         cluster.wait_caught_up()
         until_safe_to_stop(first)
         first.kill()
-        assert stored(second) == publisher.confirmed
+        assert stored(second) == confirmed
 
 
 def until_safe_to_stop(node: ClusterNode) -> None:
@@ -201,10 +207,7 @@ def test_a_survivor_goes_on_by_itself_once_it_is_told_to(tmp_path: Path) -> None
     with LocalCluster(3, made(tmp_path / "cluster")) as cluster:
         first, second, _ = cluster.nodes
         declare(first)
-        publisher = Publisher(first)
-        poll(lambda: len(publisher.confirmed) > 200, lambda: "nothing is confirmed")
-        publisher.stopping.set()
-        publisher.join()
+        confirmed = publish_to(first, 200)
         until_named(cluster)
         cluster.wait_caught_up()
         root = NodeFiles(second).root
@@ -220,7 +223,7 @@ def test_a_survivor_goes_on_by_itself_once_it_is_told_to(tmp_path: Path) -> None
         second.start()
         second.wait_ready()
         stays_away(first, second)
-        assert stored(second) == publisher.confirmed
+        assert stored(second) == confirmed
 
 
 def until_named(cluster: LocalCluster) -> None:
