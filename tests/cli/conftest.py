@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from qq.testing import _reserve_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -36,23 +36,11 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
 @pytest.fixture
-def base_port() -> int:
-    """Below the ports that the system gives to outgoing connections, even with 20000 added."""
-    while True:
-        base = random.randrange(6000, 12000)
-        if all(is_free(base + offset + i) for offset in (0, 10000, 20000) for i in range(5)):
-            return base
+def base_port() -> Generator[int]:
+    """The first of the ports of five nodes, which no other test has."""
+    with ExitStack() as cleanup:
+        yield _reserve_ports(5, cleanup)
 
 
 class Qq:
