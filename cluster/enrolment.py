@@ -70,6 +70,11 @@ class Enrolment:
         """The link to a node is lost: what it has told may not be so any more."""
         self._told.pop(name, None)
 
+    def versions_told(self, name: str) -> Versions | None:
+        """Which versions of the state a node's program can run, as it has told; None if it has not."""
+        told = self._told.get(name)
+        return None if told is None else Versions(told.low, told.high)
+
     def due_steps(
         self,
         configuration: Configuration,

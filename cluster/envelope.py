@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntFlag
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 import msgpack
 
@@ -176,6 +176,8 @@ class Status(NamedTuple):
     taken to hear it, or no node could be stopped in good order during an upgrade."""
     may_lead: int = 1
     """1 if its disk and its log allow it to lead; 0 while its disk is full or its log damaged."""
+    misses: tuple[str, ...] = ()
+    """The other members that it has no link with. Release 0.1 does not tell: its nodes are taken to miss nobody."""
 
 
 class Introduction(NamedTuple):
@@ -348,12 +350,16 @@ _HIGHEST = {
 they are: of flags only the known ones are looked at, and who asks for an unknown change is told that it is unknown."""
 _RULES = {
     message_type: [
-        (name, int if kind is bool else kind, 1 if kind is bool else _HIGHEST.get(name, COUNT_MAX))
+        (
+            name,
+            get_origin(kind) or (int if kind is bool else kind),
+            1 if kind is bool else _HIGHEST.get(name, COUNT_MAX),
+        )
         for name, kind in get_type_hints(message_type).items()
     ]
     for message_type in (*_SMALL.values(), SnapshotFile, Introduction, MemberChange, ChangeRefused, Transfer)
 }
-"""For each field its name, its type, and the highest number that it may be."""
+"""For each field its name, its type, and the highest number that it may be. What has several parts has texts."""
 _APPEND = struct.Struct("<BQQQQI")
 _FORWARD = struct.Struct("<BQ")
 _TRANSFER = struct.Struct("<BQ")
@@ -434,7 +440,9 @@ def decode(frame: bytes) -> Message:
 def _checked(message: Checked) -> Checked:
     """The message, if its fields are of their types and in their ranges. Raises MalformedFrame."""
     for value, (name, kind, highest) in zip(message, _RULES[type(message)], strict=True):
-        if not isinstance(value, kind) or (isinstance(value, int) and not 0 <= value <= highest):
+        parts_are_right = kind is not tuple or all(isinstance(part, str) for part in value)
+        is_number = isinstance(value, int)
+        if not (isinstance(value, kind) and parts_are_right) or (is_number and not 0 <= value <= highest):
             raise MalformedFrame(f"{type(message).__name__} whose {name} is {value!r:.100}")
     return message
 

@@ -41,12 +41,45 @@ def flaw(name: str, known: Known) -> str | None:
         return f"{name} does not answer (start it, or look at its network)"
     if status.standing != Standing.VOTER:
         return f"{name} is under repair (wait until it is a voter)"
+    if _has_full_disk(status):
+        return f"{name} has a full disk (make room on it)"
     if not status.hears_leader:
         return f"{name} does not hear the leader (look at the network between them)"
     lacks = max(each.last_index for each in known.values() if each is not None) - status.last_index
     if lacks > LAG_MAX:
         return f"{name} lacks {lacks:,} entries of the log (wait until it has caught up)"
     return None
+
+
+def _gap(one: str, other: str, known: Known) -> str | None:
+    """Why these two members cannot work with each other; None if they have a link, as far as is known."""
+    for teller, missed in ((one, other), (other, one)):
+        status = known.get(teller)
+        if status is not None and missed in status.misses:
+            return f"{one} and {other} have no link (look at the network between them, and at their secrets)"
+    return None
+
+
+def _led_by(leader: str, names: Collection[str], known: Known) -> list[str]:
+    """Those of these members that this one could lead, itself included."""
+    return [name for name in names if name == leader or _gap(leader, name, known) is None]
+
+
+def _who_go_on(names: Collection[str], known: Known) -> dict[str, str | None]:
+    """Why each of these members would not go on with the others, without anybody else; None for those that would.
+
+    They need one among them that can lead and has links with as many as possible.
+    """
+    leaders = [name for name in names if why_cannot_lead(name, known) is None]
+    if not leaders:
+        return {name: why_cannot_lead(name, known) for name in names}
+    leader = max(leaders, key=lambda name: len(_led_by(name, names, known)))
+    return {name: None if name == leader else _gap(leader, name, known) for name in names}
+
+
+def _has_full_disk(status: Status) -> bool:
+    """Whether the member can store nothing more, so that it acknowledges nothing either."""
+    return bool(status.alarm & Alarm.DISK) and not status.may_lead
 
 
 def why_not_lead(name: str, known: Known) -> str | None:
@@ -57,6 +90,12 @@ def why_not_lead(name: str, known: Known) -> str | None:
     return why_cannot_lead(name, known) or flaw(name, known)
 
 
+def why_not_all(name: str, membership: Membership, known: Known) -> str | None:
+    """Which voter that answers would not be led by this member, and why; None if there is none."""
+    others = sorted(other for other in membership.voters - {name} if known.get(other) is not None)
+    return next(filter(None, (_gap(name, other, known) for other in others)), None)
+
+
 def why_cannot_lead(name: str, known: Known) -> str | None:
     """Why this member could not lead, even if nobody else can; None if it could."""
     status = known.get(name)
@@ -64,20 +103,31 @@ def why_cannot_lead(name: str, known: Known) -> str | None:
         return flaw(name, known)
     if status.may_lead:
         return None
-    if status.alarm & Alarm.DISK:
-        return f"{name} has a full disk (make room on it)"
+    if _has_full_disk(status):
+        return flaw(name, known)
     return f"{name} has a damaged log (that is repaired once the other voters can go on without it)"
 
 
 def successors(name: str, membership: Membership, drained: Collection[str], known: Known) -> list[str]:
     """The voters to which leadership may go from this member: the first of these groups that is not empty.
 
-    Those that are fit and not under maintenance; those that are fit; those that could lead at all.
+    Those that are fit and not under maintenance; those that are fit; those that could lead at all. Of such a group,
+    those that have links with the most voters.
     """
     others = sorted(membership.voters - {name})
     able = [other for other in others if why_cannot_lead(other, known) is None]
     fit = [other for other in able if why_not_lead(other, known) is None]
-    return [other for other in fit if other not in drained] or fit or able
+    group = [other for other in fit if other not in drained] or fit or able
+    led = {other: len(_led_by(other, membership.voters, known)) for other in group}
+    return [other for other in group if led[other] == max(led.values())]
+
+
+def _fit(names: Collection[str], known: Known) -> tuple[list[str], dict[str, str]]:
+    """Those of these members that go on with each other, and why the others do not."""
+    flaws = {name: why for name in sorted(names) if (why := flaw(name, known)) is not None}
+    fit = [name for name in sorted(names) if name not in flaws]
+    flaws |= {name: why for name, why in _who_go_on(fit, known).items() if why is not None}
+    return [name for name in fit if name not in flaws], flaws
 
 
 def may_stop(
@@ -88,9 +138,7 @@ def may_stop(
         flaws = [f"{each} does not answer" for each in membership.members if known.get(each) is None]
         why = "; ".join(["no leader is known", *flaws])
         return Verdict(False, f"do not stop {name}: {why}: start the nodes that are down")
-    others = sorted(membership.voters - {name})
-    flaws = {other: why for other in others if (why := flaw(other, known)) is not None}
-    fit = [other for other in others if other not in flaws]
+    fit, flaws = _fit(membership.voters - {name}, known)
     names = ", ".join(fit)
     if not membership.is_majority(fit):
         few = f"{names or 'what is left'} would be no majority of {len(membership.voters)} voters"
@@ -116,8 +164,7 @@ def may_leave(name: str, membership: Membership, known: Known) -> Verdict:
     left = Membership(membership.voters - {name}, membership.learners)
     if not left.voters:
         return Verdict(False, f"{name} is the only voter: add another one first")
-    flaws = {other: why for other in sorted(left.voters) if (why := flaw(other, known)) is not None}
-    fit = [other for other in sorted(left.voters) if other not in flaws]
+    fit, flaws = _fit(left.voters, known)
     if left.is_majority(fit):
         return Verdict(True, f"{', '.join(fit)} go on without {name}")
     voters = ", ".join(sorted(left.voters))
@@ -129,7 +176,9 @@ def may_drain(name: str, membership: Membership, drained: Collection[str], known
     """Judge whether another member can lead, and serve clients, while this one is under maintenance."""
     others = sorted(membership.voters - {name})
     flaws = {
-        other: f"{other} is under maintenance itself" if other in drained else why_not_lead(other, known)
+        other: f"{other} is under maintenance itself"
+        if other in drained
+        else why_not_lead(other, known) or why_not_all(other, membership, known)
         for other in others
     }
     fit = [other for other in others if flaws[other] is None]

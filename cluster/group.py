@@ -37,6 +37,7 @@ from cluster.engine import Engine
 from cluster.enrolment import Enrolment
 from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
+    Alarm,
     ChangeRefused,
     ChangeRequest,
     Fetch,
@@ -245,7 +246,14 @@ class Group:
             self.stopping.removed,
         )
         self.own_status = OwnStatus(
-            self.engine, self.recovery, self.housekeeping, self.alarms, self._clock, self.stopping, runtime
+            self.engine,
+            self.recovery,
+            self.housekeeping,
+            self.alarms,
+            self._clock,
+            self.stopping,
+            self.members,
+            runtime,
         )
         self.statuses = Statuses(
             self.members, peers, maintenance, self.own_status, lambda: self.leader, runtime
@@ -388,6 +396,10 @@ class Group:
     def dump(self) -> bytes:
         """The replicated state, the group's own part included; equal on every replica at equal index."""
         return self._state.freeze().dump()
+
+    def versions_of(self, name: str) -> Versions | None:
+        """Which versions of the state the program of a node can run, as it tells itself; None if it is not up."""
+        return self._introductions.versions_of(name)
 
     # Links
 
@@ -609,7 +621,9 @@ class Group:
     # Space
 
     def _watch_space(self) -> None:
-        if self.alarms.look(self._runtime.monotonic()):
+        now_s = self._runtime.monotonic()
+        self.housekeeping.is_space_scarce = bool(self.alarms.own(now_s) & Alarm.DISK)
+        if self.alarms.look(now_s):
             reason = self.alarms.reason
             log.warning("publishers must wait: %s", reason) if reason else log.info("publishers may go on")
             self._events.alarm_changed(reason)

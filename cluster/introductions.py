@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cluster.configuration import Versions
 from cluster.envelope import Introduction, MembersTold
 from cluster.log.hardstate import Standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cluster.configuration import PeerAddress, Versions
+    from cluster.configuration import PeerAddress
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment
     from cluster.envelope import Message
@@ -92,6 +93,12 @@ class Introductions:
         return Introduction(
             self._members.id, *self._address, *self._versions, int(may_join), int(self._joins)
         )
+
+    def versions_of(self, name: str) -> Versions | None:
+        """Which versions of the state the program of a node can run, as it tells on its link; None if it is not up."""
+        if name in self._members.of_release_0_1:
+            return Versions(self._versions.low, self._versions.low)
+        return self._enrolment.versions_told(name)
 
     # Being told
 

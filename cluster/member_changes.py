@@ -17,15 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from cluster.configuration import MembershipRefused, PeerAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from cluster.configuration import Configuration
 
 
 QUESTIONS_MAX = 100
-NOT_BEFORE_UPGRADE = (
-    "the members cannot be changed before the upgrade to this release is finished: `qq upgrade finish`"
-)
 
 
 class Verb(IntEnum):
@@ -43,6 +40,12 @@ class Verb(IntEnum):
     """End the maintenance that `DRAIN` has begun."""
     FINISH_UPGRADE = 7
     """Go over to the next version of the state."""
+
+
+def not_before_upgrade(old: Sequence[str]) -> str:
+    """Why the members cannot be changed yet; `old` are the nodes that run release 0.1."""
+    first = f"start this release at {', '.join(old)}, too, and then " if old else ""
+    return f"the members cannot be changed before the upgrade to this release is finished: {first}`qq upgrade finish`"
 
 
 class Questions:

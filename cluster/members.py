@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from cluster.departures import OLDEST_PROTOCOL
 from cluster.envelope import Appended, Forward, Hearing, PreVote, Vote, VoteRequest
 
 if TYPE_CHECKING:
@@ -79,6 +80,19 @@ class Members:
     def peers(self) -> tuple[str, ...]:
         """The names of the others, also of such as are about to be removed."""
         return self.configurations.others(self.name)
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """The names of the others with which there is no link."""
+        return tuple(name for name in self.peers if not self.presence.is_member(name))
+
+    @property
+    def of_release_0_1(self) -> tuple[str, ...]:
+        """The names of the others whose program is release 0.1, as their links tell; it knows of no changes."""
+        links = self._links
+        return tuple(
+            name for name in self.peers if links.connected(name) and links.protocol(name) == OLDEST_PROTOCOL
+        )
 
     @property
     def is_alone(self) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cluster.clock import ClusterClock
     from cluster.engine import Engine
     from cluster.log.housekeeping import Housekeeping
+    from cluster.members import Members
     from cluster.ports import Runtime
     from cluster.recovery import Recovery
     from cluster.stopping import Stopping
@@ -34,6 +35,7 @@ class OwnStatus:
         alarms: Alarms,
         clock: ClusterClock,
         stopping: Stopping,
+        members: Members,
         runtime: Runtime,
     ) -> None:
         self._engine = engine
@@ -42,6 +44,7 @@ class OwnStatus:
         self._alarms = alarms
         self._clock = clock
         self._stopping = stopping
+        self._members = members
         self._runtime = runtime
 
     def now(self) -> Status:
@@ -64,6 +67,7 @@ class OwnStatus:
             self._clock.steady_ms(now_s),
             int(engine.hears_leader()),
             int(engine.may_lead),
+            self._members.missed,
         )
 
     def flaw(self) -> str | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration import ID_BYTES, MembershipRefused, make_configuration
 from cluster.envelope import ChangeRefused, ChangeRequest
-from cluster.member_changes import NOT_BEFORE_UPGRADE, Questions, Verb
+from cluster.member_changes import Questions, Verb, not_before_upgrade
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +77,10 @@ class Reconfiguration:
         leader = self._leadership.reign.leader
         if leader == self._members.name:
             self._make(change, refused)
+        elif leader in self._members.of_release_0_1:
+            refused(
+                f"node {leader!r} leads, and runs release 0.1, which knows no such changes: upgrade it first"
+            )
         elif leader is not None:
             self._transmit(leader, ChangeRequest(self._asked.add(refused), change))
 
@@ -155,7 +159,7 @@ class Reconfiguration:
             if change.verb == Verb.FINISH_UPGRADE:
                 self.propose(partial(self._enrolment.raise_version, new_id=self._new_id))
             elif not self._configurations.newest.cluster:
-                refused(NOT_BEFORE_UPGRADE)
+                refused(not_before_upgrade(self._members.of_release_0_1))
             elif change.verb == Verb.REPLACE and self._is_there(change.name, change.member_id):
                 refused(
                     f"node {change.name!r} is up and has its data directory: stop it before it is replaced"

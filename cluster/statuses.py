@@ -18,6 +18,7 @@ from cluster.fitness import (
     may_stop,
     successors,
     why_cannot_lead,
+    why_not_all,
     why_not_lead,
 )
 from cluster.peers import MemberStatus, member_status
@@ -91,9 +92,10 @@ class Statuses:
         """Why leadership should not go to this member, as far as is known here; None if it may."""
         if name in self._maintenance.members:
             return f"{name} is under maintenance (end that with `qq revive {name}`)"
-        if name not in self._configurations.membership.voters:
+        membership, known = self._configurations.membership, self.known()
+        if name not in membership.voters:
             return f"{name} does not vote (wait until it has the log)"
-        return why_not_lead(name, self.known())
+        return why_not_lead(name, known) or why_not_all(name, membership, known)
 
     def why_not_there(self, name: str) -> str | None:
         """Why this member does not count as one that goes on, and what to do about it; None if it counts."""

@@ -9,7 +9,8 @@ goes on.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Generic, TypeVar
+import stat
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from qq.errors import OperatingError
 
@@ -38,6 +39,11 @@ class Reloadable(Generic[T]):
         if stamps == self._seen:
             return False
         self._seen = stamps
+        for file, stamp in zip(self._files, stamps, strict=True):
+            if stamp is not None and not stat.S_ISREG(stamp.mode):
+                # Reading a pipe may last for ever, and the node would stand still meanwhile.
+                log.warning("%s is no regular file; what was read before stays in use", file)
+                return False
         try:
             self.current = self._make()
         except OperatingError as error:
@@ -47,13 +53,22 @@ class Reloadable(Generic[T]):
         log.info("read again: %s", ", ".join(map(str, self._files)))
         return True
 
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
+    def _stamps(self) -> list[_Stamp | None]:
         return [_stamp(file) for file in self._files]
 
 
-def _stamp(file: Path) -> tuple[int, int, int] | None:
+class _Stamp(NamedTuple):
+    """What tells that a file is another one than before, or has changed."""
+
+    mode: int
+    inode: int
+    size: int
+    modified_ns: int
+
+
+def _stamp(file: Path) -> _Stamp | None:
     try:
         status = file.stat()  # of the file that a link leads to: Kubernetes replaces links
     except OSError:
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return _Stamp(status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns)

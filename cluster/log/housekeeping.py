@@ -79,6 +79,8 @@ PACE_S = 1.0
 """A segment is verified or measured at most once in this time; measured more often while the log grows fast."""
 REPLAY_S = 0.5
 """A checkpoint is also due after this much time of applying entries, since a start has to apply them again."""
+SCARCE_S = 2.0
+"""While publishers wait for space, a checkpoint is due this long after the last one: it gives space back."""
 REST_FACTOR = 4
 """After each job there is a rest, this many times as long as the job took; not while the log grows fast."""
 
@@ -148,6 +150,8 @@ class Housekeeping:
         self._needed_from = needed_from
         self._now = now
         self._failed = failed
+        self.is_space_scarce = False
+        """Whether publishers wait for space: what consumers have given free is given back sooner then."""
         self._generation = 0
         self._applying_s = 0.0
         self._busy = False
@@ -249,12 +253,19 @@ class Housekeeping:
             or now_s - self._taken_s >= settings.checkpoint_interval_s
             or self._replay_is_long(now_s)
             or self._is_damaged
+            or (self.is_space_scarce and now_s - self._taken_s >= self._rest_s(SCARCE_S))
         )
+
+    def _rest_s(self, least_s: float) -> float:
+        """How long to wait after a checkpoint before the next one, so that most of the time none is written."""
+        return max(least_s, REST_FACTOR * self._writing_s)
 
     def _replay_is_long(self, now_s: float) -> bool:
         """Whether a start would have to apply entries for too long: small ones cost more than their size tells."""
-        rest_s = REST_FACTOR * self._writing_s
-        return self._applying_s - self._taken_applying_s >= REPLAY_S and now_s - self._taken_s >= rest_s
+        return (
+            self._applying_s - self._taken_applying_s >= REPLAY_S
+            and now_s - self._taken_s >= self._rest_s(0.0)
+        )
 
     def _take(self, index: int, term: int) -> None:
         self._taken_s = self._now()

@@ -115,7 +115,7 @@ def revive(node: Remote, name: str | None, patience: Patience) -> int:
     """End the maintenance of a node; raises CommandError."""
     name = _asked(node) if name is None else name
     _maintain(node, "DELETE", name, f"the maintenance of {name} to end", patience)
-    print(f"{name} serves clients")
+    print(f"{name} is under maintenance no more")
     return 0
 
 

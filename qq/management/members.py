@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration import PeerAddress
 from cluster.handshake import HandshakeError
-from cluster.member_changes import NOT_BEFORE_UPGRADE, Verb
+from cluster.member_changes import Verb, not_before_upgrade
 from qq.errors import ReplyCode
 from qq.http.view import ChangeRefused, ClusterMember, ClusterMembers, NodeState, RemovedMember, Unavailable
 from qq.management.leadership import PATIENCE_S, until
@@ -23,7 +23,7 @@ from qq.management.leadership import PATIENCE_S, until
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from cluster.configuration import Configuration, Member
+    from cluster.configuration import Configuration, Member, Versions
     from cluster.fitness import Verdict
     from cluster.group import Group
     from cluster.member_changes import MemberChange
@@ -64,7 +64,7 @@ class MemberChanges:
             version=configuration.version,
             leader=group.leader,
             members=[
-                _shown(configuration, member, statuses.get(member.name), end)
+                _shown(configuration, member, statuses.get(member.name), end, group.versions_of(member.name))
                 for member in configuration.members
             ],
             removed=[RemovedMember(removed.name, removed.id.hex()) for removed in configuration.removed],
@@ -142,7 +142,8 @@ class MemberChanges:
     async def _check(self, change: MemberChange) -> None:
         """Raise ChangeRefused if the change cannot be made, or would do harm; Unavailable if not yet."""
         if not self._configuration.cluster and change.verb != Verb.FINISH_UPGRADE:
-            raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, NOT_BEFORE_UPGRADE)
+            old = self._group.members.of_release_0_1
+            raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, not_before_upgrade(old))
         match change.verb:
             case Verb.ADD:
                 await self._check_reachable(change.name, PeerAddress(change.host, change.port))
@@ -199,8 +200,14 @@ async def _check_verdict(judge: Callable[[], Verdict]) -> None:
 
 
 def _shown(
-    configuration: Configuration, member: Member, status: MemberStatus | None, end: int
+    configuration: Configuration,
+    member: Member,
+    status: MemberStatus | None,
+    end: int,
+    told: Versions | None,
 ) -> ClusterMember:
+    # As long as the log does not say what programs there are, they go by what they tell (`told`).
+    versions = member.versions or told
     # As long as the log does not say who the members are, nobody's data directory is known.
     is_awaited = member.id is None and bool(configuration.cluster)
     is_there = not is_awaited and status is not None and status.state != NodeState.DOWN
@@ -214,6 +221,6 @@ def _shown(
         role=role,
         state=NodeState(status.state) if is_there and status is not None else NodeState.DOWN,
         lag=None if last_index is None else end - last_index,
-        versions=None if member.versions is None else str(member.versions),
+        versions=None if versions is None else str(versions),
         drained=member.is_drained,
     )

@@ -130,7 +130,7 @@ def test_a_change_names_the_directory_that_the_list_shows(said: Said, node: Qq) 
     assert asked("member", "promote", "n4") == ((0, "n4 votes\n", ""), added[1:])
     drained = (0, "n1 is under maintenance: it leads nothing and has no clients\n", "")
     assert asked("drain") == (drained, ["DRAIN n1 b''  0"])
-    assert asked("revive", "n2") == ((0, "n2 serves clients\n", ""), ["REVIVE n2 b''  0"])
+    assert asked("revive", "n2") == ((0, "n2 is under maintenance no more\n", ""), ["REVIVE n2 b''  0"])
     finished = (0, "the cluster runs version 8 of the state\n", "")
     assert asked("upgrade", "finish") == (finished, ["FINISH_UPGRADE  b''  0"])
 

@@ -13,19 +13,21 @@ from cluster.fitness import (
     may_stop,
     successors,
     why_cannot_lead,
+    why_not_all,
     why_not_lead,
 )
 from cluster.log.hardstate import Standing
 from cluster.membership import Membership
 
 FIT = Status(*[0] * len(Status._fields))._replace(
-    last_index=10_000, standing=Standing.VOTER, hears_leader=1, may_lead=1
+    last_index=10_000, standing=Standing.VOTER, hears_leader=1, may_lead=1, misses=()
 )
 LEARNER = FIT._replace(standing=Standing.LEARNER)
 DEAF = FIT._replace(hears_leader=0)
 LAGGING = FIT._replace(last_index=FIT.last_index - LAG_MAX - 1)
 LOW = FIT._replace(alarm=Alarm.DISK)
 FULL = LOW._replace(may_lead=0)
+MISSES_C = FIT._replace(misses=("c",))
 DAMAGED = FIT._replace(may_lead=0)
 
 Known = dict[str, Status | None]
@@ -47,7 +49,7 @@ def stopping(name: str, known: Known, leader: str | None = "a", drained: str = "
         ("b", trio(b=LEARNER), "b may be stopped: a, c go on"),
         ("b", trio(b=None), "b does not answer, as if it were stopped already; a, c go on without it"),
         ("b", trio(c=FIT._replace(last_index=FIT.last_index - LAG_MAX)), "b may be stopped: a, c go on"),
-        ("b", trio(c=FULL), "b may be stopped: a, c go on"),
+        ("b", trio(c=LOW), "b may be stopped: a, c go on"),
         ("b", trio() | {"d": None, "e": FIT}, "b may be stopped: a, c, e go on"),
     ],
 )
@@ -60,6 +62,7 @@ def test_a_node_may_stop_if_the_others_are_a_majority(name: str, known: Known, t
     [
         ("b", trio(c=None), "c does not answer (start it, or look at its network)"),
         ("b", trio(c=LEARNER), "c is under repair (wait until it is a voter)"),
+        ("b", trio(c=FULL), "c has a full disk (make room on it)"),
         ("b", trio(c=DEAF), "c does not hear the leader (look at the network between them)"),
         ("b", trio(c=LAGGING), "c lacks 2,001 entries of the log (wait until it has caught up)"),
         ("a", trio(c=None), "c does not answer (start it, or look at its network)"),
@@ -69,6 +72,53 @@ def test_a_node_may_not_stop_if_another_one_is_missing(name: str, known: Known, 
     verdict = stopping(name, known)
     rest = "b" if name == "a" else "a"
     assert verdict == Verdict(False, f"do not stop {name}: {rest} would be no majority of 3 voters; {flaw}")
+
+
+NO_LINK = "b and c have no link (look at the network between them, and at their secrets)"
+
+
+@pytest.mark.parametrize("known", [trio(b=MISSES_C), trio(c=FIT._replace(misses=("b",)))])
+def test_who_stays_must_reach_each_other(known: Known) -> None:
+    membership = Membership.of_voters(known)
+    text = f"do not stop a: b would be no majority of 3 voters; {NO_LINK}"
+    assert stopping("a", known) == Verdict(False, text)
+    assert stopping("b", known).is_safe, "a and c go on"
+    assert not may_leave("a", membership, known).is_safe
+    assert may_drain("a", membership, "", known).text.endswith(
+        f": {NO_LINK}; {NO_LINK.replace('b and c', 'c and b')}"
+    )
+    assert may_drain("b", membership, "", known).text == "a can serve in place of b"
+    assert why_not_all("c", membership, known) is not None
+    assert why_not_all("a", membership, known) is None
+
+
+def test_one_that_reaches_a_majority_is_enough() -> None:
+    known = {"a": FIT, "b": MISSES_C, "c": FIT, "d": FIT, "e": FIT}
+    assert stopping("a", known).text.startswith("a may be stopped: b, c, d, e go on")
+    membership = Membership.of_voters(known)
+    assert successors("a", membership, "", known) == ["d", "e"], "b and c would not lead all"
+    assert may_drain("a", membership, "", known).text == "d, e can serve in place of a"
+    alone = FIT._replace(misses=("d", "e"))
+    known = {"a": FIT, "b": alone, "c": alone, "d": FIT, "e": FIT}
+    assert not stopping("a", known).is_safe, "two and two"
+
+
+def test_somebody_who_stays_must_be_able_to_lead() -> None:
+    assert not stopping("a", trio(b=DAMAGED, c=DAMAGED)).is_safe
+    assert stopping("a", trio(b=DAMAGED)).is_safe
+
+
+def test_who_is_down_is_missed_by_all() -> None:
+    known = {
+        "a": FIT._replace(misses=("e",)),
+        "b": FIT,
+        "c": FIT._replace(misses=("e",)),
+        "d": FIT,
+        "e": None,
+    }
+    membership = Membership.of_voters(known)
+    assert stopping("a", known).is_safe
+    assert may_drain("a", membership, "", known).text == "b, c, d can serve in place of a"
 
 
 def test_without_a_leader_nothing_is_certain() -> None:

@@ -240,6 +240,24 @@ def test_a_checkpoint_is_taken_after_so_long_if_something_was_applied() -> None:
     assert checkpoints(node) == [1, 2]
 
 
+def test_while_space_is_scarce_what_is_consumed_goes_within_seconds() -> None:
+    settings = HousekeepingSettings(10**9, 10**9, 3600, retained_bytes=0, segment_bytes=SEGMENT_BYTES)
+    node = make_node(settings)
+    for _ in range(40):
+        publish(node)
+    backlog = node.journal.disk_bytes
+    node.housekeeping.is_space_scarce = True
+    for _ in range(4):
+        settle_all(node)
+        publish(node, messages=1)
+        node.wait(1)
+    node.wait(3)
+    assert node.journal.disk_bytes < backlog / 4
+    found = checkpoints(node)
+    node.wait(100)
+    assert checkpoints(node) == found, "there is nothing new"
+
+
 def test_a_checkpoint_is_taken_after_so_much_work() -> None:
     node = make_node(HousekeepingSettings(checkpoint_entries=10**9))
     for entry, applying_s in enumerate((0.2, 0.49, 0.51, 0.9, 1.02), start=1):

@@ -154,7 +154,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path) -> None
         assert done(first, "drain", "n1", "--timeout", "20").startswith("n1 is under maintenance")
         status, _, errors = qq(first, "drain", "n2")
         assert (status, "n2 goes on serving: nobody else can: n1 is under maint" in errors) == (1, True)
-        assert done(first, "revive", "n1") == "n1 serves clients"
+        assert done(first, "revive", "n1") == "n1 is under maintenance no more"
         third.start()
         cluster.wait_caught_up()
         after = members(first)
@@ -210,7 +210,7 @@ def test_a_node_under_maintenance_leads_nothing_and_its_clients_go_elsewhere(tmp
             lambda: str(why_not_ready(leader.http_port)),
         )
         for _ in range(2):
-            assert done(other, "revive", leader.name) == f"{leader.name} serves clients"
+            assert done(other, "revive", leader.name) == f"{leader.name} is under maintenance no more"
         leader.wait_ready()
         load.until_all_work()
 

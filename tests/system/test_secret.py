@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from system_commands import run_command
 from system_disk import lines_since
 from system_load import loaded, poll
 
@@ -41,10 +42,52 @@ def until_said(node: ClusterNode, size: int, text: str) -> None:
     )
 
 
-def test_the_secret_is_changed_under_load(tmp_path: Path) -> None:
+def until_safe_to_stop(node: ClusterNode, *, asked: ClusterNode, but: str = "") -> None:
+    """Wait until it is said that this node may be stopped, or the opposite in these words."""
+
+    def said() -> str:
+        return run_command(asked, "check", "safe-to-stop", "--node", node.name).stdout.strip()
+
+    poll(
+        lambda: said() == but if but else " may be stopped: " in said(), lambda: f"{asked.name} says {said()}"
+    )
+
+
+def give_all_the_old_one(directory: Path) -> None:
     for name in NAMES:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "secret").write_text(f"{OLD}\n")
+        (directory / name).mkdir()
+        (directory / name / "secret").write_text(f"{OLD}\n")
+
+
+def test_who_is_the_only_link_between_the_others_may_neither_stop_nor_lead_no_more(tmp_path: Path) -> None:
+    """One node is a step ahead of the others, so that it and a third one know no common secret."""
+    give_all_the_old_one(tmp_path)
+    with LocalCluster(3, tmp_path, OF_EACH_NODE) as cluster:
+        ahead, between, behind = cluster.nodes
+        give_while_it_runs(between, NEW, OLD)
+        give_while_it_runs(ahead, NEW)
+        assert run_command(between, "leader", "transfer", "--to", between.name).returncode == 0
+        behind.stop()
+        behind.start()
+        cluster.wait_caught_up()
+        apart = f"{ahead.name} and {behind.name} have no link (look at the network between them, and at their secrets)"
+        few = f"do not stop {between.name}: {ahead.name} would be no majority of 3 voters; {apart}"
+        until_safe_to_stop(between, asked=between, but=few)
+        for asked in (ahead, behind):
+            assert run_command(asked, "check", "safe-to-stop", "--node", between.name).returncode == 1
+        assert run_command(between, "check", "safe-to-stop", "--node", behind.name).returncode == 0
+        for change in (["drain", between.name], ["leader", "transfer", "--to", ahead.name]):
+            refused = run_command(between, *change)
+            assert refused.returncode == 1
+            assert apart in refused.stderr
+        assert cluster.leader() is between
+        give_while_it_runs(behind, NEW, OLD)
+        until_safe_to_stop(between, asked=between)
+        assert run_command(between, "drain", between.name).returncode == 0
+
+
+def test_the_secret_is_changed_under_load(tmp_path: Path) -> None:
+    give_all_the_old_one(tmp_path)
     with LocalCluster(3, tmp_path, OF_EACH_NODE) as cluster, loaded(cluster) as load:
 
         def start_again(node: ClusterNode) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from releases import ROOT, running, unpack_release
+from system_commands import run_command
 from system_disk import NodeFiles, lines_since
 from system_load import loaded, poll
 
@@ -118,6 +119,27 @@ def agreed_version(node: ClusterNode) -> int:
     return found.machine_version
 
 
+def check_what_is_said_during_an_upgrade(cluster: LocalCluster, old: ClusterNode) -> None:
+    """Operators see which node is not upgraded yet, and are told at once what cannot be done before it is."""
+    asked = cluster.nodes[0]
+    shown = {row["name"]: row["versions"] for row in asked.status()["nodes"]}
+    new = f"{RELEASED} to {NEXT}"
+    assert shown == {node.name: str(RELEASED) if node is old else new for node in cluster.nodes}
+    leader = cluster.leader()
+    refused = run_command(asked, "upgrade", "finish")
+    assert refused.returncode == 1
+    if leader is old:
+        assert f"node '{old.name}' leads, and runs release 0.1" in refused.stderr
+    else:
+        assert (
+            f"node '{old.name}' has not told yet which data directory it has: start it, with"
+            in refused.stderr
+        )
+    refused = run_command(asked, "drain", asked.name)
+    assert refused.returncode == 1
+    assert f"start this release at {old.name}, too, and then `qq upgrade finish`" in refused.stderr
+
+
 def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: Path, release: Path) -> None:
     """One goes back before the last one is upgraded, and forward again."""
     with (
@@ -129,6 +151,7 @@ def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: 
         restart(load, first, ROOT)
         until_safe_to_stop(second, asked=first)
         restart(load, second, ROOT)
+        check_what_is_said_during_an_upgrade(cluster, old=third)
         if cluster.leader() is third:
             restart(load, third, release)  # from now on one of this program leads
         assert cluster.leader() is not third
