@@ -371,8 +371,8 @@ def test_a_node_may_keep_no_log_for_the_others_and_count_in_parts_of_a_second(fi
             "[cluster] heartbeat_s: must be a number of seconds",
         ),
         (
-            GOOD.replace("[cluster]", "[cluster]\nheartbeat_s = 0.6"),
-            "[cluster] heartbeat_s: must be at most half of",
+            GOOD.replace("[cluster]", "[cluster]\nheartbeat_s = 0.34"),
+            "[cluster] heartbeat_s: must be less than a third of",
         ),
         (
             GOOD.replace("[cluster]", "[cluster]\nelection_timeout_min_s = 2"),

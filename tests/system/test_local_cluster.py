@@ -57,6 +57,12 @@ def test_a_node_starts_again_on_its_data_whether_it_was_killed_or_stopped(tmp_pa
     assert not node.running
 
 
+def test_a_cluster_runs_with_the_longest_heartbeat_that_settings_may_ask_for() -> None:
+    times = {"election_timeout_min_s": 0.3, "election_timeout_max_s": 0.4, "heartbeat_s": 0.0999}
+    with LocalCluster(1, settings={"cluster": times}) as cluster:
+        assert cluster.leader() is cluster.nodes[0]
+
+
 def test_clusters_side_by_side_have_ports_of_their_own() -> None:
     with LocalCluster(1) as one, LocalCluster(1) as other:
         assert one.urls != other.urls
