@@ -102,7 +102,8 @@ class _Group:
         """What the cluster has committed and this node does not know yet: it comes before what is submitted now."""
         self._sequence = 0
         self.leader: str | None = "n1"
-        self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"))
+        self.members = SimpleNamespace(names=["n1", "n2", "n3"], id=id_of("n1"), of_release_0_1=())
+        self.versions_of = {"n1": Versions(7, 8)}.get
         self.stopping = SimpleNamespace(is_removed=False, damage=None)
         self.flaws: dict[str, str] = {}
         """Why nodes are not fit to lead."""
