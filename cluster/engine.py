@@ -68,7 +68,7 @@ APPLY_BUDGET_S = 0.005
 SUSPICION_HEARTBEATS = 5
 """A leader is suspected only after it has missed about this many heartbeats."""
 
-NOTICE_S = 0.005
+NOTICE_S = 0.001
 """A follower at which nobody waits is told so much later that an entry is committed, or with the next append."""
 
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024

@@ -2,7 +2,7 @@
 
 A client publishes one message of 12 bytes after the other, each as soon as the one before is confirmed. First through
 nodes as they are: how long a confirm takes, and what a message costs each node in CPU time and context switches. Then
-through nodes that note when they do what (budget_node.py): the microseconds from the client's write to each step, as
+through nodes that note when they do what (nodes/noting.py): the microseconds from the client's write to each step, as
 the median over all messages. The clocks of all processes on a machine are one.
 
     python tests/benchmarks/budget.py [--messages 3000] [--follower] [--program DIRECTORY]
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,7 +83,7 @@ def publish(node: ClusterNode, count: int) -> list[Sent]:
         channel = connection.channel()
         channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
         channel.queue_purge(QUEUE)
-    with Publisher(node) as publisher:
+    with closing(Publisher(node)) as publisher:
         for _ in range(WARM_UP):
             publisher.publish()
         return [publisher.publish() for _ in range(count)]
@@ -107,10 +107,7 @@ class Publisher:
         header = pika.frame.Header(1, len(BODY), pika.BasicProperties(delivery_mode=2)).marshal()
         self._message = method + header + pika.frame.Body(1, BODY).marshal()
 
-    def __enter__(self) -> Publisher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._socket.close()
 
     def _ask(self, data: bytes) -> None:
@@ -166,7 +163,7 @@ def costs(directory: Path, program: Path, count: int, *, follower: bool) -> None
 
 def steps(directory: Path, program: Path, count: int, *, follower: bool) -> None:
     os.environ["BUDGET_DIR"] = str(directory)
-    with cluster(directory, str(HERE / "budget_node.py"), str(program)) as nodes:
+    with cluster(directory, str(HERE / "nodes" / "noting.py"), str(program)) as nodes:
         at, ordered = placed(nodes, follower=follower)
         sent = publish(at, count)
         for node in ordered:

@@ -1,4 +1,4 @@
-"""A node that notes when it does what, for budget.py: `budget_node.py PROGRAM serve ...`.
+"""A node that notes when it does what, for budget.py: `noting.py PROGRAM serve ...`.
 
 SIGUSR1 has it write its notes beside its data and forget them.
 """
@@ -18,6 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+PROGRAM = sys.argv.pop(1)
+# The program that is watched, which may be another one than this file's.
+sys.path.insert(0, PROGRAM)
+from cluster.departures import Departures  # noqa: E402
+from cluster.engine import Engine  # noqa: E402
+from cluster.group import Group  # noqa: E402
+from cluster.log.journal import SegmentedJournal  # noqa: E402
+from cluster.log.segment_writer import SegmentWriter  # noqa: E402
+from cluster.realworld import RealFile  # noqa: E402
+from qq.amqp_server.connection import ClientConnection  # noqa: E402
+from qq.amqp_server.outgoing import Outgoing  # noqa: E402
 
 notes: list[tuple[int, str]] = []
 
@@ -48,15 +60,6 @@ def watch(
 
 
 def watch_all() -> None:
-    from cluster.departures import Departures
-    from cluster.engine import Engine
-    from cluster.group import Group
-    from cluster.log.journal import SegmentedJournal
-    from cluster.log.segment_writer import SegmentWriter
-    from cluster.realworld import RealFile
-    from qq.amqp_server.connection import ClientConnection
-    from qq.amqp_server.outgoing import Outgoing
-
     watch(ClientConnection, "data_received", "reads from the client", "has parsed it")
     watch(Group, "submit", "submits a batch")
     watch(Group, "_take_turn", "turn begins", "turn ends")
@@ -79,11 +82,7 @@ def write(*_: object) -> None:
     (directory / f"{os.getpid()}.steps").write_text(json.dumps(done))
 
 
-if __name__ == "__main__":
-    program = sys.argv.pop(1)
-    sys.path.insert(0, program)
-    watch_all()
-    signal.signal(signal.SIGUSR1, write)
-    main = str(Path(program) / "qq" / "__main__.py")
-    sys.argv[0] = main
-    runpy.run_path(main, run_name="__main__")
+watch_all()
+signal.signal(signal.SIGUSR1, write)
+sys.argv[0] = str(Path(PROGRAM) / "qq" / "__main__.py")
+runpy.run_path(sys.argv[0], run_name="__main__")
