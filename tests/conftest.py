@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 # How fast an example is says something about the machine, which may have other work to do, and nothing about the code.
 settings.register_profile("qq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,6 +50,31 @@ QUICK = [
         "test_tidy.py",
     )
 ]
+
+
+_SHARED = pytest.StashKey[dict[str, Any]]()
+
+
+@pytest.fixture(scope="module")
+def until_left(request: pytest.FixtureRequest) -> Callable[[str, AbstractContextManager[Any]], Any]:
+    """Enter a context that all tests of a directory share, unless one of that name has been entered already.
+
+    It is left after the last of these tests in this process. A fixture of the session would go on while all others
+    run, and nodes that serve nobody take time, too.
+    """
+    directory = request.node.getparent(pytest.Dir)
+    assert directory is not None
+    shared = directory.stash.setdefault(_SHARED, {})
+
+    def enter(name: str, context: AbstractContextManager[Any]) -> Any:
+        if name not in shared:
+            cleanup = ExitStack()
+            directory.addfinalizer(cleanup.close)
+            cleanup.callback(partial(shared.pop, name))
+            shared[name] = cleanup.enter_context(context)
+        return shared[name]
+
+    return enter
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
