@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import ExitStack
 from functools import partial
@@ -93,6 +94,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         path.is_relative_to(collection_path) or collection_path.is_relative_to(path) for path in QUICK
     )
     return True if config.getoption("quick") and not is_quick else None
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: to look for garbage in it takes time from all tests."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
