@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from cluster.configuration import ID_BYTES, MembershipRefused, make_configuration
 from cluster.envelope import ChangeRefused, ChangeRequest
+from cluster.log.hardstate import Standing
 from cluster.member_changes import Questions, Verb, not_before_upgrade
 
 if TYPE_CHECKING:
@@ -182,14 +183,21 @@ class Reconfiguration:
     def _check_majority_of(self, after: Configuration) -> None:
         """Raise MembershipRefused if so few of the voters of this configuration are there that it could not commit it.
 
-        It counts as soon as it is in the log, so there would be no way back.
+        It counts as soon as it is in the log, so there would be no way back. Voters under repair elect nobody, so they
+        do not count: if this leader died, there would be none.
         """
-        if after.membership.voters == self._configurations.membership.voters:
+        voters = self._configurations.membership.voters
+        if after.membership.voters == voters:
             return
-        there = [name for name, status in self._statuses.known().items() if status is not None]
+        there = [
+            name
+            for name, status in self._statuses.known().items()
+            if status is not None and (status.standing == Standing.VOTER or name not in voters)
+        ]
         if not after.membership.is_majority(there):
             away = ", ".join(sorted(after.membership.voters.difference(there)))
             raise MembershipRefused(
-                f"{len(after.membership.voters)} voters would be left, and of these {away} do not answer, so the rest "
+                f"{len(after.membership.voters)} voters would be left, and of these {away} do not answer, or are under "
+                "repair, so the rest "
                 "would be no majority: start or replace them first"
             )

@@ -4,12 +4,18 @@ There is little of that here: what clients ask for, their connections and queues
 But a full collection walks all that the state is made of, on the loop: a second with 100,000 queues. So there is none
 that comes by itself, and what is old is looked through when there is a reason.
 
-Lives here: thresholds, and these reasons. Not here: how much memory a node may take (memory.py, node.py).
+Lives here: thresholds, these reasons, and when there is surely none. Not here: how much memory a node may take
+(memory.py, node.py).
 """
 
 from __future__ import annotations
 
 import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 THRESHOLDS = (20_000, 1, 2**31 - 1)
 """The arguments of gc.set_threshold. A collection of the middle generation walks what has come since the last one:
@@ -17,6 +23,17 @@ THRESHOLDS = (20_000, 1, 2**31 - 1)
 small. The last number means that the oldest generation is never collected by itself."""
 REST_S = 600.0
 """The least time between two collections for want of memory, in seconds: a second one would find little."""
+
+
+@contextmanager
+def none_expected() -> Generator[None]:
+    """No garbage is looked for in the block, nor later in what it has made: for imports, which make what stays."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class Collector:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 # How fast an example is says something about the machine, which may have other work to do, and nothing about the code.
 settings.register_profile("qq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,6 +53,31 @@ QUICK = [
 ]
 
 
+_SHARED = pytest.StashKey[dict[str, Any]]()
+
+
+@pytest.fixture(scope="module")
+def until_left(request: pytest.FixtureRequest) -> Callable[[str, AbstractContextManager[Any]], Any]:
+    """Enter a context that all tests of a directory share, unless one of that name has been entered already.
+
+    It is left after the last of these tests in this process. A fixture of the session would go on while all others
+    run, and nodes that serve nobody take time, too.
+    """
+    directory = request.node.getparent(pytest.Dir)
+    assert directory is not None
+    shared = directory.stash.setdefault(_SHARED, {})
+
+    def enter(name: str, context: AbstractContextManager[Any]) -> Any:
+        if name not in shared:
+            cleanup = ExitStack()
+            directory.addfinalizer(cleanup.close)
+            cleanup.callback(partial(shared.pop, name))
+            shared[name] = cleanup.enter_context(context)
+        return shared[name]
+
+    return enter
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="what `make quick` runs, with few examples")
 
@@ -61,6 +94,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         path.is_relative_to(collection_path) or collection_path.is_relative_to(path) for path in QUICK
     )
     return True if config.getoption("quick") and not is_quick else None
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: to look for garbage in it takes time from all tests."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

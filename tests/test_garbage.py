@@ -76,3 +76,16 @@ def test_what_was_there_when_a_node_began_to_serve_is_found_when_it_is_garbage()
     assert there() is not None
     assert collector.look(1, is_short=False, now_s=0.0)
     assert there() is None
+
+
+def test_imports_are_looked_through_once_a_node_serves() -> None:
+    with garbage.none_expected():
+        assert not gc.isenabled()
+        ring = _Ring()
+    assert gc.isenabled()
+    there = weakref.ref(ring)
+    del ring
+    gc.collect()
+    assert there() is not None
+    Collector().begin(installs=0)
+    assert there() is None

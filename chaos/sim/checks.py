@@ -10,7 +10,7 @@ index - holds for all nodes and all their later lives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
@@ -267,7 +267,7 @@ class Checks:
             configuration.membership.is_majority(
                 [name for name in whole if configuration.has(name, self._ids.get(name, b""))]
             )
-            for configuration in self._counting()
+            for configuration in self._about_to_count()
         )
 
     def counts(self, node: SimulatedNode) -> bool:
@@ -287,6 +287,14 @@ class Checks:
         if self.configuration is not None:
             newest[id(self.configuration)] = self.configuration
         return list(newest.values())
+
+    def _about_to_count(self) -> list[Configuration]:
+        """Those, and what becomes of them by the removals that were asked for: at any moment, they may be made."""
+        found = self._counting()
+        for node in self._cluster.nodes:
+            if node.may_be_removed:
+                found += [_without(each, node.name) for each in found]
+        return found
 
     def may_find_damage(self, node: SimulatedNode) -> bool:
         return node.name in self._damage
@@ -676,3 +684,7 @@ class Checks:
                 self.fail(f"{node.name} has taken {node.machine.position} steps of {len(self.history)}")
             if node.group.engine.commit_index < len(self.committed) + 1:
                 self.fail(f"{node.name} has lost committed entries")
+
+
+def _without(configuration: Configuration, name: str) -> Configuration:
+    return replace(configuration, members=tuple(each for each in configuration.members if each.name != name))

@@ -440,13 +440,20 @@ class SimulatedCluster:
         leader = self.leader()
         if leader is None:
             return
+        committed = leader.group.configurations.committed
         for node in self.nodes:
-            member = leader.group.configurations.committed.member(node.name)
-            if not node.up or node.standing is Standing.VOTER or member is None or member.id is None:
+            member = committed.member(node.name)
+            if not node.up or node.standing is Standing.VOTER:
                 continue
-            if member.id != node.group.members.id:
+            own_id = node.group.members.id
+            if member is None and committed.was_removed(node.name) and not committed.is_removed(own_id):
+                # It has lost its directory before it heard that it was removed, so it does not know.
+                change = MemberChange(Verb.ADD, node.name, host=node.address.host, port=node.address.port)
+            elif member is not None and member.id not in (None, own_id):
                 change = MemberChange(Verb.REPLACE, node.name, member.id)
-                leader.runtime.enter(partial(leader.group.reconfiguration.ask, change, _ignore))
+            else:
+                continue
+            leader.runtime.enter(partial(leader.group.reconfiguration.ask, change, _ignore))
 
     def leader(self) -> SimulatedNode | None:
         """The leader of the highest term."""

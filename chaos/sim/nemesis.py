@@ -232,6 +232,9 @@ class Nemesis:
         if not node.has_started or node.misconfigured or node.may_be_removed:
             return False
         node.may_be_removed = True
+        if not self._checks.may_be_damaged(node):
+            node.may_be_removed = False  # those that are left would lack a majority that has its logs
+            return False
         change = MemberChange(Verb.REMOVE, node.name, node.group.members.id)
         self._ask_for(change, self._random.randint(1, 20))
         return True

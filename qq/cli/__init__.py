@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qq import __version__
+from qq import __version__, garbage
 from qq.cli import ending
 from qq.cli.layout import BASE_PORT_MAX
 from qq.errors import OperatingError
@@ -70,7 +70,8 @@ def _run(options: argparse.Namespace) -> int:
                 restart=options.restart,
             )
         case "serve":
-            from qq.cli.serve import serve  # noqa: PLC0415
+            with garbage.none_expected():
+                from qq.cli.serve import serve  # noqa: PLC0415
 
             return serve(options.config, join=options.join)
         case "status":

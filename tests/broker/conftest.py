@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pika
@@ -15,10 +16,9 @@ from chaos.fuzz.run import TROUBLE
 from qq.testing import ClusterNode, LocalCluster
 
 
-@pytest.fixture(scope="session")
-def shared_node() -> Generator[ClusterNode]:
-    with LocalCluster(nodes=1) as cluster:
-        yield cluster.nodes[0]
+@pytest.fixture(scope="module")
+def shared_node(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> ClusterNode:
+    return until_left("node", LocalCluster(nodes=1)).nodes[0]
 
 
 @pytest.fixture

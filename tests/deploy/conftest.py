@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deployment import ROOT, WHEEL_OPTIONS
@@ -16,10 +18,9 @@ from releases import unpack_release
 from qq.testing import ClusterNode, LocalCluster
 
 
-@pytest.fixture(scope="session")
-def node() -> Generator[ClusterNode]:
-    with LocalCluster(nodes=1) as cluster:
-        yield cluster.nodes[0]
+@pytest.fixture(scope="module")
+def node(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> ClusterNode:
+    return until_left("node", LocalCluster(nodes=1)).nodes[0]
 
 
 @pytest.fixture(scope="session")

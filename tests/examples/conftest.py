@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
 
 
-@pytest.fixture(scope="session")
-def shared_cluster() -> Generator[LocalCluster]:
-    with LocalCluster(nodes=3) as cluster:
-        yield cluster
+@pytest.fixture(scope="module")
+def shared_cluster(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> LocalCluster:
+    return until_left("cluster", LocalCluster(nodes=3))
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,15 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="session")
-def shared_cluster(certificates: Path) -> Generator[LocalCluster]:
+@pytest.fixture(scope="module")
+def shared_cluster(
+    certificates: Path, until_left: Callable[[str, AbstractContextManager[Any]], Any]
+) -> LocalCluster:
+    return until_left("cluster", _with_tls(certificates))
+
+
+@contextmanager
+def _with_tls(certificates: Path) -> Generator[LocalCluster]:
     local_nodes = testing.local_nodes
 
     def with_tls(*arguments: Any) -> Any:

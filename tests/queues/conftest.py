@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nodes_here import ClusterHere
@@ -54,10 +56,9 @@ def checked_cluster(cluster_here: ClusterHere) -> Generator[ClusterHere]:
     assert len(cluster_here.digests()) == 1
 
 
-@pytest.fixture(scope="session")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Generator[LocalCluster]:
-    with LocalCluster(3, tmp_path_factory.mktemp("processes")) as cluster:
-        yield cluster
+@pytest.fixture(scope="module")
+def processes(until_left: Callable[[str, AbstractContextManager[Any]], Any]) -> LocalCluster:
+    return until_left("cluster", LocalCluster(3))
 
 
 @pytest.fixture

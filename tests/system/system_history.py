@@ -51,6 +51,8 @@ class History:
 
     confirms: list[Confirm] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+    """How many of these each client has had, over all its connections."""
     lost_consumers: set[str] = field(default_factory=set)
     """Consumers whose node died: what they held comes back to others."""
     incidents: list[str] = field(default_factory=list)
@@ -60,11 +62,13 @@ class History:
     def confirmed(self, confirm: Confirm) -> None:
         with self.changed:
             self.confirms.append(confirm)
+            self.done[client_of(confirm.message.publisher)] += 1
             self.changed.notify_all()
 
     def delivered(self, delivery: Delivery) -> None:
         with self.changed:
             self.deliveries.append(delivery)
+            self.done[client_of(delivery.consumer)] += 1
             self.changed.notify_all()
 
     def incident(self, what: str) -> None:
@@ -75,6 +79,11 @@ class History:
     def longest_wait_s(self, since_s: float) -> float:
         """Of the messages published from then on or not yet confirmed then, the slowest confirm."""
         return max((c.latency_s for c in self.confirms if c.confirmed_s > since_s), default=0.0)
+
+
+def client_of(identity: str) -> str:
+    """Who it is, whatever the connection."""
+    return identity.partition("#")[0]
 
 
 def violations(history: History, queues: list[str], ordered_queues: list[str]) -> list[str]:

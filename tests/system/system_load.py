@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
     from qq.testing import ClusterNode, LocalCluster
 
 PATIENCE_S = 45.0
-RATE = 150
-"""Messages a second over all publishers, each of which goes to two queues."""
-ENOUGH = 10
+RATE = 60
+"""Messages a second over all publishers, each of which goes to two queues. More cost time, and show nothing else."""
+ENOUGH = 4
 """Confirms or deliveries that show that a client works."""
 SHOWN = 20
 SHARED, ORDERED = "shared", "ordered"
@@ -117,15 +116,13 @@ class Load:
 
     def until_all_work(self, besides: Sequence[ClusterNode] = ()) -> None:
         """Wait until each client has got `ENOUGH` more, except those whose home is one of `besides`."""
-        history = self.history
-        confirms, deliveries = len(history.confirms), len(history.deliveries)
-        expected = {client.name for client in self.clients if client.home not in besides}
+        done = self.history.done
+        goals = {
+            client.name: done[client.name] + ENOUGH for client in self.clients if client.home not in besides
+        }
 
         def missing() -> set[str]:
-            active = [confirm.message.publisher for confirm in history.confirms[confirms:]]
-            active += [delivery.consumer for delivery in history.deliveries[deliveries:]]
-            counts = Counter(identity.partition("#")[0] for identity in active)
-            return {name for name in expected if counts[name] < ENOUGH}
+            return {name for name, goal in goals.items() if done[name] < goal}
 
         self.until(lambda: not missing(), lambda: f"these clients do not go on: {missing()}")
 

@@ -29,13 +29,15 @@ pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(120)]
 
 QUEUE = "kept"
 LIMITS = {
-    "SEGMENT_BYTES": "100000",
-    "CHECKPOINT_ENTRIES": "150",
-    "CHECKPOINT_BYTES": "200000",
-    "RETAINED_BYTES": "300000",
+    "SEGMENT_BYTES": "40000",
+    "CHECKPOINT_ENTRIES": "60",
+    "CHECKPOINT_BYTES": "80000",
+    "RETAINED_BYTES": "120000",
 }
 """Small, so that there are many files, and housekeeping has much to remove."""
 HELD = 5
+INTERVAL_S = 0.01
+"""Between two messages of a publisher."""
 PAUSE_MAX_S = 2.0
 LINK_S = 3.0
 """Nodes that may connect need less."""
@@ -77,7 +79,7 @@ def config_of(node: ClusterNode) -> Path:
 
 
 class Publisher(threading.Thread):
-    """Publishes numbers to the queue, one after the other, each behind the confirm of the last one."""
+    """Publishes numbers to the queue, one after the other, each a moment after the confirm of the last one."""
 
     def __init__(self, node: ClusterNode) -> None:
         super().__init__(daemon=True)
@@ -90,7 +92,7 @@ class Publisher(threading.Thread):
         with pika_connection(self.node) as connection:
             channel = connection.channel()
             channel.confirm_delivery()
-            while not self.stopping.is_set():
+            while not self.stopping.wait(INTERVAL_S):
                 name = f"{self.node.name}:{len(self.confirmed)}"
                 channel.basic_publish("", QUEUE, name.encode().ljust(500), PERSISTENT)
                 self.confirmed.append(name)

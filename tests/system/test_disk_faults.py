@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(90)]
 
 LIMITS = {
-    "SEGMENT_BYTES": "100_000",
-    "CHECKPOINT_ENTRIES": "150",
-    "CHECKPOINT_BYTES": "200_000",
-    "RETAINED_BYTES": "600_000",
+    "SEGMENT_BYTES": "40_000",
+    "CHECKPOINT_ENTRIES": "60",
+    "CHECKPOINT_BYTES": "80_000",
+    "RETAINED_BYTES": "240_000",
 }
 """Small, so that a few seconds of work leave segments and checkpoints behind."""
 STORED = "stored"
 STORED_COUNT = 30
-FILLER = [bytes(100_000)] * 12
+FILLER = [bytes(40_000)] * 12
 DISK_BYTES = 48 * MIB
 FREE_LIMIT_BYTES = 16 * MIB
 

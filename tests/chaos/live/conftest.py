@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from chaos.live.cluster import LiveCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
 # A few hundred messages leave segments and checkpoints behind.
 LIMITS = {
@@ -27,9 +30,18 @@ def runner() -> Generator[asyncio.Runner]:
         yield runner
 
 
-@pytest.fixture(scope="session")
-def cluster(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Generator[LiveCluster]:
-    cluster = LiveCluster(tmp_path_factory.mktemp("live"), limits=LIMITS)
+@pytest.fixture(scope="module")
+def cluster(
+    runner: asyncio.Runner,
+    tmp_path_factory: pytest.TempPathFactory,
+    until_left: Callable[[str, AbstractContextManager[Any]], Any],
+) -> LiveCluster:
+    return until_left("cluster", _entered(runner, tmp_path_factory.mktemp("live")))
+
+
+@contextmanager
+def _entered(runner: asyncio.Runner, directory: Path) -> Generator[LiveCluster]:
+    cluster = LiveCluster(directory, limits=LIMITS)
     runner.run(cluster.__aenter__())
     try:
         yield cluster

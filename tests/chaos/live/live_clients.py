@@ -16,6 +16,8 @@ QUORUM = {"x-queue-type": "quorum"}
 ERRORS = (AMQPError, OSError, ValueError)
 """The last one is what pika raises of a socket that is reset as soon as it is connected."""
 _RETRY_S = 0.05
+_INTERVAL_S = 0.01
+"""Between two messages: as many as there may be would take the machine, and show nothing else."""
 
 
 def connect(url: str) -> pika.BlockingConnection:
@@ -100,7 +102,7 @@ class Publisher:
         try:
             channel = connection.channel()
             channel.confirm_delivery()
-            while not self._stopping.is_set():
+            while not self._stopping.wait(_INTERVAL_S):
                 body = b"%d" % next(self._numbers)  # never twice: what became of the last one is not known
                 channel.basic_publish("", self._queue, body.ljust(200), PERSISTENT)
                 self.confirmed.add(body)

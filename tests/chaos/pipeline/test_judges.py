@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from pipeline_histories import History, Story
@@ -18,7 +18,9 @@ from chaos.workloads.world import QUORUM, QueuePlan
 from qq.amqp_server.channel.publishing import PublishingMethods
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Container
+
+    from chaos.history import Row
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark"), pytest.mark.timeout(600)]
 
@@ -62,43 +64,62 @@ def tell_anything(story: Story, random: Random) -> None:
                 pass
 
 
-def found_by_the_job(history: History, directory: Path, monkeypatch: pytest.MonkeyPatch) -> set[Violation]:
-    monkeypatch.setattr(job, "EXAMPLES", 10_000)
+def seen_by_simulated_clients() -> list[Row]:
+    """Of nodes that confirm what they have refused."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            PublishingMethods, "refuse", lambda self, _, last: PublishingMethods.confirm(self, last)
+        )
+        patch.setattr(LoggedMessages, "check", lambda *_: None)
+        patch.setattr(ClientWorkload, "judge", lambda _: None)
+        simulation = Simulation(1, CLIENT_RUN)
+        simulation.run()
+    assert isinstance(simulation.workload, ClientWorkload)
+    return simulation.workload.history.rows
+
+
+class Found(NamedTuple):
+    in_memory: set[Violation]
+    by_the_job: set[Violation]
+
+    def of(self, queues: Container[str]) -> Found:
+        return Found(*({each for each in found if each.queue in queues} for found in self))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """In one history of all that follows."""
+    history = History()
+    for number in range(STORIES):
+        tell_anything(Story(history, f"story-{number}"), Random(number))
+    history.rows += seen_by_simulated_clients()
+    history.queues |= {name: QueuePlan(name, QUORUM).described("clients", drained=True) for name in QUEUES}
+    history.rows.sort(key=lambda row: row["time_ns"])
+    directory = tmp_path_factory.mktemp("judged")
     history.write(directory)
-    verdict = job.check(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "EXAMPLES", 10_000)
+        verdict = job.check(directory)
     assert verdict.error is None
-    return {
+    by_the_job = {
         Violation(promise.name, example["queue"], example["id"])
         for promise in verdict.promises
         for example in promise.examples
     }
+    return Found(violations(history.rows), by_the_job)
 
 
-def test_both_judges_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    history = History()
-    for number in range(STORIES):
-        tell_anything(Story(history, f"story-{number}"), Random(number))
-    history.rows.sort(key=lambda row: row["time_ns"])
-    found = violations(history.rows)
-    assert found == found_by_the_job(history, tmp_path, monkeypatch)
-    assert {violation.promise for violation in found} == JUDGED_BY_BOTH
+def test_both_judges_find_the_same(found: Found) -> None:
+    in_memory, by_the_job = found.of([f"story-{number}" for number in range(STORIES)])
+    assert in_memory == by_the_job
+    assert {violation.promise for violation in in_memory} == JUDGED_BY_BOTH
 
 
-def test_both_judges_find_the_same_in_what_simulated_clients_saw(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of nodes that confirm what they have refused."""
-    monkeypatch.setattr(
-        PublishingMethods, "refuse", lambda self, _, last: PublishingMethods.confirm(self, last)
-    )
-    monkeypatch.setattr(LoggedMessages, "check", lambda *_: None)
-    monkeypatch.setattr(ClientWorkload, "judge", lambda _: None)
-    simulation = Simulation(1, CLIENT_RUN)
-    simulation.run()
-    assert isinstance(simulation.workload, ClientWorkload)
-    history = History()
-    history.rows += simulation.workload.history.rows
-    history.queues |= {name: QueuePlan(name, QUORUM).described("clients", drained=True) for name in QUEUES}
-    found = violations(history.rows)
-    assert {violation.promise for violation in found} == {"lost"}
-    assert found == found_by_the_job(history, tmp_path, monkeypatch)
+def test_both_judges_find_the_same_in_what_simulated_clients_saw(found: Found) -> None:
+    in_memory, by_the_job = found.of(QUEUES)
+    assert in_memory == by_the_job
+    assert {violation.promise for violation in in_memory} == {"lost"}
+
+
+def test_neither_finds_anything_anywhere_else(found: Found) -> None:
+    assert found == found.of([*(f"story-{number}" for number in range(STORIES)), *QUEUES])
