@@ -567,8 +567,9 @@ class Engine(SyncObj):
 
     def _send_notices(self) -> None:
         """Tell those at whom somebody waits what is committed, with appends of no entries."""
-        for peer in self._impatient & self.progress.keys():
-            node, last_index = self._nodes[peer], self.journal.last_index
+        last_index = self.journal.last_index
+        for peer in filter(self._impatient.__contains__, self.progress):
+            node = self._nodes[peer]
             has_been_sent_all = self._SyncObj__raftNextIndex[node] == last_index + 1
             if has_been_sent_all and node in self._SyncObj__connectedNodes:
                 self._emit(peer, Append(self.term, self.commit_index, last_index, self.journal.last_term, []))
