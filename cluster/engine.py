@@ -315,7 +315,11 @@ class Engine(SyncObj):
             self.follow_configuration(self._guests)
 
     def _know_peer(self, peer: str, directory: bytes | None) -> None:
-        """Keep a peer, unless another directory has its name now, of which nothing is known."""
+        """Keep what is known of a peer, unless another directory has its name now.
+
+        Whether that one is there is not decided here: a link may have led to it all the time (`peer_connected`,
+        `hold_back`).
+        """
         node = self._nodes.setdefault(peer, StableNode(peer))
         before = self._directories.get(peer)
         self._directories[peer] = directory
@@ -325,8 +329,6 @@ class Engine(SyncObj):
             self._SyncObj__raftNextIndex[node] = self.journal.last_index + 1
             self._SyncObj__raftMatchIndex[node] = 0
             self._SyncObj__lastResponseTime[node] = self._heard_told_s
-        if is_another:
-            self._SyncObj__connectedNodes.discard(node)  # until its own link says that it is there
 
     def _forget_peer(self, peer: str) -> None:
         node = self._nodes.pop(peer)

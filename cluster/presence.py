@@ -19,14 +19,11 @@ if TYPE_CHECKING:
     from cluster.configurations import Configurations
 
 
-_NOBODY = b""
-
-
 class Arrivals(NamedTuple):
     """What has changed since it was last asked for."""
 
     came: list[str]
-    """The members that are there now, and were not, or were guests, or members in the place of another directory."""
+    """The members that are there now, and were not, or were guests."""
     went: list[str]
     """The members that are no members any more, though their links are there."""
 
@@ -38,9 +35,8 @@ class Presence:
         self._configurations = configurations
         self._linked: dict[str, bytes] = {}
         """The ids of their data directories, by their names."""
-        self._members: dict[str, bytes | None] = {}
-        """Those that were members when it was last looked, in the order in which they came, with the ids that the
-        configuration had for them."""
+        self._members: dict[str, None] = {}
+        """Those that were members when it was last looked; in the order in which they came."""
 
     @property
     def linked(self) -> tuple[str, ...]:
@@ -74,17 +70,10 @@ class Presence:
 
     def look(self) -> Arrivals:
         """Find out who has become a member since the last time, or has ceased to be one."""
-        known = self._configurations.newest
-        members = {name: member.id for name in self.members if (member := known.member(name)) is not None}
-        # Without an id in the configuration, as before the first one and again when that is taken back, any directory
-        # of the name is the member. What was noted of the one that it had does not count any more.
+        members = self.members
         arrivals = Arrivals(
-            [
-                name
-                for name, member_id in members.items()
-                if self._members.get(name, _NOBODY) not in (None, member_id)
-            ],
+            [name for name in members if name not in self._members],
             [name for name in self._members if name not in members],
         )
-        self._members = members
+        self._members = dict.fromkeys(members)
         return arrivals

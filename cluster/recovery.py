@@ -120,6 +120,8 @@ class Recovery:
             case Standing.BLANK:
                 missing = ", ".join(self._missing())
                 return f"waiting for {missing}: a node without a past must hear from every member once"
+            case Standing.LEARNER if self._is_told_to_be_none:
+                return self._why_no_member()
             case Standing.LEARNER:
                 return "this node's log was damaged or lost; it is being repaired from the others"
             case Standing.VOTER:
@@ -144,6 +146,12 @@ class Recovery:
         """Whether the members are those in the nodes' files, this one among them."""
         newest = self._configurations.newest
         return not newest.cluster and self._name in newest.membership.voters
+
+    @property
+    def _is_told_to_be_none(self) -> bool:
+        """Whether this directory is no member of a cluster that has become known since it has risen by names."""
+        newest = self._configurations.newest
+        return bool(newest.cluster) and not newest.has(self._name, self._member_id)
 
     def _missing(self) -> list[str]:
         return [peer for peer in self._peers if peer not in self._heard]

@@ -33,6 +33,7 @@ from cluster.stopping import RemovedFromCluster
 
 if TYPE_CHECKING:
     from chaos.sim.watched import WatchedMachine
+    from cluster.configuration import Configuration
 
 CLUSTER = "simulation"
 GROUP = "groups/0"
@@ -434,26 +435,21 @@ class SimulatedCluster:
         known = {other.name: other.address for other in self.nodes}
         return {name: known.get(name, address_of(name)) for name in names}
 
-    def replace_lost(self) -> None:
-        """Do what an operator has to do where a node has a new directory and a new address at once."""
-        self.world.after(OPERATOR_S, self.replace_lost)
+    def take_in_lost(self) -> None:
+        """Do what an operator has to do about a node with a new directory that the cluster does not take in by itself.
+
+        It has a new address, too; or the member that it was has been removed before it could be replaced.
+        """
+        self.world.after(OPERATOR_S, self.take_in_lost)
         leader = self.leader()
         if leader is None:
             return
-        committed = leader.group.configurations.committed
         for node in self.nodes:
-            member = committed.member(node.name)
             if not node.up or node.standing is Standing.VOTER:
                 continue
-            own_id = node.group.members.id
-            if member is None and committed.was_removed(node.name) and not committed.is_removed(own_id):
-                # It has lost its directory before it heard that it was removed, so it does not know.
-                change = MemberChange(Verb.ADD, node.name, host=node.address.host, port=node.address.port)
-            elif member is not None and member.id not in (None, own_id):
-                change = MemberChange(Verb.REPLACE, node.name, member.id)
-            else:
-                continue
-            leader.runtime.enter(partial(leader.group.reconfiguration.ask, change, _ignore))
+            change = _taking_in(node, leader.group.configurations.committed)
+            if change is not None:
+                leader.runtime.enter(partial(leader.group.reconfiguration.ask, change, _ignore))
 
     def leader(self) -> SimulatedNode | None:
         """The leader of the highest term."""
@@ -492,6 +488,16 @@ class SimulatedCluster:
     def describe(self) -> str:
         """Where everybody is, for a failure report."""
         return "; ".join(_describe(node) for node in self.nodes)
+
+
+def _taking_in(node: SimulatedNode, members: Configuration) -> MemberChange | None:
+    """What an operator has to ask for, for a node that is no voter; None if nothing."""
+    member = members.member(node.name)
+    if members.was_removed(node.name):
+        return MemberChange(Verb.ADD, node.name, host=node.address.host, port=node.address.port)
+    if member is not None and member.id not in (None, node.group.members.id):
+        return MemberChange(Verb.REPLACE, node.name, member.id)
+    return None
 
 
 def _ignore(_reason: str) -> None:

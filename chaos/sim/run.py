@@ -214,7 +214,7 @@ class Scene:
             self.upgrade.begin()
         for node in self.cluster.nodes:
             self.world.after(random.uniform(0.0, 1.0), node.start)
-        self.cluster.replace_lost()
+        self.cluster.take_in_lost()
         self._look_at_files()
 
     def _look_at_files(self) -> None:
@@ -286,7 +286,8 @@ class Simulation(Scene):
         """Everybody is told everything; what was confirmed can be consumed, and then nothing is left."""
         self._until(lambda: not workload.complaint, SERVICE_S, lambda: workload.complaint)
         workload.settle()
-        self._until(lambda: not workload.complaint, SERVICE_S, lambda: workload.complaint)
+        # Some consume what is left one message at a time.
+        self._until(lambda: not workload.complaint, DRAIN_S, lambda: workload.complaint)
         workload.drain()
         self._until(lambda: not workload.left(), DRAIN_S, lambda: f"{workload.left()} messages are left")
         workload.judge()

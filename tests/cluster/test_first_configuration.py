@@ -98,6 +98,32 @@ def test_a_snapshot_without_a_configuration_undoes_one_that_was_not_committed() 
     assert not old.group.configurations.newest.cluster
 
 
+def test_whoever_has_lost_a_first_configuration_leads_on_the_links_that_it_had() -> None:
+    """Nothing says which directories the others have any more; but they are there, as they were all the time."""
+    growing = Growing()
+    for member in growing.members:
+        member.start(raises_version=False)
+    growing.until(lambda: all(member.machine.entries > 0 for member in growing.members))
+    growing.pass_ms(500)
+    old, others = growing.leader(), growing.followers()
+    links = dict(growing.network._links[old.name].current)
+    for other in others:
+        growing.network.lag(old.name, other.name, 3.0)
+    finish = MemberChange(Verb.FINISH_UPGRADE, version=old.machine.versions[1])
+    old.runtime.enter(lambda: old.group.reconfiguration.ask(finish, print))
+    assert old.group.configurations.newest.cluster
+    growing.until(lambda: not old.group.configurations.newest.cluster)
+    for other in others:
+        growing.network.lag(old.name, other.name, 0.0)
+    growing.pass_ms(4000)
+    growing.lead_by(old.name)
+    assert growing.network._links[old.name].current == links
+    growing.all_submit()
+    growing.pass_ms(2000)
+    assert growing.leader() is old
+    assert len({member.group.dump() for member in growing.members}) == 1
+
+
 # Files that are lost
 
 
@@ -133,19 +159,6 @@ class Grown(Growing):
             self.members.append(node)
             self.until(lambda voters=voters: self.agrees(voters))
         self.pass_ms(500)
-
-    def lead_by(self, names: str) -> None:
-        """Have leadership handed over to one of these."""
-        for _ in range(100):
-            leaders = [node for node in self.members if node.runtime.alive and node.group.engine.is_leader]
-            if leaders and leaders[0].name in names:
-                return
-            if leaders:
-                leaders[0].runtime.enter(
-                    lambda leader=leaders[0]: leader.group.leadership.transfer(names[0]) and None
-                )
-            self.pass_ms(300)
-        raise AssertionError(f"none of {names} leads")
 
 
 def test_a_lost_identity_does_not_make_two_majorities() -> None:

@@ -62,6 +62,19 @@ class Growing(Trio):
         self.members.append(self.fourth)
         self.until(lambda: self.agrees("abcd"))
 
+    def lead_by(self, names: str) -> None:
+        """Have leadership handed over to one of these."""
+        for _ in range(100):
+            leaders = [node for node in self.members if node.runtime.alive and node.group.engine.is_leader]
+            if leaders and leaders[0].name in names:
+                return
+            if leaders:
+                leaders[0].runtime.enter(
+                    lambda leader=leaders[0]: leader.group.leadership.transfer(names[0]) and None
+                )
+            self.pass_ms(300)
+        raise AssertionError(f"none of {names} leads")
+
     def agrees(self, voters: str) -> bool:
         """Whether all these vote, and nobody else, and everybody knows."""
         running = [member for member in self.members if member.runtime.alive]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from memberships import configurations_of, directory_of
+from memberships import configuration_of, configurations_of, directory_of
 
 from chaos.sim.disk import SimulatedDisk
+from cluster.configuration import ID_BYTES
 from cluster.envelope import Status
 from cluster.log.hardstate import HardState, HardStateFile, Standing
 from cluster.recovery import ROUNDS, Recovery
@@ -95,6 +97,21 @@ def test_an_emptied_node_takes_the_latest_term_and_has_voted_in_it() -> None:
     assert node.file.state == HardState(9, "n1", Standing.LEARNER)
     assert (node.engine.term, node.engine.voted_for) == (9, "n1")
     assert not node.engine.may_vote
+
+
+def test_an_emptied_node_that_has_risen_by_names_and_is_no_member_is_not_said_to_be_under_repair() -> None:
+    """It has heard the others before they knew of which cluster they are; its earlier directory was removed."""
+    node = Node(None, StandIn())
+    node.hears("n2", last_index=500)
+    assert node.hears("n3", last_index=500) is Standing.LEARNER
+    flaw = node.recovery.describe()
+    assert flaw is not None
+    assert "is being repaired" in flaw
+    named = replace(configuration_of(["n1", "n2", "n3"]), cluster=b"c" * ID_BYTES)
+    node.configurations.begin(named.without("n1", directory_of("n1")))
+    flaw = node.recovery.describe()
+    assert flaw is not None
+    assert "n1 was removed: `qq member add n1 HOST:PORT`" in flaw
 
 
 def test_a_cluster_in_which_somebody_has_lost_something_is_not_new() -> None:

@@ -24,6 +24,7 @@ from cluster.connection import LinkLimits
 from cluster.engine import Engine
 from cluster.envelope import Message, TimeoutNow, VoteRequest, encode
 from cluster.log.hardstate import HardState, Standing
+from cluster.member_changes import MemberChange, Verb
 from cluster.recovery import Recovery
 
 ROOT = Path(__file__).parent.parent.parent
@@ -170,6 +171,26 @@ def test_a_node_that_lost_its_directory_while_its_clock_stands_is_another_life()
     world.run_until(30.0)
     assert cluster.settled(), cluster.describe()
     checks.check_agreement()
+
+
+def test_an_operator_takes_in_again_who_was_removed_while_its_directory_was_lost() -> None:
+    simulation = Simulation(1, Options(faults={"reset": 1.0}, fault_interval_s=1000.0))
+    cluster, world = simulation.cluster, simulation.world
+    leader, lost = leader_and_follower(simulation, 5.0)
+    before = lost.group.members.id
+    lost.end(power_loss=False)
+    lost.disk.lose_everything()
+    simulation.checks.damaged(lost)
+    removal = MemberChange(Verb.REMOVE, lost.name, before)
+    leader.runtime.enter(lambda: leader.group.reconfiguration.ask(removal, print))
+    world.run_until(6.0)
+    lost.start()
+    world.run_until(10.0)
+    assert leader.group.configurations.committed.was_removed(lost.name)
+    cluster.take_in_lost()
+    simulation.workload.stop()
+    world.run_until(20.0)
+    assert cluster.settled(), cluster.describe()
 
 
 def test_what_is_submitted_before_an_expulsion_is_heard_belongs_to_the_life_that_is_over(
