@@ -941,9 +941,9 @@ HAZARDS = [
         Parts(group=StaysThoughRemoved),
         OLD_DIRECTORIES,
         30,
-        "than the committed one",
+        "has synced entry",
         ("cluster.configuration.Configuration.has", known_by_name),
-        shown_by=42,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
