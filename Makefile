@@ -101,6 +101,7 @@ bench: export PYTHONPATH := $(CURDIR)
 bench: venv java
 	missed=0; \
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS) || missed=1; \
+	$(BIN)/python tests/benchmarks/budget.py $(BUDGET) || missed=1; \
 	$(BIN)/python tests/benchmarks/dearest.py $(DEAREST) || missed=1; \
 	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS) || missed=1; \
 	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY) || missed=1; \

@@ -32,6 +32,16 @@ class Expelled(NamedTuple):
     """
 
 
+class Outcome(NamedTuple):
+    """What follows from an entry."""
+
+    effects: list[Any]
+    expelled_at: int | None
+    """The position of `Expelled` among them, None without one."""
+    awaited_by: list[str]
+    """The nodes at which somebody waits for the entry itself, whatever its effects: each may be there several times."""
+
+
 class Applying:
     """Applies entries to a state, and takes what is applied out of this node's submissions."""
 
@@ -39,25 +49,24 @@ class Applying:
         self._state = state
         self._submissions = submissions
 
-    def entry(self, index: int, payload: bytes) -> tuple[list[Any], int | None]:
-        """Apply an entry. Returns its effects, and the position of `Expelled` among them, None without one."""
+    def entry(self, index: int, payload: bytes) -> Outcome:
+        """Apply an entry."""
         state, view = self._state, memoryview(payload)
+        origins: list[str] = []
         state.time_ms = max(state.time_ms, entry_time_ms(payload))
         effects: list[Any] = []
         expelled_at = None
         for ordinal, batch in enumerate(batches_of(payload)):
+            origins.append(batch.origin)
             if batch.kind != KIND_EXPEL:
                 self._batch(index, ordinal, batch, view, effects)
             elif self._expel(batch.origin, batch.incarnation, effects):
                 expelled_at = len(effects) - 1
         effects.extend(state.machine.end_entry(state.time_ms))
-        return effects, expelled_at
+        return Outcome(effects, expelled_at, origins)
 
-    def configuration(self, payload: bytes) -> tuple[list[Any], int | None]:
-        """Apply an entry with a configuration: whoever is no member by it holds nothing any more.
-
-        Returns the same as `entry`.
-        """
+    def configuration(self, payload: bytes) -> Outcome:
+        """Apply an entry with a configuration: whoever is no member by it holds nothing any more."""
         state = self._state
         state.time_ms = max(state.time_ms, configuration_time_ms(payload))
         before, state.configuration = state.configuration, read_configuration(payload)
@@ -70,7 +79,7 @@ class Applying:
             if self._expel(name, origin.incarnation, effects):
                 expelled_at = len(effects) - 1
         effects.extend(state.machine.end_entry(state.time_ms))
-        return effects, expelled_at
+        return Outcome(effects, expelled_at, list(state.configuration.membership.members))
 
     def _batch(
         self, index: int, ordinal: int, batch: BatchView, payload: memoryview, effects: list[Any]

@@ -68,6 +68,9 @@ APPLY_BUDGET_S = 0.005
 SUSPICION_HEARTBEATS = 5
 """A leader is suspected only after it has missed about this many heartbeats."""
 
+NOTICE_S = 0.001
+"""A follower at which nobody waits is told so much later that an entry is committed, or with the next append."""
+
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """A follower holds about this many unsynced bytes of entries in memory, and drops what comes until they are synced."""
 
@@ -117,6 +120,7 @@ class Engine(SyncObj):
     _SyncObj__votedForNodeId: str | None
     _SyncObj__raftLeader: Node | None
     _SyncObj__raftElectionDeadline: float
+    _SyncObj__newAppendEntriesTime: float
     _SyncObj__raftCommitIndex: int
     _SyncObj__raftLastApplied: int
     _SyncObj__raftNextIndex: dict[Node, int]
@@ -153,8 +157,12 @@ class Engine(SyncObj):
         """Whether this member campaigns without having been asked to by its leader (maintenance.py)."""
         self.behind = False
         """Whether the last turn has left entries to be applied or sent: call `turn` again soon."""
-        self.resume_s = math.inf
-        """When a learner that lacks entries may be sent more, on the monotonic clock: call `turn` again then."""
+        self._rested_s = math.inf
+        """When a learner that lacks entries may be sent more, on the monotonic clock."""
+        self._notice_s = math.inf
+        """When all followers are to know what is committed, if no append tells them sooner, on the monotonic clock."""
+        self._impatient: set[str] = set()
+        """The nodes at which somebody waits for what is committed."""
         self._timing = timing
         self._runtime = runtime
         self._configurations = configurations
@@ -245,6 +253,18 @@ class Engine(SyncObj):
     @property
     def applied_index(self) -> int:
         return self._SyncObj__raftLastApplied
+
+    @property
+    def resume_s(self) -> float:
+        """When there is something to be sent that is not due yet, on the monotonic clock: call `turn` again then."""
+        return min(self._rested_s, self._notice_s)
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether the next turn has something to do at once, as far as that follows from entries and answers."""
+        if self.applied_index < self.commit_index or self._append_due or self.role is Role.CANDIDATE:
+            return True
+        return self.is_leader and self.commit_index < min(self._reached_index(), self.journal.last_index)
 
     def acknowledged_index(self, peer: str) -> int:
         """The last entry that `peer` has told this leader to hold, 0 if none."""
@@ -440,24 +460,37 @@ class Engine(SyncObj):
         return False
 
     def turn(self, compose: Callable[[], None]) -> None:
-        """One tick: elections, commit, apply; then `compose` may propose; then the appends leave, once."""
+        """Elections, commit, apply; then `compose` may propose; then the appends leave, once."""
         self._enter()
         self._follow_log()
         self.behind = False
         if self.is_leader:
-            self._tell_majority()
+            is_due = self._tell_majority()
         else:
-            self.resume_s = math.inf
+            is_due = False
+            self._rested_s = self._notice_s = math.inf
+            self._impatient.clear()
             self._hold_pre_vote()
         was_candidate_in = self.term if self._is_candidate else -1
-        self._onTick(0.0)
+        if is_due or self._tick_is_due():
+            self._onTick(0.0)
         if self._is_candidate and self.term != was_candidate_in:
             self._elections.campaign()
             self._expect_result_soon()
         if self.is_leader:
             compose()
-            if self._append_due or self.resume_s <= self._runtime.monotonic():
+            now_s = self._runtime.monotonic()
+            if self._append_due or self.resume_s <= now_s:
                 self._send_appends()
+            elif self._impatient:
+                self._send_notices()
+
+    def _tick_is_due(self) -> bool:
+        """Whether a tick of pysyncobj could do anything: most turns come of what is no business of its."""
+        if self.applied_index < self.commit_index or self._is_candidate:
+            return True
+        due_s = self._SyncObj__newAppendEntriesTime if self.is_leader else self._SyncObj__raftElectionDeadline
+        return due_s < self._runtime.monotonic()
 
     def receive(self, peer: str, message: Message) -> None:
         """Take in one message of the peer's current epoch."""
@@ -504,6 +537,8 @@ class Engine(SyncObj):
         a learner that was sent much (pace.py).
         """
         self._append_due = False
+        self._notice_s = math.inf
+        self._impatient.clear()
         connected, now_s = self._SyncObj__connectedNodes, self._runtime.monotonic()
         grown_bytes, self._grown_bytes = self._grown_bytes, 0
         for peer, progress in self.progress.items():
@@ -517,16 +552,30 @@ class Engine(SyncObj):
         try:
             SyncObj._SyncObj__sendAppendEntries(self)  # pyright: ignore[reportAttributeAccessIssue]
         finally:  # also if an entry that a peer lacks is found damaged on the disk
-            self.resume_s = math.inf
+            self._rested_s = math.inf
             now_s = self._runtime.monotonic()
             for peer, progress in self.progress.items():
                 if progress.is_paused:
                     connected.add(self._nodes[peer])
                     rest_s = progress.rest_s(now_s)
                     if rest_s:
-                        self.resume_s = min(self.resume_s, now_s + rest_s)
+                        self._rested_s = min(self._rested_s, now_s + rest_s)
                     elif progress.probed is None:
                         self._append_due = self.behind = True
+
+    def tell_soon(self, names: Iterable[str]) -> None:
+        """Let these nodes know at once what is committed: somebody waits there for what was just applied."""
+        self._impatient.update(names)
+
+    def _send_notices(self) -> None:
+        """Tell those at whom somebody waits what is committed, with appends of no entries."""
+        last_index = self.journal.last_index
+        for peer in filter(self._impatient.__contains__, self.progress):
+            node = self._nodes[peer]
+            has_been_sent_all = self._SyncObj__raftNextIndex[node] == last_index + 1
+            if has_been_sent_all and node in self._SyncObj__connectedNodes:
+                self._emit(peer, Append(self.term, self.commit_index, last_index, self.journal.last_term, []))
+        self._impatient.clear()
 
     def stock_sends(self, node: Node, message: dict[str, Any]) -> None:
         """Translate what pysyncobj wants to send."""
@@ -707,19 +756,17 @@ class Engine(SyncObj):
             self._adopt_term(message.term)
         return self.is_leader and message.term == self.term
 
-    def _tell_majority(self) -> None:
+    def _tell_majority(self) -> bool:
         """Tell pysyncobj what a majority has stored, which it commits then, and when a majority was last heard.
 
+        True if that may be something new.
         H1: no entry counts as stored before it is synced on this leader's own disk.
         H9: a leader that hears no majority for a while steps down (Raft thesis 6.2).
         """
-        if not self._stored_is_told and self.commit_index < self.journal.last_index:
+        is_new = not self._stored_is_told and self.commit_index < self.journal.last_index
+        if is_new:
             self._stored_is_told = True
-            own_index = self._stored_index()
-            stored = {peer: min(known.acknowledged, own_index) for peer, known in self.progress.items()}
-            stored[self._name] = own_index
-            majority_index = self._configurations.membership.reached(stored)
-            self._SyncObj__raftMatchIndex = dict.fromkeys(self._nodes.values(), majority_index)
+            self._SyncObj__raftMatchIndex = dict.fromkeys(self._nodes.values(), self._reached_index())
         now_s, awake_s = self._runtime.monotonic(), self._awake_s()
         if now_s - self._heard_told_s > self._timing.heartbeat_s:
             heard_s = {peer: known.heard_s for peer, known in self.progress.items()}
@@ -727,6 +774,15 @@ class Engine(SyncObj):
             silent_s = awake_s - self._configurations.membership.reached(heard_s)
             self._heard_told_s = now_s - silent_s
             self._SyncObj__lastResponseTime = dict.fromkeys(self._nodes.values(), self._heard_told_s)
+            return True
+        return is_new
+
+    def _reached_index(self) -> int:
+        """The last entry that a majority has stored, this leader among them (H1)."""
+        own_index = self._stored_index()
+        stored = {peer: min(known.acknowledged, own_index) for peer, known in self.progress.items()}
+        stored[self._name] = own_index
+        return self._configurations.membership.reached(stored)
 
     def _stored_index(self) -> int:
         return self.journal.synced_index
@@ -758,7 +814,7 @@ class Engine(SyncObj):
     # Applying
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
-        """Apply what is committed, within the budget. True if the followers should learn the commit index now."""
+        """Apply what is committed, within the budget. False: pysyncobj need not tell the followers of it."""
         if self.is_leader and not self._voters:
             # H1: pysyncobj takes what the only voter has for committed, also the entry with which its term begins.
             stored_index = max(self.applied_index, self._stored_index())
@@ -774,7 +830,9 @@ class Engine(SyncObj):
             if index < commit_index and self._runtime.monotonic() - begun_s > APPLY_BUDGET_S:
                 self.behind = True
                 break
-        return True
+        if self.is_leader:
+            self._notice_s = min(self._notice_s, begun_s + NOTICE_S)
+        return False
 
     # Elections
 

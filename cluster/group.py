@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from cluster.alarms import Alarms
-from cluster.applying import Applying, Expelled
+from cluster.applying import Applying, Confirmed, Expelled
 from cluster.backup_source import BackupSource
 from cluster.catch_up import Installable, SnapshotGiver, SnapshotTaker
 from cluster.clock import ClusterClock, bounded
@@ -38,6 +38,8 @@ from cluster.enrolment import Enrolment
 from cluster.entry import MalformedEntry, is_regular, make_entry
 from cluster.envelope import (
     Alarm,
+    Append,
+    Appended,
     ChangeRefused,
     ChangeRequest,
     Fetch,
@@ -468,7 +470,8 @@ class Group:
             self._receive(peer, message)
         except ForeignLog as error:
             self._stop_for_foreign_log(error)
-        self._turns.ask()
+        if not isinstance(message, Append | Appended) or self.engine.wants_turn:
+            self._turns.ask()
 
     def _receive(self, peer: str, message: Message) -> None:
         if not (self._presence.is_member(peer) or self.members.hears_guest(message)):
@@ -603,7 +606,8 @@ class Group:
             self.engine.synced()
             self._start_sync()
             self._send()
-            self._turns.ask()
+            if self.engine.wants_turn:
+                self._turns.ask()
 
     def _applied(self) -> tuple[int, int]:
         """Index and term of the last entry that the state holds."""
@@ -795,19 +799,26 @@ class Group:
         begun_s = self._runtime.monotonic()
         try:
             if changes_members:
-                effects, expelled_at = self._applying.configuration(payload)
+                outcome = self._applying.configuration(payload)
                 committed = self.configurations.applied(index)
                 self._tell_version()
                 if committed.is_removed(self.members.id):
                     self.stopping.removed()
             else:
-                effects, expelled_at = self._applying.entry(index, payload)
+                outcome = self._applying.entry(index, payload)
             self._clock.follow(self._state.time_ms, begun_s)
         except BaseException as error:
             # H10: whatever this is, every further entry would build on a state that differs from the other nodes'.
             self.stopping.stop_for(error)
             raise
         self._applying_s += self._runtime.monotonic() - begun_s
+        effects, expelled_at, awaited_by = outcome
+        if self.engine.is_leader:
+            self.engine.tell_soon(awaited_by)
+            ours = (Confirmed, Expelled)
+            self.engine.tell_soon(
+                self.machine.concerned([each for each in effects if type(each) not in ours])
+            )
         if expelled_at is not None:
             # What the shell submits while it hears of these belongs to the life that is over.
             self._events.applied(index, effects[:expelled_at])

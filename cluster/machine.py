@@ -8,7 +8,7 @@ cannot be read, is a fault of ours and stops the node (hazard H10): whoever went
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -73,6 +73,10 @@ class Machine(Protocol):
         A leader asks for it in every turn, and appends such an entry then. A time that is past is as good as now, but
         each such entry must get something done: there will be one after the other until nothing is due.
         """
+        ...
+
+    def concerned(self, effects: Sequence[Any]) -> Iterable[str]:
+        """The nodes that somebody waits at for one of these effects, perhaps several times each."""
         ...
 
     def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:

@@ -134,10 +134,17 @@ class Disk(Protocol):
         """A name of the machine's boot: when it changes, writes that were not synced may have been lost."""
         ...
 
-    def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
+    def submit(
+        self,
+        job: Callable[[], T],
+        done: Callable[[T | None, Exception | None], None],
+        *,
+        is_short: bool = False,
+    ) -> None:
         """Run `job` off the loop on the one writer thread, in order of submission.
 
-        Then `done(result, error)` on the loop.
+        Then `done(result, error)` on the loop. A job that `is_short` may be run at once, here, if nothing is under way
+        on that thread; then `done` is called before this returns.
         """
         ...
 

@@ -31,6 +31,11 @@ _LOCK_NAME = "lock"
 _LOCK_BYTES = 32
 """The length of the lock file, which is always overwritten as a whole, so that a start needs no space for it."""
 _TEMPORARY = ".tmp"
+SHORT_S = 0.001
+"""A short job that takes longer is slow: the next ones do not keep the event loop waiting."""
+SLOW_REST = 16
+"""After a slow job, so many have to be quick in a row on their thread before one may leave it, for each `SHORT_S` that
+it took."""
 
 
 class DirectoryInUse(Exception):
@@ -102,6 +107,7 @@ class RealDisk:
         self._writer = _Worker("disk-writer")
         self._reader = _Worker("disk-reader")
         self._background = _Worker("disk-background")
+        self._pace = _Pace()
 
     def make_directory(self, path: str) -> None:
         _make_directory(self._root / path)
@@ -160,8 +166,17 @@ class RealDisk:
     def session(self) -> str:
         return self._session
 
-    def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
-        self._writer.submit(job, done)
+    def submit(
+        self,
+        job: Callable[[], T],
+        done: Callable[[T | None, Exception | None], None],
+        *,
+        is_short: bool = False,
+    ) -> None:
+        if is_short and self._writer.is_idle and self._pace.is_quick:
+            done(*_outcome(self._pace.timed(job)))
+        else:
+            self._writer.submit(self._pace.timed(job) if is_short else job, done)
 
     def submit_read(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         self._reader.submit(job, done)
@@ -255,6 +270,29 @@ def _lock(root: Path, descriptor: int, kind: int) -> None:
         raise DirectoryInUse(f"{root}: in use by another process (pid {holder or 'unknown'})") from None
 
 
+class _Pace:
+    """How long short jobs take: while the disk is quick, a thread for them costs more time than they do."""
+
+    def __init__(self) -> None:
+        self._rest = 0
+        """So many short jobs are still to be done on the thread because one was slow."""
+
+    @property
+    def is_quick(self) -> bool:
+        return self._rest == 0
+
+    def timed(self, job: Callable[[], T]) -> Callable[[], T]:
+        def timed() -> T:
+            began_s = time.monotonic()
+            try:
+                return job()
+            finally:
+                slowness = int((time.monotonic() - began_s) / SHORT_S)
+                self._rest = max(self._rest - 1, 0, SLOW_REST * slowness)
+
+        return timed
+
+
 class _Worker:
     """One thread that runs jobs in order and answers on the loop that submitted them."""
 
@@ -263,19 +301,22 @@ class _Worker:
         # A daemon: a disk that hangs must not keep a failed node from exiting.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        self._unanswered = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was submitted is done, and the loop knows."""
+        return self._unanswered == 0
 
     def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         loop = asyncio.get_running_loop()
+        self._unanswered += 1
 
-        def work() -> None:
-            try:
-                result = job()
-            except Exception as error:  # noqa: BLE001 - it is the submitter's to judge
-                _answer(loop, done, None, error)
-            else:
-                _answer(loop, done, result, None)
+        def answer(outcome: tuple[T | None, Exception | None]) -> None:
+            self._unanswered -= 1
+            done(*outcome)
 
-        self._jobs.put(work)
+        self._jobs.put(lambda: _answer(loop, answer, _outcome(job)))
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -286,9 +327,16 @@ class _Worker:
             work()
 
 
-def _answer(loop: asyncio.AbstractEventLoop, done: Callable[..., None], *outcome: Any) -> None:
+def _outcome(job: Callable[[], T]) -> tuple[T | None, Exception | None]:
     try:
-        loop.call_soon_threadsafe(done, *outcome)
+        return job(), None
+    except Exception as error:  # noqa: BLE001 - it is the submitter's to judge
+        return None, error
+
+
+def _answer(loop: asyncio.AbstractEventLoop, answer: Callable[[Any], None], outcome: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(answer, outcome)
     except RuntimeError:
         if not loop.is_closed():
             raise

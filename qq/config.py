@@ -401,7 +401,9 @@ def _check(config: NodeConfig, path: Path) -> None:
         raise ConfigError(f"{path}: [cluster] election_timeout_max_s: must be above election_timeout_min_s")
     if config.heartbeat_s * 3 >= config.election_timeout_min_s:
         # One lost heartbeat must not depose a leader.
-        raise ConfigError(f"{path}: [cluster] heartbeat_s: must be less than a third of election_timeout_min_s")
+        raise ConfigError(
+            f"{path}: [cluster] heartbeat_s: must be less than a third of election_timeout_min_s"
+        )
     limits = config.limits
     if 0 < limits.memory_high_watermark_bytes < limits.message_bytes:
         # The first part of such a message would be an alarm, which keeps the rest of it from being read.

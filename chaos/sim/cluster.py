@@ -54,6 +54,10 @@ class Parts(NamedTuple):
     network: type[Network] = Network
 
 
+AT_ONCE_SHARE = 0.5
+"""How many of the short jobs of a disk are done at once, without its thread, as a quick disk does all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Everything that one run is; drawn from the seed by run.py."""
@@ -194,6 +198,7 @@ class SimulatedNode:
         self.wall = WallClock(self._world, cluster.skew_ms())
         self.disk = SimulatedDisk(self._world.random(f"disk {name}"), self._schedule_disk)
         self.disk.slow = cluster.options.disk_slowness
+        self.disk.at_once_share = AT_ONCE_SHARE
 
     def _schedule_disk(self, delay_s: float, callback: Callable[[], None]) -> None:
         # The runtime of the life in which the callback falls due: the disk drops those of an earlier life itself.

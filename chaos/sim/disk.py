@@ -51,6 +51,9 @@ class SimulatedDisk:
     full: bool = False
     """Whatever needs space fails with ENOSPC, appends after having written a part."""
 
+    at_once_share: float = 0.0
+    """How many of the short jobs are done before `submit` returns, as long as the disk is not slow."""
+
     capacity_bytes: int | None = None
     """How much all files may hold together; None is no limit."""
 
@@ -162,8 +165,15 @@ class SimulatedDisk:
     def session(self) -> str:
         return f"session-{self._session}"
 
-    def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
-        self._writes.submit(job, done)
+    def submit(
+        self,
+        job: Callable[[], T],
+        done: Callable[[T | None, Exception | None], None],
+        *,
+        is_short: bool = False,
+    ) -> None:
+        at_once = is_short and self.slow <= 1.0 and self._rng.random() < self.at_once_share
+        self._writes.submit(job, done, at_once=at_once)
 
     def submit_read(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         self._reads.submit(job, done)
@@ -646,7 +656,13 @@ class _Lane:
         self._schedule = schedule
         self._jobs: deque[tuple[Callable[[], object], Callable[[], None]]] = deque()
 
-    def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
+    def submit(
+        self,
+        job: Callable[[], T],
+        done: Callable[[T | None, Exception | None], None],
+        *,
+        at_once: bool = False,
+    ) -> None:
         def complete() -> None:
             try:
                 result = job()
@@ -655,6 +671,9 @@ class _Lane:
             else:
                 done(result, None)
 
+        if at_once and not self._jobs:
+            complete()
+            return
         self._jobs.append((job, complete))
         if len(self._jobs) == 1:
             self._start()

@@ -142,6 +142,9 @@ class Ledger:
     def due_ms(self) -> int | None:
         return self._alarms[0] if self._alarms else None
 
+    def concerned(self, effects: Sequence[Any]) -> Sequence[str]:  # noqa: ARG002 - nobody waits for any
+        return []
+
     def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
         self._note(f"{origin} {time_ms} {expelled}".encode())
         if expelled:

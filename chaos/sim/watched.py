@@ -8,7 +8,7 @@ Law: a watched machine does what the machine does; only one of another version d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -95,6 +95,9 @@ class WatchedMachine:
 
     def due_ms(self) -> int | None:
         return self.inner.due_ms()
+
+    def concerned(self, effects: Sequence[Any]) -> Iterable[str]:
+        return self.inner.concerned(effects)
 
     def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
         effects = self.inner.origin_down(origin, time_ms, expelled=expelled)

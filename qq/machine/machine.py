@@ -23,7 +23,7 @@ from qq.machine.consuming import Taking
 from qq.machine.core import ContentOf, Core, SessionState, no_content
 from qq.machine.costs import Costs
 from qq.machine.declaring import Declaring
-from qq.machine.effects import Known, OriginExpelled
+from qq.machine.effects import DeadLettered, Known, OriginExpelled
 from qq.machine.errors import Refused
 from qq.machine.operating import Operating
 from qq.machine.publishing import Publishing
@@ -32,7 +32,7 @@ from qq.machine.state import VERSION, FrozenMachine, freeze, read_dump, restore
 from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from qq.machine.catalog import Catalog
     from qq.machine.effects import Deliver, Effect, Result
@@ -164,6 +164,10 @@ class QueueMachine:
     def due_ms(self) -> int | None:
         """The time at which an entry will do something although nobody asks for anything; None for never."""
         return self._core.due_ms()
+
+    def concerned(self, effects: Sequence[Effect]) -> Iterable[str]:
+        """The nodes whose sessions are told one of these effects."""
+        return [effect.node for effect in effects if type(effect) is not DeadLettered]
 
     def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> list[Effect]:
         """End what a node had open that restarted or was given up: what clients held returns, exclusive queues go."""

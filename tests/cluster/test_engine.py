@@ -6,6 +6,7 @@ The stock node is a plain SyncObj, driven by doTick, with a journal in memory an
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import pickle
 import random
 import threading
@@ -30,7 +31,7 @@ from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.configuration import Configuration, PeerAddress, Versions, make_configuration
 from cluster.elections import Role
-from cluster.engine import Departure, Engine, Timing
+from cluster.engine import NOTICE_S, Departure, Engine, Timing
 from cluster.envelope import (
     Append,
     Appended,
@@ -1313,3 +1314,61 @@ def test_nothing_of_a_lost_directory_counts_for_the_one_that_takes_its_place() -
     node.engine.propose(make_configuration(0, vacated))
     assert node.engine.acknowledged_index("c") == 0
     assert node.configurations.membership.learners == {"c"}
+
+
+def test_who_waits_for_an_entry_is_told_at_once_that_it_is_committed_and_the_others_soon() -> None:
+    node = leading()
+    index = node.engine.propose(NO_OP)
+    node.stored_by(index, "b", "c")
+    node.wait(0.05)
+    node.engine.outbox.clear()
+
+    def commit() -> int:
+        index = node.engine.propose(NO_OP)
+        node.turn()
+        node.engine.outbox.clear()
+        node.journal.sync_now()
+        node.engine.synced()
+        for peer in PEERS:
+            node.engine.receive(peer, appended(node.engine.term, index + 1))
+        assert node.engine.wants_turn
+        return index
+
+    def told(peer: str) -> list[int]:
+        return [append.commit_index for append in node.appends_to(peer)]
+
+    index = commit()
+    node.turn()
+    assert (told("b"), told("c")) == ([], [])
+    assert not node.engine.wants_turn
+    assert node.engine.resume_s - node.world.now_s == pytest.approx(NOTICE_S)
+    node.world.now_s = node.engine.resume_s
+    node.turn()
+    assert (told("b"), told("c")) == ([index], [index])
+
+    index = commit()
+    node.engine.tell_soon(["b", "a"])
+    node.turn()
+    assert (told("b"), told("c")) == ([index], [])
+
+    index = commit()
+    node.turn()
+    node.engine.propose(NO_OP)
+    node.turn()
+    assert (told("b"), told("c")) == ([index], [index]), "with the next append"
+    assert node.engine.resume_s == math.inf
+
+
+def test_what_changes_nothing_for_a_majority_needs_no_turn() -> None:
+    node = leading()
+    index = node.engine.propose(NO_OP)
+    node.turn()
+    node.engine.receive("b", appended(node.engine.term, index + 1))
+    assert not node.engine.wants_turn, "its own disk has not got the entry"
+    node.journal.sync_now()
+    node.engine.synced()
+    assert node.engine.wants_turn
+    node.turn()
+    assert node.engine.commit_index == index
+    node.engine.receive("c", appended(node.engine.term, index + 1))
+    assert not node.engine.wants_turn

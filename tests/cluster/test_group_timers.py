@@ -67,6 +67,9 @@ class Alarms:
     def due_ms(self) -> int | None:
         return self.due[0] if self.due else None
 
+    def concerned(self, effects: Sequence[Any]) -> Sequence[str]:
+        return []
+
     def origin_down(self, origin: str, time_ms: int, *, expelled: bool) -> Sequence[Any]:
         return []
 

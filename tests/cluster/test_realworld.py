@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import pytest
 
 from cluster.log.hardstate import HardStateFile
 from cluster.log.journal import SegmentedJournal
-from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
+from cluster.realworld import SLOW_REST, AsyncioRuntime, DirectoryInUse, RealDisk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -343,3 +344,50 @@ def test_a_killed_writer_leaves_everything_that_it_called_synced(tmp_path: Path)
     assert journal.last_index >= max(reported, default=500)
     assert all(payload == b"%d" % index * 50 for payload, index, _ in journal[0 : len(journal)])
     disk.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_short_job_is_done_at_once_while_the_disk_is_quick(disk: RealDisk) -> None:
+    """One that is slow has the next ones go to the thread, the more of them the slower it was."""
+    here = threading.get_ident()
+    threads: list[int] = []
+
+    async def submit(seconds: float = 0.0) -> int:
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def job() -> None:
+            time.sleep(seconds)
+            threads.append(threading.get_ident())
+
+        disk.submit(job, lambda result, error: done.set_result((result, error)), is_short=True)
+        assert await done == (None, None)
+        return threads[-1]
+
+    async def run() -> None:
+        assert await submit() == here
+        assert await submit(0.01) == here
+        rest = [await submit() for _ in range(10 * SLOW_REST)]
+        assert here not in rest
+        while await submit() != here:
+            pass  # a job that the system has kept waiting counts as slow, too
+
+    asyncio.run(run())
+
+
+def test_a_short_job_waits_behind_what_was_submitted_before_it_and_tells_its_error(disk: RealDisk) -> None:
+    order: list[str] = []
+
+    def fail() -> None:
+        order.append("short")
+        raise OSError(5, "broken")
+
+    async def run() -> None:
+        disk.submit(lambda: order.append("long"), lambda *_: order.append("done"))
+        for _ in range(2):
+            done = asyncio.get_running_loop().create_future()
+            disk.submit(fail, lambda _, error, done=done: done.set_result(error), is_short=True)
+            assert str(await done) == "[Errno 5] broken"
+
+    asyncio.run(run())
+    assert [each for each in order if each != "done"] == ["long", "short", "short"]

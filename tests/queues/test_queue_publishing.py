@@ -174,7 +174,9 @@ def test_a_delayed_message_comes_when_it_is_due_and_then_at_the_tail(world: Worl
     publish(channel, queue, "n")
     world.change_leader()
     wait_until(lambda: ready(consumer, queue) == 3)
-    assert time.monotonic() - began_s > 0.7
+    assert time.monotonic() - began_s > 0.65, (
+        "clocks of leaders differ by milliseconds, and of busy ones by some more"
+    )
     assert [(m.body, m.redelivered) for m in drain(consumer, queue)] == [
         (b"n", False),
         (b"e", False),

@@ -136,7 +136,8 @@ def goes_on_when_expelled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
-    confirms_what_it_has_not_seen: 46,
+    confirms_what_it_has_not_seen: 15,
+    forgets_answers: 1,
     refusals_are_confirms: 40,
     keeps_what_sessions_held: 4,
 }

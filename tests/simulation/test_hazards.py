@@ -682,7 +682,7 @@ class Hazard(NamedTuple):
 
 
 HAZARDS = [
-    Hazard(Parts(engine=AcknowledgesBeforeTheSync), None, 5, "believes that", shown_by=7),
+    Hazard(Parts(engine=AcknowledgesBeforeTheSync), None, 5, "believes that", shown_by=0),
     Hazard(Parts(engine=CountsItsUnsyncedTail), POWER_LOSSES, 60, "entry", shown_by=55),
     Hazard(Parts(engine=ForgetsItsVote), POWER_LOSSES, 5, "has forgotten that it voted", shown_by=4),
     Hazard(Parts(engine=ForgetsItsTerm), POWER_LOSSES, 30, "has forgotten term", shown_by=23),
@@ -736,7 +736,7 @@ HAZARDS = [
         20,
         "are live",
         ("cluster.group.Housekeeping", TruncatesWithoutACheckpoint),
-        shown_by=55,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
@@ -744,7 +744,7 @@ HAZARDS = [
         30,
         "has given its log up",
         ("cluster.group.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
-        shown_by=11,
+        shown_by=6,
     ),
     Hazard(
         Parts(),
@@ -782,7 +782,7 @@ HAZARDS = [
         20,
         "that nobody asked for",
         ("qq.machine.queue.Queue.take_dying", take_dying_whatever_is_meant),
-        shown_by=45,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
@@ -806,7 +806,7 @@ HAZARDS = [
         10,
         "elsewhere and is",
         ("chaos.sim.run.QueueMachine", GoesByItsOwnClock),
-        shown_by=21,
+        shown_by=1,
     ),
     Hazard(
         Parts(),
@@ -870,7 +870,7 @@ HAZARDS = [
         80,
         "was not told to close",
         ("qq.machine.machine.QueueMachine.outstanding", tell_of_no_connections),
-        shown_by=24,
+        shown_by=2,
     ),
     Hazard(
         Parts(),
@@ -880,14 +880,14 @@ HAZARDS = [
         ("chaos.sim.queue_workload.encode_batch", lets_in_too_deep_a_table),
         shown_by=26,
     ),
-    Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=29),
+    Hazard(Parts(engine=LetsLearnersVote), LOSSES, 30, "is a learner and", shown_by=32),
     Hazard(
         Parts(),
         SHORTENED_LOGS,
         10,
         "which it had acknowledged",
         ("cluster.log.segment_files.load_mark", believe_what_the_log_says),
-        shown_by=0,
+        shown_by=1,
     ),
     Hazard(
         Parts(),
@@ -919,7 +919,7 @@ HAZARDS = [
     Hazard(
         Parts(group=ChangesMembersBeforeItCommits), FOUR_VOTERS, 30, "before it has committed", shown_by=0
     ),
-    Hazard(Parts(group=MakesSeveralChangesAtOnce), FOUR_VOTERS, 30, "twice at once", shown_by=0),
+    Hazard(Parts(group=MakesSeveralChangesAtOnce), FOUR_VOTERS, 30, "twice at once", shown_by=1),
     Hazard(
         Parts(engine=CampaignsWithoutAsking, group=StaysThoughRemoved),
         REMOVALS,
@@ -935,15 +935,15 @@ HAZARDS = [
         ("cluster.membership.Membership.reached", reached_by_anybody),
         shown_by=16,
     ),
-    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 30, "by the votes of", shown_by=12),
+    Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 30, "by the votes of", shown_by=17),
     Hazard(Parts(group=GoesByTheListInItsFile), WRONG_LISTS, 20, "both lead", shown_by=11),
     Hazard(
         Parts(group=StaysThoughRemoved),
         OLD_DIRECTORIES,
         30,
-        "than the committed one",
+        "has synced entry",
         ("cluster.configuration.Configuration.has", known_by_name),
-        shown_by=42,
+        shown_by=0,
     ),
     Hazard(
         Parts(),
@@ -963,8 +963,8 @@ HAZARDS = [
     ),
     Hazard(Parts(network=LinksAnybody), BACKUPS, 5, "members have lost their logs", shown_by=0),
     Hazard(Parts(group=LeadsUnderMaintenance), DRAINS, 20, "has not converged", shown_by=0),
-    Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged", shown_by=34),
-    Hazard(Parts(network=LosesFrames), None, 20, "has not converged", shown_by=25),
+    Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged", shown_by=2),
+    Hazard(Parts(network=LosesFrames), None, 20, "has not converged", shown_by=0),
 ]
 
 

@@ -382,14 +382,14 @@ def test_h8_a_peer_that_does_not_read_is_sent_little_more_than_its_link_takes() 
     leader, peer = leader_and_follower(simulation, 4.0)
     peer.runtime.pause()
     begun = leader.group.journal.last_index
-    world.run_until(16.0)
+    world.run_until(18.0)
     logged_bytes = leader.group.journal.bytes_from(begun)
     connection = cluster.network._links[leader.name].current[peer.name]
     assert connection.pipes[leader.name].congested
     assert connection.pipes[leader.name].queued_bytes < 2 * network.limits.high_water_bytes < logged_bytes / 4
     peer.runtime.go_on()
     simulation.workload.stop()
-    world.run_until(24.0)
+    world.run_until(26.0)
     assert cluster.settled(), cluster.describe()
 
 

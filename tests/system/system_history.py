@@ -51,7 +51,7 @@ class History:
 
     confirms: list[Confirm] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
-    done: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter, init=False)
     """How many of these each client has had, over all its connections."""
     lost_consumers: set[str] = field(default_factory=set)
     """Consumers whose node died: what they held comes back to others."""

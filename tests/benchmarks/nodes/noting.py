@@ -1,0 +1,88 @@
+"""A node that notes when it does what, for budget.py: `noting.py PROGRAM serve ...`.
+
+SIGUSR1 has it write its notes beside its data and forget them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import time
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROGRAM = sys.argv.pop(1)
+# The program that is watched, which may be another one than this file's.
+sys.path.insert(0, PROGRAM)
+from cluster.departures import Departures  # noqa: E402
+from cluster.engine import Engine  # noqa: E402
+from cluster.group import Group  # noqa: E402
+from cluster.log.journal import SegmentedJournal  # noqa: E402
+from cluster.log.segment_writer import SegmentWriter  # noqa: E402
+from cluster.realworld import RealFile  # noqa: E402
+from qq.amqp_server.connection import ClientConnection  # noqa: E402
+from qq.amqp_server.outgoing import Outgoing  # noqa: E402
+
+notes: list[tuple[int, str]] = []
+
+
+def note(step: str) -> None:
+    notes.append((time.monotonic_ns(), step))
+
+
+def watch(
+    owner: Any, method: str, begins: str = "", ends: str = "", named: Callable[..., str] | None = None
+) -> None:
+    """Note when a method is called and when it returns; `named` says what is noted of a call in place of `begins`."""
+    original = getattr(owner, method)
+
+    @wraps(original)
+    def watched(*arguments: Any, **options: Any) -> Any:
+        if named is not None:
+            note(named(*arguments))
+        elif begins:
+            note(begins)
+        try:
+            return original(*arguments, **options)
+        finally:
+            if ends:
+                note(ends)
+
+    setattr(owner, method, watched)
+
+
+def watch_all() -> None:
+    watch(ClientConnection, "data_received", "reads from the client", "has parsed it")
+    watch(Group, "submit", "submits a batch")
+    watch(Group, "_take_turn", "turn begins", "turn ends")
+    watch(Engine, "propose", ends="has proposed")
+    watch(Departures, "transmit", named=lambda _, peer, message: f"sends {type(message).__name__} to {peer}")
+    watch(Group, "_receive", named=lambda _, peer, message: f"receives {type(message).__name__} of {peer}")
+    watch(SegmentedJournal, "start_sync", "starts a sync")
+    watch(SegmentWriter, "run", "the writer begins", "the writer ends")
+    watch(RealFile, "sync", "fdatasync begins", "fdatasync ends")
+    watch(Group, "_synced", "hears of the sync")
+    watch(Group, "_apply", "applies", "has applied")
+    watch(Outgoing, "confirm", "confirms")
+    watch(ClientConnection, "_flush", ends="has written to the client")
+
+
+def write(*_: object) -> None:
+    done = sorted(notes)
+    notes.clear()
+    directory = Path(os.environ.get("BUDGET_DIR", tempfile.gettempdir()))
+    (directory / f"{os.getpid()}.steps").write_text(json.dumps(done))
+
+
+watch_all()
+signal.signal(signal.SIGUSR1, write)
+sys.argv[0] = str(Path(PROGRAM) / "qq" / "__main__.py")
+runpy.run_path(sys.argv[0], run_name="__main__")
