@@ -143,6 +143,7 @@ def test_a_message_that_was_got_times_out_too(world: World, queue: str) -> None:
     got(channel, queue, auto_ack=False)
     world.change_leader()
     wait_closed(channel, closed_text())
+    wait_until(lambda: ready(publisher, queue) == 1)  # it returns with the end of the channel
     assert bodies_of(drain(publisher, queue)) == [b"a"]
 
 
