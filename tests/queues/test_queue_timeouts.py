@@ -80,6 +80,7 @@ def test_the_channel_of_a_consumer_that_does_not_acknowledge_is_closed(
     assert [(record.levelno, record.getMessage()) for record in logged] == [
         (logging.WARNING, logged_text(queue, consumer.tag, 2))
     ]
+    wait_until(lambda: ready(publisher, queue) == 2)  # they return with the end of the channel
     assert [(m.body, m.redelivered) for m in drain(publisher, queue)] == [(b"b", True), (b"c", True)]
 
 
