@@ -101,6 +101,7 @@ bench: export PYTHONPATH := $(CURDIR)
 bench: venv java
 	missed=0; \
 	$(BIN)/python tests/benchmarks/bench.py $(ARGS) || missed=1; \
+	$(BIN)/python tests/benchmarks/latency.py $(LATENCY) || missed=1; \
 	$(BIN)/python tests/benchmarks/budget.py $(BUDGET) || missed=1; \
 	$(BIN)/python tests/benchmarks/dearest.py $(DEAREST) || missed=1; \
 	$(BIN)/python tests/benchmarks/connections.py $(CONNECTIONS) || missed=1; \

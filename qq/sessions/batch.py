@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from cluster.ports import Buffer
     from qq.machine.commands import Command, Enqueue, Publish
 
-BATCH_BYTES_MAX = 1024 * 1024
-"""A batch of so many octets is full."""
-STEP_BYTES = BATCH_BYTES_MAX // BATCH_STEPS_MAX
-"""Octets that count as a step where a lane's share is concerned: a full batch is as much of one as of the other."""
+BATCH_BYTES_MAX = 256 * 1024
+"""A batch of so many octets is full. Larger ones carry hardly more, and whoever comes next waits longer."""
+STEP_BYTES = 200
+"""Octets that count as a step, a microsecond, where shares and waiting are concerned: so long takes what a cluster does
+for them, at some 200 MB/s."""
 
 
 class Payer(Protocol):

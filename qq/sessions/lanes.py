@@ -77,11 +77,14 @@ class Lanes:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def enter(self, lane: Lane) -> None:
-        """Have a lane served that had nothing to serve until now."""
+    def enter(self, lane: Lane) -> bool:
+        """Have a lane served that had nothing to serve until now; returns whether it asks for little beside others."""
+        first = self._time - AHEAD
+        asks_little = lane.time <= first
         lane.is_waiting = True
-        lane.time = max(lane.time, self._time - AHEAD)
+        lane.time = max(lane.time, first)
         self._push(lane)
+        return asks_little
 
     def next(self) -> Lane:
         """The lane that is next; it is in the order no more until it is given back."""

@@ -45,9 +45,20 @@ if TYPE_CHECKING:
 BATCHES_IN_FLIGHT_MAX = 2
 """Batches that may be submitted and not yet applied; above that, only full ones are submitted. Meanwhile what is asked
 for gathers, so batches fit the load."""
-COST_IN_FLIGHT_MAX = 4 * BATCH_STEPS_MAX
-"""Cost of the batches under way, in steps, octets included, at which no more is submitted. So whoever comes next waits
-for four full batches, or for one that is dearer, and not for all that others have asked for."""
+COST_AT_ONCE = 2_500
+"""Cost of the batches under way, in steps, octets included, from which on more is submitted at a pace only (`PACE_S`)
+while there is somebody who asks for little.
+
+It is two batches that are full of octets: enough to keep a quick disk and all nodes busy. So whoever asks for little
+waits for few milliseconds of others' work, and not for all that they have asked for.
+"""
+PACE_S = 0.010
+"""How long after a batch the next one is submitted though `COST_AT_ONCE` is under way: a disk that takes long for each
+sync may have more to do in one."""
+SPARING_S = 1.0
+"""How long, after somebody has come who asks for little, the pace is kept: the next message may come at any time."""
+COST_IN_FLIGHT_MAX = 2 * BATCH_STEPS_MAX
+"""Cost of the batches under way, in steps, octets included, at which no more is submitted."""
 
 WEIGHT_STEPS = 1000
 """How many steps make a weight of 1, which is a millisecond."""
@@ -84,6 +95,12 @@ class Submissions:
         self._flush_asked = False
         self._under_way: deque[_UnderWay] = deque()
         self._cost_in_flight = 0
+        self._submitted_s = -PACE_S
+        """When the last batch was submitted."""
+        self._sparing_until_s = 0.0
+        """Until when the pace is kept."""
+        self._is_pacing = False
+        """Whether it will be looked at the pace what may be submitted."""
         self._lanes = Lanes()
         self._own = Lane()
         """The node's own lane: commands that belong to no connection, such as what operators ask for."""
@@ -183,8 +200,8 @@ class Submissions:
 
     def _ask(self, lane: Lane, part: Part, size: int) -> None:
         lane.parts.append(part)
-        if not lane.is_waiting:
-            self._lanes.enter(lane)
+        if not lane.is_waiting and self._lanes.enter(lane):
+            self._sparing_until_s = self._runtime.monotonic() + SPARING_S
         if size:
             self._count(lane, size)
         self._ask_flush()
@@ -219,7 +236,28 @@ class Submissions:
             return False
         if self._cost_in_flight >= COST_IN_FLIGHT_MAX:
             return False
-        return len(self._under_way) < BATCHES_IN_FLIGHT_MAX or self._waiting_bytes >= BATCH_BYTES_MAX
+        if len(self._under_way) >= BATCHES_IN_FLIGHT_MAX and self._waiting_bytes < BATCH_BYTES_MAX:
+            return False
+        return self._cost_in_flight < COST_AT_ONCE or self._is_its_time()
+
+    def _is_its_time(self) -> bool:
+        """Whether the pace lets one more batch go; if not, it is looked again when it does."""
+        now_s = self._runtime.monotonic()
+        if now_s >= self._sparing_until_s:
+            return True
+        wait_s = self._submitted_s + PACE_S - now_s
+        if wait_s > 0 and not self._is_pacing:
+            self._is_pacing = True
+            self._runtime.call_later(wait_s, self._go_on_at_pace)
+        return wait_s <= 0
+
+    def _go_on_at_pace(self) -> None:
+        self._is_pacing = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._lanes and not self._flush_asked:
+            self._flush()
 
     def _gather(self) -> tuple[Batch, list[Lane]]:
         """Make a batch of what is next; returns with it the lanes that were put off to the next turn."""
@@ -249,6 +287,7 @@ class Submissions:
 
     def _submit(self, batch: Batch) -> None:
         sequence = self._log.submit(batch.payload(), batch.steps // WEIGHT_STEPS)
+        self._submitted_s = self._runtime.monotonic()
         self._under_way.append(_UnderWay(sequence, batch))
         self._cost_in_flight += batch.cost
         self._waiting_bytes -= batch.bytes
@@ -277,13 +316,12 @@ class Submissions:
                 payer.count_uncommitted(-size)
             for callback in done.callbacks:
                 callback()
-        if self._lanes and not self._flush_asked:
-            self._flush()
+        self._go_on()
 
     def entry_applied(self) -> None:
         """Go on if nothing is left of an earlier life of this node, for which everything has to wait."""
-        if self._lanes and not self._under_way and not self._flush_asked:
-            self._flush()
+        if not self._under_way:
+            self._go_on()
 
     def give_up(self) -> None:
         """The cluster expelled this node: whatever was under way has an unknown outcome, and no session is left."""

@@ -75,6 +75,9 @@ class World:
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._asked.append(callback)
 
+    def monotonic(self) -> float:
+        return 0.0
+
     def turn(self) -> None:
         asked, self._asked = self._asked, []
         for callback in asked:

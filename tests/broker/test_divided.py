@@ -397,6 +397,7 @@ def test_each_publish_is_answered_once_and_truly(seed: int, monkeypatch: pytest.
         (batch, "BATCH_BYTES_MAX", size),
         (submissions, "BATCH_BYTES_MAX", size),
         (batch, "STEP_BYTES", max(1, size // steps)),
+        (submissions, "COST_AT_ONCE", steps // 2),
         (submissions, "COST_IN_FLIGHT_MAX", 4 * steps),
         (submissions, "QUANTUM", max(1, steps // 10)),
         (lanes, "AHEAD", steps),

@@ -28,10 +28,16 @@ from qq.machine.commands import (
 from qq.machine.costs import BATCH_STEPS_MAX, TRANSACTION_STEPS_MAX
 from qq.machine.effects import Failed
 from qq.machine.machine import QueueMachine
-from qq.sessions.batch import BATCH_BYTES_MAX
+from qq.sessions.batch import BATCH_BYTES_MAX, STEP_BYTES
 from qq.sessions.lanes import AHEAD, QUANTUM, Lane
 from qq.sessions.parts import OpenEnqueue
-from qq.sessions.submissions import COST_IN_FLIGHT_MAX, Submissions
+from qq.sessions.submissions import (
+    COST_AT_ONCE,
+    COST_IN_FLIGHT_MAX,
+    PACE_S,
+    SPARING_S,
+    Submissions,
+)
 from qq.stored.content import content_of
 from qq.stored.properties import NO_PRIORITY, NO_TTL, Attributes
 
@@ -44,6 +50,8 @@ if TYPE_CHECKING:
 
 EMPTY = b"\x02\x00\x01\x00\x00\x00\x0e\x00\x3c\x00\x00" + bytes(8) + b"\x00\x00\xce"
 """The stored form of a message without properties and body."""
+FULL_OF_OCTETS = BATCH_BYTES_MAX // STEP_BYTES
+"""What a batch costs, in steps, that is full of octets."""
 PATTERNS = 3000
 """Binding keys with wildcards; a new key of 64 words takes some 2,500 steps beside them."""
 
@@ -101,6 +109,8 @@ class World:
         self.batches: list[tuple[list[Any], list[bytes]]] = []
         self.applied = 0
         self._asked: list[Callable[[], None]] = []
+        self.now_s = 0.0
+        self._timers: list[tuple[float, Callable[[], None]]] = []
         self.submissions = Submissions(
             "n1", cast("Group", self), self.machine, cast("Runtime", self), publish_timeout_s=0.0
         )
@@ -116,6 +126,25 @@ class World:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._asked.append(callback)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self._timers.append((self.now_s + delay_s, callback))
+
+    def wait(self, seconds: float) -> None:
+        """Let time go by while nothing is applied."""
+        self.now_s += seconds
+        due = [callback for at_s, callback in self._timers if at_s <= self.now_s]
+        self._timers = [timer for timer in self._timers if timer[0] > self.now_s]
+        for callback in due:
+            callback()
+
+    @property
+    def under_way(self) -> int:
+        """Batches that were submitted and are not applied."""
+        return len(self.batches) - self.applied
 
     def turn(self) -> None:
         """One pass of the loop."""
@@ -140,8 +169,8 @@ class World:
         return True
 
     def settle(self) -> None:
-        """Let everything come to its end."""
-        while self._asked or self.applied < len(self.batches):
+        """Let everything come to its end, without a timer: what is applied makes room."""
+        while self._asked or self.under_way:
             self.turn()
             self.apply()
 
@@ -204,7 +233,7 @@ def test_who_comes_new_is_served_before_many_who_have_been_served(others: int) -
     while not modest.came:
         world.turn()
         world.apply()
-    assert world.applied - before <= 3
+    assert world.applied - before <= COST_IN_FLIGHT_MAX // BATCH_STEPS_MAX + 2  # under way, and its own
 
 
 def test_what_is_dear_is_looked_for_in_turns_and_costs_nobody_else_a_batch() -> None:
@@ -233,6 +262,77 @@ def test_an_acknowledgement_does_not_go_before_the_message_that_was_published_fi
     world.settle()
     commands = [command for commands, _ in world.batches[4:] for command in commands]
     assert [type(command) for command in commands] == [Settle, Enqueue, Settle]
+
+
+@pytest.fixture
+def beside_floods() -> World:
+    """Three clients that have asked for much, and one that asks for little now and then."""
+    world = World(4)
+    for client in world.clients[1:]:
+        for _ in range(1000):
+            world.publish(client, "", "q", bytes(20_000))
+    world.turn()
+    return world
+
+
+def test_much_is_under_way_while_nobody_asks_for_little(beside_floods: World) -> None:
+    world = beside_floods
+    while world.applied < 40:
+        assert world.under_way >= COST_IN_FLIGHT_MAX // FULL_OF_OCTETS
+        world.apply()
+        world.turn()
+    world.settle()
+
+
+def test_little_is_under_way_before_who_asks_for_little(beside_floods: World) -> None:
+    world = beside_floods
+    modest = world.clients[0]
+    while world.applied < 40:  # so that the floods have had more than what an idle lane is put ahead by
+        world.apply()
+    for _ in range(20):
+        world.publish(modest, "", "q", b"little")
+        world.turn()
+        for _ in range(20):
+            world.apply()
+        before = world.applied
+        world.publish(modest, "", "q", b"little")
+        world.turn()
+        while len(modest.came) < len(modest.asked):
+            assert world.apply()
+        assert world.applied - before <= COST_AT_ONCE // FULL_OF_OCTETS + 2
+    world.settle()
+
+
+def test_a_log_that_takes_long_gets_more_at_a_pace(beside_floods: World) -> None:
+    world = beside_floods
+    for _ in range(40):
+        world.apply()
+    world.publish(world.clients[0], "", "q", b"little")
+    world.turn()
+    while world.under_way > 2:
+        world.apply()
+    found = [world.under_way]
+    for _ in range(30):
+        world.wait(PACE_S)
+        found.append(world.under_way)
+    assert found == sorted(found)
+    assert all(more - fewer <= 1 for fewer, more in pairwise(found))
+    assert found[-1] >= COST_IN_FLIGHT_MAX // FULL_OF_OCTETS
+    world.settle()
+
+
+def test_the_pace_ends_when_nobody_has_asked_for_little_for_a_while(beside_floods: World) -> None:
+    world = beside_floods
+    for _ in range(40):
+        world.apply()
+    world.publish(world.clients[0], "", "q", b"little")
+    world.turn()
+    while world.under_way > 2:
+        world.apply()
+    world.wait(SPARING_S)
+    world.apply()
+    assert world.under_way >= COST_IN_FLIGHT_MAX // FULL_OF_OCTETS
+    world.settle()
 
 
 def test_equal_shares_of_a_batch() -> None:

@@ -86,6 +86,7 @@ def test_a_commit_of_very_many_tiny_messages_ends_no_node() -> None:
                 honest.write(publish(1, "honest", b"m"))
                 honest.expect(Basic.Ack, 1)
         assert all(node.running for node in cluster.nodes)
+        cluster.wait_caught_up()
         assert [queue["messages"] for queue in one.queues()] == [3]
 
 
