@@ -41,6 +41,9 @@ REPLIES_WAITING_MAX = 50_000
 """Runs of direct replies that wait for a client that does not read. What comes on top is lost, and so is what waits for
 so long that the log does not hold it any more: RabbitMQ promises no more (at most once), and nobody need keep the log
 for a client that asks and does not listen. So many are some 15 MB, and more than clients ask for before they read."""
+WRITTEN_AT_EASE = 200
+"""Up to so many messages that were written to a channel, no consumer without a prefetch limit, which has some 2000 on
+their way at a time, waits for the log to hear of them."""
 READ_AHEAD_RANGES = 64
 """How many of the ranges that wait are looked at for entries that will have to be read."""
 
@@ -120,6 +123,8 @@ class Outgoing:
         self._read_ahead = ReadAhead()
         self._recovering = False
         self._closed = False
+        self._written = 0
+        """Messages written since the connection's lane had nothing to be served."""
         self._next_tag = 1
         self._confirmed = 0
         self._unacked: RangeMap[Tagged] = RangeMap()
@@ -169,6 +174,11 @@ class Outgoing:
             self._put(_Confirm(published, refused))
 
     # Acknowledgements
+
+    @property
+    def unacked(self) -> int:
+        """How many messages the client holds."""
+        return len(self._unacked)
 
     def take(self, tag: int, *, multiple: bool, method: tuple[int, int]) -> list[Piece[Tagged]]:
         """Give up a delivery tag, or all up to it; raises ChannelError if the client does not hold it.
@@ -332,16 +342,20 @@ class Outgoing:
         self, consumer: OutgoingConsumer, first_id: int, count: int, *, redelivered: bool
     ) -> None:
         submissions, counters = self._broker.submissions, self._broker.counters
+        lane = self._connection.lane
+        self._written = count if not lane.is_waiting else self._written + count
+        is_urgent = self._written > WRITTEN_AT_EASE
         if redelivered:
             counters.messages_redelivered += count
         if consumer.no_ack:
             counters.messages_delivered_auto_ack += count
-            submissions.settle(Settle, consumer.id, first_id, first_id + count - 1, self._connection.lane)
+            last_id = first_id + count - 1
+            submissions.settle(Settle, consumer.id, first_id, last_id, lane, is_urgent=is_urgent)
         else:
             counters.messages_delivered_manual_ack += count
             self._unacked.append(self._next_tag, count, Tagged(consumer.id, first_id))
             if consumer.paced:
-                submissions.credit(consumer.id, count, self._connection.lane)
+                submissions.credit(consumer.id, count, lane, is_urgent=is_urgent)
         self._next_tag += count
 
     def _write_get(self, item: _Get) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from qq.machine.codec import check_command
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 BATCHES_IN_FLIGHT_MAX = 2
 """Batches that may be submitted and not yet applied; above that, only full ones are submitted. Meanwhile what is asked
 for gathers, so batches fit the load."""
+SPACING_S = 0.002
+"""How long after a batch, if that is not applied earlier, one that is not full is submitted. An entry costs every node
+as much for one command as for ten, and hardly comes sooner if there is another one before it."""
 COST_AT_ONCE = 2_500
 """Cost of the batches under way, in steps, octets included, from which on more is submitted at a pace only (`PACE_S`)
 while there is somebody who asks for little.
@@ -55,6 +59,8 @@ waits for few milliseconds of others' work, and not for all that they have asked
 PACE_S = 0.010
 """How long after a batch the next one is submitted though `COST_AT_ONCE` is under way: a disk that takes long for each
 sync may have more to do in one."""
+MOMENT_S = 0.002
+"""How long what nobody waits for may wait for company: acknowledgements go with the next publish."""
 SPARING_S = 1.0
 """How long, after somebody has come who asks for little, the pace is kept: the next message may come at any time."""
 COST_IN_FLIGHT_MAX = 2 * BATCH_STEPS_MAX
@@ -93,14 +99,16 @@ class Submissions:
         self._publish_timeout_s = publish_timeout_s
         self._watched: deque[_Watched] = deque()
         self._flush_asked = False
+        self._is_behind = False
+        """Whether the last batch had no room for all that waited."""
+        self._look_s = inf
+        """When it is looked next what may be submitted, if nothing happens before."""
         self._under_way: deque[_UnderWay] = deque()
         self._cost_in_flight = 0
         self._submitted_s = -PACE_S
         """When the last batch was submitted."""
         self._sparing_until_s = 0.0
         """Until when the pace is kept."""
-        self._is_pacing = False
-        """Whether it will be looked at the pace what may be submitted."""
         self._lanes = Lanes()
         self._own = Lane()
         """The node's own lane: commands that belong to no connection, such as what operators ask for."""
@@ -188,23 +196,42 @@ class Submissions:
         if run.first_sequence and self._publish_timeout_s:
             self._watch(run.publisher)
 
-    def settle(self, kind: type[Settlement], consumer: int, first: int, last: int, lane: Lane) -> None:
-        """Settle, return or discard message ids; consecutive ranges of one consumer become one command."""
+    def settle(
+        self,
+        kind: type[Settlement],
+        consumer: int,
+        first: int,
+        last: int,
+        lane: Lane,
+        *,
+        is_urgent: bool = True,
+    ) -> None:
+        """Settle, return or discard message ids; consecutive ranges of one consumer become one command.
+
+        What is not urgent, because nobody waits for what comes of it, goes with what is asked for next, or in a moment.
+        """
         known = lane.settlements.get((kind, consumer))
         if known is None or not known.goes_on(first, last):
             known = lane.settlements[kind, consumer] = OpenSettlement(kind, consumer, first, last)
-            self._ask(lane, known, COMMAND_BYTES)
+            self._ask(lane, known, COMMAND_BYTES, is_urgent=is_urgent)
+        elif is_urgent:
+            self._ask_flush()
 
-    def credit(self, consumer: int, count: int, lane: Lane) -> None:
-        self._ask(lane, Asked(self._node, Credit(consumer, count), COMMAND_BYTES), COMMAND_BYTES)
+    def credit(self, consumer: int, count: int, lane: Lane, *, is_urgent: bool = True) -> None:
+        """Let a consumer have so many messages more; see `settle` for what is not urgent."""
+        credit = Asked(self._node, Credit(consumer, count), COMMAND_BYTES)
+        self._ask(lane, credit, COMMAND_BYTES, is_urgent=is_urgent)
 
-    def _ask(self, lane: Lane, part: Part, size: int) -> None:
+    def _ask(self, lane: Lane, part: Part, size: int, *, is_urgent: bool = True) -> None:
         lane.parts.append(part)
         if not lane.is_waiting and self._lanes.enter(lane):
             self._sparing_until_s = self._runtime.monotonic() + SPARING_S
         if size:
             self._count(lane, size)
-        self._ask_flush()
+        if is_urgent:
+            self._ask_flush()
+        elif not self._flush_asked:
+            self._look_again_in(MOMENT_S)
 
     def _count(self, lane: Lane, size: int) -> None:
         self._waiting_bytes += size
@@ -216,6 +243,20 @@ class Submissions:
         if not self._flush_asked:
             self._flush_asked = True
             self._runtime.call_soon(self._flush)
+
+    def _look_again_in(self, wait_s: float) -> None:
+        at_s = self._runtime.monotonic() + wait_s
+        if at_s < self._look_s:
+            self._look_s = at_s
+            self._runtime.call_later(wait_s, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look_s = inf
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._lanes and not self._flush_asked:
+            self._flush()
 
     def _flush(self) -> None:
         """Submit what may be submitted; what is put off is looked at again in the next turn of the loop."""
@@ -234,30 +275,26 @@ class Submissions:
     def _may_submit(self) -> bool:
         if not self._has_begun or self._machine.has_lost_sessions(self._node):
             return False
+        if not self._under_way:
+            return True
         if self._cost_in_flight >= COST_IN_FLIGHT_MAX:
             return False
-        if len(self._under_way) >= BATCHES_IN_FLIGHT_MAX and self._waiting_bytes < BATCH_BYTES_MAX:
-            return False
-        return self._cost_in_flight < COST_AT_ONCE or self._is_its_time()
+        if self._waiting_bytes < BATCH_BYTES_MAX:
+            if len(self._under_way) >= BATCHES_IN_FLIGHT_MAX:
+                return False
+            return self._is_behind or self._has_waited(SPACING_S)
+        return self._cost_in_flight < COST_AT_ONCE or not self._is_sparing() or self._has_waited(PACE_S)
 
-    def _is_its_time(self) -> bool:
-        """Whether the pace lets one more batch go; if not, it is looked again when it does."""
-        now_s = self._runtime.monotonic()
-        if now_s >= self._sparing_until_s:
-            return True
-        wait_s = self._submitted_s + PACE_S - now_s
-        if wait_s > 0 and not self._is_pacing:
-            self._is_pacing = True
-            self._runtime.call_later(wait_s, self._go_on_at_pace)
+    def _is_sparing(self) -> bool:
+        """Whether somebody who asks for little has come a short while ago."""
+        return self._runtime.monotonic() < self._sparing_until_s
+
+    def _has_waited(self, seconds: float) -> bool:
+        """Whether the last batch was submitted so long ago; if not, it is looked again when it was."""
+        wait_s = self._submitted_s + seconds - self._runtime.monotonic()
+        if wait_s > 0:
+            self._look_again_in(wait_s)
         return wait_s <= 0
-
-    def _go_on_at_pace(self) -> None:
-        self._is_pacing = False
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self._lanes and not self._flush_asked:
-            self._flush()
 
     def _gather(self) -> tuple[Batch, list[Lane]]:
         """Make a batch of what is next; returns with it the lanes that were put off to the next turn."""
@@ -273,6 +310,7 @@ class Submissions:
                 put_off.append(lane)
             else:
                 lanes.give_back(lane, cost)
+        self._is_behind = batch.is_full or outcome is Outcome.NO_ROOM
         return batch, put_off
 
     def _serve(self, lane: Lane, batch: Batch) -> Outcome:

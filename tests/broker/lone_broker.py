@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -29,6 +30,7 @@ from qq.machine.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
+from qq.sessions.submissions import MOMENT_S, SPACING_S
 from qq.stored.content import content_of
 
 T = TypeVar("T")
@@ -238,7 +240,10 @@ class LoneBroker:
         self.broker.entries._views.clear()
 
     def pass_some_time(self) -> None:
-        """Let the loop do what it has to do, and what follows from that."""
+        """Let the loop do what it has to do, and what follows from that, also a moment later."""
+        for _ in range(2):
+            self.call(int)
+            time.sleep(2 * max(SPACING_S, MOMENT_S))
         for _ in range(5):
             self.call(int)
 

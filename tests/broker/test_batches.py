@@ -78,6 +78,9 @@ class World:
     def monotonic(self) -> float:
         return 0.0
 
+    def call_later(self, _delay_s: float, _callback: Callable[[], None]) -> None:
+        """No time goes by: batches wait until earlier ones are applied."""
+
     def turn(self) -> None:
         asked, self._asked = self._asked, []
         for callback in asked:

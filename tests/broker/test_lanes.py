@@ -32,9 +32,12 @@ from qq.sessions.batch import BATCH_BYTES_MAX, STEP_BYTES
 from qq.sessions.lanes import AHEAD, QUANTUM, Lane
 from qq.sessions.parts import OpenEnqueue
 from qq.sessions.submissions import (
+    BATCHES_IN_FLIGHT_MAX,
     COST_AT_ONCE,
     COST_IN_FLIGHT_MAX,
+    MOMENT_S,
     PACE_S,
+    SPACING_S,
     SPARING_S,
     Submissions,
 )
@@ -333,6 +336,63 @@ def test_the_pace_ends_when_nobody_has_asked_for_little_for_a_while(beside_flood
     world.apply()
     assert world.under_way >= COST_IN_FLIGHT_MAX // FULL_OF_OCTETS
     world.settle()
+
+
+def test_what_is_not_urgent_goes_with_what_is_asked_for_next() -> None:
+    world = World(1)
+    [client] = world.clients
+    world.submissions.settle(Settle, 1, 1, 1, client.connection.lane, is_urgent=False)
+    world.turn()
+    assert not world.batches
+    world.publish(client, "", "q", b"next")
+    world.turn()
+    assert [[type(command) for command in commands] for commands, _ in world.batches] == [[Settle, Enqueue]]
+
+
+def test_what_is_not_urgent_goes_in_a_moment() -> None:
+    world = World(1)
+    lane = world.clients[0].connection.lane
+    for number in range(3):
+        world.submissions.settle(Settle, 1, number, number, lane, is_urgent=False)
+        world.submissions.credit(2, 1, lane, is_urgent=False)
+    world.turn()
+    world.wait(MOMENT_S / 2)
+    assert not world.batches
+    world.wait(MOMENT_S / 2)
+    [(commands, _)] = world.batches
+    assert commands == [Settle(1, 0, 2), *3 * [Credit(2, 1)]]
+
+
+def test_what_is_urgent_takes_with_it_what_was_not() -> None:
+    world = World(1)
+    lane = world.clients[0].connection.lane
+    world.submissions.settle(Settle, 1, 1, 1, lane, is_urgent=False)
+    world.submissions.settle(Settle, 1, 2, 2, lane)
+    world.turn()
+    [(commands, _)] = world.batches
+    assert commands == [Settle(1, 1, 2)]
+
+
+def test_a_batch_that_is_not_full_follows_when_the_one_before_is_applied_or_takes_long() -> None:
+    world = World(1)
+    [client] = world.clients
+    for number in range(3):
+        world.publish(client, "", "q", b"%d" % number)
+        world.turn()
+    assert world.under_way == 1
+    world.apply()
+    assert client.came == [b"0"]
+    assert world.under_way == 1
+    world.publish(client, "", "q", b"3")
+    world.turn()
+    world.wait(SPACING_S)
+    assert world.under_way == BATCHES_IN_FLIGHT_MAX
+    world.publish(client, "", "q", b"4")
+    world.turn()
+    world.wait(SPACING_S)
+    assert world.under_way == BATCHES_IN_FLIGHT_MAX
+    world.settle()
+    assert client.came == client.asked
 
 
 def test_equal_shares_of_a_batch() -> None:

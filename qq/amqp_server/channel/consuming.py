@@ -41,7 +41,7 @@ PACED_WINDOW = 2000
 class ConsumingMethods:
     """The consumers of a channel."""
 
-    __slots__ = ("_by_id", "_by_tag", "_core", "_prefetch", "_requester")
+    __slots__ = ("_at_ease", "_by_id", "_by_tag", "_core", "_prefetch", "_requester")
 
     def __init__(self, core: ChannelCore) -> None:
         self._core = core
@@ -52,6 +52,9 @@ class ConsumingMethods:
         self._requester: OutgoingConsumer | None = None
         """The consumer of direct replies."""
         self._prefetch = core.broker.limits.default_consumer_prefetch
+        self._at_ease = LIVE_UNLIMITED
+        """While the client holds no more messages than these, half of the narrowest prefetch limit there has been, no
+        consumer of the channel waits for an acknowledgement to be given more."""
 
     # Settling
 
@@ -79,9 +82,11 @@ class ConsumingMethods:
             core.transaction.settle(kind, pieces, method)
             return
         settle, lane = core.broker.submissions.settle, core.connection.lane
+        # What is returned, or refused, has to go to somebody else.
+        is_urgent = kind is not commands.Settle or core.outgoing.unacked > self._at_ease
         for piece in pieces:
             first = piece.value.first_id + piece.offset
-            settle(kind, piece.value.consumer, first, first + piece.count - 1, lane)
+            settle(kind, piece.value.consumer, first, first + piece.count - 1, lane, is_urgent=is_urgent)
             if kind is commands.Settle:
                 core.broker.counters.messages_acknowledged += piece.count
 
@@ -121,6 +126,7 @@ class ConsumingMethods:
             raise ConnectionFault(
                 ReplyCode.NOT_IMPLEMENTED, f"prefetch_size!=0 ({frame.prefetch_size})", 60, 10
             )
+        self._limit_ease(frame.prefetch_count)
         if frame.global_:
             core.ask(commands.Limit(core.session, frame.prefetch_count), lambda _: amqp.Basic.QosOk())
             return
@@ -134,6 +140,10 @@ class ConsumingMethods:
             core.answer_when_applied(amqp.Basic.QosOk())
         else:
             core.send(amqp.Basic.QosOk())
+
+    def _limit_ease(self, prefetch: int) -> None:
+        if prefetch:
+            self._at_ease = min(self._at_ease, prefetch // 2)
 
     # Consumers
 
@@ -164,6 +174,7 @@ class ConsumingMethods:
             cancel_on_failover=arguments.get("x-cancel-on-ha-failover") is True,
             live_prefetch=live_prefetch,
         )
+        self._limit_ease(prefetch)
         self._by_tag[tag] = self._by_id[consumer.id] = consumer
         command = commands.Checkout(
             core.session,
