@@ -15,10 +15,13 @@ import os
 import shutil
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any
+
+from cluster.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,6 +111,8 @@ class RealDisk:
         self._reader = _Worker("disk-reader")
         self._background = _Worker("disk-background")
         self._pace = _Pace()
+        self.write_times = Histogram()
+        """How long it took to write to the log and to sync that."""
 
     def make_directory(self, path: str) -> None:
         _make_directory(self._root / path)
@@ -173,10 +178,21 @@ class RealDisk:
         *,
         is_short: bool = False,
     ) -> None:
+        timed = partial(self._timed, job, is_short=is_short)
         if is_short and self._writer.is_idle and self._pace.is_quick:
-            done(*_outcome(self._pace.timed(job)))
+            done(*_outcome(timed))
         else:
-            self._writer.submit(self._pace.timed(job) if is_short else job, done)
+            self._writer.submit(timed, done)
+
+    def _timed(self, job: Callable[[], T], *, is_short: bool) -> T:
+        began_s = time.monotonic()
+        try:
+            return job()
+        finally:
+            took_s = time.monotonic() - began_s
+            self.write_times.add(took_s)
+            if is_short:
+                self._pace.took(took_s)
 
     def submit_read(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:
         self._reader.submit(job, done)
@@ -281,16 +297,10 @@ class _Pace:
     def is_quick(self) -> bool:
         return self._rest == 0
 
-    def timed(self, job: Callable[[], T]) -> Callable[[], T]:
-        def timed() -> T:
-            began_s = time.monotonic()
-            try:
-                return job()
-            finally:
-                slowness = int((time.monotonic() - began_s) / SHORT_S)
-                self._rest = max(self._rest - 1, 0, SLOW_REST * slowness)
-
-        return timed
+    def took(self, seconds: float) -> None:
+        """Note how long a short job has taken."""
+        slowness = int(seconds / SHORT_S)
+        self._rest = max(self._rest - 1, 0, SLOW_REST * slowness)
 
 
 class _Worker:

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+
+from cluster.histogram import BOUNDS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from prometheus_client import Metric
+
+    from cluster.histogram import Histogram
 
 STANDINGS = ("voter", "learner", "blank")
 _NO_LABELS: dict[str, str] = {}
@@ -115,6 +120,18 @@ class MemoryMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class DelayMetrics:
+    """What messages have waited for at this node."""
+
+    loop: Histogram
+    """How late timers of the event loop were: as late as everything else that was to be done then."""
+    log_write: Histogram
+    """How long the disk took to write to the log, with its sync."""
+    commit: Histogram
+    """How long it took from the submission of a batch of commands until it was applied here, and so confirmed."""
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """Everything that one scrape shows."""
 
@@ -125,6 +142,7 @@ class MetricsSnapshot:
     raft: RaftMetrics
     disk: DiskMetrics
     memory: MemoryMetrics
+    delays: DelayMetrics
     clock_offset_s: float
     """How many seconds the node's wall clock is ahead of the cluster's time."""
     queues: int
@@ -158,6 +176,7 @@ class _NodeCollector(Collector):
         yield from _disk(snapshot.disk)
         yield from _memory(snapshot.memory)
         yield _clock(snapshot.clock_offset_s)
+        yield from _delays(snapshot.delays)
         yield from _connections(snapshot.counters)
         yield from _messages(snapshot.counters)
         yield from _dead_letters(snapshot.counters)
@@ -234,6 +253,21 @@ def _memory(memory: MemoryMetrics) -> Iterator[Metric]:
 def _clock(offset_s: float) -> Metric:
     text = "By how much this node's wall clock is ahead of the cluster's time"
     return _gauge("clock_offset_seconds", text, offset_s)
+
+
+def _delays(delays: DelayMetrics) -> Iterator[Metric]:
+    yield _histogram("loop_delay", "How late this node's event loop does what is due", delays.loop)
+    yield _histogram("raft_log_write", "Each write to this node's log, with its sync", delays.log_write)
+    commit = "From the submission of a batch of commands until this node has applied it"
+    yield _histogram("raft_commit", commit, delays.commit)
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    bounds = [*map(str, BOUNDS_S), "+Inf"]
+    buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+    family = HistogramMetricFamily(f"rabbitmq_{name}_seconds", text)
+    family.add_metric([], buckets, histogram.total_s)
+    return family
 
 
 def _connections(counters: Counters) -> Iterator[Metric]:

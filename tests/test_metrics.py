@@ -8,7 +8,16 @@ from typing import Any
 
 from prometheus_client import generate_latest
 
-from qq.metrics import Counters, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
+from cluster.histogram import Histogram
+from qq.metrics import (
+    Counters,
+    DelayMetrics,
+    DiskMetrics,
+    MemoryMetrics,
+    MetricsSnapshot,
+    RaftMetrics,
+    node_registry,
+)
 
 
 def scrape(counters: Counters) -> dict[str, float]:
@@ -27,8 +36,13 @@ def scrape(counters: Counters) -> dict[str, float]:
     )
     disk = DiskMetrics(log_bytes=5000, free_bytes=9000, free_limit_bytes=10_000, alarm=True)
     memory = MemoryMetrics(limit_bytes=7000, alarm=True)
+    loop, log_write, commit = Histogram(), Histogram(), Histogram()
+    for seconds in (0.0001, 0.0005, 0.0006, 0.02, 7.0):
+        loop.add(seconds)
+    log_write.add(0.3)
+    delays = DelayMetrics(loop, log_write, commit)
     registry = node_registry(
-        lambda: MetricsSnapshot("n1", "qq", "0.1", counters, raft, disk, memory, -1.5, 3, 10, 5, 4)
+        lambda: MetricsSnapshot("n1", "qq", "0.1", counters, raft, disk, memory, delays, -1.5, 3, 10, 5, 4)
     )
     lines = generate_latest(registry).decode().splitlines()
     described = [line for line in lines if line.startswith("# TYPE")]
@@ -126,3 +140,20 @@ def test_direct_replies_are_delivered_messages_of_their_own() -> None:
         labels = 'protocol="amqp091",queue_type='
         assert shown[f'rabbitmq_global_messages_{name}_total{{{labels}"rabbit_quorum_queue"}}'] == 3
         assert shown[f'rabbitmq_global_messages_{name}_total{{{labels}"rabbit_volatile_queue"}}'] == 5
+
+
+def test_delays_are_counted_by_the_least_bound_that_they_do_not_exceed() -> None:
+    shown = scrape(Counters())
+    buckets = {
+        bound: shown[f'rabbitmq_loop_delay_seconds_bucket{{le="{bound}"}}'] for bound in ("0.0005", "0.001")
+    }
+    assert buckets == {"0.0005": 2, "0.001": 3}
+    assert shown['rabbitmq_loop_delay_seconds_bucket{le="0.01"}'] == 3
+    assert shown['rabbitmq_loop_delay_seconds_bucket{le="0.02"}'] == 4
+    assert shown['rabbitmq_loop_delay_seconds_bucket{le="5.0"}'] == 4
+    assert shown['rabbitmq_loop_delay_seconds_bucket{le="+Inf"}'] == 5
+    assert shown["rabbitmq_loop_delay_seconds_count"] == 5
+    assert round(shown["rabbitmq_loop_delay_seconds_sum"], 4) == 7.0212
+    assert shown['rabbitmq_raft_log_write_seconds_bucket{le="0.2"}'] == 0
+    assert shown['rabbitmq_raft_log_write_seconds_bucket{le="0.5"}'] == 1
+    assert shown["rabbitmq_raft_commit_seconds_count"] == 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 QUEUE = "priority"
-BURST = 60
+BURST = 100
 WINDOW = BURST
 PREFETCH = 3
 DELAY_S = 0.005

@@ -19,6 +19,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from cluster.histogram import Histogram
 from qq.machine.codec import check_command
 from qq.machine.commands import Commit, Credit
 from qq.machine.costs import BATCH_STEPS_MAX
@@ -75,6 +76,7 @@ class _UnderWay(NamedTuple):
 
     sequence: int
     batch: Batch
+    since_s: float
 
 
 class _Watched(NamedTuple):
@@ -118,6 +120,8 @@ class Submissions:
         """Whether the cluster knows of this life of the node; the state says then, too, that an earlier one is over."""
         self.batches_applied = 0
         """How many batches were applied: whoever waits sees by it that the log goes on."""
+        self.commit_times = Histogram()
+        """How long it took from the submission of a batch until this node had applied it."""
         self.times_unseen = 0
         """How often the node has missed what became of its batches: it was given a snapshot, or was expelled."""
 
@@ -326,7 +330,7 @@ class Submissions:
     def _submit(self, batch: Batch) -> None:
         sequence = self._log.submit(batch.payload(), batch.steps // WEIGHT_STEPS)
         self._submitted_s = self._runtime.monotonic()
-        self._under_way.append(_UnderWay(sequence, batch))
+        self._under_way.append(_UnderWay(sequence, batch, self._submitted_s))
         self._cost_in_flight += batch.cost
         self._waiting_bytes -= batch.bytes
         self._bytes_in_flight += batch.bytes
@@ -340,9 +344,11 @@ class Submissions:
         """
         self._has_begun = True
         self.times_unseen += unseen
+        now_s = self._runtime.monotonic()
         while self._under_way and self._under_way[0].sequence <= sequence:
-            done = self._under_way.popleft().batch
+            _, done, since_s = self._under_way.popleft()
             self.batches_applied += 1
+            self.commit_times.add(now_s - since_s)
             self._cost_in_flight -= done.cost
             self._bytes_in_flight -= done.bytes
             for publisher, published in done.confirms.items():
@@ -363,7 +369,7 @@ class Submissions:
 
     def give_up(self) -> None:
         """The cluster expelled this node: whatever was under way has an unknown outcome, and no session is left."""
-        callbacks = [callback for _, batch in self._under_way for callback in batch.callbacks]
+        callbacks = [callback for each in self._under_way for callback in each.batch.callbacks]
         for lane in self._lanes.clear():
             callbacks += [part.call for part in lane.parts if isinstance(part, Callback)]
             lane.parts.clear()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
 from ipaddress import ip_network
+from math import inf
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -30,7 +31,6 @@ from qq.machine.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
-from qq.sessions.submissions import MOMENT_S, SPACING_S
 from qq.stored.content import content_of
 
 T = TypeVar("T")
@@ -240,12 +240,16 @@ class LoneBroker:
         self.broker.entries._views.clear()
 
     def pass_some_time(self) -> None:
-        """Let the loop do what it has to do, and what follows from that, also a moment later."""
-        for _ in range(2):
-            self.call(int)
-            time.sleep(2 * max(SPACING_S, MOMENT_S))
+        """Let the loop do what it has to do, and what follows from that, also what is put off for a moment."""
+        deadline_s = time.monotonic() + 10
         for _ in range(5):
-            self.call(int)
+            while not self.call(self._has_put_off_nothing):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.001)
+
+    def _has_put_off_nothing(self) -> bool:
+        submissions = self.broker.submissions
+        return submissions._look_s == inf and not submissions._flush_asked
 
     def alarm(self, reason: str | None) -> None:
         self.call(self.broker.alarm_changed, reason)

@@ -19,11 +19,20 @@ import pytest
 from aiohttp import web
 from documents import DOCUMENTS, ROOT, blocks, command_lines, name_of, spans
 
+from cluster.histogram import Histogram
 from qq import cli, config
 from qq.cli import credentials
 from qq.http import api
 from qq.machine import arguments, limits, policies
-from qq.metrics import Counters, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
+from qq.metrics import (
+    Counters,
+    DelayMetrics,
+    DiskMetrics,
+    MemoryMetrics,
+    MetricsSnapshot,
+    RaftMetrics,
+    node_registry,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -238,7 +247,8 @@ LABELS = {"rabbitmq_node", "rabbitmq_cluster", "rabbitmq_version"}
 def known_metrics() -> set[str]:
     raft = RaftMetrics(1, True, "voter", 1, 1, 1, 1, 1, 1, 1, 3)
     disk, memory = DiskMetrics(1, 1, 1, False), MemoryMetrics(1, False)
-    snapshot = MetricsSnapshot("n1", "c", "v", Counters(), raft, disk, memory, 0.0, 1, 1, 1, 1)
+    delays = DelayMetrics(Histogram(), Histogram(), Histogram())
+    snapshot = MetricsSnapshot("n1", "c", "v", Counters(), raft, disk, memory, delays, 0.0, 1, 1, 1, 1)
     samples = (sample for family in node_registry(lambda: snapshot).collect() for sample in family.samples)
     return {sample.name for sample in samples if not sample.name.endswith("_created")}
 

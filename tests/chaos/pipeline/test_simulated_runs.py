@@ -42,7 +42,7 @@ def broken(verdict: Verdict) -> dict[str, int]:
 
 
 def test_a_simulated_run_of_all_workloads_keeps_every_promise(tmp_path: Path) -> None:
-    options = replace(OPTIONS, duration_s=12.0)
+    options = replace(OPTIONS, duration_s=14.0)
     assert record(1, tmp_path, options) == []
     verdict = check(tmp_path)
     assert verdict.error is None
