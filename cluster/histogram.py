@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""The upper bounds of the counts, in seconds, each included; what took longer than the last is counted behind it."""
+_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Histogram:
     """Lengths of time, in seconds, counted by the least bound that they do not exceed."""
 
-    __slots__ = ("counts", "total_s")
+    bounds_s = _BOUNDS_S
+    """The upper bounds of the counts, each included; what took longer than the last is counted behind it."""
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.counts = [0] * (len(_BOUNDS_S) + 1)
         self.total_s = 0.0
 
     def add(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.counts[bisect_left(_BOUNDS_S, seconds)] += 1
         self.total_s += seconds

@@ -11,20 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from cluster.histogram import BOUNDS_S
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from prometheus_client import Metric
-
-    from cluster.histogram import Histogram
 
 STANDINGS = ("voter", "learner", "blank")
 _NO_LABELS: dict[str, str] = {}
@@ -119,15 +115,34 @@ class MemoryMetrics:
     """Whether publishers wait, because this node or too many of the others take more memory than their limit."""
 
 
+class TimesCounted(Protocol):
+    """How often something took how long."""
+
+    @property
+    def bounds_s(self) -> Sequence[float]:
+        """Upper bounds, in seconds, each included."""
+        ...
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """For each bound how often it was the least one that was not exceeded; and then how often all were."""
+        ...
+
+    @property
+    def total_s(self) -> float:
+        """All lengths of time together, in seconds."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DelayMetrics:
     """What messages have waited for at this node."""
 
-    loop: Histogram
+    loop: TimesCounted
     """How late timers of the event loop were: as late as everything else that was to be done then."""
-    log_write: Histogram
+    log_write: TimesCounted
     """How long the disk took to write to the log, with its sync."""
-    commit: Histogram
+    commit: TimesCounted
     """How long it took from the submission of a batch of commands until it was applied here, and so confirmed."""
 
 
@@ -262,11 +277,11 @@ def _delays(delays: DelayMetrics) -> Iterator[Metric]:
     yield _histogram("raft_commit", commit, delays.commit)
 
 
-def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
-    bounds = [*map(str, BOUNDS_S), "+Inf"]
-    buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+def _histogram(name: str, text: str, times: TimesCounted) -> Metric:
+    bounds = [*map(str, times.bounds_s), "+Inf"]
+    buckets = list(zip(bounds, accumulate(times.counts), strict=True))
     family = HistogramMetricFamily(f"rabbitmq_{name}_seconds", text)
-    family.add_metric([], buckets, histogram.total_s)
+    family.add_metric([], buckets, times.total_s)
     return family
 
 
