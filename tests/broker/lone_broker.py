@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from ipaddress import ip_network
 from math import inf
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from unittest.mock import patch
 
 from cluster.applying import Confirmed, Expelled
 from cluster.entry import batches_of, make_batch, make_entry
@@ -29,6 +31,7 @@ from qq.config import ClientTls, Limits
 from qq.machine.codec import encode_batch
 from qq.machine.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
+from qq.sessions import submissions
 from qq.sessions.broker import Broker
 from qq.sessions.login import hash_password
 from qq.stored.content import content_of
@@ -136,6 +139,7 @@ class LoneBroker:
         self._new_group = new_group
         self._proxies = [ip_network(network) for network in proxies]
         self._limits = Limits(**limits)
+        self._skipping = ExitStack()
 
     def __enter__(self) -> Self:
         self._loop = self._new_loop()
@@ -178,6 +182,7 @@ class LoneBroker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._skipping.close()
         self.await_on_loop(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -262,9 +267,15 @@ class LoneBroker:
         self._begin()
 
     def skip(self) -> None:
-        """From now on the log goes on without the broker's hearing of it."""
+        """From now on the log goes on without the broker's hearing of it.
+
+        What is skipped stays under way, in the more batches the busier the machine is: yet all that is asked for is
+        submitted.
+        """
+        self._skipping.enter_context(patch.object(submissions, "BATCHES_IN_FLIGHT_MAX", 100))
         self.group.skipping = True
 
     def resume(self) -> None:
         """The state of what was skipped arrives."""
+        self._skipping.close()
         self.call(self.group.resume)

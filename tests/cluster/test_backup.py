@@ -403,6 +403,7 @@ def test_what_is_recovered_already_stays_as_it_is(trio: Trio) -> None:
     assert recovered(survivor) == recovered(survivor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_recovery_that_was_interrupted_anywhere_is_done_by_the_next_one(power_loss: bool) -> None:
     steps, is_done = 0, False

@@ -41,6 +41,7 @@ def has_leader(trio: Trio, within_s: float) -> bool:
 # The first configuration's way into the log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_new_cluster_of_one_goes_on_after_a_crash_at_any_step_of_its_disk(power_loss: bool) -> None:
     for step in range(60):
@@ -52,6 +53,7 @@ def test_a_new_cluster_of_one_goes_on_after_a_crash_at_any_step_of_its_disk(powe
         assert has_leader(alone, 30.0), step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "steps", [(0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 2, 1), (1, 3, 5), (6, 0, 4), (4, 4, 4), (5, 6, 5)]
 )

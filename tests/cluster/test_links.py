@@ -473,6 +473,7 @@ def test_a_peer_that_no_longer_listens_is_reported_dead(run: Run, dying: str, su
     run(story())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("absent", "survivor"), [("n1", "n2"), ("n2", "n1")])
 def test_a_peer_that_is_not_there_from_the_start_is_reported_dead_once_and_called_awaited(
     run: Run, caplog: pytest.LogCaptureFixture, absent: str, survivor: str

@@ -108,6 +108,7 @@ ENDS: dict[str, Callable[[Driver], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_what_was_held_in_very_many_ranges_costs_no_entry_more_than_its_limit(
     moved: list[int], end: Callable[[Driver], object]

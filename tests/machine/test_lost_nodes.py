@@ -26,6 +26,7 @@ def a_life(driver: Driver, *, no_ack: bool = False) -> None:
     driver.apply(publish(30))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("no_ack", [False, True])
 def test_consumers_of_a_node_that_is_gone_end_in_portions_and_get_nothing(*, no_ack: bool) -> None:
     driver = Driver()

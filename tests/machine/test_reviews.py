@@ -107,6 +107,7 @@ def test_whose_turn_it_is_does_not_depend_on_who_was_reviewed_already(
         assert machine.digest() == loaded.digest()
 
 
+@pytest.mark.slow
 def test_a_policy_for_thousands_of_queues_costs_no_entry_more_than_its_limit() -> None:
     steps: list[int] = []
     search_within = Pattern.search_within

@@ -43,6 +43,7 @@ def test_the_fixture_is_a_cluster_of_three_that_serves(qq_cluster: LocalCluster)
     assert {node["state"] for node in qq_cluster.status()["nodes"]} == {"leader", "follower"}
 
 
+@pytest.mark.slow
 def test_a_node_starts_again_on_its_data_whether_it_was_killed_or_stopped(tmp_path: Path) -> None:
     with LocalCluster(1, tmp_path) as cluster:
         [node] = cluster.nodes
@@ -63,6 +64,7 @@ def test_a_cluster_runs_with_the_longest_heartbeat_that_settings_may_ask_for() -
         assert cluster.leader() is cluster.nodes[0]
 
 
+@pytest.mark.slow
 def test_clusters_side_by_side_have_ports_of_their_own() -> None:
     with LocalCluster(1) as one, LocalCluster(1) as other:
         assert one.urls != other.urls
@@ -83,6 +85,7 @@ def test_a_test_that_fails_leaves_no_process_behind() -> None:
     assert not is_alive(pids[0])
 
 
+@pytest.mark.slow
 def test_nodes_and_files_go_with_the_process_that_started_them() -> None:
     command = [sys.executable, "-c", HOLDER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
@@ -126,6 +129,7 @@ def test_settings_are_those_of_all_nodes_and_wrong_ones_are_said() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_virtual_host_is_empty_and_goes_with_its_block_whatever_runs_then() -> None:
     with LocalCluster(3) as cluster:
         for _ in range(2):
@@ -173,6 +177,7 @@ assert [name for name in sys.modules if name.startswith(("cluster.", "chaos.", "
 """
 
 
+@pytest.mark.slow
 def test_an_application_has_modules_of_its_own_that_are_called_as_ours_are(tmp_path: Path) -> None:
     for name in ("chaos", "cluster"):
         (tmp_path / f"{name}.py").write_text("OF = 'the application'\n")
@@ -181,6 +186,7 @@ def test_an_application_has_modules_of_its_own_that_are_called_as_ours_are(tmp_p
         subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=50)
 
 
+@pytest.mark.slow
 def test_a_node_alone_says_whom_it_waits_for_and_calls_nobody_dead() -> None:
     with LocalCluster() as cluster:
         first, *others = cluster.nodes
