@@ -66,7 +66,10 @@ class Applying:
         return Outcome(effects, expelled_at, origins)
 
     def configuration(self, payload: bytes) -> Outcome:
-        """Apply an entry with a configuration: whoever is no member by it holds nothing any more."""
+        """Apply an entry with a configuration: whoever is no member by it holds nothing any more.
+
+        The version that it tells is that of the entries behind it.
+        """
         state = self._state
         state.time_ms = max(state.time_ms, configuration_time_ms(payload))
         before, state.configuration = state.configuration, read_configuration(payload)
@@ -79,6 +82,7 @@ class Applying:
             if self._expel(name, origin.incarnation, effects):
                 expelled_at = len(effects) - 1
         effects.extend(state.machine.end_entry(state.time_ms))
+        state.go_by_agreed_version()
         return Outcome(effects, expelled_at, list(state.configuration.membership.members))
 
     def _batch(

@@ -20,7 +20,7 @@ class FrozenCopy(Protocol):
     """
 
     def dump(self) -> bytes:
-        """The whole state; equal states give equal bytes."""
+        """The whole state, as the version wants it that the machine goes by; equal states give equal bytes."""
         ...
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
@@ -46,7 +46,14 @@ class Machine(Protocol):
     def versions(self) -> tuple[int, int]:
         """The lowest and the highest version of the state that this program can run; a node refuses other directories.
 
-        A version says what entries do, and how the state is written.
+        A version says what entries do, and how the state is written. A new machine goes by the lowest one.
+        """
+        ...
+
+    def raise_to(self, version: int) -> None:
+        """Go by this version of the state, one of `versions`, from the next entry on: the log has agreed on it.
+
+        What entries do, and how the state is dumped, goes by it alone: programs that can run others do the same.
         """
         ...
 
@@ -111,7 +118,7 @@ class Machine(Protocol):
         ...
 
     def load(self, data: bytes) -> None:
-        """Replace the state by a dumped one."""
+        """Replace the state by a dumped one, of any of `versions`; which one is agreed on is told behind it."""
         ...
 
     def digest(self) -> str:

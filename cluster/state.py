@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from cluster.configuration import configuration_from, fields_of
+from cluster.configuration import Versions, configuration_from, fields_of
+from cluster.identity import OtherVersion
 from cluster.origins import Origins
 from cluster.ports import pack
 
@@ -51,7 +52,10 @@ class GroupState:
                 gc.enable()
 
     def load(self, data: bytes) -> None:
-        """Replace the state by one that `FrozenState.dump` has packed. Raises ValueError if `data` is none."""
+        """Replace the state by one that `FrozenState.dump` has packed.
+
+        Raises ValueError if `data` is none, or OtherVersion.
+        """
         try:
             time_ms, rows, machine, *fields = msgpack.unpackb(data)
             configuration = configuration_from(*fields) if fields else None
@@ -61,6 +65,16 @@ class GroupState:
         self.origins.load(rows)
         self.time_ms = time_ms
         self.configuration = configuration
+        self.go_by_agreed_version()
+
+    def go_by_agreed_version(self) -> None:
+        """Let the machine know the version that the configuration tells, if there is one. Raises OtherVersion."""
+        if self.configuration is None:
+            return
+        version, versions = self.configuration.version, Versions(*self.machine.versions)
+        if not versions.include(version):
+            raise OtherVersion("its configuration", version, versions)
+        self.machine.raise_to(version)
 
 
 class FrozenState:

@@ -22,7 +22,7 @@ from qq import memory, node
 from qq.config import ConfigError, NodeAddress, NodeConfig, Seed
 from qq.errors import StartError
 from qq.machine.machine import QueueMachine
-from qq.machine.state import VERSION
+from qq.machine.versions import VERSIONS
 from qq.testing import ClusterNode, LocalCluster
 
 CONFIG = NodeConfig("n1", Path("data"), (NodeAddress("n1", "127.0.0.1", 1, 2, 3),), (b"0123456789abcdef",))
@@ -168,12 +168,12 @@ def test_a_log_of_another_version_of_the_state_is_refused_in_one_line(tmp_path: 
     disk = RealDisk(tmp_path)
     disk.make_directory("groups/0")
     owner = Owner(CONFIG.cluster_name, CONFIG.name, 0)
-    claim_directory(disk, "groups/0", owner, Versions(VERSION - 1, VERSION - 1), (CONFIG.name,), 1, 0)
+    claim_directory(disk, "groups/0", owner, Versions(VERSIONS[0] - 1, VERSIONS[0] - 1), (CONFIG.name,), 1, 0)
     disk.close()
     with pytest.raises(StartError) as caught:
         asyncio.run(node.run(dataclasses.replace(CONFIG, data_dir=tmp_path)))
     assert str(caught.value) == (
-        f"{tmp_path}: groups/0: the log is at version {VERSION - 1} of the state, and this program can run "
+        f"{tmp_path}: groups/0: the log is at version {VERSIONS[0] - 1} of the state, and this program can run "
         f"{Versions(*QueueMachine.versions)}: start one that can"
     )
 

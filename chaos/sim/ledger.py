@@ -114,6 +114,9 @@ class Ledger:
     versions = (1, 2)
     """Which differ in nothing but that the log tells who the members are."""
 
+    def raise_to(self, version: int) -> None:
+        """It does the same at both versions."""
+
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
     ) -> Sequence[Any]:

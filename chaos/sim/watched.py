@@ -1,9 +1,13 @@
 """Machines that are watched: what each call did, and what state it left, is compared with what it was in other lives.
 
+Above the lowest version they count entries, too, and have that in their state: a change that is invented, because the
+versions of a release may do the same. Nodes with this program and with that of the release before agree only as long as
+both go by the version that the log has agreed on.
+
 Lives here: what stands between a group and its machine. Not here: what was seen before (checks.py), what it means for
 queues (queue_checks.py).
 
-Law: a watched machine does what the machine does; only one of another version does less.
+Law: a watched machine does what the machine does, and counts; only one of another version does less.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ TAG = Struct("<QQ")
 
 UNKNOWN_ONE_IN = 4
 """A program of another version does not know one in this many batches."""
+_PARTS = 2
+"""What is dumped at the lowest version: the position and the machine."""
 
 
 class Applied(NamedTuple):
@@ -67,10 +73,22 @@ class WatchedMachine:
         self.inner = machine
         self.position = 0
         self._witness = witness
+        self._version = machine.versions[0]
+        self._counted = 0
+        """How many entries were applied above the lowest version."""
 
     @property
     def versions(self) -> tuple[int, int]:
         return self.inner.versions
+
+    @property
+    def counts_entries(self) -> bool:
+        """Whether it does what was invented: in what entries do, and in how the state is written."""
+        return self._version > self.inner.versions[0]
+
+    def raise_to(self, version: int) -> None:
+        self._version = version
+        self.inner.raise_to(version)
 
     def apply_batch(
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: memoryview
@@ -89,7 +107,9 @@ class WatchedMachine:
 
     def end_entry(self, time_ms: int) -> Sequence[Any]:
         effects = self.inner.end_entry(time_ms)
-        if self._witness.happened_first(self, Applied("", 0, 0, time_ms, 0, _checksum(effects))):
+        self._counted += self.counts_entries
+        record = Applied("", 0, 0, time_ms, self._counted, _checksum(effects))
+        if self._witness.happened_first(self, record):
             self._witness.entry_ended(self.inner, time_ms, effects)
         return effects
 
@@ -112,13 +132,15 @@ class WatchedMachine:
         return bytes(payload[: TAG.size]) + self.inner.compact(payload[TAG.size :], messages)
 
     def freeze(self) -> WatchedFrozen:
-        return WatchedFrozen(self.position, self.inner.freeze(), self._witness)
+        counted = [self._counted] if self.counts_entries else []
+        return WatchedFrozen(self.position, self.inner.freeze(), counted, self._witness)
 
     def dump(self) -> bytes:
         return self.freeze().dump()
 
     def load(self, data: bytes) -> None:
-        self.position, inner = msgpack.unpackb(data)
+        self.position, inner, *counted = msgpack.unpackb(data)
+        self._counted = sum(counted)
         self._witness.same_state(self.position, inner)
         self.inner.load(inner)
         self._witness.same_state(self.position, self.inner.dump())
@@ -151,6 +173,11 @@ class EarlierMachine(WatchedMachine):
         lowest = self.inner.versions[0]
         return lowest, lowest
 
+    def load(self, data: bytes) -> None:
+        if len(msgpack.unpackb(data)) > _PARTS:
+            raise ValueError("a state of the later version")
+        super().load(data)
+
 
 class Program(Enum):
     """What is installed on a node."""
@@ -170,15 +197,16 @@ MACHINES = {
 class WatchedFrozen:
     """A frozen machine: what it shows at any later time is the state at this point of the history."""
 
-    def __init__(self, position: int, inner: FrozenCopy, witness: Witness) -> None:
+    def __init__(self, position: int, inner: FrozenCopy, counted: Sequence[int], witness: Witness) -> None:
         self._position = position
         self._inner = inner
+        self._counted = counted
         self._witness = witness
 
     def dump(self) -> bytes:
         dumped = self._inner.dump()
         self._witness.same_state(self._position, dumped)
-        return pack([self._position, dumped])
+        return pack([self._position, dumped, *self._counted])
 
     def counts(self, bounds: Sequence[int]) -> list[int]:
         return self._inner.counts(bounds)

@@ -22,7 +22,7 @@ from qq.http.vhosts import creation
 from qq.http.view import ChangeRefused, Unavailable
 from qq.machine import limits
 from qq.machine.arguments import MODULES
-from qq.machine.codec import InvalidCommand, check_command
+from qq.machine.codec import InvalidCommand
 from qq.machine.commands import ChangeVhostLimits, LimitPublishers, SetUserLimits, SetVhostLimits
 from qq.machine.declaring import stripped
 
@@ -139,7 +139,7 @@ class Import:
         try:
             found = read(row)
             for command in () if found is None else found.commands:
-                check_command(command)
+                self._management.check_command(command)
         except Refusal as refusal:
             raise Refusal(refusal.status, f"{name}: {refusal.reason.strip()}; nothing is imported") from None
         except InvalidCommand as invalid:

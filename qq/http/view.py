@@ -462,6 +462,10 @@ class ManagementView(Protocol):
         """Make a fresh salt, and the hash that is kept of the password."""
         ...
 
+    def check_command(self, command: Change | Declaration) -> None:
+        """Raise InvalidCommand for what the log cannot hold, or not at the version of the state that is agreed on."""
+        ...
+
     async def check_permitted(self, user: str, command: Declaration | Get, vhost: str) -> None:
         """Raise ChangeRefused unless a client of that user might do this."""
         ...

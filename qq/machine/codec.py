@@ -13,7 +13,8 @@ Read as a message count, the first bytes are more than a batch can have. All int
 Law: a machine reads only the commands, so what apply costs does not depend on the number or size of messages (but for
 exchanges that look into them: core.py, `contents`). Bytes are believed only after every count, size, opcode and field
 type has been checked. What `check_command` accepts can be packed and read back, so no batch of such commands is ever
-unreadable: one that is would be a fault of ours.
+unreadable: one that is would be a fault of ours. No command is proposed before the version of the state that has it is
+agreed on, and none is carried out.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from decimal import Decimal
+from functools import cache
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_origin, get_type_hints
 
 import msgpack
 
+from qq.machine import versions
 from qq.machine.commands import (
     OPCODES,
+    SINCE,
     Command,
     Commit,
     Discard,
@@ -64,7 +68,7 @@ class MalformedBatch(ValueError):
 
 
 class InvalidCommand(ValueError):
-    """The log cannot hold the command; the text names the limit."""
+    """The log cannot hold the command, or not yet; the text names the limit, or the version of the state."""
 
 
 class DecodedBatch(NamedTuple):
@@ -100,15 +104,15 @@ class StoredPiece(NamedTuple):
         return len(self.offsets) - 1
 
 
-def check_command(command: Command) -> int:
+def check_command(command: Command, version: int) -> int:
     """The size in bytes of a command in a batch. Raises InvalidCommand for what no batch may hold.
 
-    It has to be called where an input becomes a command: when a batch is built it is too late, because all other
-    commands in it would suffer, too.
+    `version` is that of the state which is agreed on: a command of a later one is refused. This has to be called where
+    an input becomes a command: when a batch is built it is too late, because all other commands in it would suffer.
     """
     row = _row(command)
     try:
-        _command(row)
+        _command(row, _shapes(version))
         size = len(pack(row))
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidCommand(f"{type(command).__name__}: {error}") from error
@@ -126,8 +130,11 @@ def encode_batch(commands: Sequence[Command], messages: Sequence[Buffer]) -> lis
     return [_HEAD.pack(len(messages), len(packed)), sizes, packed, *messages]
 
 
-def decode_commands(payload: Buffer) -> list[Command]:
-    """The commands of a batch. The sizes and the messages are not looked at. Raises MalformedBatch."""
+def decode_commands(payload: Buffer, version: int = versions.VERSIONS[1]) -> list[Command]:
+    """The commands of a batch, of which none is of a later version of the state than this one.
+
+    The sizes and the messages are not looked at. Raises MalformedBatch.
+    """
     view = memoryview(payload)
     messages, start, end = _layout(view)
     try:
@@ -136,7 +143,8 @@ def decode_commands(payload: Buffer) -> list[Command]:
         raise MalformedBatch(f"commands are not readable: {error}") from error
     if type(rows) is not list:
         raise MalformedBatch("commands are not a list")
-    commands = [_command(row) for row in rows]
+    shapes = _shapes(version)
+    commands = [_command(row, shapes) for row in rows]
     published = 0
     for position, command in enumerate(commands):
         if type(command) is Enqueue or type(command) is Publish:
@@ -312,14 +320,10 @@ def _row(command: Command) -> list[Any]:
     return [OPCODES[type(command)], *command]
 
 
-def _command(row: object) -> Command:
+def _command(row: object, shapes: _Shapes) -> Command:
     if type(row) is not list or not row or type(row[0]) is not int:
         raise MalformedBatch("a command has no opcode")
-    shape = _SHAPE_OF_OPCODE.get(row[0])
-    if shape is None:
-        raise MalformedBatch(
-            f"unknown opcode {row[0]}: a program for a later version of the state has made it; start that one here, too"
-        )
+    shape = shapes[row[0]]
     if tuple(map(type, row)) != shape.types:
         raise MalformedBatch(f"fields of {shape.command.__name__} have the wrong number or types")
     # The opcode is one of the integers, so there are always two of them and itemgetter gives a tuple.
@@ -347,6 +351,7 @@ class _Shape(NamedTuple):
     lists: list[int]
 
 
+@cache
 def _shape(command: type[Command]) -> _Shape:
     hints = get_type_hints(command)
     types = (int, *((get_origin(hints[field]) or hints[field]) for field in command._fields))
@@ -360,6 +365,32 @@ def _shape(command: type[Command]) -> _Shape:
     )
 
 
+class _Shapes(dict[int, _Shape]):
+    """What the rows of commands look like, by opcode: of those commands that a version of the state has."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            (opcode, _shape(command)) for command, opcode in OPCODES.items() if SINCE[command] <= version
+        )
+        self._version = version
+
+    def __missing__(self, opcode: int) -> NoReturn:
+        agreed = f"the cluster has agreed on version {self._version}"
+        for command, known in OPCODES.items():
+            if known == opcode:
+                name, since = command.__name__, SINCE[command]
+                raise MalformedBatch(
+                    f"command {opcode} ({name}) may be proposed from version {since} of the state on, and {agreed}"
+                )
+        raise MalformedBatch(
+            f"command {opcode} is not known to this program, which can run versions {versions.known()} of the state; "
+            f"{agreed}"
+        )
+
+
+_shapes = cache(_Shapes)
+
+
 def _publication(row: list[Any]) -> Publication:
     _, _, _, _, exchange, routing_key, _, frames_channel, *more = row
     return Publication(exchange, routing_key, frames_channel, tuple(more[0]) if more else ())
@@ -368,7 +399,6 @@ def _publication(row: list[Any]) -> Publication:
 _TRANSACTIONAL = frozenset((Enqueue, Publish, Settle, Return, Reject, Discard))
 _PUBLISHING = (OPCODES[Enqueue], OPCODES[Publish])
 _count = itemgetter(1 + Enqueue._fields.index("count"))  # the opcode comes first
-_SHAPE_OF_OPCODE = {opcode: _shape(command) for command, opcode in OPCODES.items()}
 
 
 def _pack_extension(value: object) -> msgpack.ExtType:

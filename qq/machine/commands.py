@@ -4,7 +4,7 @@ Lives here: the fields of each command and its place in AMQP. Not here: bytes (c
 (machine.py).
 
 Law: commands are stored in the log for ever. An opcode is never reused, and a command's fields never change; a command
-that needs more is a new command.
+that needs more is a new command, of the next version of the state (versions.py).
 
 Ids: `session` is one AMQP channel, opened once, or a connection as its channel 0; `connection`, `session` and
 `consumer` are numbers of one sequence, unique in one incarnation of the origin. Message ids count from 0 per consumer.
@@ -504,54 +504,62 @@ Settlement = Settle | Return | Reject | Discard
 
 Command = Method | Settlement | DeadLetter | SetPrefetch | Credit | SessionDown | ConnectionDown | Change
 
-OPCODES: dict[type[Command], int] = {
-    Enqueue: 1,
-    Settle: 2,
-    Return: 3,
-    Discard: 4,
-    Credit: 5,
-    Cancel: 7,
-    Recover: 9,
-    DeleteQueue: 11,
-    PurgeQueue: 12,
-    BindQueue: 13,
-    UnbindQueue: 14,
-    DeclareExchange: 15,
-    DeleteExchange: 16,
-    BindExchange: 17,
-    UnbindExchange: 18,
-    SessionDown: 19,
-    ConnectionDown: 20,
-    PutUser: 21,
-    DeleteUser: 22,
-    Publish: 23,
-    Commit: 25,
-    Checkout: 26,
-    Get: 27,
-    Reject: 28,
-    SetPrefetch: 29,
-    Limit: 30,
-    LimitPublishers: 33,
-    Connect: 34,
-    OpenChannel: 35,
-    DeclareQueue: 36,
-    DeadLetter: 37,
-    PutPolicy: 38,
-    DeletePolicy: 39,
-    CloseConnection: 40,
-    PutVhost: 41,
-    DeleteVhost: 42,
-    SetVhostLimits: 43,
-    SetUserLimits: 44,
-    SetPermissions: 45,
-    ClearPermissions: 46,
-    SetTopicPermissions: 47,
-    ClearTopicPermissions: 48,
-    ReplyTo: 49,
-    PutHashedUser: 50,
-    ChangeVhostLimits: 51,
-    ChangeUserLimits: 52,
+OPCODES_SINCE: dict[int, dict[type[Command], int]] = {
+    7: {
+        Enqueue: 1,
+        Settle: 2,
+        Return: 3,
+        Discard: 4,
+        Credit: 5,
+        Cancel: 7,
+        Recover: 9,
+        DeleteQueue: 11,
+        PurgeQueue: 12,
+        BindQueue: 13,
+        UnbindQueue: 14,
+        DeclareExchange: 15,
+        DeleteExchange: 16,
+        BindExchange: 17,
+        UnbindExchange: 18,
+        SessionDown: 19,
+        ConnectionDown: 20,
+        PutUser: 21,
+        DeleteUser: 22,
+        Publish: 23,
+        Commit: 25,
+        Checkout: 26,
+        Get: 27,
+        Reject: 28,
+        SetPrefetch: 29,
+        Limit: 30,
+        LimitPublishers: 33,
+        Connect: 34,
+        OpenChannel: 35,
+        DeclareQueue: 36,
+        DeadLetter: 37,
+        PutPolicy: 38,
+        DeletePolicy: 39,
+        CloseConnection: 40,
+        PutVhost: 41,
+        DeleteVhost: 42,
+        SetVhostLimits: 43,
+        SetUserLimits: 44,
+        SetPermissions: 45,
+        ClearPermissions: 46,
+        SetTopicPermissions: 47,
+        ClearTopicPermissions: 48,
+        ReplyTo: 49,
+        PutHashedUser: 50,
+        ChangeVhostLimits: 51,
+        ChangeUserLimits: 52,
+    },
 }
-"""The number of each command in the log. Retired: 6, 8, 10, 24, 31, 32."""
+"""The number of each command in the log, by the version of the state from which on it may be proposed.
+
+Retired: 6, 8, 10, 24, 31, 32."""
+OPCODES = {command: opcode for opcodes in OPCODES_SINCE.values() for command, opcode in opcodes.items()}
+"""The number of each command in the log."""
+SINCE = {command: version for version, opcodes in OPCODES_SINCE.items() for command in opcodes}
+"""The version of the state from which on each command may be proposed: before, some member may not know it."""
 NO_COMMAND = 0
 """No opcode: it says that no command was the cause."""

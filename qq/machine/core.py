@@ -37,6 +37,7 @@ from qq.machine.errors import (
 )
 from qq.machine.leaving import FAILED, RETURNED
 from qq.machine.timers import NEVER_MS, NOW_MS, Timers
+from qq.machine.versions import VERSIONS
 from qq.machine.work import (
     DUE_QUEUES_MAX,
     LOST_MAX,
@@ -128,6 +129,8 @@ class Core:
     """The state of a machine, and the entry that is being applied to it."""
 
     def __init__(self, content_of: ContentOf) -> None:
+        self.version = VERSIONS[0]
+        """The version of the state that the log has agreed on: what the entry under way does goes by it."""
         self.content_of = content_of
         self.catalog = Catalog()
         self.work = self.catalog.work

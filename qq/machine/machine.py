@@ -28,7 +28,8 @@ from qq.machine.errors import Refused
 from qq.machine.operating import Operating
 from qq.machine.publishing import Publishing
 from qq.machine.queue import Consumer, Queue, held
-from qq.machine.state import VERSION, FrozenMachine, freeze, read_dump, restore
+from qq.machine.state import FrozenMachine, freeze, read_dump, restore
+from qq.machine.versions import VERSIONS
 from qq.ranges import MESSAGE_BITS, Range
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class DyingMessages(NamedTuple):
 class QueueMachine:
     """Virtual hosts with their queues, and who may use them."""
 
-    versions = (VERSION, VERSION + 1)
+    versions = VERSIONS
 
     def __init__(self, content_of: ContentOf = no_content) -> None:
         """`content_of` is for exchanges that look into messages; it is the same on all nodes."""
@@ -126,8 +127,8 @@ class QueueMachine:
         self, origin: str, index: int, ordinal: int, time_ms: int, payload: bytes | memoryview
     ) -> list[Effect]:
         """Carry out the commands of one batch, in order; `ordinal` is its place in the entry. Raises MalformedBatch."""
-        commands = decode_commands(payload)
         core = self._core
+        commands = decode_commands(payload, core.version)
         core.origin, core.index, core.time_ms = origin, index, time_ms
         if core.lost and commands:
             core.end_lost(origin)
@@ -160,6 +161,10 @@ class QueueMachine:
         self._core.time_ms = time_ms
         self._core.end_entry()
         return self._core.take_effects()
+
+    def raise_to(self, version: int) -> None:
+        """Go by this version of the state from the next entry on."""
+        self._core.version = version
 
     def due_ms(self) -> int | None:
         """The time at which an entry will do something although nobody asks for anything; None for never."""
@@ -230,6 +235,11 @@ class QueueMachine:
         return origin in self._core.lost
 
     @property
+    def version(self) -> int:
+        """The version of the state that the log has agreed on, as far as this node has applied it."""
+        return self._core.version
+
+    @property
     def vhosts(self) -> Mapping[str, VirtualHost]:
         """All virtual hosts, by name. `ready`, `unacked` and `consumers` of their queues are the counts to show."""
         return self._core.catalog.vhosts
@@ -286,7 +296,7 @@ class QueueMachine:
         return self.freeze().dump()
 
     def load(self, data: bytes) -> None:
-        """Replace the state by a dumped one. Raises MalformedDump."""
+        """Replace the state by a dumped one, and go by the version that this is of. Raises MalformedDump."""
         dump = read_dump(data)
         revision = self._core.catalog.revision
         core = Core(self._core.content_of)

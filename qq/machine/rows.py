@@ -9,10 +9,12 @@ Some values are stored as they are, so that their fields are a part of the forma
 `TopicPermissions` (access.py), `Policy`, `Exchange` (vhost.py), `KnownPublisher` and `FrozenPublishers`, `Dying`
 (queue.py), `History` and `Death`, `Range`, and the results of effects.py.
 
-Law: the bytes of a dump follow from these classes, and replicas must not disagree. Whoever adds a field adds it at the
-end of its class, in `of` and in `build`, and raises `state.VERSION`. A dump of another version is refused. Whoever
-wants to read one of the version before adds, beside the class, what turns a row of that version into one of this;
-`state.read_dump`, which knows the version of a dump, calls it before a row gets its names.
+A dump is written as the version of the state wants it that is agreed on, so that programs of the release before can
+read it, too. Whoever changes a kind of row notes beneath its class how: `CHANGES[QueueRow] = {9: Change(...)}`.
+
+Law: the bytes of a dump follow from these classes and `CHANGES`, and replicas must not disagree. Whoever adds a field
+adds it at the end of its class, in `of` and in `build`, and notes the change. A row that is in another one is a part of
+that one, whose change it is.
 """
 
 from __future__ import annotations
@@ -84,6 +86,47 @@ class Rows:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._things) if self._row_of is None else map(self._row_of, self._things)
+
+
+# Versions
+
+
+class Change(NamedTuple):
+    """How a kind of row was changed in a version of the state."""
+
+    upgrade: Callable[[Sequence[Any]], Sequence[Any]]
+    """Makes of what was written in the version before what is written in this one."""
+    downgrade: Callable[[Any], Sequence[Any]]
+    """Makes of a row of this version what was written in the version before."""
+
+
+CHANGES: dict[type[Any], dict[int, Change]] = {}
+"""What has changed of each kind of row since the lowest version that this program can run, by version, ascending."""
+
+
+def upgraded(kind: type[Any], version: int, written: Iterable[Sequence[Any]]) -> Iterable[Sequence[Any]]:
+    """Rows as the highest version has them, of those that were written in this one."""
+    for since, change in CHANGES.get(kind, {}).items():
+        if since > version:
+            written = map(change.upgrade, written)
+    return written
+
+
+def downgraded(kind: type[Any], version: int, row: Any) -> Any:
+    """A row as it was written in this version."""
+    for since, change in reversed(CHANGES.get(kind, {}).items()):
+        if since > version:
+            row = _make(kind, change.downgrade(row))
+    return row
+
+
+def rows_as_of(
+    kind: type[Any], version: int, things: Collection[Any], row_of: Callable[[Any], object] | None = None
+) -> Rows:
+    """The `Rows` of these things as they were written in this version."""
+    if all(since <= version for since in CHANGES.get(kind, ())):
+        return Rows(things, row_of)
+    return Rows(things, lambda thing: downgraded(kind, version, row_of(thing) if row_of else thing))
 
 
 # Virtual hosts, and what is in them

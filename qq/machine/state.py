@@ -1,7 +1,7 @@
 """The machine's whole state: at one moment, as bytes, and put together again.
 
 Lives here: `freeze` and `FrozenMachine`, made on the loop and read on any thread; `Dump`, the order of a dump's
-sections; `read_dump` and `restore`. Not here: what a row holds, and what to do when that changes (rows.py); how
+sections; `read_dump` and `restore`. Not here: what a row holds, and what it held in versions before (rows.py); how
 backlogs are packed (runs.py).
 
 Law: to freeze is to copy references, never messages. What a frozen state refers to never changes; of queues and
@@ -14,10 +14,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qq.machine import versions
 from qq.machine.access import Permissions, TopicPermissions, User
 from qq.machine.codec import make_packer, unpack
 from qq.machine.effects import GetOk, Reply
 from qq.machine.publishers import FrozenPublishers
+from qq.machine.queue import Dying
 from qq.machine.rows import (
     BehindRow,
     ConnectionRow,
@@ -28,10 +30,13 @@ from qq.machine.rows import (
     Rows,
     SessionRow,
     VhostRow,
-    held_rows,
+    downgraded,
     pieces_of,
     read_dying,
+    rows_as_of,
+    upgraded,
 )
+from qq.machine.versions import VERSIONS
 from qq.ranges import MESSAGE_BITS, MESSAGE_MASK
 
 if TYPE_CHECKING:
@@ -39,19 +44,17 @@ if TYPE_CHECKING:
 
     from qq.machine.commands import Table
     from qq.machine.core import Core, FrozenSession
-    from qq.machine.queue import Dying, FrozenBehind, FrozenConsumer, FrozenQueue, Queue
-
-VERSION = 7
-"""The version of the state and of what commands do to it. Bump it with every change: replicas must not disagree."""
+    from qq.machine.queue import FrozenBehind, FrozenConsumer, FrozenQueue, Queue
 
 
 class MalformedDump(ValueError):
-    """The bytes are not a state of this version."""
+    """The bytes are not a state of a version that this program can run."""
 
 
 class FrozenMachine(NamedTuple):
     """The state at one moment. Everything is in the order that it has there, which is a part of the state."""
 
+    version: int
     users: list[User]
     user_limits: list[tuple[str, Table]]
     permissions: list[Permissions]
@@ -69,32 +72,39 @@ class FrozenMachine(NamedTuple):
     lost: list[str]
 
     def dump(self) -> bytes:
-        """The state, to be read by `read_dump`."""
+        """The state, to be read by `read_dump` of each program that can run the version which is agreed on."""
         packer = make_packer()
-        packer.pack_array_header(_SECTIONS)
-        packer.pack(VERSION)
-        for section in self._sections():
+        sections = downgraded(Dump, self.version, self._sections())
+        packer.pack_array_header(len(sections))
+        for section in sections:
             _pack(packer, section)
         return packer.bytes()
 
     def _sections(self) -> Dump:
         known = {vhost.name: frozenset(map(id, vhost.policies)) for vhost in self.vhosts}
+        version = self.version
         return Dump(
-            users=Rows(self.users),
+            version=version,
+            users=rows_as_of(User, version, self.users),
             user_limits=Rows(self.user_limits),
-            permissions=Rows(self.permissions),
-            topic_permissions=Rows(self.topic_permissions),
+            permissions=rows_as_of(Permissions, version, self.permissions),
+            topic_permissions=rows_as_of(TopicPermissions, version, self.topic_permissions),
             publishers_bounds=self.publishers_bounds,
-            vhosts=Rows(self.vhosts),
+            vhosts=rows_as_of(VhostRow, version, self.vhosts),
             queues_declared=self.queues_declared,
-            queues=Rows(self.queues, lambda queue: QueueRow.of(known[queue.queue.vhost], queue)),
-            dying=Rows(self.queues, lambda queue: Rows(queue.dying)),
-            connections=Rows(self.connections),
-            sessions=Rows(self.sessions, SessionRow.of),
-            consumers=Rows(self.consumers, ConsumerRow.of),
-            unacked=Rows(self.consumers, lambda consumer: held_rows(consumer.unacked)),
+            queues=rows_as_of(
+                QueueRow, version, self.queues, lambda queue: QueueRow.of(known[queue.queue.vhost], queue)
+            ),
+            dying=Rows(self.queues, lambda queue: rows_as_of(Dying, version, queue.dying)),
+            connections=rows_as_of(ConnectionRow, version, self.connections),
+            sessions=rows_as_of(SessionRow, version, self.sessions, SessionRow.of),
+            consumers=rows_as_of(ConsumerRow, version, self.consumers, ConsumerRow.of),
+            unacked=Rows(
+                self.consumers,
+                lambda consumer: rows_as_of(HeldRow, version, pieces_of(consumer.unacked), HeldRow.of),
+            ),
             dirty=Rows(self.dirty, _number),
-            behind=Rows(self.behind, BehindRow.of),
+            behind=rows_as_of(BehindRow, version, self.behind, BehindRow.of),
             abandoned=Rows(self.abandoned, _number),
             lost=Rows(self.lost),
         )
@@ -144,8 +154,10 @@ class FrozenMachine(NamedTuple):
 
 
 class Dump(NamedTuple):
-    """The sections of a dump, in its order; before them comes the version."""
+    """The sections of a dump, in its order. That the version comes first is the same in all versions."""
 
+    version: int
+    """The version of the state that was agreed on; what follows is written as it wants."""
     users: Iterable[User]
     user_limits: Iterable[tuple[str, Table]]
     permissions: Iterable[Permissions]
@@ -171,7 +183,6 @@ class Dump(NamedTuple):
     """The nodes that are gone and whose sessions are still to be ended."""
 
 
-_SECTIONS = 1 + len(Dump._fields)
 _IN_PARTS = frozenset({Rows, VhostRow, FrozenPublishers, BehindRow, LeavingRow})
 """Types that are packed with a call for each of their parts: nothing else happens in the node during a call."""
 _NOT_AT_ONCE = _IN_PARTS | {QueueRow}
@@ -206,26 +217,37 @@ def _pack_levels(packer: Any, value: Any, levels: int) -> None:
 
 
 def read_dump(data: bytes) -> Dump:
-    """The sections of a state that was dumped. Raises MalformedDump."""
+    """The sections of a state that was dumped at any version that this program can run. Raises MalformedDump.
+
+    The rows are as the highest one has them.
+    """
     try:
         state = unpack(data)
     except ValueError as error:
         raise MalformedDump(f"not a state: {error}") from error
-    if type(state) is not list or not state or state[0] != VERSION or len(state) != _SECTIONS:
-        raise MalformedDump(f"not a state of version {VERSION}")
-    read = Dump(*state[1:])
+    if type(state) is not list or not state or type(state[0]) is not int:
+        raise MalformedDump("not a state")
+    version = state[0]
+    if not VERSIONS[0] <= version <= VERSIONS[1]:
+        raise MalformedDump(f"a state of version {version}, and this program can run {versions.known()}")
+    [sections] = upgraded(Dump, version, [state])
+    if len(sections) != len(Dump._fields):
+        raise MalformedDump(f"not a state of version {version}: it has {len(sections)} sections")
+    read = Dump(*sections)
     return read._replace(
-        users=[User(*row) for row in read.users],
-        permissions=[Permissions(*row) for row in read.permissions],
-        topic_permissions=[TopicPermissions(*row) for row in read.topic_permissions],
-        vhosts=list(map(VhostRow.read, read.vhosts)),
-        queues=list(map(QueueRow.read, read.queues)),
-        dying=[list(map(read_dying, rows)) for rows in read.dying],
-        connections=[ConnectionRow(*row) for row in read.connections],
-        sessions=[SessionRow(*row) for row in read.sessions],
-        consumers=[ConsumerRow(*row) for row in read.consumers],
-        unacked=[list(map(HeldRow.read, rows)) for rows in read.unacked],
-        behind=list(map(BehindRow.read, read.behind)),
+        users=[User(*row) for row in upgraded(User, version, read.users)],
+        permissions=[Permissions(*row) for row in upgraded(Permissions, version, read.permissions)],
+        topic_permissions=[
+            TopicPermissions(*row) for row in upgraded(TopicPermissions, version, read.topic_permissions)
+        ],
+        vhosts=list(map(VhostRow.read, upgraded(VhostRow, version, read.vhosts))),
+        queues=list(map(QueueRow.read, upgraded(QueueRow, version, read.queues))),
+        dying=[list(map(read_dying, upgraded(Dying, version, rows))) for rows in read.dying],
+        connections=[ConnectionRow(*row) for row in upgraded(ConnectionRow, version, read.connections)],
+        sessions=[SessionRow(*row) for row in upgraded(SessionRow, version, read.sessions)],
+        consumers=[ConsumerRow(*row) for row in upgraded(ConsumerRow, version, read.consumers)],
+        unacked=[list(map(HeldRow.read, upgraded(HeldRow, version, rows))) for rows in read.unacked],
+        behind=list(map(BehindRow.read, upgraded(BehindRow, version, read.behind))),
     )
 
 
@@ -233,6 +255,7 @@ def freeze(core: Core) -> FrozenMachine:
     """The state as it is now."""
     catalog, access = core.catalog, core.catalog.access
     return FrozenMachine(
+        version=core.version,
         users=list(access.users.values()),
         user_limits=list(access.limits.items()),
         permissions=list(access.all_permissions.values()),
@@ -253,6 +276,7 @@ def freeze(core: Core) -> FrozenMachine:
 
 def restore(core: Core, dump: Dump) -> None:
     """Put a state together again, in a new core."""
+    core.version = dump.version
     catalog = core.catalog
     _restore_access(core, dump)
     catalog.limit_publishers(*dump.publishers_bounds)

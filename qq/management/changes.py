@@ -17,6 +17,7 @@ from qq.http.view import ChangeRefused, Unavailable
 from qq.machine import commands as c
 from qq.machine import errors
 from qq.machine.access import Permissions, TopicPermissions, user_of
+from qq.machine.codec import check_command
 from qq.machine.policies import policy_of
 from qq.management.permitted import check
 from qq.management.room import Room
@@ -48,6 +49,9 @@ class Changes:
 
     async def wait_applied(self) -> None:
         await until_applied(self._broker, [], lambda: None)
+
+    def check_command(self, command: Change | Declaration) -> None:
+        check_command(command, self._broker.machine.version)
 
     async def check_permitted(self, user: str, command: Declaration | c.Get, vhost: str) -> None:
         """Raise ChangeRefused if the user may not do this, also when this node has caught up. Raises Unavailable."""

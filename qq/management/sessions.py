@@ -56,7 +56,7 @@ async def until_applied(
     cannot hold one of the commands, and then none is submitted. They go in `lane`, or else in the node's own.
     """
     for command in commands:
-        check_command(command)
+        check_command(command, broker.machine.version)
     applied: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def told() -> None:

@@ -156,7 +156,7 @@ class DeadLetters:
                 command = DeadLetter(dying.vhost, dying.queue, dying.number, first, count, *published)
                 yield command
                 first += count
-                size += check_command(command)
+                size += check_command(command, self._machine.version)
                 if size >= BYTES_MAX:
                     return
 

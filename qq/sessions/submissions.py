@@ -141,7 +141,7 @@ class Submissions:
 
         Raises InvalidCommand, and then nothing has changed.
         """
-        check_command(command)
+        check_command(command, self._machine.version)
         asked = self._asked(command)
         lane = lane or self._own
         lane.settlements.clear()
@@ -171,7 +171,7 @@ class Submissions:
             if isinstance(part, OpenEnqueue):
                 parts.append(part)
             else:
-                check_command(part)
+                check_command(part, self._machine.version)
                 parts.append(self._asked(part))
         commit = self._asked(Commit(session, len(content)))
         lane.settlements.clear()

@@ -27,7 +27,7 @@ from qq.cli import main
 from qq.machine.codec import encode_batch, keep
 from qq.machine.commands import Command, DeclareQueue, Enqueue, PutHashedUser, PutUser, SessionDown
 from qq.machine.machine import QueueMachine
-from qq.machine.state import VERSION
+from qq.machine.versions import VERSIONS
 
 TIME_MS = 1_767_323_045_678
 INCARNATION = 7
@@ -148,7 +148,7 @@ def test_a_whole_directory(data_dir: Path, capsys: pytest.CaptureFixture[str]) -
     sizes = [(log / name).stat().st_size for name in (FIRST_SEGMENT, SECOND_SEGMENT, checkpoint_name(10))]
     assert lines == [
         f"directory    {data_dir}/groups/0",
-        f"identity     node n1 of cluster qq (n1), group 0, incarnation 7, state version {VERSION}",
+        f"identity     node n1 of cluster qq (n1), group 0, incarnation 7, state version {VERSIONS[0]}",
         "hardstate    voter, term 1, vote for n2; copies: ok, ok",
         "manifest     ok",
         f"synced       {sizes[1]:,} bytes of {SECOND_SEGMENT}",

@@ -1,7 +1,7 @@
 """A dump that each version's own program has made of one story, with every kind of row: what it means stays as it is.
 
-A file in `golden/` is never written again. One for a new version is made by `pytest tests/machine --rewrite`; those of
-the versions before stay, for whoever builds what reads them.
+A file in `golden/` is never written again. One for a new version is made by `pytest tests/machine --rewrite`; one
+of a version goes with the programs that can run it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ from qq.machine.effects import (
 from qq.machine.machine import QueueMachine
 from qq.machine.requesters import REPLY_PREFIX
 from qq.machine.runs import _WORDS
-from qq.machine.state import VERSION, Dump, read_dump
+from qq.machine.state import Dump, read_dump
+from qq.machine.versions import VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from qq.machine.commands import Command
 
-GOLDEN = Path(__file__).parent / "golden" / f"state-{VERSION}.dump"
+GOLDEN = Path(__file__).parent / "golden"
 
 WHERE_IT_WAS_MADE = "4b4c4a4e494d4bcf4884d200"
 """What the zlib that packed the golden file makes of some octets: others may make something else, and it is as good."""
@@ -58,18 +59,27 @@ def zlib_here() -> str:
     return (packer.compress(b"abcdefgh" * 2) + packer.flush()).hex()
 
 
+@pytest.fixture(params=range(VERSIONS[0], VERSIONS[1] + 1), ids=lambda version: f"version {version}")
+def version(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
 @pytest.fixture
-def golden(rewrite: bool) -> bytes:
-    if rewrite and not GOLDEN.exists():
+def golden(version: int, rewrite: bool) -> bytes:
+    file = GOLDEN / f"state-{version}.dump"
+    if rewrite and not file.exists():
         with pytest.MonkeyPatch.context() as patched:
-            GOLDEN.write_bytes(story(patched).dump())
-    return GOLDEN.read_bytes()
+            file.write_bytes(story(patched, version).dump())
+    return file.read_bytes()
 
 
-def test_the_story_ends_in_the_golden_state(golden: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    lived = story(monkeypatch)
+def test_the_story_ends_in_the_golden_state(
+    golden: bytes, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lived = story(monkeypatch, version)
     loaded = QueueMachine()
     loaded.load(golden)
+    assert loaded.version == version
     assert differences(lived, loaded) == []
     for node in ("n1", "n2", "n3"):
         assert loaded.outstanding(node) == lived.outstanding(node)
@@ -78,11 +88,13 @@ def test_the_story_ends_in_the_golden_state(golden: bytes, monkeypatch: pytest.M
 @pytest.mark.skipif(
     zlib_here() != WHERE_IT_WAS_MADE, reason="another zlib packs the same rows in other bytes"
 )
-def test_the_golden_state_is_dumped_as_it_was_loaded(golden: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_golden_state_is_dumped_as_it_was_loaded(
+    golden: bytes, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = QueueMachine()
     loaded.load(golden)
     assert loaded.dump() == golden
-    assert story(monkeypatch).dump() == golden
+    assert story(monkeypatch, version).dump() == golden
 
 
 def test_the_golden_state_has_everything_that_there_can_be(golden: bytes) -> None:
@@ -167,9 +179,10 @@ def test_no_two_fields_of_a_row_are_alike_in_the_golden_state(golden: bytes) -> 
         assert [(one, other) for (one, mine), (other, theirs) in pairs if repr(mine) == repr(theirs)] == []
 
 
-def story(monkeypatch: pytest.MonkeyPatch) -> QueueMachine:
+def story(monkeypatch: pytest.MonkeyPatch, version: int) -> QueueMachine:
     """Everything happens that leaves something behind, and no two fields of a row are alike in all rows."""
     driver = Driver()
+    driver.machine.raise_to(version)
     monkeypatch.setattr("qq.machine.runs._CHUNK_WORDS", 2 * _WORDS)
     driver.apply(*OPERATED)
     driver.apply(*CONNECTED)

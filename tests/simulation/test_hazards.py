@@ -20,6 +20,7 @@ from chaos.sim.cluster import Options, Parts
 from chaos.sim.ledger import Ledger
 from chaos.sim.network import ANY_VERSIONS, Connection, Network, NetworkOptions, Pipe, SimulatedLinks
 from chaos.sim.run import LARGEST_BYTES, draw_options, run, with_largest_entries
+from chaos.sim.watched import WatchedMachine
 from cluster import identity, quorum
 from cluster.clock import ClusterClock
 from cluster.configuration import Configuration, Member, Versions
@@ -36,6 +37,7 @@ from cluster.log.segment import Segment
 from cluster.membership import Membership
 from cluster.origins import Admission, Origins
 from cluster.ports import Disk
+from cluster.state import GroupState
 from cluster.stopping import RemovedFromCluster
 from cluster.submission import PendingSubmissions, Reign
 from qq.machine.backlog import Backlog
@@ -178,6 +180,7 @@ LEARNERS = replace(
 )
 SLOW_LEARNERS = replace(LEARNERS, nodes=4, disk_slowness=30.0)
 WRONG_LISTS = replace(LISTS, faults={"wrong members": 1.0, "partition": 1.0, "kill": 0.5, "isolate": 0.5})
+LOAD = GroupState.load
 UPGRADES = Options(
     is_upgrade=True, fault_interval_s=1.0, faults={"kill": 1.0, "isolate": 0.5, "transfer": 0.5}
 )
@@ -667,6 +670,16 @@ def lets_in_too_deep_a_table(commands: Sequence[Command], messages: Sequence[byt
     return encode_batch([*commands, deep], messages)
 
 
+def counts_by_its_program(machine: WatchedMachine) -> bool:
+    """It does what its program could do at the next version, whatever is agreed on."""
+    return machine.versions[1] > machine.inner.versions[0]
+
+
+def load_and_go_by_the_lowest_version(state: GroupState, data: bytes) -> None:
+    LOAD(state, data)
+    state.machine.raise_to(state.machine.versions[0])
+
+
 class Hazard(NamedTuple):
     parts: Parts
     options: Options | None
@@ -952,6 +965,22 @@ HAZARDS = [
         "and its program can run",
         ("cluster.identity._checked", believe_in_any_version),
         shown_by=4,
+    ),
+    Hazard(
+        Parts(),
+        UPGRADES,
+        20,
+        "elsewhere and is",
+        ("chaos.sim.watched.WatchedMachine.counts_entries", property(counts_by_its_program)),
+        shown_by=0,
+    ),
+    Hazard(
+        Parts(),
+        UPGRADES,
+        20,
+        "elsewhere and is",
+        ("cluster.state.GroupState.load", load_and_go_by_the_lowest_version),
+        shown_by=0,
     ),
     Hazard(
         Parts(),

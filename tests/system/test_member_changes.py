@@ -18,7 +18,7 @@ from system_disk import NodeFiles
 from system_load import loaded, poll
 
 from qq.cli.asking import why_not_ready
-from qq.machine.state import VERSION
+from qq.machine.versions import VERSIONS
 from qq.testing import ClusterNode, LocalCluster
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def test_nodes_under_maintenance_lead_where_nobody_else_is_left(tmp_path: Path) 
 def test_an_upgrade_is_finished_by_command_if_that_is_wanted(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, {"cluster": {"finish_upgrades": False}}) as cluster:
         first, second, third = cluster.nodes
-        assert cluster.status()["version"] == VERSION
+        assert cluster.status()["version"] == VERSIONS[0]
         assert set(roles(first).values()) == {"voter"}
         status, _, errors = qq(first, "drain", "n3")
         assert (status, "before the upgrade to this release is finished: `qq upgrade finish`" in errors) == (
@@ -246,6 +246,6 @@ def test_an_upgrade_is_finished_by_command_if_that_is_wanted(tmp_path: Path) -> 
         third.start()
         cluster.wait_caught_up()
         for node in (first, second):
-            text = f"the cluster runs version {VERSION + 1} of the state"
+            text = f"the cluster runs version {VERSIONS[1]} of the state"
             assert done(node, "upgrade", "finish") == text
         assert done(third, "drain", "--timeout", "30").startswith("n3 is under maintenance")

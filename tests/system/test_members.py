@@ -17,7 +17,7 @@ from system_load import loaded, poll
 
 from cluster.inspection import EntryFound, entries
 from cluster.realworld import ReadOnlyDisk
-from qq.machine.state import VERSION
+from qq.machine.versions import VERSIONS
 from qq.testing import LocalCluster
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(90)]
 
-OLDER = VERSION - 1
+LOW, HIGH = VERSIONS
+OLDER = LOW - 1
 BODIES = [b"message %d." % number for number in range(30)]
 
 
@@ -92,9 +93,9 @@ def listing(nodes: Sequence[ClusterNode], names: Sequence[str]) -> Generator[Non
 
 @contextmanager
 def of_an_older_version(directory: Path) -> Generator[None]:
-    """Nodes that are started now take the state to have another version."""
+    """Nodes that are started now can run the versions before."""
     (directory / "sitecustomize.py").write_text(
-        f"import qq.machine.state\nqq.machine.state.VERSION = {OLDER}\n"
+        f"import qq.machine.versions\nqq.machine.versions.VERSIONS = ({OLDER}, {LOW})\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")]))
@@ -131,12 +132,12 @@ def test_a_node_of_another_version_neither_starts_nor_counts(tmp_path: Path) -> 
         third.kill()
         with of_an_older_version(tmp_path):
             assert (
-                f"the log is at version {VERSION + 1} of the state, and this program can run {OLDER} to {VERSION}:"
+                f"the log is at version {HIGH} of the state, and this program can run {OLDER} to {LOW}:"
             ) in refusal(third)
             empty(third)
             third.start()
         what = "node {0!r} is at version {1} of the state and can run {2}, this node is at {3} and can run {4}: start"
-        ours, theirs = (VERSION + 1, f"{VERSION} to {VERSION + 1}"), (OLDER, f"{OLDER} to {VERSION}")
+        ours, theirs = (HIGH, f"{LOW} to {HIGH}"), (OLDER, f"{OLDER} to {LOW}")
         until_said([first, second], "cannot connect to peer n3")
         until_said([third], "refused a connection from 127.0.0.1: " + what.format("n1", *ours, *theirs))
         until_said([third], what.format("n2", *ours, *theirs))

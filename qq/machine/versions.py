@@ -1,0 +1,23 @@
+"""The versions of the state: what entries do, and how the state is written.
+
+An entry goes by the version that the log has agreed on before it (`Core.version`), never by what the program can run:
+so nodes with different programs do the same. What a version has done once it was released, it does for ever.
+
+Lives here: which versions this program can run, and what came with each. Not here: how a cluster agrees on one
+(cluster/configuration.py), since when there is a command (`commands.OPCODES_SINCE`), how rows were written before
+(`rows.CHANGES`).
+"""
+
+from __future__ import annotations
+
+VERSIONS = (7, 8)
+"""The lowest and the highest version that this program can run: that of the release before, and its own.
+
+7: release 0.1.
+8: the log tells who the members are (cluster/configuration.py). Commands, what they do, and rows are those of 7.
+"""
+
+
+def known() -> str:
+    """The versions that this program can run, for whoever reads of another one."""
+    return f"{VERSIONS[0]} to {VERSIONS[1]}"
