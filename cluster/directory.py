@@ -35,6 +35,7 @@ from cluster.identity import (
     directory_id,
     forget_writes_lost,
     load_member_copies,
+    names_of,
     note_writes_lost,
     store_directory_id,
     store_identity,
@@ -87,6 +88,8 @@ class GroupDirectory:
         self._identity, claim = claim_directory(
             self._disk, self.path, self._owner, versions, names, wall_ms, leap
         )
+        self._names = names_of(self._disk, self.path, self._identity)
+        """Who the members are where the log has no configuration; nobody, once it must have one."""
         return claim
 
     @property
@@ -95,7 +98,7 @@ class GroupDirectory:
 
         Else a log without one is not all that there is: it was lost, or has not come yet.
         """
-        return bool(self._identity.names) and not self._id.cluster
+        return bool(self._names) and not self._id.cluster
 
     def note_configuration(self, held: Configurations, journal: SegmentedJournal) -> None:
         """Let a start know by what the log goes now: which version, whether it says who the members are, which cluster.
@@ -103,22 +106,23 @@ class GroupDirectory:
         A program that cannot run a version must not meet entries of it. So a higher one is stored before such an entry
         is, and all else behind the changes of the log that it follows from.
         """
-        newest, names = held.newest, self._identity.names
+        newest = held.newest
+        if held.cluster:
+            self._names = ()
         identity = self._identity._replace(
-            machine_version=newest.version,
-            members=() if newest.cluster else names,
-            before=names if newest.cluster and not held.cluster else (),
+            machine_version=newest.version, members=() if newest.cluster else self._names, before=()
         )
         has_others = len(newest.members) > 1
-        directory_id = self._id._replace(cluster=held.cluster, has_others=has_others)
+        directory_id = self._id._replace(cluster=held.cluster, has_others=has_others, before=self._names)
         if (identity, directory_id) != (self._identity, self._id):
             first = identity.machine_version > self._identity.machine_version
             self._identity, self._id = identity, directory_id
             journal.store_beside(partial(self._store, identity, directory_id), first=first)
 
     def _store(self, identity: Identity, directory_id: DirectoryId) -> None:
-        store_identity(self._disk, self.path, identity)
+        """Store both; the names are in one file at least, whenever the process ends."""
         store_directory_id(self._disk, self.path, self._owner, directory_id)
+        store_identity(self._disk, self.path, identity)
 
     def id(self, incarnation: int) -> DirectoryId:
         """Which member of which cluster this directory is, once it is started.
@@ -126,7 +130,7 @@ class GroupDirectory:
         It becomes another one now, named by this incarnation, if it is none yet or has forgotten what it had promised.
         """
         is_new = self.hard_state.state is None
-        self._id = directory_id(self._disk, self.path, self._owner, incarnation, is_new=is_new)
+        self._id = directory_id(self._disk, self.path, self._owner, incarnation, self._names, is_new=is_new)
         return self._id
 
     # Starting

@@ -173,7 +173,7 @@ class Group:
             ),
             repairable=config.joins or len(config.nodes) > 1,
         )
-        member_id, cluster, _ = directory.id(claim.incarnation)
+        member_id, cluster, *_ = directory.id(claim.incarnation)
         configurations.note_cluster(cluster)
         if directory.lists_members:
             configurations.begin(config.listed_configuration(versions.low, lists_members=True))

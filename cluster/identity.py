@@ -92,13 +92,7 @@ class Identity(NamedTuple):
     """The names of all nodes of the cluster, ascending. Their addresses are not in it, and may change. It is empty if
     the log tells who the members are, or will tell."""
     before: tuple[str, ...] = ()
-    """The same names, as long as the first configuration is not known to be committed: if the log turns out not to have
-    it, they are the members still."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Who the members are where the log has no configuration; nobody, if it must have one."""
-        return self.members or self.before
+    """What is in the file `member` now (`DirectoryId.before`). Release 0.1 cannot read an identity that has it."""
 
 
 class DirectoryId(NamedTuple):
@@ -110,6 +104,9 @@ class DirectoryId(NamedTuple):
     """`ID_BYTES` that stand for the cluster; empty as long as that has no committed configuration in its log."""
     has_others: bool = False
     """Whether the cluster has other members, as far as this directory has heard: they have what it loses."""
+    before: tuple[str, ...] = ()
+    """`Identity.members`, kept here as long as the first configuration is not known to be committed: if the log turns
+    out not to have it, they are the members still."""
 
 
 class Start(NamedTuple):
@@ -139,9 +136,9 @@ def claim_directory(
 ) -> tuple[Identity, Claim]:
     """Claim the directory for `owner` and count a new incarnation, durably; `members` are those of the node's file.
 
-    Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or OSError. The incarnation is at least
-    `wall_ms`, so that a node that lost its directory still comes back with a higher one. If there is no count to go on
-    from, it is `leap` above that: clocks that start anew with the machine may give the same time again.
+    Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat, ForeignJournal or OSError. The incarnation is at
+    least `wall_ms`, so that a node that lost its directory still comes back with a higher one. If there is no count to
+    go on from, it is `leap` above that: clocks that start anew with the machine may give the same time again.
     """
     is_new = FILE not in disk.list_directory(directory)
     new = Identity(owner, versions.low, members)
@@ -162,15 +159,29 @@ def claim_directory(
     return identity, Claim(start.incarnation, writes_lost)
 
 
-def directory_id(disk: Disk, directory: str, owner: Owner, incarnation: int, *, is_new: bool) -> DirectoryId:
+def names_of(disk: Disk, directory: str, identity: Identity) -> tuple[str, ...]:
+    """Who the members are where the log has no configuration; nobody, if it must have one.
+
+    Raises UnknownFormat, ForeignJournal or OSError.
+    """
+    names = identity.members or identity.before
+    if not names and MEMBER_FILE in disk.list_directory(directory):
+        copies = load_member_copies(disk, directory, identity.owner.key())
+        names = next((copy.before for copy in copies if copy is not None), ())
+    return names
+
+
+def directory_id(
+    disk: Disk, directory: str, owner: Owner, incarnation: int, before: tuple[str, ...], *, is_new: bool
+) -> DirectoryId:
     """Which member of which cluster this data directory is; another one with `is_new`, or if it is none yet.
 
-    A new id is made of the incarnation that begins now, because no other life of this node has the same number. Raises
-    ForeignDirectory if the file is damaged, ForeignJournal, UnknownFormat or OSError. It is a file of its own because
-    programs of release 0.1 do not know it.
+    A new id is made of the incarnation that begins now, because no other life of this node has the same number; who
+    the members are (`before`) goes over to it. Raises ForeignDirectory if the file is damaged, ForeignJournal,
+    UnknownFormat or OSError. It is a file of its own because programs of release 0.1 do not know it.
     """
     if is_new or MEMBER_FILE not in disk.list_directory(directory):
-        new = DirectoryId(sha256(owner.key() + incarnation.to_bytes(8)).digest()[:ID_BYTES])
+        new = DirectoryId(sha256(owner.key() + incarnation.to_bytes(8)).digest()[:ID_BYTES], before=before)
         store_directory_id(disk, directory, owner, new)
         return new
     copies = load_member_copies(disk, directory, owner.key())
@@ -197,8 +208,8 @@ def load_member_copies(disk: Disk, directory: str, owner_key: bytes) -> list[Dir
 
 
 def _unpack_directory_id(body: bytes) -> DirectoryId:
-    member, cluster, has_others = msgpack.unpackb(body)
-    return DirectoryId(member, cluster, has_others)
+    member, cluster, has_others, *before = msgpack.unpackb(body)
+    return DirectoryId(member, cluster, has_others, tuple(*before))
 
 
 def store_directory_id(disk: Disk, directory: str, owner: Owner, known: DirectoryId) -> None:
@@ -210,7 +221,7 @@ def store_directory_id(disk: Disk, directory: str, owner: Owner, known: Director
 def store_identity(disk: Disk, directory: str, identity: Identity) -> None:
     """Let the directory say this of itself, durably. Raises OSError."""
     fields = [*identity.owner, identity.machine_version, identity.members]
-    if identity.before:  # else programs of release 0.1 can read it
+    if identity.before:  # a copy is mended as it was: the file `member` has not got the names yet
         fields.append(identity.before)
     body = pack(fields)
     disk.replace_file(path_in(directory, FILE), pack_twice(_MAGIC, FORMAT_VERSION, _ANYBODY, body))
@@ -273,8 +284,7 @@ def load_copies(disk: Disk, directory: str) -> list[Identity | None]:
 
 def _unpack(body: bytes) -> Identity:
     cluster, node, group_id, machine_version, members, *before = msgpack.unpackb(body)
-    names = tuple(before[0]) if before else ()
-    return Identity(Owner(cluster, node, group_id), machine_version, tuple(members), names)
+    return Identity(Owner(cluster, node, group_id), machine_version, tuple(members), tuple(*before))
 
 
 def _checked(
@@ -282,7 +292,7 @@ def _checked(
 ) -> Identity:
     """What the directory says of itself, if it is this node's.
 
-    Raises ForeignDirectory, OtherVersion, OtherMembers or UnknownFormat.
+    Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or ForeignJournal.
     """
     path = path_in(directory, FILE)
     try:
@@ -303,6 +313,7 @@ def _checked(
         )
     if not versions.include(found.machine_version):
         raise OtherVersion(directory, found.machine_version, versions)
-    if found.names and found.names != members:
-        raise OtherMembers(directory, found.names, members)
+    names = names_of(disk, directory, found)
+    if names and names != members:
+        raise OtherMembers(directory, names, members)
     return found

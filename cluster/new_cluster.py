@@ -35,7 +35,7 @@ from cluster.configuration import (
 from cluster.configurations import Configurations
 from cluster.directory import GroupDirectory
 from cluster.entry import is_regular
-from cluster.identity import OtherVersion, load_copies
+from cluster.identity import OtherVersion, load_copies, names_of
 from cluster.incarnation import INCARNATION_LEAP
 from cluster.log.checkpoints import CHECKPOINT_HEADER_BYTES, adopt_checkpoint, write_checkpoint
 from cluster.log.hardstate import HardState, Standing
@@ -155,7 +155,7 @@ def recover(disk: Disk, path: str, machine: Machine, wall_ms: int, random: Rando
     versions = Versions(*machine.versions)
     version = version_of(OldLog(identity.machine_version, is_named=not identity.members), versions, path)
     directory = GroupDirectory(disk, path, identity.owner)
-    members = identity.names or [identity.owner.node]
+    members = names_of(disk, path, identity) or [identity.owner.node]
     claim = directory.claim(wall_ms, versions, members, random.randrange(INCARNATION_LEAP))
     return _begin(disk, directory, claim, identity.owner, version, None, machine, random)
 

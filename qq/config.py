@@ -85,6 +85,8 @@ class TlsFiles:
     cert: Path
     key: Path
     ca: Path
+    key_password_file: Path | None = None
+    """What holds the passphrase of the key, if that is encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class ClientTls:
     """The ciphers up to TLS 1.2, as OpenSSL writes them; None: the interpreter's choice."""
     cert_login_from: str = "distinguished_name"
     """RabbitMQ's ssl_cert_login_from: what of a certificate is the user's name; one of `CERT_LOGINS`."""
+    key_password_file: Path | None = None
+    """What holds the passphrase of the key, if that is encrypted: RabbitMQ's ssl_options.password, in a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,16 +564,17 @@ class _Reader:
 
     def tls(self, section: str) -> TlsFiles | None:
         keys = [key for key in ("cert", "key", "ca") if self._find(section, key) is not None]
+        key_password_file = self._optional_file(section, "key_password_file")
         if not keys and section not in self._document:
             return None
-        return TlsFiles(*(self._existing_file(section, key) for key in ("cert", "key", "ca")))
+        cert, key, ca = (self._existing_file(section, key) for key in ("cert", "key", "ca"))
+        return TlsFiles(cert, key, ca, key_password_file)
 
     def client_tls(self, section: str) -> ClientTls | None:
-        optional = [
-            key for key in ("ca", "ciphers") if self._find(section, key) is not None
-        ]  # asked for in any case, so that they are known
-        ca = self._existing_file(section, "ca") if "ca" in optional else None
-        ciphers = self.text(section, "ciphers") if "ciphers" in optional else None
+        # Optional ones are asked for in any case, so that they are known.
+        ca = self._optional_file(section, "ca")
+        key_password_file = self._optional_file(section, "key_password_file")
+        ciphers = None if self._find(section, "ciphers") is None else self.text(section, "ciphers")
         verify_peer = self.choice(section, "verify", "none", ("none", "peer")) == "peer"
         fail_if_no_peer_cert = self.flag(section, "fail_if_no_peer_cert", False)
         minimum_version = self.choice(section, "minimum_version", TLS_VERSIONS[0], TLS_VERSIONS)
@@ -591,6 +596,7 @@ class _Reader:
             minimum_version,
             ciphers,
             cert_login_from,
+            key_password_file,
         )
 
     def nodes(self) -> tuple[NodeAddress, ...]:
@@ -617,6 +623,9 @@ class _Reader:
             if type(table[key]) is not int or not 0 < table[key] <= PORT_MAX:
                 raise ConfigError(f"{where}: {key}: must be a port number, 1 to {PORT_MAX}")
         return NodeAddress(**table)
+
+    def _optional_file(self, section: str, key: str) -> Path | None:
+        return None if self._find(section, key) is None else self._existing_file(section, key)
 
     def _existing_file(self, section: str, key: str) -> Path:
         path = self.path(section, key)

@@ -14,11 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cluster.links import PeerTls
+from qq.config import read_hidden
 from qq.errors import StartError
 from qq.reloadable import Reloadable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from qq.config import ClientTls, TlsFiles
 
@@ -48,13 +50,17 @@ _SHORT_NAMES = {
 
 def for_clients(settings: ClientTls) -> Reloadable[ssl.SSLContext]:
     """The context for AMQP clients and what it is made from; raises StartError."""
-    files = [settings.cert, settings.key, *([settings.ca] if settings.ca is not None else [])]
-    return Reloadable(files, partial(_client_context, settings))
+    return Reloadable(_files_of(settings), partial(_client_context, settings))
 
 
 def for_peers(files: TlsFiles) -> Reloadable[PeerTls]:
     """The contexts for the other nodes and what they are made from; raises StartError."""
-    return Reloadable([files.cert, files.key, files.ca], partial(_peer_contexts, files))
+    return Reloadable(_files_of(files), partial(_peer_contexts, files))
+
+
+def _files_of(settings: ClientTls | TlsFiles) -> list[Path]:
+    files = (settings.cert, settings.key, settings.ca, settings.key_password_file)
+    return [file for file in files if file is not None]
 
 
 def _client_context(settings: ClientTls) -> ssl.SSLContext:
@@ -63,7 +69,7 @@ def _client_context(settings: ClientTls) -> ssl.SSLContext:
         context.minimum_version = _VERSIONS[settings.minimum_version]
         if settings.ciphers is not None:
             context.set_ciphers(settings.ciphers)
-        context.load_cert_chain(settings.cert, settings.key)
+        _show(context, settings)
         if settings.verify_peer and settings.ca is not None:
             context.load_verify_locations(settings.ca)
             required = settings.fail_if_no_peer_cert
@@ -82,10 +88,31 @@ def _peer_contexts(files: TlsFiles) -> PeerTls:
         # The certificate shows membership; the handshake of the links shows which node it is.
         client.check_hostname = False
         for context in (server, client):
-            context.load_cert_chain(files.cert, files.key)
+            _show(context, files)
     except (OSError, ssl.SSLError) as error:
         raise StartError(f"TLS for peers cannot be set up from {files.cert}: {error}") from None
     return PeerTls(server, client)
+
+
+def _show(context: ssl.SSLContext, settings: ClientTls | TlsFiles) -> None:
+    """Have the context show the certificate. Raises OSError, ssl.SSLError, or OperatingError for the passphrase."""
+    key, file = settings.key, settings.key_password_file
+    asked = False
+
+    def passphrase() -> str:
+        nonlocal asked
+        asked = True
+        if file is None:
+            raise StartError(f"{key} is encrypted: name the file with its passphrase as key_password_file")
+        return read_hidden(file)
+
+    try:
+        # Without a function OpenSSL asks on the terminal, and the node stands still meanwhile.
+        context.load_cert_chain(settings.cert, key, passphrase)
+    except (ValueError, ssl.SSLError) as error:  # a passphrase may be too long, or wrong
+        if asked:
+            raise StartError(f"{key} cannot be decrypted with the passphrase in {file}: {error}") from None
+        raise
 
 
 def name_in(certificate: Mapping[str, Any], login_from: str) -> str | None:

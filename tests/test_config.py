@@ -243,6 +243,20 @@ def test_the_peer_tls_files_are_read_together(file: Path) -> None:
     config = loaded(file, GOOD + '[peer_tls]\ncert = "cert"\nkey = "key"\nca = "ca"\n')
     assert config.peer_tls is not None
     assert config.peer_tls.key == file.parent / "key"
+    assert config.peer_tls.key_password_file is None
+
+
+def test_the_passphrases_of_keys_are_in_files(file: Path) -> None:
+    for name in ("cert", "key", "ca", "passphrase"):
+        (file.parent / name).touch()
+    peer_tls = '[peer_tls]\ncert = "cert"\nkey = "key"\nca = "ca"\nkey_password_file = "passphrase"\n'
+    config = loaded(file, f"{GOOD_TLS}\n{peer_tls}", QQ_TLS_KEY_PASSWORD_FILE="passphrase")
+    assert config.tls is not None
+    assert config.peer_tls is not None
+    passphrase = file.parent / "passphrase"
+    assert config.tls.key_password_file == config.peer_tls.key_password_file == passphrase
+    with pytest.raises(ConfigError, match=r"key_password_file: .*nowhere is not a file"):
+        loaded(file, GOOD_TLS + '\nkey_password_file = "nowhere"\n')
 
 
 def test_tls_for_clients(file: Path) -> None:

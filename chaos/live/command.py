@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import shlex
 import sys
@@ -21,6 +22,7 @@ from chaos.live import nemesis
 from chaos.live.run import Options, run
 from chaos.workloads import catalog
 from chaos.workloads.transport import Endpoint
+from qq.cli.credentials import client_login
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
@@ -94,8 +96,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--endpoints", help="host:port,... of a cluster that is there: it is loaded, not hurt"
     )
-    parser.add_argument("--user", default="guest", help="with --endpoints")
-    parser.add_argument(PASSWORD, default="guest", help="with --endpoints")
+    parser.add_argument("--user", help="with --endpoints; default: QQ_USER of the environment, or guest")
+    passwords = parser.add_mutually_exclusive_group()
+    passwords.add_argument(
+        "--password-file",
+        type=Path,
+        metavar="FILE",
+        help="with --endpoints; default: QQ_PASSWORD_FILE or QQ_PASSWORD of the environment, or guest",
+    )
+    passwords.add_argument(PASSWORD, help="with --endpoints; others see it in the list of processes")
     parser.add_argument("--no-check", dest="check", action="store_false", help="record only")
     return parser
 
@@ -107,6 +116,7 @@ def _options(arguments: argparse.Namespace, command: str) -> Options:
     if seed is None:
         seed = SystemRandom().getrandbits(32)
         command = f"{command} --seed {seed}"
+    login = client_login(arguments.user, arguments.password, arguments.password_file, os.environ)
     return Options(
         nodes=arguments.nodes,
         seconds=parse_duration(arguments.duration),
@@ -116,8 +126,8 @@ def _options(arguments: argparse.Namespace, command: str) -> Options:
         rate=arguments.rate,
         out=arguments.out,
         endpoints=() if arguments.endpoints is None else parse_endpoints(arguments.endpoints),
-        user=arguments.user,
-        password=arguments.password,
+        user=login.user,
+        password=login.password,
         command=command,
     )
 

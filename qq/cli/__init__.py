@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
         case "check safe-to-stop":
             from qq.cli.operations import check_safe_to_stop  # noqa: PLC0415
 
-            return check_safe_to_stop(_remote(options), options.node)
+            return check_safe_to_stop(_remote(options), options.node, options.timeout)
         case "member list":
             from qq.cli.members import list_members  # noqa: PLC0415
 
@@ -207,6 +207,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_node_options(stop_command)
     stop_command.add_argument(
         "--node", type=_node_name, metavar="NODE", help="default: the node that is asked"
+    )
+    stop_command.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for a yes (default: %(default)g)",
     )
 
     backup_command = commands.add_parser("backup", help="make a backup of a cluster that runs")

@@ -41,10 +41,18 @@ def transfer_leadership(node: Remote, to: str | None) -> int:
     return 0
 
 
-def check_safe_to_stop(node: Remote, name: str | None) -> int:
-    """Print whether a node may be stopped, of which the exit status tells the same; raises CommandError."""
-    path = _SAFE_TO_STOP if name is None else f"{_SAFE_TO_STOP}/{quote(name, safe='')}"
-    answer = node.ask("GET", path, expected=(HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE))
+def check_safe_to_stop(node: Remote, name: str | None, timeout_s: float) -> int:
+    """Print whether a node may be stopped, of which the exit status tells the same; raises CommandError.
+
+    A no is printed when it has not become a yes within the timeout.
+    """
+    answer = node.ask_until_done(
+        "GET",
+        _SAFE_TO_STOP if name is None else f"{_SAFE_TO_STOP}/{quote(name, safe='')}",
+        expected=(HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE),
+        waiting_for="the others to go on without it",
+        timeout_s=timeout_s,
+    )
     print(_text(node, answer, "reason"))
     return 0 if answer.status == HTTPStatus.OK else 1
 

@@ -85,14 +85,16 @@ class Remote:
         path: str,
         *,
         body: Any = None,
+        expected: Collection[int] = (HTTPStatus.OK,),
         waiting_for: str,
         timeout_s: float,
         note: str = "",
     ) -> Answer:
         """Make a request that may be repeated, as long as the answer is that it is not done yet (503).
 
-        With a `note` the node that is asked may stop when it is done, so there are few requests: the note is added to
-        the text if there was no answer. Raises CommandError.
+        If it is still so at the end, that is an error unless it is expected. With a `note` the node that is asked may
+        stop when it is done, so there are few requests: the note is added to the text if there was no answer. Raises
+        CommandError.
         """
         url, wait = self._url_of(path), _Wait(waiting_for)
         request_s = max(_REQUEST_S, min(_LAST_REQUEST_S, timeout_s)) if note else _REQUEST_S
@@ -100,7 +102,7 @@ class Remote:
             answer = asyncio.run(self._repeat(method, url, body, wait, timeout_s, request_s))
         except CommandError as error:
             raise CommandError(f"{error}{note}") from None
-        return self._checked(url, answer, (HTTPStatus.OK,))
+        return self._checked(url, answer, expected)
 
     async def _repeat(
         self, method: str, url: str, body: Any, wait: _Wait, timeout_s: float, request_s: float

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import ssl
+import subprocess
 import warnings
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -28,7 +29,7 @@ from raw_client import HEADER, RawClient, publish
 
 from qq import testing, tls
 from qq.cli.layout import PEER_PORT_OFFSET
-from qq.config import ClientTls
+from qq.config import ClientTls, TlsFiles
 from qq.errors import StartError
 from qq.testing import LocalCluster
 
@@ -375,6 +376,70 @@ def test_files_that_cannot_be_used_are_one_line_at_a_start(server_files: Files, 
     assert str(caught.value).startswith(f"TLS for clients cannot be set up from {server_files.cert}: ")
     with pytest.raises(StartError, match="cannot be set up"):
         tls.for_clients(ClientTls(*server_files, ciphers="no such cipher"))
+
+
+# Keys that are encrypted
+
+
+def encrypt(key: Path, passphrase: str) -> None:
+    """Encrypt the key in this file."""
+    command = ["openssl", "pkcs8", "-topk8", "-in", key, "-passout", f"pass:{passphrase}"]
+    encrypted = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+    key.write_bytes(encrypted)
+
+
+@pytest.fixture
+def passphrase(server_files: Files, tmp_path: Path) -> Path:
+    """Encrypt the server's key; the file with its passphrase."""
+    encrypt(server_files.key, "a passphrase")
+    file = tmp_path / "passphrase"
+    file.write_text("a passphrase\n")
+    return file
+
+
+def makers(files: Files, ca: Path, passphrase: Path | None) -> list[Callable[[], Any]]:
+    """What makes the contexts for clients, and for the other nodes."""
+    return [
+        lambda: tls.for_clients(ClientTls(*files, key_password_file=passphrase)),
+        lambda: tls.for_peers(TlsFiles(*files, ca, passphrase)),
+    ]
+
+
+def test_a_key_may_be_encrypted(authority: Authority, server_files: Files, passphrase: Path) -> None:
+    for make in makers(server_files, authority.file, passphrase):
+        make()
+    with LoneBroker(tls=ClientTls(*server_files, key_password_file=passphrase)) as broker:
+        before = serial_of(broker.amqps_port, authority.context())
+        encrypt(authority.issue("server").key, "another one")
+        assert not broker.call(broker.certificates.reload)
+        passphrase.write_text("another one")
+        assert broker.call(broker.certificates.reload)
+        assert serial_of(broker.amqps_port, authority.context()) != before
+
+
+@pytest.mark.parametrize("wrong", [b"wrong", b"w" * 2000])
+def test_the_passphrase_that_is_missing_or_wrong_is_told_and_not_asked_for(
+    authority: Authority, server_files: Files, passphrase: Path, wrong: bytes
+) -> None:
+    for make in makers(server_files, authority.file, None):
+        with pytest.raises(StartError) as caught:
+            make()
+        assert str(caught.value) == (
+            f"{server_files.key} is encrypted: name the file with its passphrase as key_password_file"
+        )
+    passphrase.write_bytes(wrong)
+    for make in makers(server_files, authority.file, passphrase):
+        with pytest.raises(StartError) as caught:
+            make()
+        expected = f"{server_files.key} cannot be decrypted with the passphrase in {passphrase}: "
+        assert str(caught.value).startswith(expected)
+
+
+def test_a_passphrase_that_nobody_needs_does_no_harm(
+    authority: Authority, server_files: Files, tmp_path: Path
+) -> None:
+    for make in makers(server_files, authority.file, tmp_path / "passphrase"):
+        make()
 
 
 # Strangers

@@ -83,6 +83,24 @@ def test_the_command_that_a_report_shows_tells_no_password() -> None:
     assert without_password(given) == ["--user", "u", "--password", "...", "--password=...", "--seed", "1"]
 
 
+def test_the_password_is_that_of_a_file_or_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("geheim\n")
+
+    def login(*arguments: str) -> tuple[str, str]:
+        options = _options(_parser().parse_args(arguments), "")
+        return options.user, options.password
+
+    assert login() == ("guest", "guest")
+    assert login("--user", "app", "--password-file", str(file)) == ("app", "geheim")
+    monkeypatch.setenv("QQ_USER", "app")
+    monkeypatch.setenv("QQ_PASSWORD", "of the environment")
+    assert login() == ("app", "of the environment")
+    assert login("--password", "seen") == ("app", "seen")
+
+
 def test_endpoints_are_the_nodes_in_their_order() -> None:
     assert parse_endpoints("a:1, [::1]:5672") == (Endpoint("n1", "a", 1), Endpoint("n2", "::1", 5672))
 

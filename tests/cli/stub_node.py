@@ -105,7 +105,11 @@ class Management:
     _has_been_asked = False
 
     def may_stop(self, node: str | None) -> Verdict:
-        return Verdict(node is None, f"{node or 'n1'} it is")
+        """Say yes for n1, from the fourth time on for n5, and else no."""
+        self._checks += 1
+        return Verdict(node is None or (node == "n5" and self._checks > 3), f"{node or 'n1'} it is")
+
+    _checks = 0
 
 
 async def run(config: NodeConfig) -> None:

@@ -50,6 +50,20 @@ def test_a_command_says_in_one_line_what_is_and_what_is_done(said: Said) -> None
     assert said("check", "safe-to-stop", "--node", "n/3") == (1, "n/3 it is\n", "")
 
 
+def test_a_yes_is_waited_for(said: Said) -> None:
+    waited = "waiting for the others to go on without it (1 s): n5 it is\n"
+    assert said("check", "safe-to-stop", "--node", "n5", "--timeout", "60") == (0, "n5 it is\n", waited)
+    assert said("check", "safe-to-stop", "--node", "n3", "--timeout", "0.6") == (1, "n3 it is\n", "")
+
+
+def test_a_node_that_does_not_answer_is_not_waited_for(said: Said, node: Qq) -> None:
+    node.process.kill()
+    node.exit_status()
+    status, said_yes_or_no, errors = said("check", "safe-to-stop", "--timeout", "600")
+    assert (status, said_yes_or_no) == (1, "")
+    assert errors.startswith("qq check safe-to-stop: URL")
+
+
 def test_the_scheme_of_the_url_may_be_left_out(tmp_path: Path, base_port: int, node: Qq) -> None:
     assert "n1 serves" in node.output
     with started(tmp_path, "leader", "show", "--http", f"127.0.0.1:{base_port + 10000}") as qq:

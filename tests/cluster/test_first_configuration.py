@@ -5,14 +5,19 @@ Nodes end at any moment of the first configuration's way into the log, lose file
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 from test_group_members import Growing, id_of
 from test_group_timers import Member, Trio
 
+from cluster.identity import MEMBER_FILE, load_copies, load_member_copies, store_identity
 from cluster.log.hardstate import Standing
+from cluster.log.twofold import pack_twice, read_twice
 from cluster.member_changes import MemberChange, Verb
+from cluster.ports import pack
 
-IDENTITY = "groups/0/identity"
+GROUP = "groups/0"
+IDENTITY = f"{GROUP}/identity"
 
 
 def end_after(nodes: list[Member], steps: tuple[int, ...]) -> None:
@@ -22,15 +27,45 @@ def end_after(nodes: list[Member], steps: tuple[int, ...]) -> None:
         node.disk.end_process_after(step)
 
 
+def crash(node: Member, *, power_loss: bool) -> None:
+    """Leave what is on the disk of a node whose process has ended."""
+    node.runtime.alive = False
+    node.disk.spare_process()
+    node.disk.crash(power_loss=power_loss)
+
+
 def start_again(trio: Trio, *, power_loss: bool) -> None:
     """Start all nodes again, whose processes have ended."""
     for node in trio.members:
-        node.runtime.alive = False
-        node.disk.spare_process()
-        node.disk.crash(power_loss=power_loss)
+        crash(node, power_loss=power_loss)
         trio.network.process_ended(node.name, power_loss=power_loss)
     for node in trio.members:
         node.start()
+
+
+def fields_for_release_0_1(node: Member) -> tuple[str, str, int, int, list[str]]:
+    """Read an identity as release 0.1 does; raises ValueError where that would."""
+    body = read_twice(node.disk, IDENTITY, b"RIDY", 4, b"")
+    cluster, name, group, version, members = msgpack.unpackb(body)
+    return cluster, name, group, version, members
+
+
+def as_never_released(node: Member) -> bool:
+    """Have the names of the members in the identity and not in the file `member`; False if they are not there alone.
+
+    So did programs between the releases, which wrote the names only in the moment in which they are there alone.
+    """
+    [identity, _] = load_copies(node.disk, GROUP)
+    if MEMBER_FILE not in node.disk.list_directory(GROUP):
+        return False
+    [known, _] = load_member_copies(node.disk, GROUP, identity.owner.key())
+    if identity.members or not known.before:
+        return False
+    store_identity(node.disk, GROUP, identity._replace(before=known.before))
+    body = pack([known.member, known.cluster, known.has_others])
+    member = pack_twice(b"RMEM", 1, identity.owner.key(), body)
+    node.disk.replace_file(f"{GROUP}/{MEMBER_FILE}", member)
+    return True
 
 
 def has_leader(trio: Trio, within_s: float) -> bool:
@@ -44,13 +79,42 @@ def has_leader(trio: Trio, within_s: float) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_new_cluster_of_one_goes_on_after_a_crash_at_any_step_of_its_disk(power_loss: bool) -> None:
+    """Release 0.1 could read whose directory it is, and tell at which version the log is if that is not its own."""
+    found = set()
     for step in range(60):
         alone = Trio(["a"])
-        alone.members[0].start()
+        [node] = alone.members
+        node.start()
         end_after(alone.members, (step,))
         alone.world.run_until(alone.world.now_s + 2.0)
-        start_again(alone, power_loss=power_loss)
+        crash(node, power_loss=power_loss)
+        if IDENTITY in node.disk.files():
+            _, _, _, version, members = fields_for_release_0_1(node)
+            found.add((version, *members))
+        alone.network.process_ended("a", power_loss=power_loss)
+        node.start()
         assert has_leader(alone, 30.0), step
+    low, high = node.machine.versions
+    assert found == {(low, "a"), (high,)}
+
+
+def test_what_programs_between_the_releases_wrote_at_any_step_is_read() -> None:
+    made = 0
+    for step in range(60):
+        alone = Trio(["a"])
+        [node] = alone.members
+        node.start()
+        end_after(alone.members, (step,))
+        alone.world.run_until(alone.world.now_s + 2.0)
+        crash(node, power_loss=True)
+        made += as_never_released(node)
+        alone.network.process_ended("a", power_loss=True)
+        node.start()
+        alone.world.run_until(alone.world.now_s + 30.0, lambda node=node: node.group.engine.is_leader)
+        assert node.group.engine.is_leader, step
+        alone.world.run_until(alone.world.now_s + 1.0)
+        assert fields_for_release_0_1(node)
+    assert made
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from cluster.identity import (
     MEMBER_FILE,
     START_FILES,
     Claim,
+    DirectoryId,
     ForeignDirectory,
     Identity,
     OtherMembers,
@@ -23,6 +24,7 @@ from cluster.identity import (
     claim_directory,
     directory_id,
     forget_writes_lost,
+    names_of,
     note_writes_lost,
     store_identity,
 )
@@ -119,18 +121,45 @@ def test_a_directory_whose_log_says_who_the_members_are_needs_no_list() -> None:
         claim(disk)
 
 
+@pytest.mark.parametrize("in_identity", [False, True])
+def test_members_that_the_log_may_not_have_yet_are_found_beside_it(in_identity: bool) -> None:
+    """They are in the file `member`, or in the identity, where programs wrote them that were never released."""
+    disk = a_disk()
+    claim(disk)
+    if in_identity:
+        store_identity(disk, "group", Identity(OWNER, 8, (), MEMBERS))
+    else:
+        id_of(disk)
+        store_identity(disk, "group", Identity(OWNER, 8, ()))
+    identity, _ = claim_directory(disk, "group", OWNER, Versions(7, 8), MEMBERS, 0, 0)
+    assert names_of(disk, "group", identity) == MEMBERS
+    with pytest.raises(OtherMembers):
+        claim_directory(disk, "group", OWNER, Versions(7, 8), ("somebody",), 0, 0)
+
+
+def test_a_member_without_such_names_is_read() -> None:
+    disk = a_disk()
+    disk.replace_file(
+        f"group/{MEMBER_FILE}", pack_twice(b"RMEM", 1, OWNER.key(), pack([b"m" * 16, b"c" * 16, True]))
+    )
+    known = directory_id(disk, "group", OWNER, 1, MEMBERS, is_new=False)
+    assert known == DirectoryId(b"m" * 16, b"c" * 16, has_others=True)
+
+
 # The id of the member
 
 
 def id_of(disk: SimulatedDisk, incarnation: int = 1, *, is_new: bool = False) -> bytes:
-    return directory_id(disk, "group", OWNER, incarnation, is_new=is_new).member
+    return directory_id(disk, "group", OWNER, incarnation, MEMBERS, is_new=is_new).member
 
 
 def test_the_id_of_a_member_is_made_once_and_another_directory_gets_another_one() -> None:
     disk = a_disk()
     assert id_of(disk, 1) == id_of(disk, 2) == id_of(a_disk(), 1)
     assert id_of(disk) != id_of(a_disk(), 2)
-    assert id_of(disk) != directory_id(a_disk(), "group", OWNER._replace(node="b"), 1, is_new=False).member
+    assert (
+        id_of(disk) != directory_id(a_disk(), "group", OWNER._replace(node="b"), 1, (), is_new=False).member
+    )
     forgetful = id_of(disk, 3, is_new=True)
     assert id_of(disk, 4) == forgetful != id_of(a_disk())
 

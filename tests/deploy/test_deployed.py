@@ -283,12 +283,29 @@ def prometheus(deployed: Deployment) -> str:
     return url
 
 
-def test_all_nodes_are_targets_of_prometheus(cluster: Deployment, prometheus: str) -> None:
-    def targets() -> dict[str, str]:
-        active = ask(f"{prometheus}/api/v1/targets?state=active")["data"]["activeTargets"]
-        return {target["labels"]["node"]: target["health"] for target in active}
+def targets(prometheus: str) -> dict[str, str]:
+    """How the nodes are that Prometheus asks, by their names."""
+    active = ask(f"{prometheus}/api/v1/targets?state=active")["data"]["activeTargets"]
+    return {target["labels"]["node"]: target["health"] for target in active}
 
-    wait_until(lambda: targets() == dict.fromkeys(NODES, "up"), 60, lambda: str(targets()))
+
+def test_all_nodes_are_targets_of_prometheus(cluster: Deployment, prometheus: str) -> None:
+    expected = dict.fromkeys(NODES, "up")
+    wait_until(lambda: targets(prometheus) == expected, 60, lambda: str(targets(prometheus)))
+
+
+def test_a_node_that_joins_becomes_a_target_of_prometheus(
+    cluster: Deployment, prometheus: str, image: str
+) -> None:
+    cluster.use(image, "n4")
+    cluster.start("n4")
+    added = cluster.qq("n1", "member", "add", "n4", "n4:25672")
+    assert added.returncode == 0, added.stderr
+    expected = dict.fromkeys((*NODES, "n4"), "up")
+    wait_until(lambda: targets(prometheus) == expected, 60, lambda: str(targets(prometheus)))
+    removed = cluster.qq("n1", "member", "remove", "n4")
+    assert removed.returncode == 0, removed.stderr
+    cluster.compose("rm", "--stop", "--force", "n4")
 
 
 def test_prometheus_evaluates_all_alerts(prometheus: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import subprocess
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from deployment import DEPLOY, RUNS_AS, document, documents
 from dockerfile import stages
 from how_to import with_a_fourth_node
 
+from qq.cli import _parser
 from qq.config import ConfigError, NodeConfig, load
 from qq.node import LAST_SYNC_S, LEADER_HANDOVER_S
 from qq.testing import ClusterNode
@@ -231,11 +234,57 @@ def test_only_readiness_asks_whether_a_node_serves() -> None:
     assert paths == {"startup": "/livez", "liveness": "/livez", "readiness": "/healthz"}
 
 
-def test_a_node_is_given_the_time_that_it_needs_to_stop() -> None:
-    sleep, pause_s = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
-    assert sleep == "sleep"
-    needed_s = int(pause_s) + LEADER_HANDOVER_S + LAST_SYNC_S
-    assert POD["terminationGracePeriodSeconds"] >= 3 * needed_s
+def asked_before_a_pod_stops(pod: str, directory: Path) -> tuple[int, list[str]]:
+    """Run what a pod does before it stops: for how many seconds it pauses, and what it asks `qq` then."""
+    directory.mkdir()
+    for command in ("sleep", "qq"):
+        file = directory / command
+        file.write_text('#!/bin/sh\necho "${0##*/}" "$@"\n')
+        file.chmod(0o755)
+    (name,) = CONTAINER["env"]
+    ran = subprocess.run(
+        CONTAINER["lifecycle"]["preStop"]["exec"]["command"],
+        env={"PATH": f"{directory}:/usr/bin:/bin", name["name"]: pod},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    (sleep, pause_s), (qq, *asked) = map(str.split, ran.stdout.splitlines())
+    assert (sleep, qq, ran.stderr) == ("sleep", "qq", "")
+    return int(pause_s), asked
+
+
+FIVE_PODS = [f"qq-{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize("pod", FIVE_PODS)
+def test_a_pod_asks_whether_the_others_can_do_without_it_and_is_given_the_time(
+    pod: str, tmp_path: Path
+) -> None:
+    pause_s, asked = asked_before_a_pod_stops(pod, tmp_path / "commands")
+    options = _parser().parse_args(asked)
+    assert (options.command, options.subcommand, options.node) == ("check", "safe-to-stop", None)
+    assert options.http == f"http://127.0.0.1:{PORTS['http']}"
+    node = config("qq-0", tmp_path / "qq-0")
+    assert options.user == node.default_user
+    secret = Path(MOUNTED["secrets"], "admin-password")
+    assert options.password_file == secret
+    assert f'default_password_file = "{secret}"' in SETTINGS
+    needed_s = LEADER_HANDOVER_S + LAST_SYNC_S
+    assert pause_s >= 5
+    assert POD["terminationGracePeriodSeconds"] >= pause_s + options.timeout + 3 * needed_s
+
+
+def test_pods_that_are_told_to_stop_together_find_out_what_the_ones_before_have_done(tmp_path: Path) -> None:
+    """What nodes know of each other is a second old, and a node takes its time to stop."""
+    pauses = [asked_before_a_pod_stops(pod, tmp_path / pod)[0] for pod in FIVE_PODS]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(pauses)]
+    assert min(gaps) >= 1 + 2 * (LEADER_HANDOVER_S + LAST_SYNC_S)
+
+
+def test_a_process_that_hangs_is_killed_without_the_wait_for_the_others() -> None:
+    assert CONTAINER["livenessProbe"]["terminationGracePeriodSeconds"] < POD["terminationGracePeriodSeconds"]
 
 
 def test_a_pod_runs_as_the_image_does_and_may_do_nothing_else() -> None:

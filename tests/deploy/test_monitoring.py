@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
 from itertools import combinations
@@ -97,8 +98,11 @@ def relabeled(rules: list[dict[str, Any]], target: dict[str, str]) -> dict[str, 
 
 def scraped_by_compose() -> list[dict[str, str]]:
     (static,) = SCRAPED["static_configs"]
-    job = {"job": SCRAPED["job_name"]}
-    return [relabeled(SCRAPED["relabel_configs"], {"__address__": at} | job) for at in static["targets"]]
+    return [as_compose_labels({"__address__": at}) for at in static["targets"]]
+
+
+def as_compose_labels(target: dict[str, str]) -> dict[str, str]:
+    return relabeled(SCRAPED["relabel_configs"], target | {"job": SCRAPED["job_name"]})
 
 
 def pods() -> Iterator[dict[str, str]]:
@@ -148,6 +152,16 @@ def test_prometheus_scrapes_all_nodes_and_gives_them_their_names(
     assert scraped() == [{"job": "qq", "node": name} for name in names]
 
 
+def test_prometheus_scrapes_the_node_that_joins_once_its_name_is_known_in_dns() -> None:
+    """The name of a service leads to its container as long as there is one."""
+    (found,) = SCRAPED["dns_sd_configs"]
+    (table,) = tomllib.loads((DEPLOY / "compose" / "n4.toml").read_text())["nodes"]
+    assert table["host"] in COMPOSE["services"]
+    assert (found["names"], found["type"], found["port"]) == ([table["host"]], "A", table["http_port"])
+    target = {"__address__": f"172.18.0.9:{found['port']}", "__meta_dns_name": table["host"]}
+    assert as_compose_labels(target) == {"job": "qq", "node": table["name"]}
+
+
 def test_nothing_is_asked_for_that_no_target_has(shown: dict[str, set[str]]) -> None:
     """Labels that no metric of a node has, and values of `job`, which come from Prometheus alone."""
     texts = [
@@ -182,7 +196,7 @@ def test_pods_are_not_scraped_a_second_time_with_other_labels() -> None:
 
 def test_prometheus_is_configured_with_what_it_knows() -> None:
     assert PROMETHEUS.keys() == {"global", "rule_files", "scrape_configs"}
-    assert SCRAPED.keys() == {"job_name", "static_configs", "relabel_configs"}
+    assert SCRAPED.keys() == {"job_name", "static_configs", "dns_sd_configs", "relabel_configs"}
     for file in PROMETHEUS["rule_files"]:
         assert (DEPLOY / "prometheus" / file).exists()
 

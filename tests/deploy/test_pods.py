@@ -7,8 +7,10 @@ are made as docs/how-to/kubernetes.md says.
 from __future__ import annotations
 
 import ssl
+import time
 import urllib.request
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,17 @@ def test_a_pod_stops_in_its_time_after_the_command_before_it(pods: Pods) -> None
     assert all(pods.is_ready(name) for name in ("qq-0", "qq-1"))
     pods.engine.run("start", pods.container("qq-2"))
     wait_until(lambda: pods.is_ready("qq-2"), 60, lambda: pods.logged("qq-2"))
+
+
+def test_a_pod_waits_before_it_stops_until_the_others_can_do_without_it(pods: Pods) -> None:
+    pods.engine.run("stop", pods.container("qq-0"))
+    before_stop = ("exec", pods.container("qq-1"), *CONTAINER["lifecycle"]["preStop"]["exec"]["command"])
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(pods.engine.run, *before_stop)
+        time.sleep(30)
+        assert not asked.done()
+        pods.engine.run("start", pods.container("qq-0"))
+        assert asked.result(120).stdout == "qq-1 may be stopped: qq-0, qq-2 go on\n"
 
 
 def test_a_pod_is_added_and_removed_as_the_documentation_says(pods: Pods) -> None:

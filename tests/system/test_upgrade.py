@@ -184,6 +184,35 @@ def test_release_0_1_becomes_this_program_node_by_node_without_a_loss(tmp_path: 
         load.until_all_work()
 
 
+def test_the_upgrade_is_finished_without_a_node_that_is_lost_for_good(tmp_path: Path, release: Path) -> None:
+    """It cannot be removed before. So an empty directory takes its name, and is removed afterwards."""
+    with (
+        running(release),
+        LocalCluster(3, tmp_path, settings=SMALL_FILES) as cluster,
+        loaded(cluster) as load,
+    ):
+        first, second, lost = cluster.nodes
+        restart(load, first, ROOT)
+        restart(load, second, ROOT)
+        load.kill(lost)
+        shutil.rmtree(NodeFiles(lost).root)
+        load.until_all_work()
+        refused = run_command(first, "member", "remove", lost.name)
+        assert refused.returncode == 1
+        assert (
+            "the members cannot be changed before the upgrade to this release is finished" in refused.stderr
+        )
+        start(lost, ROOT)
+        cluster.wait_caught_up()
+        until_raised(cluster)
+        with load.dying(lost):
+            removed = run_command(first, "member", "remove", lost.name)
+            assert removed.returncode == 0, removed.stderr
+            poll(lambda: not lost.running, lambda: "a removed node goes on")
+        assert [row["name"] for row in first.status()["nodes"]] == [first.name, second.name]
+        load.until_all_work()
+
+
 def test_the_programs_go_on_together_when_nodes_die_and_lose_their_directories(
     tmp_path: Path, release: Path
 ) -> None:
