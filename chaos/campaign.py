@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.live.cluster import NODE_COUNTS
 from chaos.live.command import NONE, parse_duration
-from chaos.live.nemesis import NAMES, chosen
+from chaos.live.nemesis import ALL, GROUPS, NAMES, UPGRADE, chosen
 from qq.errors import OperatingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-MIX = "all"
 _COLUMNS = (
     *("nodes", "faults", "for", "seed", "times", "operations", "confirmed", "lost", "invented", "duplicated"),
     *("other promises", "longest outage: everywhere, at a node", "confirm p50 / p99"),
@@ -76,13 +75,13 @@ def _rounds(arguments: argparse.Namespace) -> list[Round]:
     each: str = arguments.each
     lasting = dict.fromkeys(single, each)
     if arguments.mix != "0":
-        lasting[MIX] = arguments.mix
+        lasting[ALL] = arguments.mix
     for duration in lasting.values():
         parse_duration(duration)
     return [
         Round(nodes, name, lasting[name], arguments.seed + position)
         for nodes in arguments.nodes
-        for position, name in enumerate((*NAMES, MIX))
+        for position, name in enumerate((*NAMES, ALL))
         if name in lasting
     ]
 
@@ -95,7 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--nodes", type=_counts, default=NODE_COUNTS, help="3, 5 or 3,5 (default)")
     parser.add_argument(
-        "--nemesis", default=MIX, help="only these faults, or groups of them; none: only the mix"
+        "--nemesis",
+        default=f"{ALL},{UPGRADE}",
+        help="only these faults, or groups of them; none: only the mix",
     )
     parser.add_argument("--each", default="5m", help="how long each fault lasts (default: %(default)s)")
     parser.add_argument("--mix", default="30m", help="how long all last, 0 for not (default: %(default)s)")
@@ -156,7 +157,7 @@ def _table(judged: Mapping[str, _Documents | None]) -> Iterator[str]:
 
 
 def _cells(meta: dict[str, Any], verdict: dict[str, Any]) -> list[str]:
-    faults = MIX if len(meta["nemesis"]) == len(NAMES) else ", ".join(meta["nemesis"])
+    faults = ALL if set(meta["nemesis"]) == set(GROUPS[ALL]) else ", ".join(meta["nemesis"])
     run = [str(meta["nodes"]), faults, f"{meta['seconds']:g}s", str(meta["seed"])]
     if verdict["error"] is not None:
         return [*run, verdict["error"]]

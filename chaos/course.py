@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chaos.history import Call, Fields, Recorder
-    from chaos.workloads.transport import Channel, Endpoint, Transport
+    from chaos.workloads.transport import Channel, Connection, Endpoint, Transport
     from chaos.workloads.world import Client, Library, Workload
 
 FORMAT = 1
@@ -139,17 +139,24 @@ class Course:
 
     @asynccontextmanager
     async def _channel(self) -> AsyncGenerator[Channel]:
-        """A channel of a connection of its own. Raises LostError."""
-        transport = next(iter(self._transports.values()))
-        lost: list[str] = []
-        async with asking():
-            connection = await transport.connect(self._endpoints[0], lost.append)
+        """A channel of a connection of its own, to the first node that takes it. Raises LostError."""
+        connection = await self._connect()
         try:
             async with asking():
                 channel = await connection.open_channel()
             yield channel
         finally:
             await connection.close()
+
+    async def _connect(self) -> Connection:
+        transport = next(iter(self._transports.values()))
+        *others, last = self._endpoints
+        for endpoint in others:
+            with suppress(LostError):  # it may be no member any more
+                async with asking():
+                    return await transport.connect(endpoint, log.debug)
+        async with asking():
+            return await transport.connect(last, log.debug)
 
     async def _declare(self) -> None:
         """Declare the queues anew: on a cluster that had a run before, they may be there, and full."""

@@ -14,7 +14,12 @@ upstream through its own proxy or downstream through the other's; loss in one di
 An address that refuses connections tells qq that its process is gone. So a proxy is disabled while the process behind
 it is not there, and never otherwise: a partition drops data and refuses nothing.
 
-Lives here: processes, configuration, ports, and asking the nodes how they are. Not here: faults as such (nemesis.py).
+Nodes that may join have their ports and proxies from the beginning. A file that founds the cluster can list the first
+nodes only; so before one joins for the first time, the others are started again with files that list all. A cluster may
+begin with the code of a release (releases.py), which knows neither disk faults nor addresses of its own file.
+
+Lives here: processes, configuration, ports, members, and asking the nodes how they are. Not here: faults as such
+(nemesis.py).
 
 Law: however the block or the process that holds it ends, nothing of it goes on running.
 """
@@ -40,12 +45,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import aiohttp
 
+from chaos.live import releases
 from chaos.live.faulty_disk import lose_power
 from chaos.live.faulty_node import DISK_DIRECTORY, Faults
 from chaos.live.toxiproxy import Route, Stream, Toxiproxy
 from qq.cli.launch import node_environment
 from qq.config import NodeAddress
 from qq.errors import OperatingError
+from qq.machine.machine import QueueMachine
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -54,6 +61,8 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 USER = PASSWORD = "guest"  # noqa: S105 -- good from loopback only
 NODE_COUNTS = (3, 5)
+SPARES = 2
+"""How many nodes may join, beyond as many as there are at first."""
 PATIENCE_S = 60.0
 """How long the methods that wait do so, unless they are told otherwise."""
 
@@ -80,22 +89,38 @@ class Link(NamedTuple):
 class LiveCluster:
     """Nodes `n1`, `n2` ... with their files in `directory`, in which earlier data stays."""
 
-    def __init__(self, directory: Path, nodes: int = 3, *, limits: Mapping[str, float] | None = None) -> None:
-        """`limits` are those of every node's configuration."""
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        *,
+        limits: Mapping[str, float] | None = None,
+        release: Path | None = None,
+    ) -> None:
+        """`limits` are those of every node's configuration; `release` is the code that the nodes begin with."""
         if nodes not in NODE_COUNTS:
-            raise LiveClusterError(f"a cluster has {' or '.join(map(str, NODE_COUNTS))} nodes, not {nodes}")
-        self.names = tuple(f"n{number}" for number in range(1, nodes + 1))
+            raise LiveClusterError(
+                f"a cluster begins with {' or '.join(map(str, NODE_COUNTS))} nodes, not {nodes}"
+            )
+        self.everybody = tuple(f"n{number}" for number in range(1, nodes + SPARES + 1))
+        """The names of all nodes that are or may become members."""
+        self._founders = self.everybody[:nodes]
+        self._members = set(self._founders)
+        self._listing_all: set[str] = set()
+        """Nodes whose files list everybody."""
+        self._release = release
+        self._on_release = set(() if release is None else self._founders)
         self.crashes: list[str] = []
         """What is to be said of each node that ended without being told to."""
         self._directory = directory
         self._limits = dict(limits or {})
         ports = free_ports()
         self._addresses = {
-            name: NodeAddress(name, HOST, next(ports), next(ports), next(ports)) for name in self.names
+            name: NodeAddress(name, HOST, next(ports), next(ports), next(ports)) for name in self.everybody
         }
         self._peer_routes = {
             (dialler, target): Route(f"{dialler}-{target}", next(ports), self._addresses[target].peer_port)
-            for dialler, target in permutations(self.names, 2)
+            for dialler, target in permutations(self.everybody, 2)
         }
         self._client_routes = {
             name: Route(f"clients-{name}", next(ports), address.amqp_port)
@@ -111,6 +136,8 @@ class LiveCluster:
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._frozen: set[str] = set()
         self._told_to_end: set[str] = set()
+        self._held: dict[str, list[socket.socket]] = {}
+        """What keeps the ports of nodes that are no members."""
         self._secret = secrets.token_hex(32)
         self._cleanup = AsyncExitStack()
 
@@ -118,6 +145,9 @@ class LiveCluster:
         """Start Toxiproxy and the nodes and wait until they serve."""
         async with AsyncExitStack() as cleanup:
             self._write_files()
+            cleanup.callback(self._let_go, *self.everybody)
+            for name in self.absent:
+                self._hold_ports(name)
             cleanup.push_async_callback(self.toxiproxy.stop)
             await self.toxiproxy.start()
             await asyncio.to_thread(self._add_proxies)
@@ -158,19 +188,26 @@ class LiveCluster:
         if name in self._watchers:
             await self._watchers.pop(name)
         self._told_to_end.discard(name)
+        command, environment = self._program(name)
         with self.log(name).open("ab") as log:
             # From the loop's thread: the system kills a child when the thread that started it ends.
             self._processes[name] = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "chaos.live.faulty_node"),
-                *("--config", str(self._config(name)), "--side", str(self._side(name))),
+                *command,
+                *("--config", str(self._config(name))),
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=STDOUT,
-                env=node_environment(),
+                env=node_environment() | environment,
                 start_new_session=True,  # Ctrl-C is for the harness
             )
         self._watchers[name] = asyncio.create_task(self._watch(name))
         await self._on_routes_to(name, self.toxiproxy.enable)
+
+    def _program(self, name: str) -> tuple[Sequence[str], dict[str, str]]:
+        """The command that starts a node, and what it needs of the environment."""
+        if self._release is not None and name in self._on_release:
+            return releases.serve_command(self._release), releases.environment(self._release)
+        return (sys.executable, "-m", "chaos.live.faulty_node", "--side", str(self._side(name))), {}
 
     async def kill(self, name: str) -> None:
         """End the process without warning, as SIGKILL does, and wait until it is gone."""
@@ -227,51 +264,120 @@ class LiveCluster:
             await asyncio.to_thread(change, route.name)
 
     async def _kill_all(self) -> None:
-        for name in self.names:
+        for name in filter(self.running, self.everybody):
             with suppress(LiveClusterError):
                 await self.kill(name)
 
     # Members and secrets
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members, also those that are down."""
+        return tuple(name for name in self.everybody if name in self._members)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Those that are no members."""
+        return tuple(name for name in self.everybody if name not in self._members)
+
     async def remove(self, name: str) -> bool:
-        """Have another node see to it that this one is no member any more; whether its process has ended for that."""
-        answer = await self._get(self._other(name), "/api/cluster/members")
-        shown = answer[1]["members"] if answer and answer[0] == HTTPStatus.OK else []
-        member_id = next((member["id"] for member in shown if member["name"] == name), None)
-        if member_id is None:
-            raise LiveClusterError(f"{name} is no member that can be removed")
+        """Have a member, up or down, be none any more, by the operator's command; whether it has ended for that."""
+        member_id = await self._member_id(name)
         self._told_to_end.add(name)
-        path = f"/api/cluster/members/{name}?id={member_id}"
-        await _until(
-            lambda: self._not_removed(name, path), PATIENCE_S, lambda reason: self._error(name, reason)
-        )
+        await self._until_changed(name, "DELETE", f"?id={member_id}")
+        self._members.discard(name)
+        has_ended = await self._has_ended(name)
+        self._hold_ports(name)
+        return has_ended
+
+    async def _has_ended(self, name: str) -> bool:
+        """Whether a node that was removed ends by itself, in good time and saying so; it is gone in any case."""
+        if not self.running(name):
+            return False
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await self._gone(name)
         except TimeoutError:
-            return False
+            await self.kill(name)
         return self._processes[name].returncode == os.EX_CONFIG
 
-    async def _not_removed(self, name: str, path: str) -> str | None:
-        asked = self._other(name)
-        timeout = aiohttp.ClientTimeout(total=_CHANGE_TIMEOUT_S)
-        try:
-            async with self._http.delete(self.http[asked] + path, timeout=timeout) as answer:
-                return None if answer.status == HTTPStatus.OK else await answer.text()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            return f"is not removed: {asked} does not answer: {error!r}"
+    async def join(self, name: str) -> None:
+        """Have a node that is down become a member, with an empty directory, and wait until it votes."""
+        await self._list_everybody([other for other in self.names if other != name])
+        await self.wipe(name)
+        self.write_secrets(name)
+        self._listing_all.add(name)
+        self._write_configuration(name)
+        self._members.add(name)
+        self._let_go(name)
+        await self.start(name)
+        address = self._addresses[name]
+        await self._until_changed(name, "PUT", body={"host": address.host, "port": address.peer_port})
+        await self.wait_votes(name)
+
+    async def replace(self, name: str) -> None:
+        """Say that the directory of a member, which is down, is lost: another one may take its place."""
+        await self._until_changed(name, "POST", "/replace", body={"id": await self._member_id(name)})
+
+    async def wait_votes(self, name: str) -> None:
+        """Wait until a member is up and votes."""
+        await self._until_changed(name, "POST", "/promote")
+
+    async def _list_everybody(self, names: Sequence[str]) -> None:
+        """Start nodes again whose files list the first nodes only; those that are down find the file later."""
+        for name in [name for name in names if name not in self._listing_all]:
+            self._listing_all.add(name)
+            self._write_configuration(name)
+            if self.running(name):
+                await self.stop(name)
+                await self.start(name)
+                await self.wait_ready(name)
+
+    def _hold_ports(self, name: str) -> None:
+        """Keep the ports of a node that is no member: another cluster would take them for free."""
+        address = self._addresses[name]
+        self._held[name] = [
+            socket.create_server((HOST, port))
+            for port in (address.peer_port, address.amqp_port, address.http_port)
+        ]
+
+    def _let_go(self, *names: str) -> None:
+        for name in names:
+            for held in self._held.pop(name, ()):
+                held.close()
+
+    async def _member_id(self, name: str) -> str:
+        """The id of a member's data directory."""
+        answer = await self._get(self._other(name), "/api/cluster/members")
+        shown = answer[1]["members"] if answer and answer[0] == HTTPStatus.OK else []
+        found = next((member["id"] for member in shown if member["name"] == name), None)
+        if found is None:
+            raise LiveClusterError(f"{name} is no member whose directory is known")
+        return found
+
+    async def _until_changed(
+        self, name: str, method: str, path: str = "", body: dict[str, Any] | None = None
+    ) -> None:
+        """Ask another node for a change of a member, as the commands do, until it is made."""
+
+        async def reason() -> str | None:
+            asked = self._other(name)
+            timeout = aiohttp.ClientTimeout(total=_CHANGE_TIMEOUT_S)
+            url = f"{self.http[asked]}/api/cluster/members/{name}{path}"
+            try:
+                async with self._http.request(method, url, json=body, timeout=timeout) as answer:
+                    return None if answer.status == HTTPStatus.OK else await answer.text()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                return f"{asked} does not answer: {error!r}"
+
+        what = f"is not changed by {method} {path or name}"
+        await _until(reason, PATIENCE_S, lambda why: self._error(name, f"{what}: {why}"))
 
     def _other(self, name: str) -> str:
         others = [other for other in self.serving() if other != name]
         if not others:
             raise LiveClusterError(f"nobody is there but {name}")
         return others[0]
-
-    async def join(self, name: str) -> None:
-        """Start a node that is down with an empty data directory, for it to become a member."""
-        await self.wipe(name)
-        self._config(name).write_text(self._configuration(name, joins=True))
-        await self.start(name)
 
     async def change_secret(self, names: Sequence[str]) -> None:
         """Give the nodes another secret in two rounds; a round ends when all that run have read their files."""
@@ -295,6 +401,44 @@ class LiveCluster:
         replacement = file.with_suffix(".new")
         replacement.write_text("\n".join(known or [self._secret]))
         replacement.replace(file)
+
+    # Programs
+
+    @property
+    def on_release(self) -> tuple[str, ...]:
+        """The members whose program is that of the release that the cluster began with."""
+        return tuple(name for name in self.names if name in self._on_release)
+
+    async def change_program(self, name: str) -> None:
+        """Have a node that is down begin with today's program next time, or with the release if that is today's now."""
+        self._must_be_down(name)
+        self._on_release ^= {name}
+        self._write_configuration(name)
+        history = self._side(name) / DISK_DIRECTORY
+        if history.exists():  # the release does not go on with it
+            await asyncio.to_thread(shutil.rmtree, history)
+
+    async def wait_upgraded(self, patience_s: float = PATIENCE_S) -> None:
+        """Wait until all nodes have gone over to what today's program does; raises LiveClusterError."""
+        if self._release is None:
+            return
+        for name in self.names:
+            await _until(
+                lambda name=name: self._not_upgraded(name),
+                patience_s,
+                lambda reason, name=name: LiveClusterError(f"{name} {reason}"),
+            )
+
+    async def _not_upgraded(self, name: str) -> str | None:
+        if name in self._on_release:
+            return "runs the release that the cluster began with"
+        answer = await self._get(name, "/api/cluster/members")
+        if answer is None or answer[0] != HTTPStatus.OK:
+            return "does not tell who the members are"
+        shown = answer[1]
+        if shown["version"] < QueueMachine.versions[-1]:
+            return f"is at version {shown['version']} of the state"
+        return "goes by the list in its file" if shown["cluster_id"] is None else None
 
     # Connections
 
@@ -349,7 +493,8 @@ class LiveCluster:
         """Delete the data directory of a node that is down."""
         self._must_be_down(name)
         for directory in (self.data_dir(name), self._side(name) / DISK_DIRECTORY):
-            await asyncio.to_thread(shutil.rmtree, directory)
+            if directory.exists():
+                await asyncio.to_thread(shutil.rmtree, directory)
 
     def _must_be_down(self, name: str) -> None:
         if self.running(name):
@@ -433,7 +578,10 @@ class LiveCluster:
         view = _view(status, name)
         if view is None:
             return "is no member"
-        for what in (view["standing"], view["role"]):
+        known = {node["name"] for node in status["nodes"]}
+        if known != self._members:
+            return f"takes {', '.join(sorted(known))} for the members"
+        for what in (view["standing"], view.get("role", "voter")):  # release 0.1 has no roles
             if what != "voter":
                 return f"is a {what}"
         applied = view["applied_index"] or 0
@@ -472,16 +620,23 @@ class LiveCluster:
 
     def _write_files(self) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
-        for name in self.names:
+        for name in self.everybody:
             self._side(name).mkdir(parents=True, exist_ok=True)
             Faults().write(self._side(name))
-            self.write_secrets(name, [self._secret])
-            self._config(name).write_text(self._configuration(name, joins=False))
+        for name in self._founders:
+            self.write_secrets(name)
+            self._write_configuration(name)
 
-    def _configuration(self, name: str, *, joins: bool) -> str:
+    def _write_configuration(self, name: str) -> None:
+        self._config(name).write_text(self._configuration(name))
+
+    def _configuration(self, name: str) -> str:
         """Text of node.toml. JSON strings, numbers and lists are TOML's."""
-        of_cluster: dict[str, Any] = {"secret_file": "secret", "peer_addresses": "file"}
-        if joins:
+        listed = self.everybody if name in self._listing_all else self._founders
+        of_cluster: dict[str, Any] = {"secret_file": "secret"}
+        if name not in self._on_release:
+            of_cluster["peer_addresses"] = "file"
+        if name in self._listing_all:
             routes = [route for (dialler, _), route in self._peer_routes.items() if dialler == name]
             of_cluster["join"] = [f"{HOST}:{route.listen}" for route in routes]
         sections: list[tuple[str, dict[str, Any]]] = [
@@ -490,7 +645,8 @@ class LiveCluster:
             ("[users]", {"default_user": USER, "default_password": PASSWORD}),
             ("[limits]", self._limits),
         ]
-        for member, address in self._addresses.items():
+        for member in listed:
+            address = self._addresses[member]
             route = self._peer_routes.get((name, member))
             peer_port = address.peer_port if route is None else route.listen
             sections.append(("[[nodes]]", asdict(replace(address, peer_port=peer_port))))
@@ -502,7 +658,7 @@ class LiveCluster:
 
     def _add_proxies(self) -> None:
         for route in (*self._peer_routes.values(), *self._client_routes.values()):
-            self.toxiproxy.add(route)
+            self.toxiproxy.add(route, enabled=False)  # until there is a process behind it
 
 
 async def _until(

@@ -4,9 +4,9 @@ A fault first chooses its victims; what it gives back then hurts them, and makes
 it writes the history.
 
 What stops nodes or touches their disks comes one at a time; a fault of the network may fall together with it. So no
-more than one node at once lacks what only its peers can give back (wiped, just joined, or with a damaged segment):
-losing a second one's log then would take confirmed messages, which no system of this kind can help. Processes that die
-all at once, or all disks that lose what was not synced, must not lose anything.
+more than one node at once lacks what only its peers can give back (wiped, replaced, just joined, or with a damaged
+segment): losing a second one's log then would take confirmed messages, which no system of this kind can help. Processes
+that die all at once, or all disks that lose what was not synced, must not lose anything.
 
 Lives here: the faults, the schedule, healing. Not here: processes and proxies (cluster.py), disks (faulty_disk.py).
 
@@ -16,10 +16,11 @@ Law: after a fault, also one that failed half-way, `heal` leaves a cluster that 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations, count, permutations
 from pathlib import Path
@@ -47,6 +48,10 @@ NOTICE_PATIENCE_S = 30.0
 HEAL_PATIENCE_S = 90.0
 CLIENTS_CUT = 0.4
 """How many of the partitions that cut some nodes off cut them off from their clients, too."""
+MEMBERS_MIN = 3
+"""To how few members a cluster shrinks."""
+BACK = 0.4
+"""How many of the steps of an upgrade go back, once there is a node that can."""
 NODES, CLIENTS = "nodes", "clients"
 """Whom a node has connections with."""
 
@@ -148,6 +153,9 @@ async def _roll(cluster: LiveCluster, names: Sequence[str]) -> None:
         await cluster.wait_ready(name)
 
 
+# What operators do
+
+
 async def rotate_secret(cluster: LiveCluster, chance: Random) -> Harm:
     """Change the secret of the nodes as an operator does, up to the restarts that end the old connections."""
     names = chance.sample(cluster.names, len(cluster.names))
@@ -164,23 +172,96 @@ async def rotate_secret(cluster: LiveCluster, chance: Random) -> Harm:
     return Harm(names, {}, rotate, end, lasts=False)
 
 
-async def leave_and_join(cluster: LiveCluster, chance: Random) -> Harm:
-    """Remove a member, in half of the cases the leader; later it joins with an empty directory."""
-    name = await _spared(cluster, chance)
-    if chance.random() < 0.5:
-        name = await cluster.leader(_ELECTION_PATIENCE_S)
-    detail: dict[str, Any] = {}
+async def member_add(cluster: LiveCluster, chance: Random) -> Harm:
+    """Have a node that is no member join; it may have been one before, with another directory."""
+    if not cluster.absent:
+        raise LiveClusterError(f"{len(cluster.names)} members are the most")
+    await cluster.wait_caught_up(REPAIR_PATIENCE_S)
+    name = chance.choice(cluster.absent)
+    return Harm([name], {}, partial(cluster.join, name), partial(_all_repaired, cluster), lasts=False)
 
-    async def leave() -> None:
+
+async def member_remove(cluster: LiveCluster, chance: Random) -> Harm:
+    """Remove a member: the leader, one of those that are up, or one that was killed before."""
+    if len(cluster.names) <= MEMBERS_MIN:
+        raise LiveClusterError(f"{MEMBERS_MIN} members are the fewest")
+    name = await _spared(cluster, chance)
+    state = chance.choice(("leads", "up", "dead"))
+    if state == "leads":
+        name = await cluster.leader(_ELECTION_PATIENCE_S)
+    detail: dict[str, Any] = {"state": state}
+
+    async def remove() -> None:
+        if state == "dead":
+            await cluster.kill(name)
         detail["has_ended"] = await cluster.remove(name)
 
-    async def join() -> None:
-        if cluster.running(name):  # it could not be removed, or has not heard of it
+    return Harm([name], detail, remove, partial(_returned, cluster, name), lasts=False)
+
+
+async def replace(cluster: LiveCluster, chance: Random) -> Harm:
+    """Replace a node whose directory is lost: by itself with an empty one, or by a node with another name.
+
+    Where two can be missed, another one is down meanwhile.
+    """
+    lost = await _spared(cluster, chance)
+    new = chance.choice([lost, *cluster.absent])
+    others = [name for name in cluster.names if name != lost]
+    down = chance.sample(others, (len(cluster.names) - 1) // 2 - 1)
+    detail = {"by": new, "down": down}
+
+    async def lose() -> None:
+        await _kill(cluster, [lost, *down])
+        await cluster.wipe(lost)
+        if new == lost:
+            await cluster.replace(lost)
+            await cluster.start(lost)
+            await cluster.wait_votes(lost)
+        else:
+            await cluster.join(new)
+            await cluster.remove(lost)
+
+    async def end() -> None:
+        await _start(cluster, down)
+        if new == lost:
+            await _all_repaired(cluster)
+        else:
+            await _returned(cluster, lost)
+
+    return Harm([lost, *down], detail, lose, end, lasts=False)
+
+
+async def _returned(cluster: LiveCluster, name: str) -> None:
+    """Have one that could not be removed come back as a new member, whatever became of that."""
+    if name in cluster.names:
+        if cluster.running(name):
             await cluster.kill(name)
         await cluster.join(name)
-        await cluster.wait_caught_up(REPAIR_PATIENCE_S)
+    await _all_repaired(cluster)
 
-    return Harm([name], detail, leave, join)
+
+async def _all_repaired(cluster: LiveCluster) -> None:
+    await _start(cluster, cluster.names)
+    await cluster.wait_caught_up(REPAIR_PATIENCE_S)
+
+
+async def upgrade(cluster: LiveCluster, chance: Random) -> Harm:
+    """Have a node go over from the release to today's program, or back again as long as another one has not."""
+    old = cluster.on_release
+    if not old:
+        raise LiveClusterError("all nodes run today's program")
+    await cluster.wait_caught_up(REPAIR_PATIENCE_S)
+    new = [name for name in cluster.names if name not in old]
+    goes_back = bool(new) and chance.random() < BACK
+    name = chance.choice(new if goes_back else old)
+    end = chance.choice((cluster.stop, cluster.kill))
+
+    async def change() -> None:
+        await end(name)
+        await cluster.change_program(name)
+
+    detail = {"to": "release" if goes_back else "today", "by": end.__name__}
+    return Harm([name], detail, change, partial(_all_repaired, cluster))
 
 
 # Partitions
@@ -327,7 +408,7 @@ def _reset(cluster: LiveCluster, names: Sequence[str], links: Sequence[Link], ti
             await harm.end()
             await asyncio.sleep(_FLAP_S)
 
-    return replace(harm, begin=flap, lasts=False)
+    return dataclasses.replace(harm, begin=flap, lasts=False)
 
 
 # Disks and clocks
@@ -416,18 +497,13 @@ async def wipe(cluster: LiveCluster, chance: Random) -> Harm:
         await cluster.kill(name)
         await cluster.wipe(name)
 
-    return Harm([name], {}, delete, partial(_repaired, cluster, name))
+    return Harm([name], {}, delete, partial(_all_repaired, cluster))
 
 
 async def _spared(cluster: LiveCluster, chance: Random) -> str:
     """A node without which the others have everything."""
     await cluster.wait_caught_up(REPAIR_PATIENCE_S)
     return chance.choice(cluster.names)
-
-
-async def _repaired(cluster: LiveCluster, name: str) -> None:
-    await _start(cluster, [name])
-    await cluster.wait_caught_up(REPAIR_PATIENCE_S)
 
 
 class Flip(NamedTuple):
@@ -519,20 +595,26 @@ _PROCESS = (
     pause,
     restart,
     rolling_restart,
-    leave_and_join,
-    rotate_secret,
     clock_jump,
 )
+_OPERATOR = (rotate_secret, member_add, member_remove, replace)
 _DISK = (disk_full, slow_fsync, power_loss, bit_flip, wipe)
-_FAULTS = {fault.__name__: fault for fault in (*_PROCESS, *_NETWORK, *_DISK)}
+_FAULTS = {fault.__name__: fault for fault in (*_PROCESS, *_NETWORK, *_DISK, *_OPERATOR, upgrade)}
+_NOT_ON_RELEASE = {fault.__name__ for fault in (*_OPERATOR, clock_jump, disk_full, slow_fsync, power_loss)}
+"""What a release of before knows nothing of, or a disk or a clock that only today's program has here."""
 
 NAMES = tuple(_FAULTS)
 ALL = "all"
+JOINING = {member_add.__name__, replace.__name__}
+"""With these, nodes come that were no members."""
+UPGRADE = upgrade.__name__
+"""It is in no group: what it needs is a cluster that begins with a release."""
 GROUPS = {
-    ALL: NAMES,
+    ALL: tuple(name for name in NAMES if name != UPGRADE),
     "network": tuple(fault.__name__ for fault in _NETWORK),
     "process": tuple(fault.__name__ for fault in _PROCESS),
     "disk": tuple(fault.__name__ for fault in _DISK),
+    "operator": tuple(fault.__name__ for fault in _OPERATOR),
 }
 
 
@@ -589,6 +671,8 @@ async def carry_out(
 ) -> bool:
     """Hurt, wait, make good; whether it went as intended."""
     try:
+        if name in _NOT_ON_RELEASE:
+            await cluster.wait_upgraded(patience_s=0.0)
         harm = await _FAULTS[name](cluster, chance)
     except LiveClusterError as error:  # there is no leader to be hurt, or the last fault is not over
         record("info", name, (), json.dumps({"left out": _line(error)}))
@@ -615,7 +699,7 @@ def _line(error: Exception) -> str:
 
 
 async def heal(cluster: LiveCluster, patience_s: float = HEAL_PATIENCE_S) -> None:
-    """End all faults and wait until all nodes serve and have caught up.
+    """End all faults, finish an upgrade, and wait until all members serve, have caught up and agree who they are.
 
     Raises LiveClusterError that names the node that has not, or that ended by itself meanwhile, and its last log lines.
     """
@@ -627,5 +711,11 @@ async def heal(cluster: LiveCluster, patience_s: float = HEAL_PATIENCE_S) -> Non
         if not cluster.running(name):
             await cluster.start(name)
     await cluster.wait_caught_up(patience_s)
+    for name in cluster.on_release:
+        await cluster.stop(name)
+        await cluster.change_program(name)
+        await cluster.start(name)
+        await cluster.wait_caught_up(patience_s)
+    await cluster.wait_upgraded(patience_s)
     if cluster.crashes:
         raise LiveClusterError("\n".join(cluster.crashes))

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from chaos.course import Course, HealError, Plan
 from chaos.history import Recorder
-from chaos.live import nemesis, versions
+from chaos.live import nemesis, releases, versions
 from chaos.live.aio_transport import AioTransport
 from chaos.live.cluster import LiveCluster, LiveClusterError
 from chaos.workloads import catalog
@@ -44,6 +44,9 @@ then nobody hears that the node is dead, and what its clients held comes back af
 that a queue says it has."""
 LIMITS = {"segment_bytes": 1_000_000}
 """Small segments, so that a short run also has old ones, that are compacted and damaged."""
+
+FIRST_RELEASE = "0.1"
+"""What the nodes begin with if they are to be upgraded."""
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +97,11 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
         raise RunError(f"{directory} has a run already")
     told = await _reach_all(options)
     made_with = versions.of_cluster(told) if options.endpoints else versions.of_own_cluster()
+    release = None
+    if nemesis.UPGRADE in faults:
+        release = directory / "release"
+        releases.unpack(FIRST_RELEASE, release)
+        made_with["upgraded from"] = FIRST_RELEASE
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     before = asyncio.all_tasks()
     with (
@@ -105,12 +113,13 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
             if not options.endpoints:
                 _say(f"starting {options.nodes} nodes, logs in {directory / 'logs'}")
                 cluster = await cleanup.enter_async_context(
-                    LiveCluster(directory, options.nodes, limits=LIMITS)
+                    LiveCluster(directory, options.nodes, limits=LIMITS, release=release)
                 )
-            endpoints = options.endpoints or _endpoints_of(cluster)
+            endpoints = options.endpoints or _endpoints_of(cluster, faults)
             course = Course(plan, endpoints, _transports(options), recorder)
             about = {
                 "seconds": options.seconds,
+                "nodes": len(options.endpoints) or options.nodes,  # clients know those that may join, too
                 "nemesis": [] if options.endpoints else list(faults),
                 "versions": made_with | versions.of_harness(),
                 "command": options.command,
@@ -223,8 +232,13 @@ async def _show_progress(course: Course, recorder: Recorder) -> None:
         )
 
 
-def _endpoints_of(cluster: LiveCluster | None) -> tuple[Endpoint, ...]:
+def _endpoints_of(cluster: LiveCluster | None, faults: Sequence[str]) -> tuple[Endpoint, ...]:
+    """Where clients connect: also to those that may join, if any does. They try one after the other.
+
+    At least one of the first nodes stays a member, because fewer can join than have to stay.
+    """
     if cluster is None:
         return ()
-    parts = [(name, urlsplit(url)) for name, url in cluster.endpoints.items()]
+    names = cluster.names if nemesis.JOINING.isdisjoint(faults) else cluster.everybody
+    parts = [(name, urlsplit(cluster.endpoints[name])) for name in names]
     return tuple(Endpoint(name, str(part.hostname), int(part.port or 0)) for name, part in parts)

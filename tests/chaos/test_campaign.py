@@ -11,7 +11,7 @@ import pytest
 
 from chaos import campaign
 from chaos.live.command import parse_duration
-from chaos.live.nemesis import NAMES
+from chaos.live.nemesis import ALL, GROUPS, NAMES
 from chaos.promises import PROMISES
 
 
@@ -32,7 +32,7 @@ class Runs:
         directory.mkdir()
         if self.breaks_off:
             return
-        names = NAMES if options["--nemesis"] == "all" else [options["--nemesis"]]
+        names = GROUPS[ALL] if options["--nemesis"] == ALL else [options["--nemesis"]]
         meta = {
             "nodes": int(options["--nodes"]),
             "nemesis": names,

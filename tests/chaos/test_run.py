@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from chaos import course as course_module
 from chaos import history, report
 from chaos.course import Course, Plan
+from chaos.live import releases
 from chaos.live import run as run_module
+from chaos.live.cluster import LiveCluster
 from chaos.live.command import (
     OptionError,
     _options,
@@ -22,7 +24,7 @@ from chaos.live.command import (
     parse_endpoints,
     without_password,
 )
-from chaos.live.nemesis import GROUPS, NAMES
+from chaos.live.nemesis import GROUPS, UPGRADE
 from chaos.live.run import Options, Outcome, plan_of
 from chaos.pipeline import job
 from chaos.workloads.catalog import WORKLOADS, chosen
@@ -146,7 +148,7 @@ def test_a_bad_option_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "faults"),
     [
-        ([], NAMES),
+        ([], GROUPS["all"]),
         (["--nemesis", "none"], ()),
         (["--nemesis", "pause,disk"], ("pause", *GROUPS["disk"])),
         (["--endpoints", "127.0.0.1:1"], ()),
@@ -176,6 +178,36 @@ def test_a_run_does_not_overwrite_another(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "history").mkdir()
     assert main(["--endpoints", "127.0.0.1:1", "--out", str(tmp_path)]) == 2
     assert "has a run already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"), [(None, "is not in this clone: fetch the whole history"), ("", "there is no git")]
+)
+def test_an_upgrade_without_the_history_of_the_repository_is_told_in_one_line(
+    path: str | None,
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(releases.COMMITS, "0.1", "0" * 40)
+    if path is not None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    out = tmp_path / "run"
+    assert main(["--nemesis", UPGRADE, "--out", str(out)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("chaos run: ")
+    assert complaint in line
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("faults", "known"), [(["wipe"], 3), (["member_add"], 5), (["replace"], 5)])
+def test_clients_know_the_first_nodes_and_those_that_may_join(
+    faults: list[str], known: int, tmp_path: Path
+) -> None:
+    endpoints = run_module._endpoints_of(LiveCluster(tmp_path), faults)
+    assert [endpoint.node for endpoint in endpoints] == [f"n{number + 1}" for number in range(known)]
+    assert len({endpoint.port for endpoint in endpoints}) == known
 
 
 @pytest.mark.parametrize(
@@ -229,6 +261,22 @@ def test_where_somebody_else_hurts_nodes_the_drain_waits_until_a_silent_node_is_
     quiet_s = plan_of(Options(endpoints=(HERE,))).quiet_s
     assert run_module.QUIET_S < given_up_s + 5 < quiet_s < course_module.DRAIN_PATIENCE_S
     assert plan_of(Options(endpoints=(HERE,), quiet_s=0.5)).quiet_s == 0.5
+
+
+def test_the_course_asks_another_node_if_the_first_one_is_no_member_any_more(
+    recorder: history.Recorder,
+) -> None:
+    asked: list[str] = []
+
+    class Last(Nowhere):
+        async def connect(self, endpoint: Endpoint, lost: Callable[[str], None]) -> Any:
+            asked.append(endpoint.node)
+            return await super().connect(endpoint, lost) if endpoint.node != "n3" else "connection"
+
+    plan = Plan(chosen(["tx"]), seed=1, rate=100.0, peace_s=0.0, quiet_s=0.01)
+    course = Course(plan, (HERE, *OTHERS), {"aio-pika": Last()}, recorder)
+    assert asyncio.run(course._connect()) == "connection"
+    assert asked == ["n1", "n2", "n3"]
 
 
 class Stuck(Client):

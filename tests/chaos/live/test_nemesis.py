@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from live_clients import Publisher, taken
 
-from chaos.live import nemesis
-from chaos.live.cluster import LiveCluster
+from chaos.live import nemesis, releases
+from chaos.live.cluster import SPARES, LiveCluster, LiveClusterError
 from chaos.live.faulty_node import Faults
-from chaos.live.nemesis import CLIENTS, GROUPS, NAMES, NODES, Harm, NemesisError
+from chaos.live.nemesis import ALL, CLIENTS, GROUPS, NAMES, NODES, UPGRADE, Harm, NemesisError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -46,7 +46,7 @@ def publisher(runner: asyncio.Runner, cluster: LiveCluster) -> Generator[Publish
     with Publisher(list(cluster.endpoints.values()), "numbers") as publisher:
         yield publisher
     runner.run(nemesis.heal(cluster))
-    found = {body.rstrip() for body in taken(cluster.direct["n1"], "numbers")}
+    found = {body.rstrip() for body in taken(cluster.direct[cluster.names[0]], "numbers")}
     assert len(publisher.confirmed) > len(NAMES)
     assert publisher.confirmed - found == set()
 
@@ -60,10 +60,9 @@ DEEDS: dict[str, tuple[str, ...]] = {
     "power_loss": ("set_faults", "kill", "lose_power", "start"),
     "bit_flip": ("kill", "start"),
     "wipe": ("kill", "wipe", "start"),
-    "leave_and_join": ("remove", "join", "wipe", "start"),
     "rotate_secret": ("write_secrets", "stop", "start"),
 }
-"""What is done to each node that is hurt; faults of the network are toxics."""
+"""What is done to each node that is hurt; faults of the network are toxics, and who the members are changes."""
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def deeds(cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch) -> set[tuple[st
     return done
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GROUPS[ALL])
 def test_a_fault_comes_and_goes(
     runner: asyncio.Runner,
     cluster: LiveCluster,
@@ -97,6 +96,8 @@ def test_a_fault_comes_and_goes(
     history = History()
 
     async def check() -> None:
+        if name == "member_remove" and len(cluster.names) == nemesis.MEMBERS_MIN:
+            await cluster.join(cluster.absent[0])
         assert await nemesis.carry_out(name, cluster, Random(name), DURATION_S, history.record), history.rows
         await cluster.wait_caught_up()
         await publisher.confirms_more()
@@ -104,11 +105,11 @@ def test_a_fault_comes_and_goes(
     runner.run(check())
     (first, fault, nodes, _), (last, *_, detail) = history.rows
     assert (first, fault, last) == ("invoke", name, "ok")
-    assert set(nodes) <= set(cluster.names)
+    assert set(nodes) <= set(cluster.everybody)
     assert isinstance(json.loads(detail), dict)
     if name in GROUPS["network"]:
         assert {deed for deed, _ in deeds} == {"hurt"}
-    else:
+    elif name in DEEDS:
         assert deeds == {(deed, node) for deed in DEEDS[name] for node in nodes}
     assert cluster.toxiproxy.toxics() == []
     assert cluster.crashes == []
@@ -134,6 +135,42 @@ def test_five_nodes_bear_a_ring_and_a_bridge(tmp_path: Path) -> None:
             runner.run(cluster.__aexit__())
     assert publisher.confirmed - found == set()
     assert [len(json.loads(detail)["cut"]) for kind, *_, detail in history.rows if kind == "ok"] == [10, 8]
+
+
+def test_an_upgrade_begins_with_the_release_and_ends_with_this_program(tmp_path: Path) -> None:
+    """What only this program knows is left out meanwhile."""
+    history = History()
+    release = tmp_path / "release"
+    releases.unpack("0.1", release)
+
+    async def check(cluster: LiveCluster, publisher: Publisher) -> None:
+        for name in ("member_add", "clock_jump"):
+            assert not await nemesis.carry_out(name, cluster, Random(name), DURATION_S, history.record)
+        assert [(kind, detail) for kind, *_, detail in history.rows] == [
+            ("info", json.dumps({"left out": "n1 runs the release that the cluster began with"}))
+        ] * 2
+        for seed in range(2):
+            assert await nemesis.carry_out(UPGRADE, cluster, Random(seed), DURATION_S, history.record), (
+                history.rows
+            )
+            await publisher.confirms_more()
+        assert cluster.on_release
+        await nemesis.heal(cluster)
+        assert cluster.on_release == ()
+        assert await nemesis.carry_out("clock_jump", cluster, Random(0), DURATION_S, history.record)
+        assert not await nemesis.carry_out(UPGRADE, cluster, Random(0), DURATION_S, history.record)
+        await publisher.confirms_more()
+
+    with asyncio.Runner() as runner:
+        cluster = LiveCluster(tmp_path, release=release)
+        runner.run(cluster.__aenter__())
+        try:
+            with Publisher(list(cluster.endpoints.values()), "numbers") as publisher:
+                runner.run(check(cluster, publisher))
+            found = {body.rstrip() for body in taken(cluster.direct["n1"], "numbers")}
+        finally:
+            runner.run(cluster.__aexit__())
+    assert publisher.confirmed - found == set()
 
 
 def test_heal_makes_everything_good(runner: asyncio.Runner, cluster: LiveCluster) -> None:
@@ -181,7 +218,7 @@ class Stub:
     async def at_once(self, *_: object, **__: object) -> None:
         pass
 
-    relieve = wait_started = at_once
+    relieve = wait_started = wait_upgraded = at_once
 
 
 def begun(stub: Stub, name: str, seed: int) -> Harm:
@@ -313,6 +350,157 @@ def test_faults_of_the_leader_strike_the_leader(leading: str) -> None:
     assert paused.count([leading]) > len(paused) / 3  # not by chance
 
 
+# Who the members are, and what they run
+
+
+class Members(Stub):
+    """Of a cluster whose nodes only come, go, and change their programs; each deed is noted."""
+
+    def __init__(self, nodes: int = 3, members: int = 3, on_release: Sequence[str] = ()) -> None:
+        super().__init__(nodes)
+        self.everybody = tuple(f"n{number}" for number in range(1, nodes + SPARES + 1))
+        self.names = self.everybody[:members]
+        self.on_release = tuple(on_release)
+        self.deeds: list[tuple[str, str]] = []
+        self.down: set[str] = set()
+        self.wiped: set[str] = set()
+        self.is_refused = False
+        """Whether no member can be removed."""
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        return tuple(name for name in self.everybody if name not in self.names)
+
+    def running(self, name: str) -> bool:
+        return name in self.names and name not in self.down
+
+    async def kill(self, name: str) -> None:
+        self.deeds.append(("kill", name))
+        self.down.add(name)
+
+    async def stop(self, name: str) -> None:
+        self.deeds.append(("stop", name))
+        self.down.add(name)
+
+    async def start(self, name: str) -> None:
+        self.deeds.append(("start", name))
+        self.down.discard(name)
+
+    async def wipe(self, name: str) -> None:
+        assert name in self.down
+        self.wiped.add(name)
+
+    async def replace(self, name: str) -> None:
+        assert name in self.wiped & self.down
+        self.deeds.append(("replace", name))
+
+    async def join(self, name: str) -> None:
+        assert not self.running(name)
+        self.deeds.append(("join", name))
+        self.names = tuple(sorted({*self.names, name}))
+        self.down.discard(name)
+
+    async def remove(self, name: str) -> bool:
+        if self.is_refused:
+            raise LiveClusterError("it is refused")
+        self.deeds.append(("remove", name))
+        self.names = tuple(known for known in self.names if known != name)
+        return name not in self.down
+
+    async def change_program(self, name: str) -> None:
+        assert name in self.down
+        self.on_release = tuple(sorted({*self.on_release} ^ {name}))
+
+    wait_caught_up = wait_votes = Stub.at_once
+
+
+def struck(stub: Members, name: str, seed: int) -> tuple[bool, dict[str, Any]]:
+    """Whether the fault went as intended, and what the history says of it; all members are up then."""
+    history = History()
+    has_worked = asyncio.run(
+        nemesis.carry_out(name, cast("LiveCluster", stub), Random(seed), 0.0, history.record)
+    )
+    assert stub.down.isdisjoint(stub.names)
+    return has_worked, json.loads(history.rows[-1][3])
+
+
+def test_a_cluster_grows_by_its_spares_and_shrinks_to_three() -> None:
+    stub = Members()
+    for size in (4, 5):
+        assert struck(stub, "member_add", size)[0]
+        assert len(stub.names) == size
+    assert struck(stub, "member_add", 0) == (False, {"left out": "5 members are the most"})
+    for size in (4, 3):
+        assert struck(stub, "member_remove", size)[0]
+        assert len(stub.names) == size
+    assert struck(stub, "member_remove", 0) == (False, {"left out": "3 members are the fewest"})
+    assert [deed for deed, _ in stub.deeds if deed != "kill"] == ["join", "join", "remove", "remove"]
+
+
+def test_who_is_removed_leads_or_is_up_or_dead() -> None:
+    seen: set[str] = set()
+    for seed in SEEDS:
+        stub = Members(members=4)
+        has_worked, detail = struck(stub, "member_remove", seed)
+        [gone] = set(stub.everybody[:4]) - set(stub.names)
+        assert has_worked
+        assert detail["has_ended"] is (detail["state"] != "dead")
+        assert [deed for deed, _ in stub.deeds] == ["kill"] * (detail["state"] == "dead") + ["remove"]
+        assert {name for _, name in stub.deeds} == {gone}
+        assert detail["state"] != "leads" or gone == stub.leading
+        seen.add(detail["state"])
+    assert seen == {"leads", "up", "dead"}
+
+
+def test_who_could_not_be_removed_joins_anew() -> None:
+    stub = Members(members=4)
+    stub.is_refused = True
+    has_worked, detail = struck(stub, "member_remove", 1)
+    assert (has_worked, detail["error"]) == (False, "it is refused")
+    assert [deed for deed, _ in stub.deeds] == ["kill", "join"]
+    assert len(stub.names) == 4
+
+
+@pytest.mark.parametrize(("nodes", "members", "missing"), [(3, 3, 0), (3, 5, 1), (5, 5, 1), (5, 7, 2)])
+def test_a_lost_directory_is_replaced_by_command_while_as_many_others_are_down_as_may_be(
+    nodes: int, members: int, missing: int
+) -> None:
+    ways: set[bool] = set()
+    for seed in SEEDS:
+        stub = Members(nodes, members)
+        has_worked, detail = struck(stub, "replace", seed)
+        assert has_worked
+        (_, lost), *_ = stub.deeds
+        new, down = detail["by"], detail["down"]
+        assert stub.wiped == {lost}
+        assert len({lost, *down}) == missing + 1 <= (members + 1) // 2
+        ways.add(new == lost)
+        by_command = (
+            [("replace", lost), ("start", lost)] if new == lost else [("join", new), ("remove", lost)]
+        )
+        killed = [("kill", name) for name in (lost, *down)]
+        assert stub.deeds == [*killed, *by_command, *(("start", name) for name in down)]
+    assert ways == ({True, False} if members < nodes + SPARES else {True})
+
+
+def test_nodes_are_upgraded_one_by_one_and_sometimes_back_until_the_last_one_is() -> None:
+    seen: set[tuple[str, str]] = set()
+    for seed in SEEDS:
+        stub = Members(on_release=("n1", "n2", "n3"))
+        before = stub.on_release
+        for step in range(1000):
+            has_worked, detail = struck(stub, UPGRADE, seed * 1000 + step)
+            if not before:
+                assert (has_worked, detail) == (False, {"left out": "all nodes run today's program"})
+                break
+            assert len(stub.on_release) == len(before) + (1 if detail["to"] == "release" else -1)
+            seen.add((detail["to"], detail["by"]))
+            before = stub.on_release
+        else:
+            pytest.fail("the upgrade never ends")
+    assert seen == {(to, by) for to in ("today", "release") for by in ("stop", "kill")}
+
+
 # What a node notices of a disk or a clock that is hurt
 
 NODE = """
@@ -423,7 +611,9 @@ def test_the_same_seed_chooses_the_same_faults(monkeypatch: pytest.MonkeyPatch) 
 
 def test_groups_mean_their_faults_and_nothing_is_named_twice() -> None:
     assert nemesis.chosen(["pause", "disk", "wipe"]) == ("pause", *GROUPS["disk"])
-    assert set(nemesis.chosen(["network", "process", "disk"])) == set(nemesis.chosen(["all"])) == set(NAMES)
+    groups = ["network", "process", "disk", "operator"]
+    assert set(nemesis.chosen(groups)) == set(nemesis.chosen([ALL])) == set(NAMES) - {UPGRADE}
+    assert set(nemesis.chosen([ALL, UPGRADE])) == set(NAMES)
 
 
 def test_an_unknown_name_is_one_line_with_all_that_are_known() -> None:
