@@ -445,14 +445,19 @@ class Engine(SyncObj):
         return index
 
     def transfer_leadership(self, to: Iterable[str]) -> bool:
-        """Ask one of these voters that has the whole log to lead (Raft thesis 3.10). True if one was asked."""
+        """Ask one of these voters that has the whole log to lead (Raft thesis 3.10). True if one was asked.
+
+        One that may be frozen, or cut off, by now is not asked: only one is.
+        """
         self._enter()
         last = self.journal.last_index
+        heard_since_s = self._awake_s() - self._timing.suspicion_min_s
         for peer in to:
             if (
                 peer in self._voters
                 and self._nodes[peer] in self._SyncObj__connectedNodes
                 and self.progress[peer].acknowledged == last
+                and self.progress[peer].heard_s > heard_since_s
                 and self.is_leader
             ):
                 self._emit(peer, TimeoutNow(self.term))

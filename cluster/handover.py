@@ -23,10 +23,10 @@ class Handover:
     def __init__(self) -> None:
         self._ends_s = -math.inf
         self._is_asked = False
-        self._to: str | None = None
+        self._to: Sequence[str] = ()
 
-    def begin(self, now_s: float, to: str | None = None) -> None:
-        """Begin to hand over to this peer, or to anybody."""
+    def begin(self, now_s: float, to: Sequence[str] = ()) -> None:
+        """Begin to hand over to one of these peers, or to anybody if there are none of them."""
         self._ends_s = now_s + HANDOVER_S
         self._is_asked = False
         self._to = to
@@ -43,8 +43,8 @@ class Handover:
         return self._ends_s <= now_s < self._ends_s + PAUSE_S
 
     def meant(self, successors: Sequence[str]) -> Sequence[str]:
-        """Who is to take over: the peer it is meant for, or else any of these."""
-        return successors if self._to is None else [self._to]
+        """Who is to take over: one of the peers it is meant for, or else any of these."""
+        return self._to or successors
 
     def ask(self, ask_one: Callable[[], bool]) -> None:
         """Ask a peer, unless one was asked; `ask_one` returns False if there is none yet that has everything."""

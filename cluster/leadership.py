@@ -22,7 +22,7 @@ from cluster.maintenance import PATIENCE_S
 from cluster.submission import Reign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from cluster.engine import Engine
     from cluster.envelope import Message
@@ -94,20 +94,26 @@ class Leadership:
         not fit, is this node itself, or would get in the way of a handover that is under way.
         Nothing is proposed meanwhile: a peer that lacks the latest entry could not be elected.
         """
-        if not self._engine.is_leader or not self._statuses.successors():
-            return False
         if to is not None and (
             to == self._members.name or self.is_handing_over or self._statuses.why_not_lead(to) is not None
         ):
             return False
+        return self._hand_over([] if to is None else [to])
+
+    def leave(self, to: Sequence[str] = ()) -> None:
+        """Hand over, to one of these or to anybody, because this node should not lead.
+
+        Nothing is begun while it does so already, or if nobody took that lately.
+        """
+        if not (self.is_handing_over or self.handover.was_in_vain(self._runtime.monotonic())):
+            self._hand_over(to)
+
+    def _hand_over(self, to: Sequence[str]) -> bool:
+        if not self._engine.is_leader or not self._statuses.successors():
+            return False
         self.handover.begin(self._runtime.monotonic(), to)
         self._ask_turn()
         return True
-
-    def leave(self, to: str | None = None) -> None:
-        """Hand over because this node should not lead, unless it does so already or nobody took that lately."""
-        if not (self.is_handing_over or self.handover.was_in_vain(self._runtime.monotonic())):
-            self.transfer(to)
 
     def ask_for_transfer(self, to: str | None) -> None:
         """Have the leader, whoever that is, hand over to this member, or to any. `reign` tells when it has."""
@@ -148,4 +154,4 @@ class Leadership:
         if self._members.name in self._maintenance.members and has_led_s > PATIENCE_S:
             fit = [name for name in self._statuses.successors() if self._statuses.why_not_lead(name) is None]
             if fit:
-                self.leave(fit[0])
+                self.leave(fit)

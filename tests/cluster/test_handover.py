@@ -35,10 +35,10 @@ def test_one_peer_is_asked_as_soon_as_there_is_one_and_the_handover_ends_by_itse
     assert not handover.is_on(7.0)
 
 
-def test_a_handover_is_for_one_peer_or_for_any() -> None:
+def test_a_handover_is_for_some_peers_or_for_any() -> None:
     handover = Handover()
-    handover.begin(1.0, "b")
-    assert handover.meant(["a", "c"]) == ["b"]
+    handover.begin(1.0, ["b", "d"])
+    assert handover.meant(["a", "c"]) == ["b", "d"]
     handover.begin(1.0)
     assert handover.meant(["a", "c"]) == ["a", "c"]
 

@@ -49,6 +49,31 @@ def test_a_leader_under_maintenance_hands_over(growing: Growing) -> None:
         assert leads(growing, *others)
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_leader_under_maintenance_hands_over_to_whoever_keeps_up(growing: Growing, slow: int) -> None:
+    """A voter whose disk is slow lacks the latest entries whenever it is asked, and there is another one."""
+    drained, *others = growing.leader(), *growing.followers()
+    others[slow].disk.slow = 5_000.0
+    count = applied(growing, drained, ask=lambda: None)
+    assert count > 100
+    assert drained.group.statuses.why_not_lead(others[slow].name) is None
+    drain(growing, drained)
+    growing.pass_ms(int(PATIENCE_S * 1000) + 1_000)
+    assert growing.leader() is others[1 - slow]
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_leader_under_maintenance_hands_over_to_whoever_answers(growing: Growing, cut: int) -> None:
+    """Nothing comes of a voter that was just frozen, though it has the whole log and was fit a moment ago."""
+    drained, *others = growing.leader(), *growing.followers()
+    growing.pass_ms(int(PATIENCE_S * 1000))
+    others[cut].runtime.pause()
+    growing.pass_ms(1_000)
+    drain(growing, drained)
+    growing.pass_ms(500)
+    assert growing.leader() is others[1 - cut]
+
+
 def test_who_is_under_maintenance_is_not_made_the_leader(growing: Growing) -> None:
     leader, drained, _ = growing.leader(), *growing.followers()
     drain(growing, drained)
