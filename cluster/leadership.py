@@ -104,6 +104,11 @@ class Leadership:
         self._ask_turn()
         return True
 
+    def requested(self, _peer: str, request: Transfer) -> None:
+        """Hand over because another node asks this one, as the leader of that term, to do it."""
+        if request.term == self._engine.term:
+            self.transfer(request.to or None)
+
     def leave(self, to: str | None = None) -> None:
         """Hand over because this node should not lead, unless it does so already or nobody took that lately."""
         if not (self.is_handing_over or self.handover.was_in_vain(self._runtime.monotonic())):
