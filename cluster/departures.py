@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cluster.engine import Departure
     from cluster.envelope import Message
     from cluster.link_ports import Links
+    from cluster.presence import Presence
 
 OLDEST_PROTOCOL = PROTOCOLS[0]
 """What nodes of release 0.1 speak, which know no introductions."""
@@ -28,10 +29,13 @@ OLDEST_PROTOCOL = PROTOCOLS[0]
 class Departures:
     """The messages of one group to its peers."""
 
-    def __init__(self, links: Links, group_id: int, congested: Callable[[str], None]) -> None:
+    def __init__(
+        self, links: Links, group_id: int, presence: Presence, congested: Callable[[str], None]
+    ) -> None:
         """`congested` is told of each peer to whose link more is written than it takes for now."""
         self._links = links
         self._group_id = group_id
+        self._presence = presence
         self._congested = congested
         self._waiting: deque[Departure] = deque()
         """The messages that wait for a sync, in the order in which they were given."""
@@ -46,6 +50,11 @@ class Departures:
             self._links.send(peer, self._group_id, buffers)
         if self._links.congested(peer):
             self._congested(peer)
+
+    def transmit_to_all(self, message: Message) -> None:
+        """Send a message that waits for nothing to everybody at the other end of a link."""
+        for peer in self._presence.linked:
+            self.transmit(peer, message)
 
     def send(self, departures: Iterable[Departure], synced: int) -> None:
         """Send what waited and may leave now, then these, except those that wait for more changes than are `synced`."""

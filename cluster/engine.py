@@ -254,6 +254,11 @@ class Engine(SyncObj):
     def applied_index(self) -> int:
         return self._SyncObj__raftLastApplied
 
+    def last_applied(self) -> tuple[int, int]:
+        """Index and term of the last entry that is applied."""
+        index = self._SyncObj__raftLastApplied
+        return index, self.journal.term_at(index)
+
     @property
     def resume_s(self) -> float:
         """When there is something to be sent that is not due yet, on the monotonic clock: call `turn` again then."""

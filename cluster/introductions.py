@@ -102,7 +102,7 @@ class Introductions:
 
     # Being told
 
-    def members_told(self, told: MembersTold) -> None:
+    def members_told(self, _peer: str, told: MembersTold) -> None:
         """Learn who the members are, because the own log does not tell, or that this node is none any more."""
         held = self._members.configurations
         if told.configuration.is_removed(self._members.id):

@@ -115,6 +115,11 @@ class Leadership:
         self._ask_turn()
         return True
 
+    def requested(self, _peer: str, request: Transfer) -> None:
+        """Hand over because another node asks this one, as the leader of that term, to do it."""
+        if request.term == self._engine.term:
+            self.transfer(request.to or None)
+
     def ask_for_transfer(self, to: str | None) -> None:
         """Have the leader, whoever that is, hand over to this member, or to any. `reign` tells when it has."""
         leader, term = self.reign

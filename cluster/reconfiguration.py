@@ -22,6 +22,7 @@ from cluster.member_changes import Questions, Verb, not_before_upgrade
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cluster.clock import ClusterClock
     from cluster.configuration import Configuration
     from cluster.engine import Engine
     from cluster.enrolment import Enrolment, Step
@@ -49,19 +50,18 @@ class Reconfiguration:
         leadership: Leadership,
         statuses: Statuses,
         engine: Engine,
+        clock: ClusterClock,
         runtime: Runtime,
-        time_ms: Callable[[], int],
         transmit: Callable[[str, Message], None],
     ) -> None:
-        """`time_ms` is the cluster's time."""
         self._members = members
         self._configurations = members.configurations
         self._enrolment = enrolment
         self._leadership = leadership
         self._statuses = statuses
         self._engine = engine
+        self._clock = clock
         self._runtime = runtime
-        self._time_ms = time_ms
         self._transmit = transmit
         self._asked = Questions()
         self._complaints: set[str] = set()
@@ -90,7 +90,7 @@ class Reconfiguration:
         if self._engine.is_leader:
             self._make(request.change, partial(self._refuse, peer, request.number))
 
-    def refused(self, answer: ChangeRefused) -> None:
+    def refused(self, _peer: str, answer: ChangeRefused) -> None:
         """The leader does not make a change that this node has asked for."""
         self._asked.answered(answer.number, answer.text)
 
@@ -124,7 +124,8 @@ class Reconfiguration:
                 raise MembershipRefused(f"{name} leads, and nobody could lead in its place: {why}")
             self._leadership.leave()
             raise NotNow("this node leads, and hands over first")
-        index = engine.propose(make_configuration(self._time_ms(), after))
+        time_ms = self._clock.time_ms(self._runtime.monotonic())
+        index = engine.propose(make_configuration(time_ms, after))
         self._members.follow()
         return index
 

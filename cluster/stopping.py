@@ -1,4 +1,4 @@
-"""A node stops by itself: its disk cannot be trusted, its log is damaged, or it was removed.
+"""A node stops by itself: its disk fails, its log is damaged, a leader contradicts it, or it was removed.
 
 Lives here: which error ends this node, when, and what the next start has to know of it. Not here: how damage is found
 (log), what a start does about it (directory.py), stopping because somebody wants it (group.py).
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from cluster.configurations import Configurations
     from cluster.directory import GroupDirectory
+    from cluster.log_matching import ForeignLog
     from cluster.ports import Runtime
     from cluster.turns import TurnTimer
 
@@ -46,8 +47,12 @@ class Stopping:
         turns: TurnTimer,
         runtime: Runtime,
         give_way: Callable[[], bool],
+        take_checkpoint: Callable[[], None],
     ) -> None:
-        """`give_way` makes this node lead no more; it returns True once the others can go on without it."""
+        """`give_way` makes this node lead no more; it returns True once the others can go on without it.
+
+        `take_checkpoint` writes one of all that is applied.
+        """
         self.damage: CorruptJournal | None = None
         """The damage found in the log while it was in use; the node stops once the others can go on without it."""
         self.is_removed = False
@@ -58,6 +63,7 @@ class Stopping:
         self._turns = turns
         self._runtime = runtime
         self._give_way = give_way
+        self._take_checkpoint = take_checkpoint
 
     def disk_failed(self, error: Exception) -> None:
         """Stop because the disk cannot be trusted, and let the next start know why.
@@ -88,6 +94,11 @@ class Stopping:
         self.is_removed = True
         self._directory.note_removed()
         self.stop_for(RemovedFromCluster(self._name))
+
+    def foreign_log(self, error: ForeignLog) -> None:
+        """Write a checkpoint and stop: the next start knows what was applied, and refuses the same leader again."""
+        self._take_checkpoint()
+        self.stop_for(error)
 
     def stop_for(self, error: BaseException) -> None:
         """Take no more turns, and report the error."""

@@ -1,6 +1,6 @@
 """How much memory this process has, and how much it may have.
 
-Lives here: asking the operating system. Not here: what is done about too much (cluster/group.py has publishers wait).
+Lives here: asking the operating system. Not here: what is done about too much (cluster/shortage.py).
 Linux only, as the figures are.
 """
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from chaos.sim.disk import SimulatedDisk
+from cluster.assembly import SNAPSHOT_ID_BITS
 from cluster.catch_up import (
     CHUNK_BYTES,
     GIVEN_S,
@@ -23,7 +24,6 @@ from cluster.catch_up import (
 from cluster.clock import WALL_MAX_MS
 from cluster.directory import GroupDirectory, moving_checkpoint
 from cluster.envelope import Fetch, Message, Offer, SnapshotChunk, Spoilt, Withdrawn, decode, encode
-from cluster.group import SNAPSHOT_ID_BITS
 from cluster.identity import Owner
 from cluster.incarnation import INCARNATION_LEAP
 from cluster.log.checkpoints import Checkpoint, checkpoint_name, list_checkpoints, write_checkpoint

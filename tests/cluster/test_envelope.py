@@ -203,7 +203,7 @@ def test_no_frame_of_a_member_stops_a_node_but_by_what_it_says(
         node = growing.members[number]
         if node.runtime.alive and node.name != peer:
             node.runtime.enter(
-                lambda node=node, peer=peer, frame=frame: node.group.frame_received(peer, frame)
+                lambda node=node, peer=peer, frame=frame: node.group.inbox.frame_received(peer, frame)
             )
         growing.world.run_until(growing.world.now_s + 0.05)
     growing.world.run_until(growing.world.now_s + 1.0)

@@ -487,7 +487,7 @@ def test_malformed_frames_are_ignored_and_logged_once_for_each_link(
     logging.disable(logging.NOTSET)
     for count in (1, 2):
         for frame in (b"", b"\xff", bytes(encode(Vote(7))[0])) * 2:
-            leader.runtime.enter(partial(leader.group.frame_received, peer.name, frame))
+            leader.runtime.enter(partial(leader.group.inbox.frame_received, peer.name, frame))
         growing.pass_ms(100)
         assert sum("malformed" in record.getMessage() for record in caplog.records) == count
         peer.end()

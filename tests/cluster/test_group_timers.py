@@ -373,7 +373,7 @@ def test_a_leader_that_hands_over_proposes_nothing_that_is_due(trio: Trio) -> No
     for member in trio.members:
         if member is not leader:
             member.group.engine.may_lead = False
-            member.group._watch_space = _nothing
+            member.group._shortage.look = _nothing
     leader.set_alarms(20)
     leader.runtime.enter(lambda: _nothing(leader.group.leadership.transfer()))
     trio.pass_ms(800)
@@ -412,7 +412,7 @@ def test_a_request_for_another_reign_does_nothing(trio: Trio) -> None:
     leader = trio.start()
     [asked, other] = [member for member in trio.members if member is not leader]
     stale = b"".join(encode(Transfer(leader.group.engine.term - 1, other.name)))
-    leader.runtime.enter(partial(leader.group.frame_received, asked.name, stale))
+    leader.runtime.enter(partial(leader.group.inbox.frame_received, asked.name, stale))
     trio.pass_ms(ELECTION_MS)
     assert trio.leader() is leader
 
@@ -566,7 +566,7 @@ def test_a_machine_that_was_asleep_goes_on_where_the_leader_is(trio: Trio) -> No
     sleeper.runtime.go_on()
     trio.pass_ms(10_000)
     other.group.engine.may_lead = False
-    other.group._watch_space = _nothing
+    other.group._shortage.look = _nothing
     leader.end()
     trio.until(lambda: sleeper.group.engine.is_leader)
     trio.until(lambda: bool(sleeper.machine.rung), 100_000)
@@ -578,7 +578,7 @@ def test_what_was_due_while_nobody_ran_is_done_after_the_start(trio: Trio) -> No
     leader.set_alarms(5_000)
     trio.pass_ms(100)
     for member in trio.members:
-        member.group.housekeeping.checkpoint_now(*member.group._applied())
+        member.group.housekeeping.checkpoint_now(*member.group.engine.last_applied())
         member.end()
     trio.pass_ms(10_000)
     trio.start()

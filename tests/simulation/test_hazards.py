@@ -22,6 +22,7 @@ from chaos.sim.network import ANY_VERSIONS, Connection, Network, NetworkOptions,
 from chaos.sim.run import LARGEST_BYTES, draw_options, run, with_largest_entries
 from chaos.sim.watched import WatchedMachine
 from cluster import identity, quorum
+from cluster.bootstrap import Bootstrap
 from cluster.clock import ClusterClock
 from cluster.configuration import Configuration, Member, Versions
 from cluster.connection import LinkBacklog
@@ -447,15 +448,16 @@ class LeadsUnderMaintenance(Group):
         self.leadership.leave_for_maintenance = lambda: None
 
 
-class GoesByTheListInItsFile(Group):
-    """The list in the node's file counts from each start on, until the log has another one."""
+def go_by_the_list_in_the_file(bootstrap: Bootstrap, index: int) -> None:
+    """In place of `Bootstrap.find_configurations`: the node's list counts from each start on, until the log has one."""
+    find_configurations(bootstrap, index)
+    held = bootstrap.configurations
+    if held.newest.cluster:
+        listed = [Member(name, address) for name, address in bootstrap.config.nodes.items()]
+        held.find(Configuration.of(held.newest.version, listed), held.newest_index, [])
 
-    def _find_configurations(self, index: int) -> None:
-        super()._find_configurations(index)
-        held = self.configurations
-        if held.newest.cluster:
-            listed = [Member(name, address) for name, address in self.config.nodes.items()]
-            held.find(Configuration.of(held.newest.version, listed), held.newest_index, [])
+
+find_configurations = Bootstrap.find_configurations
 
 
 def reached_by_anybody(membership: Membership, values: Mapping[str, Any]) -> Any:
@@ -740,7 +742,7 @@ HAZARDS = [
         None,
         20,
         "has not converged",
-        ("cluster.group.PendingSubmissions", ForgetfulSubmissions),
+        ("cluster.assembly.PendingSubmissions", ForgetfulSubmissions),
         shown_by=22,
     ),
     Hazard(
@@ -748,7 +750,7 @@ HAZARDS = [
         SMALL_LOGS,
         20,
         "are live",
-        ("cluster.group.Housekeeping", TruncatesWithoutACheckpoint),
+        ("cluster.bootstrap.Housekeeping", TruncatesWithoutACheckpoint),
         shown_by=0,
     ),
     Hazard(
@@ -756,7 +758,7 @@ HAZARDS = [
         SLOW_DISKS,
         30,
         "has given its log up",
-        ("cluster.group.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
+        ("cluster.bootstrap.Housekeeping", WritesCheckpointsOfUnsyncedEntries),
         shown_by=6,
     ),
     Hazard(
@@ -949,7 +951,14 @@ HAZARDS = [
         shown_by=16,
     ),
     Hazard(Parts(engine=AsksLearners), SLOW_LEARNERS, 30, "by the votes of", shown_by=17),
-    Hazard(Parts(group=GoesByTheListInItsFile), WRONG_LISTS, 20, "both lead", shown_by=11),
+    Hazard(
+        Parts(),
+        WRONG_LISTS,
+        20,
+        "both lead",
+        ("cluster.bootstrap.Bootstrap.find_configurations", go_by_the_list_in_the_file),
+        shown_by=11,
+    ),
     Hazard(
         Parts(group=StaysThoughRemoved),
         OLD_DIRECTORIES,

@@ -1,0 +1,298 @@
+"""How a group is put together: every part, with what it needs.
+
+What this node is by itself comes first (bootstrap.py), then who the others are, and last what needs both. Where two
+parts need each other, the earlier one is given a function that looks for the later one when it is called, which is
+never before the assembly is complete.
+
+Lives here: who is given what. Not here: what any part does.
+
+Law: no part knows the group; what a part causes that is the group's own it does by one of the `Hooks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from cluster import envelope
+from cluster.alarms import Alarms
+from cluster.applying import Applying
+from cluster.backup_source import BackupSource
+from cluster.bootstrap import Bootstrap
+from cluster.catch_up import SnapshotGiver
+from cluster.configuration import Versions
+from cluster.departures import Departures
+from cluster.enrolment import Enrolment
+from cluster.epochs import Epochs
+from cluster.expulsions import Expulsions
+from cluster.inbox import Inbox
+from cluster.installing import Installing
+from cluster.introductions import Introductions
+from cluster.leadership import Leadership
+from cluster.log.space import Space
+from cluster.maintenance import Maintenance
+from cluster.members import Members
+from cluster.own_status import OwnStatus
+from cluster.peers import Peers
+from cluster.presence import Presence
+from cluster.reconfiguration import Reconfiguration
+from cluster.shortage import Shortage
+from cluster.statuses import Statuses
+from cluster.submission import PendingSubmissions, Proposals
+from cluster.syncing import Syncing
+from cluster.turns import TurnTimer
+
+if TYPE_CHECKING:
+    from cluster.engine import Engine
+    from cluster.group_config import GroupConfig
+    from cluster.link_ports import Links
+    from cluster.machine import Machine
+    from cluster.ports import Disk, Runtime
+
+SNAPSHOT_ID_BITS = 19
+"""Snapshots are numbered from the incarnation shifted by this many bits: one life gives fewer, so none is repeated.
+
+An incarnation is about as high as a clock may be (`WALL_MAX_MS`), so the numbers stay below 2^63, as all of them do."""
+
+
+class Hooks(NamedTuple):
+    """What the parts cause that is the group's own."""
+
+    turn: Callable[[], None]
+    """Take a turn, when one was asked for."""
+    apply: Callable[[int, int, bytes], None]
+    """Apply the committed entry of this index, term and payload."""
+    installed: Callable[[int], None]
+    """Tell the shell of an installed snapshot of this index."""
+    needed_from: Callable[[], int | None]
+    """The index of the first entry that must stay in the log, None if none must."""
+    alarm_changed: Callable[[str | None], None]
+    """Tell the shell why publishers must wait from now on, None if they need not."""
+
+
+class Assembly:
+    """All parts of one member of a group; what is built on them only takes from here what it uses."""
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        machine: Machine,
+        runtime: Runtime,
+        disk: Disk,
+        links: Links,
+        engine: type[Engine],
+        hooks: Hooks,
+    ) -> None:
+        """Raises as `Bootstrap` does."""
+        self._config = config
+        self._versions = Versions(*machine.versions)
+        self._runtime = runtime
+        self._disk = disk
+        self._links = links
+        self._hooks = hooks
+        self.turns = TurnTimer(runtime, hooks.turn, config.timing.heartbeat_s / 2)
+        self.submissions = PendingSubmissions(config.name)
+        self.proposals = Proposals()
+        own = self.own = Bootstrap(
+            config,
+            machine,
+            runtime,
+            disk,
+            self.turns,
+            engine,
+            hooks.apply,
+            hooks.needed_from,
+            self._give_way,
+        )
+        self.submissions.begin(own.claim.incarnation)
+        self.applying = Applying(own.state, self.submissions)
+        self._meet_the_others()
+        self._prepare_to_lead()
+        self._prepare_copies()
+        self._listen()
+
+    def _give_way(self) -> bool:
+        return self.leadership.give_way()
+
+    def _meet_the_others(self) -> None:
+        """Who the others are, and what is known of them."""
+        own, config, runtime = self.own, self._config, self._runtime
+        configurations, now_s = own.configurations, runtime.monotonic()
+        presence = Presence(configurations)
+        self.departures = Departures(self._links, config.group_id, presence, own.engine.hold_back)
+        self.syncing = Syncing(own.engine, own.journal, self.departures, self.turns)
+        self._peers = Peers(configurations.others(config.name), now_s)
+        space = Space(self._disk, own.journal, config.disk_free_limit_bytes, now_s)
+        self.alarms = Alarms(configurations, self._peers, space)
+        self.members = Members(
+            config.name,
+            own.member_id,
+            configurations,
+            presence,
+            self._peers,
+            own.engine,
+            own.clock,
+            own.directory,
+            self._links,
+            runtime,
+            own.listed_members,
+            self._members_changed,
+        )
+        self._enrolment = Enrolment(
+            config.timing.election_min_s,
+            self._versions.high,
+            replaces_emptied=config.replaces_emptied,
+            raises_version=config.raises_version,
+        )
+        self.introductions = Introductions(
+            self.members,
+            config.nodes[config.name],
+            config.joins,
+            self._versions,
+            own.recovery,
+            self._enrolment,
+            own.engine,
+            self.departures.transmit,
+            own.stopping.removed,
+        )
+        self.own_status = OwnStatus(
+            own.engine,
+            own.recovery,
+            own.housekeeping,
+            self.alarms,
+            own.clock,
+            own.stopping,
+            self.members,
+            runtime,
+        )
+        self._maintenance = Maintenance(config.name, configurations, now_s)
+        self.statuses = Statuses(
+            self.members,
+            self._peers,
+            self._maintenance,
+            self.own_status,
+            lambda: self.leadership.reign.leader,
+            runtime,
+        )
+
+    def _members_changed(self) -> None:
+        self.introductions.tell_members()
+        self.turns.ask()
+
+    def _prepare_to_lead(self) -> None:
+        """What a leader does."""
+        own, runtime, members = self.own, self._runtime, self.members
+        engine = own.engine
+        self.leadership = Leadership(
+            members,
+            self._peers,
+            self.statuses,
+            self._maintenance,
+            engine,
+            runtime,
+            self.departures.transmit,
+            self.turns.ask,
+        )
+        self.reconfiguration = Reconfiguration(
+            members,
+            self._enrolment,
+            self.leadership,
+            self.statuses,
+            engine,
+            own.clock,
+            runtime,
+            self.departures.transmit,
+        )
+        self.expulsions = Expulsions(
+            self._config, members, self._peers, own.state, self.proposals, self.turns, runtime
+        )
+        self.shortage = Shortage(
+            self.alarms,
+            own.housekeeping,
+            engine,
+            self.syncing,
+            self.leadership,
+            runtime,
+            self._hooks.alarm_changed,
+        )
+
+    def _prepare_copies(self) -> None:
+        """How snapshots and backups are made."""
+        own, disk, runtime = self.own, self._disk, self._runtime
+        self.giver = SnapshotGiver(
+            disk,
+            own.directory,
+            own.journal,
+            own.housekeeping,
+            runtime,
+            self.departures.transmit,
+            own.stopping.disk_failed,
+            own.claim.incarnation << SNAPSHOT_ID_BITS,
+        )
+        self.installing = Installing(
+            disk,
+            own,
+            self.members,
+            self.leadership,
+            runtime,
+            self.departures.transmit,
+            self._hooks.installed,
+        )
+        self.backups = BackupSource(
+            disk,
+            own.directory,
+            own.owner,
+            own.journal,
+            own.housekeeping,
+            own.engine,
+            own.configurations,
+            own.state,
+            self.turns.ask,
+        )
+
+    def _listen(self) -> None:
+        """What is heard from the links, and who takes which message."""
+        own, taker = self.own, self.installing.taker
+        epochs = Epochs(
+            self._links,
+            self.members,
+            self._peers,
+            own.engine,
+            own.clock,
+            self.departures,
+            self.introductions,
+            self._enrolment,
+            self.own_status,
+            self.leadership,
+            taker,
+            self.submissions,
+            self.turns,
+            self._runtime,
+            self._config.timing.campaign_jitter_s,
+        )
+        self.inbox = Inbox(
+            self.members,
+            self._peers,
+            own.engine,
+            own.clock,
+            own.recovery,
+            self.proposals,
+            epochs,
+            self.syncing,
+            own.stopping,
+            self.turns,
+            self._runtime,
+            part_received=taker.part_received,
+            takers={
+                envelope.Introduction: self._enrolment.introduced,
+                envelope.MembersTold: self.introductions.members_told,
+                envelope.Transfer: self.leadership.requested,
+                envelope.ChangeRequest: self.reconfiguration.requested,
+                envelope.ChangeRefused: self.reconfiguration.refused,
+                envelope.Offer: self.installing.offered,
+                envelope.Fetch: self.giver.fetch,
+                envelope.Spoilt: self.giver.spoilt,
+                envelope.SnapshotChunk: taker.chunk,
+                envelope.Withdrawn: taker.withdrawn,
+            },
+        )

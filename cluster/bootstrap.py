@@ -1,0 +1,163 @@
+"""What a node begins with: what is on its disk, and its engine, which takes the log up where it ends.
+
+One thing decides about the next: the directory says which node of which cluster this is, the life that begins gets its
+number, the log and the newest checkpoint give the state, and both together say who the members are.
+
+Lives here: that order. Not here: the files (directory.py, log), consensus (engine.py), what has to do with the other
+nodes (assembly.py).
+
+Law: nothing of this sends or hears anything; what cannot be read ends the start.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cluster.clock import ClusterClock, bounded
+from cluster.configuration import Versions
+from cluster.configurations import Configurations
+from cluster.directory import GroupDirectory
+from cluster.identity import Owner
+from cluster.incarnation import Incarnations
+from cluster.log.housekeeping import Housekeeping
+from cluster.log.journal import SegmentedJournal
+from cluster.log.segment import CorruptJournal
+from cluster.recovery import Recovery
+from cluster.state import GroupState
+from cluster.stopping import RemovedFromCluster, Stopping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cluster.engine import Engine
+    from cluster.group_config import GroupConfig
+    from cluster.log.checkpoints import Checkpoint
+    from cluster.machine import Machine
+    from cluster.ports import Disk, Runtime
+    from cluster.turns import TurnTimer
+
+
+class Bootstrap:
+    """What this node's disk has told, and what goes on from there."""
+
+    def __init__(
+        self,
+        config: GroupConfig,
+        machine: Machine,
+        runtime: Runtime,
+        disk: Disk,
+        turns: TurnTimer,
+        engine: type[Engine],
+        apply: Callable[[int, int, bytes], None],
+        needed_from: Callable[[], int | None],
+        give_way: Callable[[], bool],
+    ) -> None:
+        """Read everything, which may take seconds.
+
+        `apply` is the engine's, `needed_from` is housekeeping's, and `give_way` is needed to stop. Raises the errors of
+        the journal and of the identity, RemovedFromCluster, and OSError.
+        """
+        self.config = config
+        self._machine = machine
+        self._runtime = runtime
+        self._disk = disk
+        versions = Versions(*machine.versions)
+        self.state = GroupState(machine)
+        self.owner = Owner(config.cluster, config.name, config.group_id)
+        self.directory = GroupDirectory(disk, f"groups/{config.group_id}", self.owner)
+        listed = [] if config.joins else sorted(config.nodes)
+        self.incarnations = Incarnations(self.directory, runtime, versions, listed)
+        self.claim = self.incarnations.begin()
+        configurations = self.configurations = Configurations(
+            config.listed_configuration(versions.low, lists_members=False)
+        )
+        self.stopping = Stopping(
+            config.name, configurations, self.directory, turns, runtime, give_way, self._take_checkpoint
+        )
+        self.journal, checkpoint = self._open_log()
+        self.member_id, cluster, *_ = self.directory.id(self.claim.incarnation)
+        configurations.note_cluster(cluster)
+        if self.directory.lists_members:
+            configurations.begin(config.listed_configuration(versions.low, lists_members=True))
+        self.listed_members = configurations.known
+        """The members before anything was read from the log."""
+        self.find_configurations(checkpoint.index if checkpoint else 0)
+        if configurations.committed.is_removed(self.member_id):
+            raise RemovedFromCluster(config.name)
+        self.clock = self._start_clock()
+        self.engine = engine(
+            config.name,
+            self.member_id,
+            configurations,
+            self.journal,
+            config.timing,
+            runtime,
+            apply,
+            checkpoint.index if checkpoint else 1,
+        )
+        self.engine.may_lead = self.stopping.damage is None
+        self.directory.make_durable(self.journal)
+        self.recovery = Recovery(config.name, self.member_id, configurations, self.directory.hard_state)
+        self.housekeeping = self._begin_housekeeping(checkpoint, needed_from)
+
+    def _open_log(self) -> tuple[SegmentedJournal, Checkpoint | None]:
+        config, directory = self.config, self.directory
+        open_journal = partial(
+            SegmentedJournal,
+            self._disk,
+            directory.log,
+            directory.identity,
+            self.stopping.disk_failed,
+            directory.hard_state,
+            self.configurations,
+            segment_bytes=config.segment_bytes,
+            segment_entries=config.segment_entries,
+            cache_bytes=config.cache_bytes,
+            slice_bytes=config.append_bytes_max,
+        )
+        repairable = config.joins or len(config.nodes) > 1
+        return directory.start(self.claim, self.state, open_journal, repairable=repairable)
+
+    def _start_clock(self) -> ClusterClock:
+        name, runtime = self.config.name, self._runtime
+        clocks, now_s = self.configurations.newest.clocks(name, self.member_id), runtime.monotonic()
+        wall_ms = bounded(runtime.wall_ms())
+        return ClusterClock(name, clocks, self.state.time_ms, wall_ms, now_s, self.config.clock_patience_s)
+
+    def _begin_housekeeping(
+        self, checkpoint: Checkpoint | None, needed_from: Callable[[], int | None]
+    ) -> Housekeeping:
+        housekeeping = Housekeeping(
+            self._disk,
+            self.directory.log,
+            self.directory.identity,
+            self.journal,
+            self.config.housekeeping,
+            freeze=self.state.freeze,
+            compact=self._machine.compact,
+            needed_from=needed_from,
+            now=self._runtime.monotonic,
+            failed=self.stopping.disk_failed,
+        )
+        housekeeping.begin(checkpoint)
+        return housekeeping
+
+    def _take_checkpoint(self) -> None:
+        self.housekeeping.checkpoint_now(*self.engine.last_applied())
+
+    def find_configurations(self, index: int) -> None:
+        """Find the configurations of the log behind `index`, the entry that the state is of."""
+        self.configurations.find(self.state.configuration, index, self._readable_from(index + 1))
+
+    def _readable_from(self, first: int) -> Iterator[tuple[int, bytes]]:
+        """The entries from `first` on with their indexes, but for those that are damaged.
+
+        Those behind the damage count: by an earlier configuration, the others might never be able to go on without
+        this node.
+        """
+        for index in range(first, self.journal.last_index + 1):
+            try:
+                yield index, self.journal.read(index)
+            except CorruptJournal as error:
+                self.stopping.configuration_unreadable(error)

@@ -1,0 +1,104 @@
+"""Epochs begin and end: a link to a peer is there, is lost, or has room again.
+
+Lives here: what follows from that, in which order. Not here: links and which epoch a frame belongs to (links.py), who
+is at the other end (presence.py), what was received (inbox.py).
+
+Law: whatever was said in an earlier epoch counts as not said where it may not have arrived.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.catch_up import SnapshotTaker
+    from cluster.clock import ClusterClock
+    from cluster.departures import Departures
+    from cluster.engine import Engine
+    from cluster.enrolment import Enrolment
+    from cluster.introductions import Introductions
+    from cluster.leadership import Leadership
+    from cluster.link_ports import Links
+    from cluster.members import Members
+    from cluster.own_status import OwnStatus
+    from cluster.peers import Peers
+    from cluster.ports import Runtime
+    from cluster.submission import PendingSubmissions
+    from cluster.turns import TurnTimer
+
+
+class Epochs:
+    """What a group does about the epochs of its links."""
+
+    def __init__(
+        self,
+        links: Links,
+        members: Members,
+        peers: Peers,
+        engine: Engine,
+        clock: ClusterClock,
+        departures: Departures,
+        introductions: Introductions,
+        enrolment: Enrolment,
+        own_status: OwnStatus,
+        leadership: Leadership,
+        taker: SnapshotTaker,
+        submissions: PendingSubmissions,
+        turns: TurnTimer,
+        runtime: Runtime,
+        campaign_jitter_s: float,
+    ) -> None:
+        """When the leader is lost, a turn is taken again after `campaign_jitter_s`: by then a campaign is due."""
+        self._links = links
+        self._members = members
+        self._presence = members.presence
+        self._peers = peers
+        self._engine = engine
+        self._clock = clock
+        self._departures = departures
+        self._introductions = introductions
+        self._enrolment = enrolment
+        self._own_status = own_status
+        self._leadership = leadership
+        self._taker = taker
+        self._submissions = submissions
+        self._turns = turns
+        self._runtime = runtime
+        self._campaign_jitter_s = campaign_jitter_s
+
+    def begins(self, peer: str) -> None:
+        """There is a new link, on which nothing of an earlier one will arrive any more."""
+        self._presence.link_began(peer, self._links.peer_id(peer))
+        self._departures.drop(peer)
+        if not self._members.follow():
+            self._members.meet()
+        if not self._presence.is_member(peer):
+            self._engine.guest_connected()
+        self._introductions.greet(peer)
+        self._departures.transmit(peer, self._own_status.now())
+        self._taker.connected(peer)
+        self._submissions.link_is_new(peer)
+        self._turns.ask()
+
+    def ends(self, peer: str, *, dead: bool) -> None:
+        """The link is lost. `dead`: no such process runs any more, or none did when this node started."""
+        self._members.follow()
+        self._departures.drop(peer)
+        self._clock.forget(peer)
+        self._enrolment.left(peer)
+        if peer in self._engine.progress:
+            self._engine.peer_lost(peer)
+        self._presence.link_ended(peer)
+        self._members.meet()
+        if dead and peer in self._members.known:
+            self._peers.died(peer, self._runtime.monotonic())
+        if self._leadership.reign.leader == peer:
+            self._runtime.call_later(self._campaign_jitter_s, self._turns.ask)
+        self._turns.ask()
+
+    def has_room(self, peer: str) -> None:
+        """The link was congested, and is not any more."""
+        self._members.follow()
+        if self._presence.is_member(peer):
+            self._engine.peer_resumed(peer)
+            self._turns.ask()

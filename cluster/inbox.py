@@ -1,0 +1,161 @@
+"""What comes from the peers: each message goes to the one part that it concerns.
+
+Lives here: who is heard, and who takes a message. Not here: what it means (each taker), its format (envelope.py),
+epochs (epochs.py).
+
+Law: a message from nobody's member is taken only where it matters all the same (`Members.hears_guest`), and a node
+that knows nothing of its past takes none that would make it promise something.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cluster.elections import Role
+from cluster.entry import MalformedEntry
+from cluster.envelope import Append, Appended, Forward, MalformedFrame, Message, Status, decode
+from cluster.log.hardstate import Standing
+from cluster.log_matching import ForeignLog
+
+if TYPE_CHECKING:
+    from cluster.clock import ClusterClock
+    from cluster.engine import Engine
+    from cluster.epochs import Epochs
+    from cluster.members import Members
+    from cluster.peers import Peers
+    from cluster.ports import Runtime
+    from cluster.recovery import Recovery
+    from cluster.stopping import Stopping
+    from cluster.submission import Proposals
+    from cluster.syncing import Syncing
+    from cluster.turns import TurnTimer
+
+log = logging.getLogger(__name__)
+
+Taker = Callable[[str, Any], None]
+"""Takes in a message, and is told first from whom it is."""
+
+
+class Inbox:
+    """What a group hears from its links (`link_ports.LinkEvents`)."""
+
+    def __init__(
+        self,
+        members: Members,
+        peers: Peers,
+        engine: Engine,
+        clock: ClusterClock,
+        recovery: Recovery,
+        proposals: Proposals,
+        epochs: Epochs,
+        syncing: Syncing,
+        stopping: Stopping,
+        turns: TurnTimer,
+        runtime: Runtime,
+        part_received: Callable[[str], None],
+        takers: Mapping[type[Message], Taker],
+    ) -> None:
+        """`takers` says who takes the messages that are not the engine's, by their types.
+
+        `part_received` is told of a peer that is in the middle of a frame.
+        """
+        self._members = members
+        self._presence = members.presence
+        self._peers = peers
+        self._engine = engine
+        self._clock = clock
+        self._recovery = recovery
+        self._proposals = proposals
+        self._epochs = epochs
+        self._syncing = syncing
+        self._stopping = stopping
+        self._turns = turns
+        self._runtime = runtime
+        self._part_received = part_received
+        self._takers: dict[type[Any], Taker] = {Forward: self._forwarded, Status: self._told_status, **takers}
+        self._malformed: set[str] = set()
+        """The peers of whom it was logged, on their links as they are now, that they send malformed frames."""
+
+    # Links
+
+    def peer_connected(self, peer: str) -> None:
+        self._malformed.discard(peer)
+        self._epochs.begins(peer)
+
+    def peer_lost(self, peer: str, *, dead: bool) -> None:
+        self._epochs.ends(peer, dead=dead)
+
+    def peer_drained(self, peer: str) -> None:
+        self._epochs.has_room(peer)
+
+    def part_received(self, peer: str) -> None:
+        if not self._turns.is_on:
+            return
+        self._members.follow()
+        is_member = self._presence.is_member(peer)
+        if is_member:
+            self._peers.heard(peer, self._runtime.monotonic())
+        self._part_received(peer)
+        if self._recovery.standing is not Standing.BLANK and (is_member or not self._engine.is_leader):
+            self._engine.part_received(peer)
+            if self._engine.outbox:
+                self._turns.ask()
+
+    def frame_received(self, peer: str, frame: bytes) -> None:
+        if not self._turns.is_on:
+            return
+        self._members.follow()
+        if self._presence.is_member(peer):
+            self._peers.heard(peer, self._runtime.monotonic())
+        try:
+            message = decode(frame)
+        except MalformedFrame as error:
+            if peer not in self._malformed:
+                log.error("peer %s sends malformed frames, which are ignored; the first one: %s", peer, error)  # noqa: TRY400
+                self._malformed.add(peer)
+            return
+        try:
+            self._receive(peer, message)
+        except ForeignLog as error:
+            self._stopping.foreign_log(error)
+        if not isinstance(message, Append | Appended) or self._engine.wants_turn:
+            self._turns.ask()
+
+    # Messages
+
+    def _receive(self, peer: str, message: Message) -> None:
+        if not (self._presence.is_member(peer) or self._members.hears_guest(message)):
+            return
+        take = self._takers.get(type(message))
+        if take is not None:
+            take(peer, message)
+        elif self._recovery.standing is not Standing.BLANK:  # else it may have promised something else before
+            self._engine.receive(peer, message)
+            self._members.follow()
+            self._syncing.begin()
+
+    def _forwarded(self, peer: str, message: Forward) -> None:
+        """Take in batches that a peer forwarded, unless they are for another term: then the peer sends them again."""
+        if not self._engine.is_leader or message.term != self._engine.term:
+            return
+        try:
+            self._proposals.take_in(peer, b"".join(message.batches))
+        except MalformedEntry:
+            log.exception("peer %s forwarded malformed batches; ignored", peer)
+
+    def _told_status(self, peer: str, status: Status) -> None:
+        if status.state == Role.LEADER:
+            self._engine.check_end_of(peer, status.term, status.last_index)
+            self._recovery.heard_leader(status)
+        voters = self._members.configurations.membership.voters
+        if self._presence.is_member(peer):
+            self._peers.said(peer, status)
+            if status.standing != Standing.VOTER:
+                self._engine.peer_has_lost(peer, status.last_index)
+            if peer in voters:
+                self._clock.hear(peer, status.steady_ms, self._runtime.monotonic())
+            self._recovery.heard(peer, status)
+        elif peer in voters:
+            self._recovery.heard_other(peer, status)

@@ -1,0 +1,52 @@
+"""The log on its way to the disk, and what may leave once it is there.
+
+Lives here: when a sync begins, and what follows when it ends. Not here: the writes themselves (log/journal.py), which
+message waits for how much (engine.py), the messages that wait (departures.py).
+
+Law: one sync at a time, the next one begins when it ends, and nothing that waits for it leaves before (hazard H1).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.departures import Departures
+    from cluster.engine import Engine
+    from cluster.log.journal import SegmentedJournal
+    from cluster.turns import TurnTimer
+
+
+class Syncing:
+    """Has the journal's writes made durable, and sends what the engine has to say."""
+
+    def __init__(
+        self, engine: Engine, journal: SegmentedJournal, departures: Departures, turns: TurnTimer
+    ) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._departures = departures
+        self._turns = turns
+
+    def begin(self) -> None:
+        """Begin a sync if there is anything to be synced and none is under way."""
+        if self._journal.dirty and not self._journal.sync_in_flight:
+            self._journal.start_sync(self._synced)
+
+    def try_again(self) -> None:
+        """Begin a sync although there may be nothing new: the disk was full when it was last tried."""
+        if not self._journal.sync_in_flight:
+            self._journal.start_sync(self._synced)
+
+    def _synced(self) -> None:
+        if self._turns.is_on:
+            self._engine.synced()
+            self.begin()
+            self.send()
+            if self._engine.wants_turn:
+                self._turns.ask()
+
+    def send(self) -> None:
+        """Send what may leave: everything at once, except acknowledgements of what is not yet synced (hazard H1)."""
+        outbox, self._engine.outbox = self._engine.outbox, []
+        self._departures.send(outbox, self._journal.synced)
