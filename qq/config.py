@@ -294,7 +294,7 @@ class NodeConfig:
 
 def load(path: Path, environ: Mapping[str, str], join: Sequence[Seed] = ()) -> NodeConfig:
     """Read and check the file at `path`, with overrides from `environ`, and by `join`; raises ConfigError."""
-    reader = _Reader(path, _parse(path), environ)
+    reader = _SettingsReader(path, _parse(path), environ)
     config = _read(reader)
     if join:
         config = replace(config, join=tuple(join))
@@ -356,7 +356,7 @@ def _parse(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
 
 
-def _read(reader: _Reader) -> NodeConfig:
+def _read(reader: _SettingsReader) -> NodeConfig:
     default = NodeConfig("", Path(), (), ())
     seconds, text = reader.seconds, reader.text
     amqp_host = text("listen", "amqp_host", default.amqp_host)
@@ -417,7 +417,7 @@ def _check(config: NodeConfig, path: Path) -> None:
         )
 
 
-class _Reader:
+class _SettingsReader:
     """One look-up for each key, environment first; remembers what was asked for, to refuse the rest."""
 
     def __init__(self, path: Path, document: dict[str, Any], environ: Mapping[str, str]) -> None:

@@ -45,7 +45,7 @@ from qq.http.view import ClusterStatus, LoginThrottled, NodeState, NodeStatus, P
 from qq.machine.commands import DEFAULT_VHOST, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
 from qq.management import Management
-from qq.management.maintenance import Maintenance
+from qq.management.maintenance import ClientDrain
 from qq.metrics import DelayMetrics, DiskMetrics, MemoryMetrics, MetricsSnapshot, RaftMetrics, node_registry
 from qq.reloadable import Reloadable
 from qq.sessions.broker import Broker
@@ -172,7 +172,7 @@ class Node:
                 config.loopback_users,
                 config.limits,
             )
-            self._maintenance = Maintenance(self.group, self.broker, config.limits.drain_grace_s)
+            self._maintenance = ClientDrain(self.group, self.broker, config.limits.drain_grace_s)
             self.group.start(self.broker)
         except RemovedFromCluster as error:
             raise RemovedError(f"{config.data_dir}: {error}") from error

@@ -101,3 +101,13 @@ def test_no_lock_file_that_records_download_addresses_is_here() -> None:
 
 def test_continuous_integration_can_be_run() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_no_two_classes_of_the_broker_and_its_cluster_have_one_name() -> None:
+    """Nor have private ones: whoever reads a name, or looks for it, finds one thing."""
+    places: dict[str, list[str]] = {}
+    for file in (file for file in MODULES if file.relative_to(ROOT).parts[0] in ("cluster", "qq")):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{_name(file)}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

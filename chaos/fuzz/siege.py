@@ -65,7 +65,7 @@ _CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (bytes((0, 20, 0, number)) for number in (40
 _BYE = (200, "bye", 0, 0)
 
 
-class Outcome(NamedTuple):
+class SiegeOutcome(NamedTuple):
     """What became of a seed."""
 
     seed: int
@@ -90,7 +90,7 @@ def run_siege(
     factor: float = 1.0,
     only: str = "",
     restarts: bool = True,
-) -> Outcome:
+) -> SiegeOutcome:
     """Let `acts` hostile clients act, or fewer if it is `until_s` by the monotonic clock."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="qq-siege-")))
@@ -225,8 +225,8 @@ class _Siege:
         for one in (*self._publishers, *self._pulses):
             one.stop()
 
-    def outcome(self, violation: str) -> Outcome:
-        return Outcome(
+    def outcome(self, violation: str) -> SiegeOutcome:
+        return SiegeOutcome(
             self._seed,
             self.done,
             sum(publisher.confirmed for publisher in self._publishers),

@@ -79,7 +79,7 @@ class LiveClusterError(OperatingError):
     """The cluster does not do what it was asked to."""
 
 
-class Link(NamedTuple):
+class ProxyStream(NamedTuple):
     """One direction of the connections through a proxy, as a toxic is told it."""
 
     proxy: str
@@ -442,17 +442,17 @@ class LiveCluster:
 
     # Connections
 
-    def links(self, source: str, target: str) -> tuple[Link, Link]:
+    def links(self, source: str, target: str) -> tuple[ProxyStream, ProxyStream]:
         """What `source` says to `target`, whichever of them has dialled."""
         own, others = self._peer_routes[source, target], self._peer_routes[target, source]
-        return Link(own.name, "upstream"), Link(others.name, "downstream")
+        return ProxyStream(own.name, "upstream"), ProxyStream(others.name, "downstream")
 
-    def clients_of(self, name: str) -> tuple[Link, Link]:
+    def clients_of(self, name: str) -> tuple[ProxyStream, ProxyStream]:
         """What the clients of a node say to it, and what it says to them."""
         proxy = self._client_routes[name].name
-        return Link(proxy, "upstream"), Link(proxy, "downstream")
+        return ProxyStream(proxy, "upstream"), ProxyStream(proxy, "downstream")
 
-    async def hurt(self, links: Iterable[Link], toxic: str, kind: str, **attributes: int) -> None:
+    async def hurt(self, links: Iterable[ProxyStream], toxic: str, kind: str, **attributes: int) -> None:
         """Put a toxic on each of the links; `toxic` is a name by which `relieve` takes it away."""
         for link in links:
             await asyncio.to_thread(

@@ -35,7 +35,7 @@ from qq.errors import OperatingError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from chaos.live.cluster import Link, LiveCluster
+    from chaos.live.cluster import LiveCluster, ProxyStream
 
 
 DURATION_S = (2.0, 8.0)
@@ -326,7 +326,7 @@ def _cut(cluster: LiveCluster, names: Sequence[str], ways: Sequence[tuple[str, s
     return _hurt(cluster, names, detail, links, "timeout", timeout=0)
 
 
-def _links(cluster: LiveCluster, source: str, target: str) -> Sequence[Link]:
+def _links(cluster: LiveCluster, source: str, target: str) -> Sequence[ProxyStream]:
     """What a node says to another one or to its clients, or they to it."""
     if target == CLIENTS:
         return cluster.clients_of(source)[1:]
@@ -361,7 +361,7 @@ def _slow(cluster: LiveCluster, chance: Random, kind: str, **attributes: int) ->
     """Hurt the links of all nodes or of one of them: with other nodes, with clients, or both."""
     names: Sequence[str] = chance.choice([[chance.choice(cluster.names)], cluster.names])
     whom = chance.choice(([NODES], [CLIENTS], [NODES, CLIENTS]))
-    links: list[Link] = []
+    links: list[ProxyStream] = []
     if NODES in whom:
         pairs = [pair for pair in permutations(cluster.names, 2) if not set(pair).isdisjoint(names)]
         links += [link for pair in pairs for link in cluster.links(*pair)]
@@ -374,7 +374,7 @@ def _hurt(
     cluster: LiveCluster,
     names: Sequence[str],
     detail: dict[str, Any],
-    links: Sequence[Link],
+    links: Sequence[ProxyStream],
     kind: str,
     **attributes: int,
 ) -> Harm:
@@ -398,7 +398,7 @@ async def client_reset(cluster: LiveCluster, chance: Random) -> Harm:
     return _reset(cluster, names, [cluster.clients_of(name)[0] for name in names], chance.randint(1, 3))
 
 
-def _reset(cluster: LiveCluster, names: Sequence[str], links: Sequence[Link], times: int) -> Harm:
+def _reset(cluster: LiveCluster, names: Sequence[str], links: Sequence[ProxyStream], times: int) -> Harm:
     harm = _hurt(cluster, names, {"times": times}, links, "reset_peer", timeout=0)
 
     async def flap() -> None:

@@ -77,7 +77,7 @@ class Options:
     command: str = ""
 
 
-class Outcome(NamedTuple):
+class RunResult(NamedTuple):
     """What there is after a run."""
 
     directory: Path
@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
     """What went otherwise than planned, each in a line."""
 
 
-async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = None) -> Outcome:
+async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = None) -> RunResult:
     """Carry out a run; its directory has the history and meta.json. Raises OperatingError if it cannot begin.
 
     With `hurt_by`, that is awaited in place of a nemesis, for as long as it takes.
@@ -135,7 +135,7 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
         # The clients' libraries are still closing connections to nodes that were dead or frozen.
         if closing := asyncio.all_tasks() - before:
             await asyncio.wait(closing, timeout=CLOSING_PATIENCE_S)
-    return Outcome(directory, course.problems)
+    return RunResult(directory, course.problems)
 
 
 def plan_of(options: Options) -> Plan:

@@ -63,7 +63,7 @@ GONE_TEXT = "lost while the node was away"
 
 
 @dataclass(slots=True)
-class Published:
+class Unconfirmed:
     """What was published and is not confirmed."""
 
     ident: str
@@ -129,7 +129,7 @@ class AmqpClient:
     def _reset(self) -> None:
         self._buffer = b""
         self._channels: dict[int, ClientChannel] = {}
-        self._unconfirmed: dict[int, Published] = {}
+        self._unconfirmed: dict[int, Unconfirmed] = {}
         self._next_publish = 1
         self._confirmed = 0
         self._returned: set[str] = set()
@@ -260,7 +260,7 @@ class AmqpClient:
 
     def _publish(
         self, number: int, exchange: str, key: str, queues: tuple[str, ...], tx: str | None = None
-    ) -> Published:
+    ) -> Unconfirmed:
         self._last += 1
         ident = f"{self.name}:{self._last}"
         about = self._on(number, id=ident, publisher=self.name, sequence=self._last, attempt=1, tx=tx)
@@ -269,7 +269,7 @@ class AmqpClient:
         body = f"{ident} ".encode().ljust(size, b".")
         method = Basic.Publish(exchange=exchange, routing_key=key, mandatory=not queues)
         self._send(number, method, header.ContentHeader(0, len(body), Basic.Properties()), ContentBody(body))
-        return Published(ident, calls)
+        return Unconfirmed(ident, calls)
 
     def _place(self) -> tuple[str, str, tuple[str, ...]]:
         """Exchange, routing key and the queues to which they lead."""

@@ -57,7 +57,7 @@ def _archive_file(path: str) -> Generator[BinaryIO]:
         yield cast("BinaryIO", copy)
 
 
-class _Part(NamedTuple):
+class _Extent(NamedTuple):
     start: int
     size: int
 
@@ -69,28 +69,28 @@ class _ArchiveDisk:
         self._descriptor = file.fileno()
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:
-                self._parts = {
-                    entry.name: _Part(entry.offset_data, entry.size) for entry in archive if entry.isfile()
+                self._extents = {
+                    entry.name: _Extent(entry.offset_data, entry.size) for entry in archive if entry.isfile()
                 }
         except tarfile.TarError as error:
             raise CommandError(f"{path}: this is no backup, or a cut one ({error})") from None
 
     def list_directory(self, _path: str) -> list[str]:
-        return sorted(self._parts)
+        return sorted(self._extents)
 
     def read_file(self, path: str) -> bytes:
-        return os.pread(self._descriptor, *reversed(self._parts[path]))
+        return os.pread(self._descriptor, *reversed(self._extents[path]))
 
     def open(self, path: str) -> _ArchiveFile:
-        return _ArchiveFile(self._descriptor, self._parts[path])
+        return _ArchiveFile(self._descriptor, self._extents[path])
 
 
 class _ArchiveFile:
     """One file of an archive, for reading."""
 
-    def __init__(self, descriptor: int, part: _Part) -> None:
+    def __init__(self, descriptor: int, extent: _Extent) -> None:
         self._descriptor = descriptor
-        self._start, self.size = part
+        self._start, self.size = extent
 
     def pread(self, offset: int, length: int) -> bytes:
         return os.pread(self._descriptor, max(0, min(length, self.size - offset)), self._start + offset)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from aiohttp import hdrs, web
 
 from qq.errors import ReplyCode
-from qq.http.view import ChangeRefused, LoginThrottled, Unavailable
+from qq.http.view import LoginThrottled, RequestRefused, Unavailable
 from qq.machine.codec import InvalidCommand
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except Refusal as refusal:
         return _error(refusal.status, refusal.reason, refusal.headers)
-    except ChangeRefused as refused:
+    except RequestRefused as refused:
         return _error(*_refusal_of(refused), {})
     except LoginThrottled as held_back:
         refusal = throttled(str(held_back), held_back.retry_after_s)
@@ -86,7 +86,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in qq; the node's log has it", {})
 
 
-def _refusal_of(refused: ChangeRefused) -> tuple[HTTPStatus, str]:
+def _refusal_of(refused: RequestRefused) -> tuple[HTTPStatus, str]:
     """The HTTP status that RabbitMQ gives where a client would have been refused with an error of AMQP."""
     match refused.code:
         case ReplyCode.NOT_FOUND:

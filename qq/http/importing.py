@@ -19,7 +19,7 @@ from qq.http.documents import DEDUPLICATION
 from qq.http.errors import Refusal, bad_request
 from qq.http.slices import Slices
 from qq.http.vhosts import creation
-from qq.http.view import ChangeRefused, Unavailable
+from qq.http.view import RequestRefused, Unavailable
 from qq.machine import limits
 from qq.machine.arguments import MODULES
 from qq.machine.codec import InvalidCommand
@@ -289,7 +289,7 @@ class Import:
                     room.change(change)
                 if each.declaration is not None:
                     room.declaration(each.vhost, each.declaration)
-            except ChangeRefused as refused:
+            except RequestRefused as refused:
                 raise bad_request(f"{each.what}: {refused.explanation}; nothing is imported") from None
         loosened = {vhost: room.loosened(vhost) for vhost in told}
         return [
@@ -313,7 +313,7 @@ class Import:
             await self._management.change(*(change for each in objects for change in each.changes))
         except Unavailable as unavailable:
             raise self._interrupted(unavailable, objects) from None
-        except ChangeRefused as refused:
+        except RequestRefused as refused:
             raise bad_request(f"{_some_of(objects)}: {refused.explanation}; {self._before()}") from None
         self._counts[category] += len(objects)
 
@@ -321,7 +321,7 @@ class Import:
         declarations = [each.declaration for each in objects if each.declaration is not None]
         try:
             await self._management.declare(vhost, self._user, declarations)
-        except ChangeRefused as refused:
+        except RequestRefused as refused:
             self._counts[category] += refused.done
             left = objects[refused.done :]
             what = left[0].what if left else f"{category} of vhost '{vhost}'"

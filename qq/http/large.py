@@ -31,12 +31,12 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 async def read_large_object(raw: bytes) -> Body:
     """The JSON object that a request brings. Raises Refusal."""
     try:
-        return await _object(_Reader(raw.decode("utf-8-sig")), Slices())
+        return await _object(_JsonCursor(raw.decode("utf-8-sig")), Slices())
     except (ValueError, RecursionError):
         raise bad_request("not_json") from None
 
 
-class _Reader:
+class _JsonCursor:
     """A position in a JSON text. Methods raise ValueError where the text is not JSON."""
 
     def __init__(self, text: str) -> None:
@@ -92,32 +92,32 @@ class _Reader:
             raise ValueError(f"end expected at {self._at}")
 
 
-async def _object(reader: _Reader, slices: Slices) -> Body:
+async def _object(cursor: _JsonCursor, slices: Slices) -> Body:
     body: Body = {}
-    reader.take("{")
-    is_over = reader.takes("}")
+    cursor.take("{")
+    is_over = cursor.takes("}")
     while not is_over:
         await slices.give_way()
-        if not reader.is_at('"'):
+        if not cursor.is_at('"'):
             raise ValueError("a name expected")
-        name = reader.value()
-        reader.take(":")
-        body[name] = await _list(reader, slices) if reader.is_at("[") else reader.value()
-        is_over = reader.takes("}")
+        name = cursor.value()
+        cursor.take(":")
+        body[name] = await _list(cursor, slices) if cursor.is_at("[") else cursor.value()
+        is_over = cursor.takes("}")
         if not is_over:
-            reader.take(",")
-    reader.end()
+            cursor.take(",")
+    cursor.end()
     return body
 
 
-async def _list(reader: _Reader, slices: Slices) -> list[Any]:
+async def _list(cursor: _JsonCursor, slices: Slices) -> list[Any]:
     elements: list[Any] = []
-    reader.take("[")
-    is_over = reader.takes("]")
+    cursor.take("[")
+    is_over = cursor.takes("]")
     while not is_over:
         await slices.give_way()
-        elements.append(reader.value())
-        is_over = reader.takes("]")
+        elements.append(cursor.value())
+        is_over = cursor.takes("]")
         if not is_over:
-            reader.take(",")
+            cursor.take(",")
     return elements

@@ -23,7 +23,7 @@ from qq.http.bodies import field
 from qq.http.errors import Refusal, bad_request
 from qq.http.login import ADMINISTRATORS, require
 from qq.http.requests import read_body
-from qq.http.view import ChangeRefused
+from qq.http.view import RequestRefused
 
 if TYPE_CHECKING:
     from qq.http.view import ClusterMembers, ManagementView
@@ -104,7 +104,7 @@ class MemberEndpoints:
         require(request, ADMINISTRATORS)
         try:
             await self._management.change_members(change, _wait_in(request.query.get("wait")))
-        except ChangeRefused as refused:
+        except RequestRefused as refused:
             if refused.code != ReplyCode.PRECONDITION_FAILED:
                 raise
             raise Refusal(HTTPStatus.CONFLICT, refused.explanation) from None

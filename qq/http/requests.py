@@ -190,13 +190,13 @@ def _slice(documents: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 async def check_permitted(
     request: web.Request, management: ManagementView, vhost: str, command: Declaration | Get
 ) -> None:
-    """Raise ChangeRefused unless a client of the same user might do this."""
+    """Raise RequestRefused unless a client of the same user might do this."""
     await management.check_permitted(login_of(request).user, command, vhost)
 
 
 async def declare(
     request: web.Request, management: ManagementView, vhost: str, declaration: Declaration
 ) -> None:
-    """Carry out a declaration, if a client of the same user might do it. Raises ChangeRefused."""
+    """Carry out a declaration, if a client of the same user might do it. Raises RequestRefused."""
     await check_permitted(request, management, vhost, declaration)
     await management.declare(vhost, login_of(request).user, [declaration])

@@ -131,13 +131,13 @@ class HttpServer:
         assert make is not None  # it is set up
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Connection(self, make(), place), sock
+                lambda: _HttpConnection(self, make(), place), sock
             )
         except OSError:  # it has left again
             place.leave()
 
 
-class _Connection(asyncio.Protocol):
+class _HttpConnection(asyncio.Protocol):
     """One connection: stands between the socket and aiohttp, and enforces the time limits."""
 
     def __init__(self, server: HttpServer, inner: RequestHandler, place: Place) -> None:
@@ -226,10 +226,10 @@ class _Connection(asyncio.Protocol):
         self._expect_within(self._server.limits.idle_timeout_s)
 
 
-def _connection_of(request: web.Request) -> _Connection | None:
+def _connection_of(request: web.Request) -> _HttpConnection | None:
     """The connection of a request; None if it came through another server than this one (in tests)."""
     protocol = request.transport.get_protocol() if request.transport is not None else None
-    return protocol if isinstance(protocol, _Connection) else None
+    return protocol if isinstance(protocol, _HttpConnection) else None
 
 
 @web.middleware

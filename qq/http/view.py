@@ -35,8 +35,8 @@ class LoginThrottled(Exception):
         super().__init__("too many logins fail")
 
 
-class ChangeRefused(Exception):
-    """A change or a declaration is refused, for which a client would have been answered with an error of AMQP."""
+class RequestRefused(Exception):
+    """What a request asks for is refused, as a client that asks for it would be, with a reply code of AMQP."""
 
     def __init__(self, code: int, explanation: str, done: int = 0) -> None:
         """`done` is how many of the things that were asked for together have been carried out."""
@@ -326,11 +326,11 @@ class RoomView(Protocol):
         ...
 
     def change(self, change: Change) -> None:
-        """Claim what a change makes new. Raises ChangeRefused, naming the limit."""
+        """Claim what a change makes new. Raises RequestRefused, naming the limit."""
         ...
 
     def declaration(self, vhost: str, declaration: Declaration) -> None:
-        """Claim what a declaration makes new. Raises ChangeRefused, naming the limit."""
+        """Claim what a declaration makes new. Raises RequestRefused, naming the limit."""
         ...
 
 
@@ -364,7 +364,7 @@ class ManagementView(Protocol):
     async def get(
         self, vhost: str, queue: str, user: str, count: int, ack_mode: AckMode
     ) -> Sequence[Message]:
-        """Take up to `count` ready messages as a client of that user would. Raises ChangeRefused."""
+        """Take up to `count` ready messages as a client of that user would. Raises RequestRefused."""
         ...
 
     # What is there
@@ -430,14 +430,14 @@ class ManagementView(Protocol):
     async def transfer_leadership(self, to: str | None) -> str:
         """Have this node lead, or any but the one that leads; return who leads then.
 
-        Raises ChangeRefused if it could not lead, and then nothing has been done.
+        Raises RequestRefused if it could not lead, and then nothing has been done.
         """
         ...
 
     def may_stop(self, node: str | None) -> Verdict:
         """Judge whether the cluster goes on when a node stops: the one of this name, or the one that is asked.
 
-        Raises ChangeRefused if there is no such node.
+        Raises RequestRefused if there is no such node.
         """
         ...
 
@@ -452,7 +452,7 @@ class ManagementView(Protocol):
     async def change_members(self, change: MemberChange, wait_s: float | None = None) -> None:
         """Have the members changed, and return when this node knows that they are.
 
-        Raises ChangeRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
+        Raises RequestRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
         """
         ...
 
@@ -467,7 +467,7 @@ class ManagementView(Protocol):
         ...
 
     async def check_permitted(self, user: str, command: Declaration | Get, vhost: str) -> None:
-        """Raise ChangeRefused unless a client of that user might do this."""
+        """Raise RequestRefused unless a client of that user might do this."""
         ...
 
     def room(self, told: Mapping[str, Table]) -> RoomView:
@@ -485,6 +485,6 @@ class ManagementView(Protocol):
     async def declare(self, vhost: str, user: str, declarations: Sequence[Declaration]) -> None:
         """Have something done as a client of that user would, one after the other.
 
-        Raises ChangeRefused at the first that fails. The user needs permissions in the virtual host, no matter which.
+        Raises RequestRefused at the first that fails. The user needs permissions in the virtual host, no matter which.
         """
         ...

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from qq.management.backups import Backups
 from qq.management.catalog import CatalogReports
 from qq.management.changes import Changes
-from qq.management.leadership import Leadership
+from qq.management.leadership import LeadershipTransfers
 from qq.management.members import MemberChanges
 from qq.management.queues import QueueReports
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from qq.sessions.broker import Broker
 
 
-class Management(QueueReports, CatalogReports, Changes, Leadership, MemberChanges, Backups):
+class Management(QueueReports, CatalogReports, Changes, LeadershipTransfers, MemberChanges, Backups):
     """Implements `qq.http.view.ManagementView`."""
 
     def __init__(self, broker: Broker, group: Group, product: Product, data_dir: str, reach: Reach) -> None:
@@ -34,6 +34,6 @@ class Management(QueueReports, CatalogReports, Changes, Leadership, MemberChange
         QueueReports.__init__(self, broker, group)
         CatalogReports.__init__(self, broker, product)
         Changes.__init__(self, broker)
-        Leadership.__init__(self, group)
+        LeadershipTransfers.__init__(self, group)
         Backups.__init__(self, broker, group, data_dir)
         MemberChanges.__init__(self, broker, group, reach)

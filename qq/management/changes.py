@@ -13,7 +13,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from qq.errors import ReplyCode
-from qq.http.view import ChangeRefused, Unavailable
+from qq.http.view import RequestRefused, Unavailable
 from qq.machine import commands as c
 from qq.machine import errors
 from qq.machine.access import Permissions, TopicPermissions, user_of
@@ -54,7 +54,7 @@ class Changes:
         check_command(command, self._broker.machine.version)
 
     async def check_permitted(self, user: str, command: Declaration | c.Get, vhost: str) -> None:
-        """Raise ChangeRefused if the user may not do this, also when this node has caught up. Raises Unavailable."""
+        """Raise RequestRefused if the user may not do this, also when this node has caught up. Raises Unavailable."""
         access = Access(self._broker.machine, user, vhost)
         try:
             check(access, command)
@@ -64,13 +64,13 @@ class Changes:
             try:
                 check(access, command)
             except AccessRefused as refused:
-                raise ChangeRefused(ReplyCode.ACCESS_REFUSED, str(refused)) from None
+                raise RequestRefused(ReplyCode.ACCESS_REFUSED, str(refused)) from None
 
     def is_made(self, change: Change) -> bool:
         return is_made(self._broker.machine.catalog, change)
 
     async def change(self, *changes: Change) -> None:
-        """Have something changed. Raises ChangeRefused if a limit is reached or what it is for is gone; Unavailable.
+        """Have something changed. Raises RequestRefused if a limit is reached or what it is for is gone; Unavailable.
 
         Unavailable is raised, too, if this node has missed what became of the change, and it is not there. If it is not
         there otherwise, others have changed the same since: of changes at one time the last one stays.
@@ -106,20 +106,20 @@ class Changes:
 
 
 def _check_room(catalog: Catalog, changes: Sequence[Change]) -> None:
-    """Raise ChangeRefused if there is no room for one of these changes."""
+    """Raise RequestRefused if there is no room for one of these changes."""
     for change in changes:
         try:
             catalog.check_room(change)
         except errors.Refused as refused:
-            raise ChangeRefused(refused.code, refused.text) from None
+            raise RequestRefused(refused.code, refused.text) from None
 
 
 def _check_place(catalog: Catalog, change: Change) -> None:
-    """Raise ChangeRefused if the virtual host or the user that a change is about is not there."""
+    """Raise RequestRefused if the virtual host or the user that a change is about is not there."""
     for field, there in (("vhost", catalog.vhosts), ("user", catalog.access.users)):
         name = getattr(change, field, None)
         if name is not None and name not in there:
-            raise ChangeRefused(ReplyCode.NOT_FOUND, f"no {field} '{name}': it was deleted meanwhile")
+            raise RequestRefused(ReplyCode.NOT_FOUND, f"no {field} '{name}': it was deleted meanwhile")
 
 
 def is_made(catalog: Catalog, change: Change) -> bool:

@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from qq.errors import ReplyCode
-from qq.http.view import ChangeRefused, Unavailable
+from qq.http.view import RequestRefused, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ PATIENCE_S = 1.5
 _POLL_S = 0.01
 
 
-class Leadership:
+class LeadershipTransfers:
     """The part of `qq.http.view.ManagementView` that is about leadership."""
 
     def __init__(self, group: Group) -> None:
@@ -45,7 +45,7 @@ class Leadership:
     async def transfer_leadership(self, to: str | None) -> str:
         """Have this node lead, or any but the one that leads; return who leads then.
 
-        Raises ChangeRefused if it could not lead, and then nothing has been done; Unavailable.
+        Raises RequestRefused if it could not lead, and then nothing has been done; Unavailable.
         """
         group = self._cluster
         former = await until(self.leader, PATIENCE_S)
@@ -70,7 +70,7 @@ class Leadership:
         raise Unavailable(f"{what}; {group.leader or 'nobody'} leads; try again")
 
     async def _check_possible(self, former: str, to: str | None) -> None:
-        """Raise ChangeRefused if this node, or if none is named nobody, could lead in place of the former leader."""
+        """Raise RequestRefused if this node, or if none is named nobody, could lead in place of the former leader."""
         group = self._cluster
         if to is None:
             flaw = "there is no other node" if len(group.members.names) == 1 else None
@@ -79,12 +79,12 @@ class Leadership:
             await until(lambda: group.statuses.why_not_lead(to) is None, PATIENCE_S)
             flaw = group.statuses.why_not_lead(to)
         if flaw is not None:
-            raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, f"{former} leads on: {flaw}")
+            raise RequestRefused(ReplyCode.PRECONDITION_FAILED, f"{former} leads on: {flaw}")
 
     def may_stop(self, node: str | None) -> Verdict:
         """Judge whether the cluster goes on when a node stops: the one of this name, or this one.
 
-        Raises ChangeRefused if there is no such node.
+        Raises RequestRefused if there is no such node.
         """
         if node is None:
             node = self._cluster.config.name
@@ -94,7 +94,7 @@ class Leadership:
     def _check_member(self, name: str) -> None:
         members = self._cluster.members.names
         if name not in members:
-            raise ChangeRefused(
+            raise RequestRefused(
                 ReplyCode.NOT_FOUND, f"{name!r} is no node of this cluster, which has {', '.join(members)}"
             )
 

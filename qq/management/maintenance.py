@@ -29,8 +29,8 @@ TOLD_AT_ONCE = 100
 """So many clients are told to go before other tasks run: some milliseconds of work."""
 
 
-class Maintenance:
-    """The maintenance of this node."""
+class ClientDrain:
+    """Has the clients of this node go while the cluster has it under maintenance."""
 
     def __init__(self, group: Group, broker: Broker, grace_s: float) -> None:
         self._group = group

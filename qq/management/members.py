@@ -17,7 +17,7 @@ from cluster.configuration import PeerAddress
 from cluster.handshake import HandshakeError
 from cluster.member_changes import Verb, not_before_upgrade
 from qq.errors import ReplyCode
-from qq.http.view import ChangeRefused, ClusterMember, ClusterMembers, NodeState, RemovedMember, Unavailable
+from qq.http.view import ClusterMember, ClusterMembers, NodeState, RemovedMember, RequestRefused, Unavailable
 from qq.management.leadership import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class MemberChanges:
     async def change_members(self, change: MemberChange, wait_s: float | None = None) -> None:
         """Have the members changed, and return when this node knows that they are; wait so long, or `CHANGE_S`.
 
-        Raises ChangeRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
+        Raises RequestRefused if that is not done; Unavailable if it is not done yet, and then it may be asked again.
         """
         if change.verb == Verb.FINISH_UPGRADE:
             change = change._replace(version=self._broker.machine.versions[1])
@@ -92,7 +92,7 @@ class MemberChanges:
             if self._is_done(change):
                 return
             if refusals:
-                raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, refusals[0])
+                raise RequestRefused(ReplyCode.PRECONDITION_FAILED, refusals[0])
             if left_s <= ASK_AGAIN_S:
                 raise Unavailable(self._why_not_done(change))
 
@@ -140,10 +140,10 @@ class MemberChanges:
     # What can be refused here: a leader refuses the rest
 
     async def _check(self, change: MemberChange) -> None:
-        """Raise ChangeRefused if the change cannot be made, or would do harm; Unavailable if not yet."""
+        """Raise RequestRefused if the change cannot be made, or would do harm; Unavailable if not yet."""
         if not self._configuration.cluster and change.verb != Verb.FINISH_UPGRADE:
             old = self._group.members.of_release_0_1
-            raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, not_before_upgrade(old))
+            raise RequestRefused(ReplyCode.PRECONDITION_FAILED, not_before_upgrade(old))
         match change.verb:
             case Verb.ADD:
                 await self._check_reachable(change.name, PeerAddress(change.host, change.port))
@@ -160,7 +160,7 @@ class MemberChanges:
                 pass
 
     async def _check_reachable(self, name: str, address: PeerAddress) -> None:
-        """Raise Unavailable if nobody answers at the address of a new member, and ChangeRefused if that is not it.
+        """Raise Unavailable if nobody answers at the address of a new member, and RequestRefused if that is not it.
 
         The cluster would wait for a mistake.
         """
@@ -168,7 +168,7 @@ class MemberChanges:
             async with asyncio.timeout(REACH_S):
                 await self._reach(name, address)
         except HandshakeError as error:
-            raise ChangeRefused(
+            raise RequestRefused(
                 ReplyCode.PRECONDITION_FAILED, f"{name} is not at {address}, and nothing is changed: {error}"
             ) from None
         except TimeoutError:
@@ -183,20 +183,20 @@ class MemberChanges:
         )
 
     async def _known(self, name: str) -> Member:
-        """The member of this name; it may have been added a moment ago. Raises ChangeRefused."""
+        """The member of this name; it may have been added a moment ago. Raises RequestRefused."""
         member = await until(lambda: self._configuration.member(name), PATIENCE_S)
         if member is None:
             names = ", ".join(member.name for member in self._configuration.members)
-            raise ChangeRefused(ReplyCode.NOT_FOUND, f"there is no member {name!r}; the members are {names}")
+            raise RequestRefused(ReplyCode.NOT_FOUND, f"there is no member {name!r}; the members are {names}")
         return member
 
 
 async def _check_verdict(judge: Callable[[], Verdict]) -> None:
-    """Raise ChangeRefused if the verdict is no, and stays so for a moment: what is known may be a second old."""
+    """Raise RequestRefused if the verdict is no, and stays so for a moment: what is known may be a second old."""
     await until(lambda: judge().is_safe, PATIENCE_S)
     verdict = judge()
     if not verdict.is_safe:
-        raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, verdict.text)
+        raise RequestRefused(ReplyCode.PRECONDITION_FAILED, verdict.text)
 
 
 def _shown(

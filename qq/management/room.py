@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qq.errors import ReplyCode
-from qq.http.view import ChangeRefused
+from qq.http.view import RequestRefused
 from qq.machine import arguments as args
 from qq.machine import commands as c
 from qq.machine import errors
@@ -50,7 +50,7 @@ class Room:
         }
 
     def change(self, change: Change) -> None:
-        """Claim what an operator's change makes new. Raises ChangeRefused."""
+        """Claim what an operator's change makes new. Raises RequestRefused."""
         catalog, access = self._catalog, self._catalog.access
         match change:
             case c.PutVhost(name) if name not in catalog.vhosts:
@@ -73,11 +73,11 @@ class Room:
                 pass
 
     def declaration(self, vhost: str, declaration: Declaration) -> None:
-        """Claim what a declaration makes new, in the order of the declarations. Raises ChangeRefused."""
+        """Claim what a declaration makes new, in the order of the declarations. Raises RequestRefused."""
         try:
             self._check(vhost, declaration)
         except errors.Refused as refused:
-            raise ChangeRefused(refused.code, refused.text) from None
+            raise RequestRefused(refused.code, refused.text) from None
         known, arguments = self._vhost(vhost), {}
         match declaration:
             case c.DeclareQueue(name=name) if name not in known.queues:
@@ -160,7 +160,7 @@ class Room:
             return
         claimed = self._claimed[name, where] = self._claimed.get((name, where), 0) + amount
         if limit is not None and there + claimed > limit:
-            raise ChangeRefused(
+            raise RequestRefused(
                 ReplyCode.PRECONDITION_FAILED, f"limit {name} ({limit}) of {where} would be exceeded"
             )
 

@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from qq.errors import ReplyCode
-from qq.http.view import AckMode, ChangeRefused, Message, Unavailable
+from qq.http.view import AckMode, Message, RequestRefused, Unavailable
 from qq.machine import commands as c
 from qq.machine.codec import check_command
 from qq.machine.effects import GetOk
@@ -81,7 +81,7 @@ async def until_applied(
     return applied.result()
 
 
-class _Connection:
+class _OperatorConnection:
     """A connection without a socket. Operators see it like any other, and it counts for the limits of its user."""
 
     protocol, peer_host, peer_port, channel_count = "HTTP", "", 0, 1
@@ -127,7 +127,7 @@ class _OperatorSession:
     waits_for_answer = False
     """Never true: it is asked after a snapshot, about answers to cancellations, and nothing is cancelled here."""
 
-    def __init__(self, session: int, connection: _Connection) -> None:
+    def __init__(self, session: int, connection: _OperatorConnection) -> None:
         self.session = session
         self.connection = connection
         self.results: list[Result] = []
@@ -163,7 +163,7 @@ class RequestSession:
 
     def __init__(self, broker: Broker, vhost: str, user: str) -> None:
         self._broker = broker
-        self._connection = _Connection(broker.new_id(), vhost, user)
+        self._connection = _OperatorConnection(broker.new_id(), vhost, user)
         self._session = _OperatorSession(broker.new_id(), self._connection)
 
     async def __aenter__(self) -> Self:
@@ -178,13 +178,13 @@ class RequestSession:
         self._broker.connection_closed(self._connection)
 
     async def ask(self, commands: Sequence[Declaration | c.Get]) -> list[Result]:
-        """Have commands carried out; session and connection are filled in. Raises ChangeRefused, Unavailable."""
+        """Have commands carried out; session and connection are filled in. Raises RequestRefused, Unavailable."""
         results, before = self._session.results, len(self._session.results)
         mine = [self._own(command) for command in commands]
         await until_applied(self._broker, mine, lambda: None, self._connection.lane)
         failure = self._connection.failure or self._session.failure
         if failure is not None:
-            raise ChangeRefused(ReplyCode(failure.code), failure.text, len(results))
+            raise RequestRefused(ReplyCode(failure.code), failure.text, len(results))
         if len(results) < before + len(commands):
             raise Unavailable("the node was away from its cluster; it may be done, or not")
         return results[before:]
@@ -196,7 +196,7 @@ class RequestSession:
         return command._replace(**ids)
 
     async def get(self, queue: str, count: int, ack_mode: AckMode) -> list[Message]:
-        """Take up to `count` messages and settle them as `ack_mode` says. Raises ChangeRefused, Unavailable."""
+        """Take up to `count` messages and settle them as `ack_mode` says. Raises RequestRefused, Unavailable."""
         got: list[GetOk] = []
         messages: list[Message] = []
         size = 0

@@ -47,7 +47,7 @@ class Unconfirmed(Protocol):
         ...
 
 
-class Outcome(Enum):
+class PartOutcome(Enum):
     """What became of a part that a batch was to take."""
 
     TAKEN = 0

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from qq.machine.commands import Settlement
     from qq.machine.costs import Costs
-    from qq.sessions.batch import Batch, Outcome, Payer
+    from qq.sessions.batch import Batch, PartOutcome, Payer
 
 QUANTUM = 500
 """Cost in steps that a lane is served before it is looked whether another one is next: a tenth of a batch."""
@@ -32,7 +32,7 @@ AHEAD = 5_000
 class Part(Protocol):
     """Something that waits in a lane until a batch takes it in."""
 
-    def take(self, batch: Batch, lane: Lane, costs: Costs, /) -> Outcome:
+    def take(self, batch: Batch, lane: Lane, costs: Costs, /) -> PartOutcome:
         """Have the batch take it in, or as much of it as there is room for."""
         ...
 

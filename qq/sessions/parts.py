@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qq.machine.commands import Enqueue, Publish
 from qq.machine.costs import COMMIT_STEPS, SETTLED_STEPS, TRANSACTION_STEPS_MAX, Price
 from qq.machine.limits import table_bytes
-from qq.sessions.batch import Outcome
+from qq.sessions.batch import PartOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,11 +47,11 @@ class Asked:
         self._steps = 0
         """Its price in steps, once `price` has found it."""
 
-    def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+    def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
         if not batch.has_room(self.price(costs), self.size):
-            return Outcome.NO_ROOM
+            return PartOutcome.NO_ROOM
         self.add_to(batch, lane)
-        return Outcome.TAKEN
+        return PartOutcome.TAKEN
 
     def price(self, costs: Costs) -> int:
         """Find its price in steps as of now: what the command is about may have grown while it waited."""
@@ -68,9 +68,9 @@ class Callback(NamedTuple):
 
     call: Callable[[], None]
 
-    def take(self, batch: Batch, _lane: Lane, _costs: Costs) -> Outcome:
+    def take(self, batch: Batch, _lane: Lane, _costs: Costs) -> PartOutcome:
         batch.callbacks.append(self.call)
-        return Outcome.TAKEN
+        return PartOutcome.TAKEN
 
 
 class OpenSettlement:
@@ -93,13 +93,13 @@ class OpenSettlement:
         self._steps += SETTLED_STEPS[self._kind]
         return True
 
-    def take(self, batch: Batch, lane: Lane, _costs: Costs) -> Outcome:
+    def take(self, batch: Batch, lane: Lane, _costs: Costs) -> PartOutcome:
         if not batch.has_room(self._steps, COMMAND_BYTES):
-            return Outcome.NO_ROOM
+            return PartOutcome.NO_ROOM
         lane.settlements.clear()
         command = self._kind(self._consumer, self._first, self._last)
         batch.add(lane, command, self._steps, COMMAND_BYTES)
-        return Outcome.TAKEN
+        return PartOutcome.TAKEN
 
 
 class OpenEnqueue:
@@ -171,39 +171,39 @@ class OpenEnqueue:
         self._bytes += size
         return size
 
-    def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+    def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
         if self._is_looked_into(costs):
             return self._take_one_by_one(batch, lane, costs)
         price = self._price_together(costs)
         if price is None:
-            return Outcome.PUT_OFF
+            return PartOutcome.PUT_OFF
         messages = self.messages
         steps = price.of(len(messages))
         if batch.fits(steps, self._bytes):
             self._go(batch, lane, len(messages), steps, self._bytes)
-            return Outcome.TAKEN
+            return PartOutcome.TAKEN
         count, size = 1, self._beside + MESSAGE_BYTES + len(messages[0])
         if not batch.has_room(price.of(1), size):
-            return Outcome.NO_ROOM
+            return PartOutcome.NO_ROOM
         for message in islice(messages, 1, None):
             next_size = size + MESSAGE_BYTES + len(message)
             if not batch.fits(price.of(count + 1), next_size):
                 break
             count, size = count + 1, next_size
         self._go(batch, lane, count, price.of(count), size)
-        return Outcome.NO_ROOM if self.messages else Outcome.TAKEN
+        return PartOutcome.NO_ROOM if self.messages else PartOutcome.TAKEN
 
-    def _take_one_by_one(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+    def _take_one_by_one(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
         """Have the batch take messages by one price each: published alike, they may still go different ways."""
-        outcome, count, steps = Outcome.TAKEN, 0, 0
+        outcome, count, steps = PartOutcome.TAKEN, 0, 0
         size = self._beside
         for message in self.messages:
             if count == len(self._priced) and not self._price_next(costs):
-                outcome = Outcome.PUT_OFF
+                outcome = PartOutcome.PUT_OFF
                 break
             next_steps, next_size = steps + self._priced[count], size + MESSAGE_BYTES + len(message)
             if not (batch.fits if count else batch.has_room)(next_steps, next_size):
-                outcome = Outcome.NO_ROOM
+                outcome = PartOutcome.NO_ROOM
                 break
             count, steps, size = count + 1, next_steps, next_size
         if count:
@@ -293,23 +293,23 @@ class OpenCommit:
         """How many parts have their price in `_steps`."""
         self.size = sum(part.size for part in self._parts)
 
-    def take(self, batch: Batch, lane: Lane, costs: Costs) -> Outcome:
+    def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
         while self._priced < len(self._parts):
             steps = None if costs.looked_enough else self._parts[self._priced].price(costs)
             if steps is None:
-                return Outcome.PUT_OFF
+                return PartOutcome.PUT_OFF
             self._priced += 1
             self._steps += steps
             costs.looked += steps  # it may be refused, and then nothing else counts for it
             if self._steps > TRANSACTION_STEPS_MAX:
                 self._refuse(self, self._steps)
-                return Outcome.REFUSED
+                return PartOutcome.REFUSED
         if not batch.has_room(self._steps, self.size):
-            return Outcome.NO_ROOM
+            return PartOutcome.NO_ROOM
         for part in self._parts:
             part.add_to(batch, lane)
         batch.steps += COMMIT_STEPS * (len(self._parts) - 1)
-        return Outcome.TAKEN
+        return PartOutcome.TAKEN
 
 
 def bytes_of_messages(messages: Sequence[bytes]) -> int:

@@ -23,7 +23,7 @@ from cluster.histogram import Histogram
 from qq.machine.codec import check_command
 from qq.machine.commands import Commit, Credit
 from qq.machine.costs import BATCH_STEPS_MAX
-from qq.sessions.batch import BATCH_BYTES_MAX, Batch, Outcome
+from qq.sessions.batch import BATCH_BYTES_MAX, Batch, PartOutcome
 from qq.sessions.lanes import QUANTUM, Lane, Lanes
 from qq.sessions.parts import (
     COMMAND_BYTES,
@@ -304,28 +304,28 @@ class Submissions:
         """Make a batch of what is next; returns with it the lanes that were put off to the next turn."""
         batch, lanes, costs = Batch(), self._lanes, self._machine.costs
         put_off: list[Lane] = []
-        outcome = Outcome.TAKEN
-        while lanes and not batch.is_full and outcome is not Outcome.NO_ROOM:
+        outcome = PartOutcome.TAKEN
+        while lanes and not batch.is_full and outcome is not PartOutcome.NO_ROOM:
             lane, before = lanes.next(), batch.cost + costs.looked
             outcome = self._serve(lane, batch)
             cost = batch.cost + costs.looked - before
-            if outcome is Outcome.PUT_OFF:
+            if outcome is PartOutcome.PUT_OFF:
                 lane.time += cost
                 put_off.append(lane)
             else:
                 lanes.give_back(lane, cost)
-        self._is_behind = batch.is_full or outcome is Outcome.NO_ROOM
+        self._is_behind = batch.is_full or outcome is PartOutcome.NO_ROOM
         return batch, put_off
 
-    def _serve(self, lane: Lane, batch: Batch) -> Outcome:
+    def _serve(self, lane: Lane, batch: Batch) -> PartOutcome:
         """Move a lane's parts into the batch, until one cannot be taken or the lane has had its share (QUANTUM)."""
         parts, costs, until = lane.parts, self._machine.costs, batch.cost + QUANTUM
         while parts and batch.cost < until:
             outcome = parts[0].take(batch, lane, costs)
-            if outcome in (Outcome.NO_ROOM, Outcome.PUT_OFF):
+            if outcome in (PartOutcome.NO_ROOM, PartOutcome.PUT_OFF):
                 return outcome
             parts.popleft()
-        return Outcome.TAKEN
+        return PartOutcome.TAKEN
 
     def _submit(self, batch: Batch) -> None:
         sequence = self._log.submit(batch.payload(), batch.steps // WEIGHT_STEPS)

@@ -10,7 +10,7 @@ import pytest
 from lone_broker import LoneBroker
 
 from cluster.applying import Expelled
-from qq.http.view import ChangeRefused, Unavailable
+from qq.http.view import RequestRefused, Unavailable
 from qq.machine.commands import DeleteVhost, PutPolicy, PutUser, PutVhost
 from qq.management.changes import Changes, is_made
 
@@ -44,7 +44,7 @@ def test_what_goes_with_its_virtual_host_was_not_made(broker: LoneBroker) -> Non
     vhost = PutVhost("v", "", [], "")
     told = broker.await_on_loop(outcomes(broker, vhost, policy(1, "v"), DeleteVhost("v")))
     assert told[::2] == [None, None] or isinstance(told[0], Unavailable)
-    assert isinstance(told[1], ChangeRefused)
+    assert isinstance(told[1], RequestRefused)
     assert "no vhost 'v': it was deleted meanwhile" in told[1].explanation
 
 

@@ -25,7 +25,7 @@ from chaos.live.command import (
     without_password,
 )
 from chaos.live.nemesis import GROUPS, UPGRADE
-from chaos.live.run import Options, Outcome, plan_of
+from chaos.live.run import Options, RunResult, plan_of
 from chaos.pipeline import job
 from chaos.workloads.catalog import WORKLOADS, chosen
 from chaos.workloads.messages import Delivery, arrived, body_of
@@ -221,10 +221,10 @@ def test_a_run_passes_if_it_went_as_planned_and_every_promise_was_kept(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def run(options: Options) -> Outcome:
+    async def run(options: Options) -> RunResult:
         assert options.seed == 7
         assert options.command == "python -m chaos run --seed 7"
-        return Outcome(tmp_path, problems)
+        return RunResult(tmp_path, problems)
 
     verdict = job.Verdict(valid=valid, error=None if valid else "it recorded nothing")
     monkeypatch.setattr("chaos.live.command.run", run)
@@ -241,9 +241,9 @@ def test_a_seed_that_chance_has_chosen_is_printed(
 ) -> None:
     given: list[Options] = []
 
-    async def run(options: Options) -> Outcome:
+    async def run(options: Options) -> RunResult:
         given.append(options)
-        return Outcome(tmp_path, [])
+        return RunResult(tmp_path, [])
 
     monkeypatch.setattr("chaos.live.command.run", run)
     for _ in range(2):

@@ -15,7 +15,6 @@ from cluster.member_changes import MemberChange, Verb
 from qq.errors import ReplyCode, StartError
 from qq.http.app import build_app, listen
 from qq.http.view import (
-    ChangeRefused,
     ClusterMember,
     ClusterMembers,
     ClusterStatus,
@@ -23,6 +22,7 @@ from qq.http.view import (
     NodeStatus,
     QueueStatus,
     RemovedMember,
+    RequestRefused,
     Unavailable,
 )
 
@@ -80,7 +80,7 @@ class Management:
 
     async def transfer_leadership(self, to: str | None) -> str:
         if to == "n9":
-            raise ChangeRefused(ReplyCode.NOT_FOUND, "'n9' is no node of this cluster")
+            raise RequestRefused(ReplyCode.NOT_FOUND, "'n9' is no node of this cluster")
         if to == "n3":
             await asyncio.sleep(1.5)
         return to or "n2"
@@ -98,7 +98,7 @@ class Management:
             self._has_been_asked = True
             raise Unavailable("n5 has not come yet")
         if change.name == "n6":
-            raise ChangeRefused(ReplyCode.PRECONDITION_FAILED, "n6 stays a voter")
+            raise RequestRefused(ReplyCode.PRECONDITION_FAILED, "n6 stays a voter")
         if change.name == "n1" and change.verb == Verb.REMOVE:
             os._exit(1)
 

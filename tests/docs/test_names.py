@@ -151,7 +151,7 @@ def known_settings() -> dict[str, set[str]]:
     """The keys of each section, as reading a file asks for them."""
     document = {"cluster": {"secret": "x" * 16}, "node": {"name": "n1", "data_dir": "."}}
     node = {"name": "n1", "host": "h", "peer_port": 1, "amqp_port": 2, "http_port": 3}
-    reader = config._Reader(Path("node.toml"), document | {"nodes": [node]}, {})
+    reader = config._SettingsReader(Path("node.toml"), document | {"nodes": [node]}, {})
     config._read(reader)
     known = {section: set(keys) for section, keys in reader._known.items()}
     for section, keys in {"tls": ("cert", "key", "ca"), "peer_tls": ("cert", "key", "ca")}.items():

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from qq.http import requests
 from qq.http.large import read_large_object
-from qq.http.view import ChangeRefused, Unavailable
+from qq.http.view import RequestRefused, Unavailable
 from qq.machine import limits
 from qq.machine.commands import (
     BindExchange,
@@ -585,7 +585,7 @@ def test_a_virtual_host_that_goes_meanwhile_is_told_with_what_was_taken_over(
     node: Machine, monkeypatch: pytest.MonkeyPatch, done: int
 ) -> None:
     async def declare(*_: Any) -> None:
-        raise ChangeRefused(530, "vhost '/' is deleted", done)
+        raise RequestRefused(530, "vhost '/' is deleted", done)
 
     monkeypatch.setattr(node.management, "declare", declare)
     body = {"users": [{"name": "ann", "tags": ""}], "queues": queues(2)}
@@ -601,7 +601,7 @@ def test_room_that_was_taken_meanwhile_is_told_with_what_was_taken_over(
 
     async def change_some(*changes: Any) -> None:
         if isinstance(changes[0], PutPolicy):
-            raise ChangeRefused(406, "limit max-policies (1) of vhost '/' is reached")
+            raise RequestRefused(406, "limit max-policies (1) of vhost '/' is reached")
         await change(*changes)
 
     monkeypatch.setattr(node.management, "change", change_some)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from chaos.live.cluster import Link
+    from chaos.live.cluster import ProxyStream
 
 pytestmark = [pytest.mark.xdist_group("live"), pytest.mark.timeout(120)]
 
@@ -29,7 +29,7 @@ def bodies(count: int) -> list[bytes]:
     return [b"message %d" % number for number in range(count)]
 
 
-def links_of(cluster: LiveCluster, name: str) -> list[Link]:
+def links_of(cluster: LiveCluster, name: str) -> list[ProxyStream]:
     pairs = [pair for pair in permutations(cluster.names, 2) if name in pair]
     return [link for pair in pairs for link in cluster.links(*pair)]
 
