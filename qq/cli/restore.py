@@ -213,7 +213,7 @@ def _time_of(entry: bytes) -> int | None:
 def _lines(group: Path, survivor: _Survivor) -> Generator[str]:
     identity, owner = survivor.identity, survivor.identity.owner
     yield f"directory        {group}"
-    names = f" ({', '.join(identity.names)})" if identity.names else ""
+    names = f" ({', '.join(identity.members)})" if identity.members else ""
     version = identity.machine_version
     yield f"it is of         node {owner.node} of cluster {owner.cluster}{names}, state version {version}"
     when = "" if survivor.last_time_ms is None else f", made at {describe_time(survivor.last_time_ms)}"
