@@ -8,18 +8,21 @@
 #   make sim SEEDS=100000                the simulation, for the night
 #   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
-#   make bench ARGS="--only drain" CONNECTIONS="--idle 1000" RECOVERY="--messages 1000000 --singles 0"
-#              UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0" FAILOVER="--repeat 1 --busy 0"
-#              CHECKER="--rows 1000000"
+#   make bench ARGS="--only drain" LATENCY="--repeat 1" BUDGET="--follower" DEAREST="--repeat 1" CONNECTIONS="--idle 1000"
+#              RECOVERY="--messages 1000000 --singles 0" UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0"
+#              FAILOVER="--repeat 1 --busy 0" CHECKER="--rows 1000000"
+#   make setup PYTHON=python3.13         another interpreter than python3
 
 PYTHON ?= python3
 TESTS ?= tests
 SEEDS ?= 1000
 SECONDS ?= 60
 ARGS ?=
+LATENCY ?=
+BUDGET ?=
+DEAREST ?=
 CONNECTIONS ?=
 RECOVERY ?=
-DEAREST ?=
 UPKEEP ?=
 MEMBERS ?=
 FAILOVER ?=

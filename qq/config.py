@@ -113,7 +113,7 @@ class ClientTls:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class NodeLimits:
     """Bounds, each to be set as `[limits] name`; all are above zero, but for those in `_MAY_BE_ZERO`."""
 
     connection_max: int = 0
@@ -273,7 +273,7 @@ class NodeConfig:
     election_timeout_max_s: float = 2.0
     heartbeat_s: float = 0.1
 
-    limits: Limits = Limits()
+    limits: NodeLimits = NodeLimits()
     tls: ClientTls | None = None
     peer_tls: TlsFiles | None = None
 
@@ -511,11 +511,11 @@ class _SettingsReader:
             raise self._error(section, key, f"must be a whole number {what}")
         return value
 
-    def limits(self) -> Limits:
+    def limits(self) -> NodeLimits:
         values: dict[str, Any] = {
-            limit.name: self._limit(limit.name, limit.default) for limit in fields(Limits)
+            limit.name: self._limit(limit.name, limit.default) for limit in fields(NodeLimits)
         }
-        return Limits(**values)
+        return NodeLimits(**values)
 
     def _limit(self, name: str, default: Any) -> float:
         if isinstance(default, int):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qq.errors import StartError
 
 if TYPE_CHECKING:
-    from qq.config import Limits
+    from qq.config import NodeLimits
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +52,13 @@ def allow_all() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def shares(limits: Limits) -> Shares:
+def shares(limits: NodeLimits) -> Shares:
     """Share out what the limit of this process allows. Raises StartError if that is too little for any node."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return shares_of(sys.maxsize if files == resource.RLIM_INFINITY else files, limits)
 
 
-def shares_of(files: int, limits: Limits) -> Shares:
+def shares_of(files: int, limits: NodeLimits) -> Shares:
     """Share out so many files. Raises StartError if they are too few."""
     if files < LEAST:
         raise StartError(

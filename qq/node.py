@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.peers import MemberStatus
-    from qq.config import Limits, NodeAddress, NodeConfig, Seed
+    from qq.config import NodeAddress, NodeConfig, NodeLimits, Seed
     from qq.http.view import ClusterMember
     from qq.sessions.login import Attempt
 
@@ -628,7 +628,7 @@ def _node_status(status: MemberStatus, member: ClusterMember) -> NodeStatus:
     )
 
 
-def _http_limits(limits: Limits, connections: int) -> HttpLimits:
+def _http_limits(limits: NodeLimits, connections: int) -> HttpLimits:
     return HttpLimits(
         connections=connections,
         requests=limits.http_request_max or connections // 2,

@@ -15,9 +15,9 @@ from qq.config import (
     _MOST,
     ClientTls,
     ConfigError,
-    Limits,
     NodeAddress,
     NodeConfig,
+    NodeLimits,
     Seed,
     load,
     read_secrets,
@@ -84,7 +84,7 @@ def test_a_short_file_is_completed_with_the_defaults(file: Path) -> None:
         2.0,
         0.1,
     )
-    assert config.limits == Limits()
+    assert config.limits == NodeLimits()
     assert config.peer_addresses == "log"
     assert config.peer_tls is None
     assert config.tls is None
@@ -316,11 +316,11 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("limit", [limit.name for limit in fields(Limits)])
+@pytest.mark.parametrize("limit", [limit.name for limit in fields(NodeLimits)])
 def test_every_limit_can_be_set_and_is_above_zero(file: Path, limit: str) -> None:
     value = VALUES.get(limit, 7)
     config = loaded(file, GOOD + f"[limits]\n{limit} = {value}\n")
-    assert config.limits == replace(Limits(), **{limit: value})
+    assert config.limits == replace(NodeLimits(), **{limit: value})
     if limit not in _MAY_BE_ZERO:
         assert refusal(file, GOOD + f"[limits]\n{limit} = 0\n").endswith("above zero")
 

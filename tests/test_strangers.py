@@ -19,7 +19,7 @@ from aiohttp import ClientSession, encode_basic_auth
 
 from qq import testing
 from qq.cli.layout import PEER_PORT_OFFSET
-from qq.config import Limits
+from qq.config import NodeLimits
 from qq.descriptors import LEAST, OWN, Shares, shares_of
 from qq.errors import StartError
 from qq.testing import ClusterNode, LocalCluster
@@ -206,9 +206,9 @@ def test_a_node_with_far_too_few_files_says_so_in_one_line(tmp_path: Path) -> No
 @pytest.mark.parametrize("files", [LEAST, 257, 1024, 4096, 65_536, 1_048_576])
 def test_all_connections_together_leave_a_node_its_own_files(files: int) -> None:
     for limits in (
-        Limits(),
-        Limits(connection_max=10**7, http_connection_max=10**7, strangers_max=10**7),
-        Limits(connection_max=1, http_connection_max=1, strangers_max=1),
+        NodeLimits(),
+        NodeLimits(connection_max=10**7, http_connection_max=10**7, strangers_max=10**7),
+        NodeLimits(connection_max=1, http_connection_max=1, strangers_max=1),
     ):
         clients, strangers, http = shares_of(files, limits)
         assert clients + 2 * http <= files - OWN
@@ -217,7 +217,7 @@ def test_all_connections_together_leave_a_node_its_own_files(files: int) -> None
 
 
 def test_the_shares_of_usual_limits() -> None:
-    assert shares_of(1024, Limits()) == Shares(clients=666, strangers=333, http=83)
-    assert shares_of(65_536, Limits()) == Shares(clients=64_832, strangers=512, http=256)
+    assert shares_of(1024, NodeLimits()) == Shares(clients=666, strangers=333, http=83)
+    assert shares_of(65_536, NodeLimits()) == Shares(clients=64_832, strangers=512, http=256)
     with pytest.raises(StartError):
-        shares_of(LEAST - 1, Limits())
+        shares_of(LEAST - 1, NodeLimits())

@@ -103,6 +103,15 @@ def test_continuous_integration_can_be_run() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
+def test_what_the_makefile_may_be_given_has_a_value_there_and_is_explained_in_its_head() -> None:
+    text = (ROOT / "Makefile").read_text()
+    head = text.partition("\n\n")[0]
+    given, own = (set(re.findall(rf"^([A-Z]+) {sign} ?", text, re.MULTILINE)) for sign in (r"\?=", ":="))
+    of_make = {"CURDIR", "MAKE"}
+    assert set(re.findall(r"\$\(([A-Z]+)\)", text)) - own - of_make == given
+    assert {name for name in given if f"{name}=" not in head} == set()
+
+
 def test_no_two_classes_of_the_broker_and_its_cluster_have_one_name() -> None:
     """Nor have private ones: whoever reads a name, or looks for it, finds one thing."""
     places: dict[str, list[str]] = {}

@@ -273,14 +273,14 @@ class _Background:
         try:
             while not self._stopped.is_set():
                 begun_s = self.begun_s = time.monotonic()
-                self.turn()
+                self.act()
                 self.begun_s = None
                 self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
                 self._stopped.wait(self.interval_s())
         except (Violation, OSError, http.client.HTTPException) as error:
             self._error = error
 
-    def turn(self) -> None:
+    def act(self) -> None:
         raise NotImplementedError
 
     def interval_s(self) -> float:
@@ -297,7 +297,7 @@ class _Pulse(_Background):
     def __str__(self) -> str:
         return f"/livez of {self._node.name}"
 
-    def turn(self) -> None:
+    def act(self) -> None:
         connection = http.client.HTTPConnection(HOST, self._node.http_port, timeout=PATIENCE_S)
         try:
             connection.request("GET", "/livez")
@@ -330,7 +330,7 @@ class HonestPublisher(_Background):
     def __str__(self) -> str:
         return f"the honest publisher to {self._queue}"
 
-    def turn(self) -> None:
+    def act(self) -> None:
         numbers = range(self.confirmed, self.confirmed + HONEST_BATCH)
         self._client.send(
             b"".join(publish("", self._queue, b"%d" % number, **PROPERTIES) for number in numbers)

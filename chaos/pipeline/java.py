@@ -3,7 +3,7 @@
     python -m chaos.pipeline.java             prints its home directory
     python -m chaos.pipeline.java --install   brings one first if there is none
 
-Looked for in this order: JAVA_HOME, PATH, the tool directory (tools.py). Not here: starting Spark (session.py).
+Looked for in this order: JAVA_HOME, PATH, the tool directory (tools.py). Not here: starting Spark (spark.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Reads meta.json and history/ of a run directory, decides whether a promise was broken, writes verdict.json and tables/.
 
 Lives here: files, the order of the jobs, the verdict. Not here: what a promise means (transforms/), Spark itself
-(session.py).
+(spark.py).
 
 Law: what cannot be judged is not valid. A line that is no row, rows that are missing, a run that recorded nothing and a
 Spark that fails are errors of the verdict, each a line. Nor is a run that went otherwise than planned.
@@ -30,7 +30,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chaos.history import SUFFIX
 from chaos.pipeline.schemas import BLOCK, BROKEN, FILE, HISTORY, PLACE, QUEUES, REACH
-from chaos.pipeline.session import (
+from chaos.pipeline.spark import (
     FAILURES,
     LOCAL,
     QUICK,

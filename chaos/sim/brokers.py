@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from chaos.sim.cluster import SimulatedNode
     from chaos.sim.world import World
     from cluster.ports import Buffer
-    from qq.config import Limits
+    from qq.config import NodeLimits
     from qq.machine.machine import QueueMachine
 
 USER, PASSWORD = "guest", "guest"
@@ -60,7 +60,7 @@ class Brokers(NodeEvents):
         self,
         world: World,
         submit: Callable[[SimulatedNode, Sequence[Buffer]], int],
-        limits: Limits,
+        limits: NodeLimits,
         *,
         have_users: bool = True,
     ) -> None:

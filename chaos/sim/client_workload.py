@@ -17,7 +17,7 @@ from chaos.sim.brokers import Brokers
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.workload import Submitters
 from chaos.sim.world import WorldClock
-from qq.config import Limits
+from qq.config import NodeLimits
 from qq.stored.layout import frame_stop
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class ClientWorkload(Submitters):
         timeout_ms = world.random("limits").choice(PUBLISH_TIMEOUTS_MS)
         super().__init__(checks)
         # When all clocks jump, every delivery would be out for too long.
-        limits = Limits(write_buffer_bytes=16_384, publish_timeout_ms=timeout_ms, consumer_timeout_ms=0)
+        limits = NodeLimits(write_buffer_bytes=16_384, publish_timeout_ms=timeout_ms, consumer_timeout_ms=0)
         self.brokers = Brokers(world, self.submit, limits)
         self.history = KeptRows(WorldClock(world))
         self._amqp_clients = [

@@ -8,7 +8,7 @@ Law: as in world.py, what is asked for first happens first; a run is a function 
 from __future__ import annotations
 
 import asyncio
-from asyncio import events
+from asyncio.events import _set_running_loop  # exported for loops like this one
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,10 +24,19 @@ ENDINGS_MAX = 10
 """How often a task may wait for something more while it is cancelled."""
 
 
+class _Handle(asyncio.TimerHandle):
+    """A callback that is run as asyncio runs its own: in its context, and what it raises goes to the loop's handler."""
+
+    __slots__ = ()
+
+    def run(self) -> None:
+        self._run()
+
+
 class SimulatedLoop(asyncio.AbstractEventLoop):
     def __init__(self, world: World) -> None:
         self._world = world
-        self._last: deque[asyncio.Handle] | None = None
+        self._last: deque[_Handle] | None = None
         """What has to be called yet, once the world has stopped."""
 
     def run(self, main: Coroutine[Any, Any, T], until_s: float) -> T:
@@ -60,7 +69,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(self.time(), callback, args, self, context)
         if self._last is None:
             self._world.after(0.0, partial(self._run, handle))
         else:
@@ -75,22 +84,22 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = _Handle(when, callback, args, self, context)
         self._world.at(max(when, self.time()), partial(self._run, handle))
         return handle
 
-    def _run(self, handle: asyncio.Handle) -> None:
+    def _run(self, handle: _Handle) -> None:
         if self._last is None:
             self._call(handle)
 
-    def _call(self, handle: asyncio.Handle) -> None:
+    def _call(self, handle: _Handle) -> None:
         if handle.cancelled():
             return
-        events._set_running_loop(self)
+        _set_running_loop(self)
         try:
-            handle._run()
+            handle.run()
         finally:
-            events._set_running_loop(None)
+            _set_running_loop(None)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """A cancelled timer is left where it is."""

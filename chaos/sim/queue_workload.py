@@ -33,7 +33,7 @@ from chaos.sim.tenants import Tenants
 from chaos.sim.watched import TAG
 from chaos.sim.workload import ActingClient, Workload
 from cluster.log.segment import CorruptJournal
-from qq.config import Limits
+from qq.config import NodeLimits
 from qq.machine.codec import encode_batch
 from qq.machine.commands import (
     BindQueue,
@@ -631,7 +631,7 @@ class QueueWorkload(Workload[QueueClient]):
     def __init__(self, world: World, checks: Checks, options: Options, oracle: QueueOracle) -> None:
         super().__init__(world, checks, options)
         self.oracle = oracle
-        self.brokers = Brokers(world, self.submit, Limits(), have_users=False)
+        self.brokers = Brokers(world, self.submit, NodeLimits(), have_users=False)
         self.arguments = draw_queues(world.random("queues"))
         """Arguments of each queue."""
         self.has_features = any(self.arguments.values())

@@ -29,7 +29,7 @@ from chaos.workloads import catalog
 from chaos.workloads.pika_transport import PikaTransport
 from chaos.workloads.transport import Endpoint
 from cluster.log.hardstate import Standing
-from qq.config import Limits
+from qq.config import NodeLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ def record(
     """Carry out a run; its directory has the history and meta.json then. What went otherwise than planned."""
     scene = Scene(seed, options, parts)
     submitters = Submitters(scene.checks)
-    brokers = Brokers(scene.world, submitters.submit, Limits())
+    brokers = Brokers(scene.world, submitters.submit, NodeLimits())
     scene.cluster.events += [submitters, brokers]
     transport = PikaTransport(USER, PASSWORD, partial(SimulatedConnection, brokers))
     plan = Plan(catalog.chosen(workloads), seed, RATE, PEACE_S, QUIET_S)

@@ -230,7 +230,7 @@ class Publisher(ConnectingClient):
 class Consumer(ConnectingClient):
     """Consumes one queue; settles each message as `settling` says, after `delay_s`.
 
-    With `turn_s`, it cancels itself after some time between these two, and begins anew.
+    With `period_s`, it cancels itself after some time between these two, and begins anew.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Consumer(ConnectingClient):
         prefetch: int = PREFETCH,
         settling: Callable[[Arrived], Settling] = lambda _: "ack",
         delay_s: float = 0.0,
-        turn_s: tuple[float, float] | None = None,
+        period_s: tuple[float, float] | None = None,
         pinned: bool = False,
     ) -> None:
         super().__init__(world, name, home, pinned=pinned)
@@ -254,17 +254,17 @@ class Consumer(ConnectingClient):
         self._prefetch = prefetch
         self._settling = settling
         self._delay_s = delay_s
-        self._turn_s = turn_s
+        self._period_s = period_s
         self._settlements: dict[asyncio.Task[None], None] = {}
 
     async def work(self, link: Link) -> None:
         channel = await link.open_channel(prefetch=self._prefetch)
         for number in count(1):
-            await self._take_turn(link, channel, f"{link.where['connection']}.{number}")
+            await self._consume(link, channel, f"{link.where['connection']}.{number}")
             if self.stopping or link.broken:
                 return
 
-    async def _take_turn(self, link: Link, channel: Channel, tag: str) -> None:
+    async def _consume(self, link: Link, channel: Channel, tag: str) -> None:
         """Consume under this tag, until that is over."""
         ended: list[str] = []
 
@@ -277,7 +277,7 @@ class Consumer(ConnectingClient):
             receive = partial(self._receive, link, channel, tag)
             await channel.consume(self.queue, tag, receive, cancelled)
         self.is_consuming = True
-        seconds = None if self._turn_s is None else self.random.uniform(*self._turn_s)
+        seconds = None if self._period_s is None else self.random.uniform(*self._period_s)
         await self.until(lambda: self.stopping or link.broken or ended, seconds)
         self.is_consuming = False
         if not (link.broken or ended):

@@ -23,14 +23,14 @@ class Confirm(Workload):
         nodes = len(world.endpoints)
         publishers, consumers = [], []
         for number in range(2 * nodes):
-            turn, home = divmod(number, nodes)
-            pinned = turn == 0
+            lap, home = divmod(number, nodes)
+            pinned = lap == 0
             publishers.append(
                 Publisher(
                     world,
                     f"confirm-pub-{number + 1}",
                     home,
-                    queue=_queue(number + turn),
+                    queue=_queue(number + lap),
                     rate=world.rate / (2 * nodes),
                     window=WINDOW,
                     pinned=pinned,
@@ -38,7 +38,7 @@ class Confirm(Workload):
             )
             consumers.append(
                 Consumer(
-                    world, f"confirm-con-{number + 1}", home, queue=_queue(number + turn + 1), pinned=pinned
+                    world, f"confirm-con-{number + 1}", home, queue=_queue(number + lap + 1), pinned=pinned
                 )
             )
         return Clients(publishers, consumers)

@@ -1,6 +1,6 @@
 """Several consumers of a queue of which one is active: everything comes in order, to one at a time.
 
-Each cancels itself now and then, so the turn also passes on without a fault.
+Each cancels itself now and then, so another one becomes active without a fault.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from chaos.workloads.world import QUORUM, Clients, QueuePlan, Workload, World
 
 QUEUE = "single-active"
 PUBLISHERS = 2
-TURN_S = (1.0, 4.0)
+PERIOD_S = (1.0, 4.0)
+"""How long a consumer stays, at least and at most."""
 
 
 class SingleActive(Workload):
@@ -36,7 +37,7 @@ class SingleActive(Workload):
                 for number in range(PUBLISHERS)
             ],
             consumers=[
-                Consumer(world, f"single-active-con-{number + 1}", number, queue=QUEUE, turn_s=TURN_S)
+                Consumer(world, f"single-active-con-{number + 1}", number, queue=QUEUE, period_s=PERIOD_S)
                 for number in range(nodes)
             ],
         )

@@ -68,9 +68,9 @@ class Backlog:
         "_next_delay",
         "_next_return",
         "_normal",
+        "_phase",
         "_plain",
         "_returns",
-        "_turn",
         "count",
         "delayed",
         "delayed_size",
@@ -104,7 +104,7 @@ class Backlog:
         self._delayed = Shelf()
         """The delayed messages, in the order in which they were delayed."""
         self._next_delay = 0
-        self._turn = 0
+        self._phase = 0
         """How many messages were taken from the levels, modulo three: it decides which priority is next."""
         self._plain = True
         """Whether everything that is ready lies in the normal level's runs."""
@@ -182,7 +182,7 @@ class Backlog:
             ranges = self._normal.runs.take(count, most)
             if len(ranges) == most:
                 count = sum(map(_count, ranges))
-            self._turn = (self._turn + count) % (WEIGHT + 1)
+            self._phase = (self._phase + count) % (WEIGHT + 1)
         else:
             ranges = self._take(count, most)
             count = sum(map(_count, ranges))
@@ -297,7 +297,7 @@ class Backlog:
         self._plain = len(self._lanes) == 1 and not self._normal.shelf and not self._returns
 
     def _take(self, count: int, most: int) -> list[Range]:
-        """Remove ready messages wherever they lie: first those that came back, then from the levels by their turns."""
+        """Remove ready messages wherever they lie: first those that came back, then those of the levels."""
         ranges = self._returns.take(count, most)
         count -= sum(map(_count, ranges))
         most -= len(ranges)
@@ -312,7 +312,7 @@ class Backlog:
                 break
             taken = _take_merged(_sources([lane]), count, most - len(ranges))
             number = sum(map(_count, taken))
-            self._turn = (self._turn + number) % (WEIGHT + 1)
+            self._phase = (self._phase + number) % (WEIGHT + 1)
             count -= number
             ranges += taken
         return ranges
@@ -325,13 +325,13 @@ class Backlog:
         while count and len(ranges) < most:
             if not high or not normal:
                 group, limit = high or normal, count
-            elif self._turn < WEIGHT:
-                group, limit = high, min(count, WEIGHT - self._turn)
+            elif self._phase < WEIGHT:
+                group, limit = high, min(count, WEIGHT - self._phase)
             else:
                 group, limit = (high if high[0][0] < normal[0][0] else normal), 1
             taken = _take_merged(group, limit, most - len(ranges))
             number = sum(map(_count, taken))
-            self._turn = (self._turn + number) % (WEIGHT + 1)
+            self._phase = (self._phase + number) % (WEIGHT + 1)
             count -= number
             ranges += taken
         return ranges
@@ -350,7 +350,7 @@ class Backlog:
     # The state, dumped and loaded
 
     def freeze(self) -> FrozenBacklog:
-        counters = self.next_position, self._next_return, self._next_delay, self._turn, self.trimmed_position
+        counters = self.next_position, self._next_return, self._next_delay, self._phase, self.trimmed_position
         options = self.strict, self._exact_sizes
         frozen = self._frozen
         if frozen is None or frozen.counters != counters or frozen.options != options:
@@ -386,7 +386,7 @@ class Backlog:
         self.delayed, self.delayed_size = totals.delayed, totals.delayed_size
         self.next_position, self.trimmed_position = counters.next_position, counters.trimmed_position
         self._next_return, self._next_delay = counters.next_return, counters.next_delay
-        self._turn = counters.turn
+        self._phase = counters.phase
         self.strict, self.exact_sizes = options.strict, options.exact_sizes
         for known in row.lanes:
             lane_row = LaneRow(*known)
@@ -407,12 +407,12 @@ class BacklogTotals(NamedTuple):
 
 
 class BacklogCounters(NamedTuple):
-    """What the next messages get: position, keys on the shelves, turn; and how far the queue has trimmed them."""
+    """What the next messages get: position, keys on the shelves, phase; and how far the queue has trimmed them."""
 
     next_position: int
     next_return: int
     next_delay: int
-    turn: int
+    phase: int
     trimmed_position: int
 
 
@@ -473,7 +473,7 @@ class FrozenBacklog(NamedTuple):
     def browse(self, first: int, count: int) -> list[Range]:
         """At most `count` ready messages from the `first`-th on, in the order of delivery; on any thread.
 
-        Where there are two priorities, all high messages come first here, though they will be delivered in turns with
+        Where there are two priorities, all high messages come first here, though they will be delivered in turn with
         others. To pass over messages that are in no runs costs as much as to read them.
         """
         found: list[Range] = []

@@ -1,10 +1,10 @@
-"""Consumers of a queue: what each may have, what it holds, and whose turn it is.
+"""Consumers of a queue: what each may have, what it holds, and who is served next.
 
-Lives here: credit, the limit of a channel, how long a delivery has been out, turns by priority. Not here: what becomes
-of messages (queue.py), commands (consuming.py).
+Lives here: credit, the limit of a channel, how long a delivery has been out, rotation by priority. Not here: what
+becomes of messages (queue.py), commands (consuming.py).
 
-Law: a consumer never holds more than its credit, and all of a channel never more than its limit. `Turns` has a consumer
-only while it may be given something. Who has credit and waits for nothing but its channel's limit is in
+Law: a consumer never holds more than its credit, and all of a channel never more than its limit. `Rotation` has a
+consumer only while it may be given something. Who has credit and waits for nothing but its channel's limit is in
 `Budget.waiting`, and nobody else is: who is asked when the channel holds less follows from the state.
 """
 
@@ -116,7 +116,7 @@ class Holder:
             self.budget.wait(self.id)
 
     def stop_waiting(self) -> None:
-        """Let it not wait for room in its channel: it has its turn, or may be given nothing whatever room there is."""
+        """Let it not wait for room in its channel: it is in the rotation, or gets nothing whatever room there is."""
         if self.budget is not None:
             self.budget.stop_waiting(self.id)
 
@@ -162,8 +162,8 @@ class Holder:
 H = TypeVar("H", bound=Holder)
 
 
-class Turns(Generic[H]):
-    """Consumers that may be given messages: those of the highest priority by turns, then those below."""
+class Rotation(Generic[H]):
+    """Consumers that may be given messages: those of the highest priority round robin, then those below."""
 
     __slots__ = ("_levels", "_rings")
 
@@ -176,7 +176,7 @@ class Turns(Generic[H]):
         return bool(self._levels)
 
     def __iter__(self) -> Iterator[H]:
-        """All of them, each priority in the order of turns, the highest first."""
+        """All of them, the highest priority first, each in the order in which they are served."""
         for level in reversed(self._levels):
             yield from self._rings[level]
 
@@ -203,5 +203,5 @@ class Turns(Generic[H]):
                 self._levels.remove(priority)
 
     def next_ring(self) -> OrderedDict[H, None]:
-        """The consumers of the highest priority, in the order of their turns; there has to be one."""
+        """The consumers of the highest priority, the one that is served next first; there has to be one."""
         return self._rings[self._levels[-1]]

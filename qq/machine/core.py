@@ -48,7 +48,7 @@ from qq.machine.work import (
     REMAINS_MAX,
     REVIEW_STEPS_MAX,
     SERVED_MAX,
-    TURN_RANGES,
+    SERVING_RANGES,
 )
 from qq.ranges import MESSAGE_MASK
 from qq.routing.content import Content
@@ -141,7 +141,7 @@ class Core:
         self.dying: dict[Queue, None] = {}
         """Queues that have messages to dead-letter."""
         self.behind: dict[Queue, None] = {}
-        """Queues that have put off work, because too much was settled or returned at once, in the order of turns."""
+        """Queues that have put off work, because too much was settled or returned at once; the next one first."""
         self.abandoned: dict[Queue, None] = {}
         """Queues that nobody needs any more and that are still to be removed: they were too many to go at once."""
         self.lost: dict[str, list[tuple[str, int]]] = {}
@@ -389,7 +389,7 @@ class Core:
         """Ask consumers that wait for room in their channel whether they want some; it has room again, or a new limit.
 
         As many as there is room for are asked now, and the others at the end of the entry, if these have not taken it
-        all. They are asked in the order of their ids, the one with the id `last` last: whose turn it is must follow
+        all. They are asked in the order of their ids, the one with the id `last` last: who is next must follow
         from the state, also from one that was loaded. Returns how many were asked.
         """
         session = self.sessions[key]
@@ -400,7 +400,7 @@ class Core:
             asked += 1
             consumer = session.consumers[last]
             consumer.queue.give_credit(consumer, 0)
-            if consumer in consumer.queue.turns:
+            if consumer in consumer.queue.rotation:
                 self.touch(consumer.queue)
                 woken += 1
         if budget.waiting and room:
@@ -446,13 +446,13 @@ class Core:
         due_ms = queue.due_ms()
         if queue in self.dirty or (due_ms is not None and due_ms <= self.time_ms):
             most = max(SERVED_MAX - self.work.served, at_least)
-            self.work.served += self._turn(queue, most)
+            self.work.served += self._serve_some(queue, most)
             self.touch(queue)
 
-    def _turn(self, queue: Queue, most: int) -> int:
+    def _serve_some(self, queue: Queue, most: int) -> int:
         """Serve a queue, for about `most` ranges. Returns what it has cost, in ranges."""
         served, moved = queue.serve(self.time_ms, most, self.lost)
-        ranges = TURN_RANGES + moved
+        ranges = SERVING_RANGES + moved
         for consumer, delivery in served:
             ranges += len(delivery.ranges)
             self.effects.append(delivery)
@@ -578,7 +578,7 @@ class Core:
         if vhost.is_unreviewed:
             self.reviewing[vhost.name] = vhost
         else:
-            self.reviewing.pop(vhost.name, None)  # who waits here decides whose turn it is
+            self.reviewing.pop(vhost.name, None)  # who waits here decides who is served next
 
     def _review_policies(self) -> None:
         """Go on finding out which policies apply where that was left for later, a little in every entry."""
@@ -617,7 +617,7 @@ class Core:
         return None if due_ms == NEVER_MS else due_ms
 
     def end_entry(self) -> None:
-        """Do what is due or was put off, and serve the queues that have something new, in the order of their turns."""
+        """Do what is due or was put off, and serve the queues that have something new: who waited longest first."""
         now_ms = self.time_ms
         if self.reviewing:
             self._review_policies()
@@ -633,7 +633,7 @@ class Core:
             self._look_at_due_consumers()
         if self.queue_timers.next_ms <= now_ms:
             self._look_at_due_queues()
-        left = self._turns(SERVED_MAX)
+        left = self._serve_dirty(SERVED_MAX)
         if self.roomy:
             self._fill_channels(left)
         self.work.clear()
@@ -653,7 +653,7 @@ class Core:
         while left > 0 and timers.next_ms <= self.time_ms:
             queue = timers.pop()
             if queue in self.dirty or queue in self.abandoned:
-                continue  # it has its turn anyhow, and not every node has a timer for it
+                continue  # it is served anyhow, and not every node has a timer for it
             left -= 1
             if queue.is_abandoned(self.time_ms):
                 unused.append(queue)
@@ -661,10 +661,10 @@ class Core:
                 self.touch(queue)
         self.abandon(unused)
 
-    def _turns(self, most: int) -> int:
-        """Give the queues that have something new their turns, for about `most` ranges; returns how many are left.
+    def _serve_dirty(self, most: int) -> int:
+        """Serve the queues that have something new, for about `most` ranges; returns how many are left.
 
-        The timer of a queue whose turn does not come now is set when it comes.
+        The timer of a queue that is not served now is set when it is.
         """
         dirty, timers = self.dirty, self.queue_timers
         partly: Queue | None = None
@@ -672,7 +672,7 @@ class Core:
             if most <= 0:
                 break
             del dirty[queue]
-            most -= self._turn(queue, most)
+            most -= self._serve_some(queue, most)
             if most <= 0 and queue.is_unserved:
                 partly = queue
             due_ms = queue.due_ms()
@@ -690,7 +690,7 @@ class Core:
             for key, last in roomy.items():
                 if key in self.sessions:
                     asked += self.look_again(key, last)
-            most = self._turns(most)
+            most = self._serve_dirty(most)
         # What is left is for the next entry, on a node that has loaded the state since, too.
         self.roomy = dict.fromkeys(sorted(self.roomy), 0)
 
@@ -706,7 +706,7 @@ class Core:
     def restore_timers(self) -> None:
         """Set the timers of the queues in a state that was loaded, as a node has them that has lived through it.
 
-        Queues that have their turn anyhow get none. How many queues are looked at in an entry depends on that.
+        Queues that are served anyhow get none. How many queues are looked at in an entry depends on that.
         """
         for queue in self.catalog.queues():
             if queue not in self.dirty and queue not in self.abandoned:

@@ -6,7 +6,7 @@ Not here: limits that a command must keep (qq/routing, vhost.py), what an entry 
 Law: an estimate is of the state of this node, and changes nothing. It follows what a command touches: the queues that
 a message reaches, the bindings and consumers that go with a queue. To make it costs no more than a look-up, except
 where a route is not known yet: then it is looked for, as long as `LOOKED_MAX` allows. When it does not, the answer is
-None, and whoever asks, asks again in the next turn of the loop.
+None, and whoever asks, asks again in the next pass of the event loop.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 BATCH_STEPS_MAX = 5_000
 """The steps at which a batch ends: an entry has room for three such batches, of whatever nodes."""
 LOOKED_MAX = 5_000
-"""How many steps of routes dearer than CHEAP_STEPS_MAX may be looked for in one turn of the loop, before the messages
-are in the log."""
+"""How many steps of routes dearer than CHEAP_STEPS_MAX may be looked for in one pass of the event loop, before the
+messages are in the log."""
 TRANSACTION_STEPS_MAX = 50_000
 """The most steps that a transaction may cost: 50 ms of every node's time."""
 COMMIT_STEPS = 5
@@ -97,18 +97,18 @@ class Costs:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.looked = 0
-        """The steps of dear routes that were looked for in this turn."""
+        """The steps of dear routes that were looked for in this pass."""
         self._counted: set[tuple[str, str, str]] = set()
-        """Routes whose steps have been counted in this turn: this node remembers them, but another one may not."""
+        """Routes whose steps have been counted in this pass: this node remembers them, but another one may not."""
 
-    def begin_turn(self) -> None:
-        """Let routes be looked for again, in a new turn of the loop."""
+    def begin_pass(self) -> None:
+        """Let routes be looked for again, in a new pass of the event loop."""
         self.looked = 0
         self._counted.clear()
 
     @property
     def looked_enough(self) -> bool:
-        """Whether no more routes are looked for in this turn."""
+        """Whether no more routes are looked for in this pass."""
         return self.looked > LOOKED_MAX
 
     def of(self, origin: str, command: c.Command) -> int:
@@ -182,7 +182,7 @@ class Costs:
     def _look(
         self, vhost: VirtualHost, exchange: str, keys: Sequence[str], message: bytes | None
     ) -> tuple[Queue, ...] | None:
-        """The queues that are reached; None if too much was looked for in this turn already."""
+        """The queues that are reached; None if too much was looked for in this pass already."""
         if self.looked_enough:
             return None
         try:

@@ -157,7 +157,7 @@ class QueueMachine:
         return core.take_effects()
 
     def end_entry(self, time_ms: int) -> list[Effect]:
-        """Do what is due or was put off, and serve the queues that have something new, in the order of their turns."""
+        """Do what is due or was put off, and serve the queues that have something new: who waited longest first."""
         self._core.time_ms = time_ms
         self._core.end_entry()
         return self._core.take_effects()

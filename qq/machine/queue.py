@@ -1,7 +1,7 @@
 """One queue: its messages, its consumers, what its settings do to both.
 
 Lives here: who gets what, what is returned where, what dies of what. Not here: the order of ready messages
-(backlog.py), turns and credit (consumers.py), what settings there are (settings.py), sessions, names and who may do
+(backlog.py), rotation and credit (consumers.py), what settings there are (settings.py), sessions, names and who may do
 what (consuming.py, declaring.py), where dead messages go (publishing.py).
 
 Law: only methods of a queue change it, its backlog, its histories, its tally and its consumers; others look. Each
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qq.machine.arguments import CLASSIC
 from qq.machine.backlog import Backlog
-from qq.machine.consumers import CREDIT_MAX, Holder, Turns
+from qq.machine.consumers import CREDIT_MAX, Holder, Rotation
 from qq.machine.effects import Deliver
 from qq.machine.history import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, Histories
 from qq.machine.leaving import DISCARDED, FAILED, RETURNED, SETTLED, Leaving, ranges_of
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from qq.machine.settings import QueueSettings
     from qq.ranges import FrozenPieces
 
-TURNS = 8
-"""How many turns each consumer gets out of a backlog: more are fairer, fewer make longer ranges."""
+SHARES = 8
+"""In how many shares each consumer gets its part of a backlog: more are fairer, fewer make longer ranges."""
 DUE_MAX = 512
 """How many messages of a queue may expire, or become ready after a delay, in one entry."""
 DUE_MIN = 16
@@ -141,10 +141,10 @@ class Queue:
     """The time at which it was last declared, asked for a message, or had a consumer."""
     holders: dict[Consumer, None] = field(default_factory=dict)
     """Live consumers, and the others that hold messages, in the order they came."""
-    turns: Turns[Consumer] = field(default_factory=Turns)
+    rotation: Rotation[Consumer] = field(default_factory=Rotation)
     active: Consumer | None = None
     """The single active consumer, where there is one."""
-    candidates: Turns[Consumer] = field(default_factory=Turns)
+    candidates: Rotation[Consumer] = field(default_factory=Rotation)
     """Where only one consumer may be active, all live ones. The first of the highest priority should be active, unless
     the present one has that priority, too."""
     backlog: Backlog = field(default_factory=Backlog)
@@ -283,7 +283,7 @@ class Queue:
         wanted = 0
         shared: dict[Budget, int] = {}
         idle: list[Consumer] = []
-        for consumer in self.turns:
+        for consumer in self.rotation:
             budget = consumer.budget
             if consumer.node in lost:
                 idle.append(consumer)
@@ -404,23 +404,23 @@ class Queue:
     @property
     def is_unserved(self) -> bool:
         """Whether consumers may be given something."""
-        return bool(self.turns) and self.available > 0
+        return bool(self.rotation) and self.available > 0
 
     def _give(self, now_ms: int, most: int, lost: Container[str]) -> list[Served]:
-        """Give ready messages to consumers that may have them, by turns. Returns one effect for each that gets any."""
-        backlog, turns = self.backlog, self.turns
+        """Give ready messages to consumers that may have them, round robin. Returns an effect for each that got any."""
+        backlog, rotation = self.backlog, self.rotation
         served: dict[Consumer, list[Range]] = {}
-        while most > 0 and turns and (left := self.available):
-            ring = turns.next_ring()
-            turn = max(1, left // (TURNS * len(ring)))
+        while most > 0 and rotation and (left := self.available):
+            ring = rotation.next_ring()
+            share = max(1, left // (SHARES * len(ring)))
             while most > 0 and left and ring:
                 consumer = next(iter(ring))
                 room = consumer.room
                 if room < 1 or consumer.node in lost:
-                    turns.discard(consumer)
+                    rotation.discard(consumer)
                     consumer.wait_for_room()
                     continue
-                limit = left if len(ring) == 1 else min(turn, left)
+                limit = left if len(ring) == 1 else min(share, left)
                 before = backlog.count
                 ranges = self._take(min(limit, room), most)
                 count = before - backlog.count
@@ -434,7 +434,7 @@ class Queue:
                 if room > count:
                     ring.move_to_end(consumer)
                 else:
-                    turns.discard(consumer)
+                    rotation.discard(consumer)
                     consumer.wait_for_room()
         if backlog.count or self.waiting_since_ms:
             self._note_waiting(now_ms)
@@ -467,7 +467,7 @@ class Queue:
         dropped: list[Range] = []
         while len(dropped) < limit and (surplus := self._surplus()) > 0:
             dropped += self._take(min(surplus, limit - len(dropped)), limit)
-        # They go one by one: each has a size of its own, and whose turn it is must not depend on what stays.
+        # They go one by one: each has a size of its own, and who is next must not depend on what stays.
         while len(dropped) < limit and self._is_too_large():
             dropped += self._take(1, 1)
         self.die(dropped, MAXLEN, now_ms)
@@ -554,7 +554,7 @@ class Queue:
         self.give_credit(consumer, 0)
 
     def _enter(self, consumer: Consumer) -> None:
-        """Add a consumer, which gets no turn yet."""
+        """Add a consumer, which is not served yet."""
         self.holders[consumer] = None
         if consumer.live:
             self.consumers += 1
@@ -568,23 +568,23 @@ class Queue:
         self.give_credit(consumer, change)
 
     def give_credit(self, consumer: Consumer, count: int) -> None:
-        """Let a consumer have `count` more messages (or fewer); 0 only looks again whether it may have its turn."""
+        """Let a consumer have `count` more messages (or fewer); 0 only looks again whether it may be served."""
         consumer.credit = min(consumer.credit + count, CREDIT_MAX)
         if consumer.live and consumer.room > 0 and self._may_get(consumer):
-            self.turns.add(consumer)
+            self.rotation.add(consumer)
             consumer.stop_waiting()
         else:
             self.make_way(consumer)
 
     def make_way(self, consumer: Consumer) -> None:
         """Let a consumer wait behind the others of its channel."""
-        self.turns.discard(consumer)
+        self.rotation.discard(consumer)
         if consumer.live and self._may_get(consumer):
             consumer.wait_for_room()
 
     def _withdraw(self, consumer: Consumer) -> None:
         """Give a consumer nothing more, whatever its channel has room for."""
-        self.turns.discard(consumer)
+        self.rotation.discard(consumer)
         consumer.stop_waiting()
 
     def _may_get(self, consumer: Consumer) -> bool:
@@ -794,7 +794,7 @@ class Queue:
         leaving = [each.pieces() for each in (*self.leaving, *self.returning)]
         self.leaving, self.returning = [], []
         self.holders.clear()
-        self.turns = self.candidates = Turns()
+        self.rotation = self.candidates = Rotation()
         self.active = None
         return [*held, *leaving, list(self.dying)]
 
@@ -853,7 +853,7 @@ class Queue:
             self.dying_first,
             self.dying_count,
             self.retry_ms,
-            tuple(self.turns) if self.turns else (),
+            tuple(self.rotation) if self.rotation else (),
             self.active,
         )
 
@@ -871,7 +871,7 @@ class Queue:
         self.dying_size = sum(dead.range.size for dead in self.dying)
 
     def restore_consumer(self, consumer: Consumer) -> None:
-        """Enter a consumer with what it holds; it gets no turn yet."""
+        """Enter a consumer with what it holds; it is not served yet."""
         self._enter(consumer)
         count = len(consumer.unacked)
         self.unacked += count
@@ -879,19 +879,19 @@ class Queue:
         if consumer.budget is not None:
             consumer.budget.held += count
 
-    def restore_turns(self, turns: Iterable[Consumer], active: Consumer | None) -> None:
-        """Let consumers that were entered have their turns again, in this order."""
-        for consumer in turns:
-            self.turns.add(consumer)
+    def restore_rotation(self, rotation: Iterable[Consumer], active: Consumer | None) -> None:
+        """Let consumers that were entered be served again, in this order."""
+        for consumer in rotation:
+            self.rotation.add(consumer)
         self.active = active
 
     def restore_waiting(self, consumer: Consumer) -> None:
-        """Let a consumer wait for its channel's limit if it could be given more, and has no turn."""
+        """Let a consumer wait for its channel's limit if it could be given more, and is not in the rotation."""
         is_waiting = (
             consumer.budget is not None
             and consumer.live
             and consumer.credit > 0
-            and consumer not in self.turns
+            and consumer not in self.rotation
             and self._may_get(consumer)
         )
         if is_waiting:
@@ -930,7 +930,7 @@ class FrozenQueue(NamedTuple):
     dying_first: int
     dying_count: int
     retry_ms: int
-    turns: tuple[Consumer, ...]
+    rotation: tuple[Consumer, ...]
     active: Consumer | None
 
 

@@ -280,8 +280,8 @@ class QueueRow(NamedTuple):
     backlog: BacklogRow
     histories: HistoriesRow
     dying: DyingCounts
-    turns: list[tuple[str, int]]
-    """Node and id of the consumers that have their turns, in order."""
+    rotation: list[tuple[str, int]]
+    """Node and id of the consumers that are in the rotation, in order."""
     active: tuple[str, int] | None
     """Node and id of the single active consumer, if there is one."""
 
@@ -304,7 +304,7 @@ class QueueRow(NamedTuple):
             frozen.backlog.dump(),
             frozen.histories.dump(),
             DyingCounts(frozen.dying_first, frozen.dying_count, frozen.retry_ms),
-            [(consumer.node, consumer.id) for consumer in frozen.turns],
+            [(consumer.node, consumer.id) for consumer in frozen.rotation],
             None if active is None else (active.node, active.id),
         )
 
@@ -315,12 +315,12 @@ class QueueRow(NamedTuple):
             owner=tuple(row.owner) if row.owner else None,
             policies=AppliedRow(*row.policies),
             dying=DyingCounts(*row.dying),
-            turns=[(node, number) for node, number in row.turns],
+            rotation=[(node, number) for node, number in row.rotation],
             active=tuple(row.active) if row.active else None,
         )
 
     def build(self, policies: Policies, dying: Iterable[Dying]) -> Queue:
-        """Make the queue; its consumers come and take their turns later."""
+        """Make the queue; its consumers come, and are served, later."""
         applied = self.policies.build(policies)
         queue = Queue(
             vhost=self.vhost,

@@ -175,7 +175,7 @@ class Dump(NamedTuple):
     unacked: Iterable[Iterable[HeldRow]]
     """The messages that consumers hold, a list for each consumer."""
     dirty: Iterable[int]
-    """The numbers of queues that have their turn."""
+    """The numbers of queues that are to be served."""
     behind: Iterable[BehindRow]
     abandoned: Iterable[int]
     """The numbers of queues that are still to be removed."""
@@ -325,7 +325,7 @@ def _restore_access(core: Core, dump: Dump) -> None:
 
 
 def _restore_consumers(core: Core, dump: Dump, queues: dict[int, Queue]) -> None:
-    """Enter consumers at their queues and their sessions, and give them their turns."""
+    """Enter consumers at their queues and their sessions, and put them into the rotations."""
     for row, held in zip(dump.consumers, dump.unacked, strict=True):
         queue = queues[row.queue]
         consumer = row.build(queue, core.session(row.node, row.session).budget, held)
@@ -334,7 +334,7 @@ def _restore_consumers(core: Core, dump: Dump, queues: dict[int, Queue]) -> None
         core.watch(consumer)
     for row in dump.queues:
         active = None if row.active is None else core.consumers.get(row.active)
-        queues[row.number].restore_turns([core.consumers[key] for key in row.turns], active)
+        queues[row.number].restore_rotation([core.consumers[key] for key in row.rotation], active)
 
 
 def _number(queue: Queue) -> int:

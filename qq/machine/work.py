@@ -22,8 +22,8 @@ RANGES_OF_QUEUE_MAX = 1_000
 SERVED_MAX = 6_000
 """How many ranges queues may give to consumers, expire, release after a delay or drop over a limit, for the commands of
 one entry, and as many at its end: 1.5 us each. What is left is for the next entries."""
-TURN_RANGES = 4
-"""How many ranges it counts as to look at a queue."""
+SERVING_RANGES = 4
+"""How many ranges it counts as to serve a queue, beside those that it gives."""
 DUE_QUEUES_MAX = 2_000
 """How many queues are found in one entry at which something is due: 3 us each. Others follow in the next."""
 

@@ -54,7 +54,7 @@ class PartOutcome(Enum):
     NO_ROOM = 1
     """The batch has no room for all of it; some of it may have been taken."""
     PUT_OFF = 2
-    """Its price is not known yet, and no more routes are looked for in this turn of the loop."""
+    """Its price is not known yet, and no more routes are looked for in this pass of the event loop."""
     REFUSED = 3
 
 

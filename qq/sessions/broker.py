@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cluster.ports import Disk, Runtime
-    from qq.config import Limits
+    from qq.config import NodeLimits
     from qq.machine.effects import Effect
     from qq.machine.machine import QueueMachine
     from qq.sessions.ports import Connection, Log, Session
@@ -45,7 +45,7 @@ class Broker:
         disk: Disk,
         runtime: Runtime,
         loopback_users: Sequence[str],
-        limits: Limits,
+        limits: NodeLimits,
     ) -> None:
         """`disk` is asked to read what is in the log of the group and not in memory any more."""
         self.name = name
@@ -171,7 +171,7 @@ class Broker:
                     if effect.node == name:
                         carry_out(effect)
         self.submissions.entry_applied()
-        self._dead_letters.turn()
+        self._dead_letters.submit_step()
 
     def resumed(self, sequence: int, outstanding: Sequence[Effect]) -> None:
         """Go on from a snapshot: batches up to `sequence` are applied; only the effects in `outstanding` are told."""

@@ -96,9 +96,9 @@ class DeadLetters:
         """Begin if this node leads now; else leave dead letters to the node that does."""
         self._leads = leads
         self._last_places = set()
-        self.turn()
+        self.submit_step()
 
-    def turn(self) -> None:
+    def submit_step(self) -> None:
         """Submit the next step for every queue, unless one is under way."""
         if self._awaited or not self._leads:
             return
@@ -138,7 +138,7 @@ class DeadLetters:
 
     def _go_on(self) -> None:
         self._awaited -= 1
-        self.turn()
+        self.submit_step()
 
     def _commands(self, dying: DyingMessages, messages_max: int) -> Iterator[DeadLetter]:
         if dying.needs_content:

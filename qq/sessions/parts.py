@@ -4,7 +4,7 @@ Lives here: the parts, of which some still grow while they wait, and what they c
 them in (batch.py), in which order lanes are served (lanes.py), when a batch is submitted (submissions.py), what a part
 costs (qq/machine/costs.py).
 
-Law: what a part costs is asked when it is about to be taken; what could not be found out in this turn of the loop waits
+Law: what a part costs is asked when it is about to be taken; what could not be found out in this pass of the loop waits
 for the next, and its lane with it.
 """
 
@@ -229,7 +229,7 @@ class OpenEnqueue:
     # In a transaction it goes as a whole
 
     def price(self, costs: Costs) -> int | None:
-        """Its price in steps, counted until it is too much for a transaction; None: it can be told in a later turn."""
+        """Its price in steps, counted until it is too much for a transaction; None: it can be told in a later pass."""
         if not self._is_looked_into(costs):
             price = self._price_together(costs)
             return None if price is None else price.of(len(self.messages))
@@ -263,7 +263,7 @@ class OpenEnqueue:
         return self._price
 
     def _price_next(self, costs: Costs) -> bool:
-        """Find out what one more message costs; False if that has to be looked for in the next turn."""
+        """Find out what one more message costs; False if that has to be looked for in the next pass."""
         message = self.messages[len(self._priced)]
         price = costs.of_content(self.publisher.connection.vhost, self.exchange, self._keys(), message)
         if price is not None:

@@ -263,9 +263,9 @@ class Submissions:
             self._flush()
 
     def _flush(self) -> None:
-        """Submit what may be submitted; what is put off is looked at again in the next turn of the loop."""
+        """Submit what may be submitted; what is put off is looked at again in the next pass of the event loop."""
         self._flush_asked = False
-        self._machine.costs.begin_turn()
+        self._machine.costs.begin_pass()
         while self._lanes and self._may_submit():
             batch, put_off = self._gather()
             if not batch.is_empty:
@@ -301,7 +301,7 @@ class Submissions:
         return wait_s <= 0
 
     def _gather(self) -> tuple[Batch, list[Lane]]:
-        """Make a batch of what is next; returns with it the lanes that were put off to the next turn."""
+        """Make a batch of what is next; returns with it the lanes that were put off to the next pass."""
         batch, lanes, costs = Batch(), self._lanes, self._machine.costs
         put_off: list[Lane] = []
         outcome = PartOutcome.TAKEN

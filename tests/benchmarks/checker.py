@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from chaos.pipeline.job import check
-from chaos.pipeline.session import LOCAL
+from chaos.pipeline.spark import LOCAL
 from chaos.workloads.world import QUORUM, QueuePlan
 
 STARTED_NS = 1_700_000_000_000_000_000

@@ -125,7 +125,7 @@ def filled(machine: QueueMachine, works: Iterator[tuple[Command, list[bytes]]]) 
     messages: list[bytes] = []
     steps = 0
     for command, published in works:
-        machine.costs.begin_turn()
+        machine.costs.begin_pass()
         cost = cost_of(machine, command, published)
         if commands and steps + cost > limit:
             yield commands, messages

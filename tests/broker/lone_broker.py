@@ -27,7 +27,7 @@ from qq import tls
 from qq.amqp.connection import Settings
 from qq.amqp_server.listener import AmqpPort, Tls
 from qq.amqp_server.server import AmqpServer, complaints
-from qq.config import ClientTls, Limits
+from qq.config import ClientTls, NodeLimits
 from qq.machine.codec import encode_batch
 from qq.machine.commands import DEFAULT_VHOST, Command, PutUser, SetPermissions
 from qq.machine.machine import QueueMachine
@@ -138,7 +138,7 @@ class LoneBroker:
         self._new_loop = new_loop
         self._new_group = new_group
         self._proxies = [ip_network(network) for network in proxies]
-        self._limits = Limits(**limits)
+        self._limits = NodeLimits(**limits)
         self._skipping = ExitStack()
 
     def __enter__(self) -> Self:

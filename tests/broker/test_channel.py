@@ -12,7 +12,7 @@ from pamqp import commands as amqp
 from qq.amqp.framing import Method
 from qq.amqp_server.channel.channel import Channel
 from qq.amqp_server.outgoing import ANSWERS_WAITING_MAX
-from qq.config import Limits
+from qq.config import NodeLimits
 from qq.machine import commands, effects
 from qq.machine.access import Permissions
 from qq.machine.commands import LIVE_UNLIMITED
@@ -123,7 +123,7 @@ def channel_and_its_ends() -> tuple[Channel, Socket, Log]:
         entries=Stored(),
         session_ended=lambda channel: log.add(commands.SessionDown(channel.session)),
         server_name=Broker.server_name,
-        limits=Limits(),
+        limits=NodeLimits(),
         may_impersonate=lambda _: False,
     )
     connection: Any = socket

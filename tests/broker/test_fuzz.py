@@ -74,9 +74,9 @@ def test_a_confirmed_message_that_is_lost_or_comes_twice_is_noticed(
     node: ClusterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = HonestPublisher(node.amqp_port, "honest")
-    publisher.turn()
+    publisher.act()
     assert publisher.collect() == ""
-    publisher.turn()
+    publisher.act()
     monkeypatch.setattr("chaos.fuzz.siege.WAIT_MAX_S", 1.0)
     assert publisher.collect().startswith(
         "of 40 messages confirmed to the honest publisher to honest 20 are lost"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos.pipeline.session import LOCAL, QUICK, session
+from chaos.pipeline.spark import LOCAL, QUICK, session
 
 
 @pytest.fixture(scope="session")

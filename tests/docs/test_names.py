@@ -13,12 +13,13 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 from aiohttp import web
-from documents import DOCUMENTS, ROOT, blocks, command_lines, name_of, spans
+from documents import DOCUMENTS, ROOT, blocks, command_lines, name_of, prose, spans
 
+from cluster import envelope
 from cluster.histogram import Histogram
 from qq import cli, config
 from qq.cli import credentials
@@ -88,6 +89,87 @@ def attributes(file: str) -> set[str]:
             case _:
                 pass
     return found
+
+
+SOURCE = r"`((?:[\w.-]+/)*\w+\.py)`"
+IDENTIFIER = r"`(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\(\))?`"
+IDENTIFIERS = rf"{IDENTIFIER}(?:(?:, |,? and |,? or ){IDENTIFIER})*"
+BEHIND_FILE = (
+    re.compile(rf"{SOURCE}: (.*?)(?=[.;|](?: |$)|$)"),  # `file.py`: a field of `Name`, or of `Other`.
+    re.compile(rf"\({SOURCE}((?:, {IDENTIFIER})+)"),  # (`file.py`, `name`)
+)
+BEFORE_FILE = (
+    re.compile(rf"({IDENTIFIERS})(?:\*\*)? \([^)`]*{SOURCE}"),  # `Name` and `Other` (its kind, `file.py`)
+    re.compile(rf"({IDENTIFIERS}) (?:in|of) {SOURCE}"),  # `name` in `file.py`
+)
+"""How documents say that something is in a file. Who only names both in one sentence says nothing of that kind."""
+IN_MODULE = re.compile(r"(?<![\w/.:-])((?:[a-z_]\w*/)+[a-z_]\w*)\.([A-Za-z_]\w*)(?![\w./])")
+"""`package/module.name`."""
+SUFFIXES = {"c", "html", "js", "json", "md", "py", "service", "sh", "toml", "txt", "yaml", "yml"}
+
+
+def paragraphs(document: Path) -> list[str]:
+    """The text, each paragraph, element of a list and row of a table in one line."""
+    parts = re.split(r"\n\s*\n|\n(?=\s*(?:[-|]|\d+\.) )", prose(document))
+    return [" ".join(part.split()) for part in parts]
+
+
+def names_beside_files(text: str) -> Iterator[tuple[str, str]]:
+    """Each file and a name that the text says is in it."""
+    found = [match.groups() for form in BEHIND_FILE for match in form.finditer(text)]
+    found += [match.groups()[::-1] for form in BEFORE_FILE for match in form.finditer(text)]
+    for file, behind in found:
+        for span in re.findall(IDENTIFIER, behind):
+            name = span.strip("`").removesuffix("()")
+            if name not in PACKAGES and name.rpartition(".")[2] not in SUFFIXES:
+                yield file, name
+
+
+def is_in(name: str, path: str) -> bool:
+    """Whether a file of this name defines it; of `Class.name` both, of `variable.name` the name."""
+    *owners, last = name.split(".")
+    wanted = {last, *(owner for owner in owners if owner[0].isupper())}
+    return any(wanted <= attributes(file) for file in python_files() if f"/{file}".endswith(f"/{path}"))
+
+
+@cache
+def python_files() -> list[str]:
+    tops = (*PACKAGES, "deploy", "examples", "tests")
+    return [str(file.relative_to(ROOT)) for top in tops for file in (ROOT / top).rglob("*.py")]
+
+
+@documents
+def test_what_a_document_says_is_in_a_file_is_defined_there(document: Path) -> None:
+    said = {pair for paragraph in paragraphs(document) for pair in names_beside_files(paragraph)}
+    assert {(file, name) for file, name in said if not is_in(name, file)} == set()
+
+
+@documents
+def test_names_of_a_module_are_defined_there(document: Path) -> None:
+    said = {(f"{module}.py", name) for module, name in IN_MODULE.findall(document.read_text())}
+    assert {(file, name) for file, name in said if name not in SUFFIXES and not is_in(name, file)} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("3. `qq/a.py`: a field of `S`, and `f()` in it; `other`", [("qq/a.py", "S"), ("qq/a.py", "f")]),
+        ("is (`a.py`, `_B`)", [("a.py", "_B")]),
+        ("**`A`** (`a.py`); `B`, `C.d` (16, `b.py`)", [("a.py", "A"), ("b.py", "B"), ("b.py", "C.d")]),
+        ("`A` in `a.py` is a `B`", [("a.py", "A")]),
+        ("`A`, or whatever is in `a.py`, is a `B`; `a.py` and `b.py`: `c.py`", []),
+    ],
+)
+def test_forms_in_which_documents_say_what_is_in_a_file(text: str, found: list[tuple[str, str]]) -> None:
+    assert sorted(names_beside_files(text)) == found
+
+
+def test_the_table_of_messages_between_nodes_has_all_of_them() -> None:
+    text = (ROOT / "docs" / "formats" / "wire.md").read_text().partition("| message | |\n")[2]
+    rows = re.match(r"(?:\|.*\n)+", text)
+    assert rows is not None
+    named = [name for row in rows[0].splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(message.__name__ for message in get_args(envelope.Message))
 
 
 # --- files
@@ -342,6 +424,13 @@ def test_targets_of_make_are_there(document: Path) -> None:
         assert found[1] in targets, f"{name_of(document)}: {line}"
         given = (word.partition("=")[0] for word in shlex.split(found[2]) if "=" in word)
         assert set(given) <= variables, f"{name_of(document)}: {line}"
+
+
+def test_every_part_of_make_bench_is_named_for_those_who_change_something() -> None:
+    """That `make bench` begins all of them, test_benchmarks_begin.py says."""
+    benchmarks = {file.name for file in (ROOT / "tests" / "benchmarks").glob("*.py")}
+    named = {span for span in spans(ROOT / "CONTRIBUTING.md") if span in benchmarks}
+    assert named == {name for name in benchmarks if not name.startswith("test_")}
 
 
 # --- HTTP

@@ -24,7 +24,7 @@ from cluster.handshake import UnknownNodeError
 from cluster.log.segment import EntryGone
 from cluster.member_changes import MemberChange, Verb
 from qq.amqp.connection import Settings
-from qq.config import Limits
+from qq.config import NodeLimits
 from qq.http.view import (
     ClusterStatus,
     ConsumerStatus,
@@ -209,7 +209,7 @@ class _Runtime:
 def _broker() -> tuple[Broker, _Group]:
     machine, runtime = QueueMachine(), cast("Any", _Runtime())
     group = _Group(machine)
-    broker = Broker("n1", machine, group, cast("Any", group), runtime, ["guest"], Limits())
+    broker = Broker("n1", machine, group, cast("Any", group), runtime, ["guest"], NodeLimits())
     group.broker = broker
     broker.submissions.applied(0)  # the group's own first batch
     return broker, group

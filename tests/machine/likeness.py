@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qq.machine.access import AccessControl
 from qq.machine.backlog import Backlog, _Lane
 from qq.machine.catalog import Catalog
-from qq.machine.consumers import Turns
+from qq.machine.consumers import Rotation
 from qq.machine.core import Core
 from qq.machine.costs import Costs
 from qq.machine.history import Histories
@@ -90,7 +90,7 @@ _SORTED = "Sorted by whoever goes through it."
 
 UNORDERED: dict[type, dict[str, str]] = {
     Core: {"dying": "In which order a leader looks at queues is its own affair.", "reviewing": _SORTED},
-    Turns: {"_rings": "Their order is that of the levels."},
+    Rotation: {"_rings": "Their order is that of the levels."},
     VirtualHost: {
         "requesters": _LOOKED_UP,
         "_owned": _SORTED,

@@ -11,7 +11,7 @@ from machine_driver import Driver, consume, declare, publish
 from scenario_format import rerun
 
 from qq.machine.backlog import Backlog
-from qq.machine.consumers import Turns
+from qq.machine.consumers import Rotation
 from qq.machine.history import Histories
 from qq.machine.queue import Consumer, Queue, Tally
 
@@ -24,7 +24,7 @@ ASSIGNED = (Queue, Tally, Consumer, Backlog)
 CHANGES: dict[type, tuple[str, ...]] = {
     Backlog: ("add", "give_back", "put_back", "delay", "take", "expire", "release", "clear", "load"),
     Histories: ("intern", "retain", "release", "keep_only", "load"),
-    Turns: ("add", "discard"),
+    Rotation: ("add", "discard"),
     Consumer: ("wait_for_room", "stop_waiting", "hold", "mark"),
 }
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))

@@ -10,7 +10,7 @@ from machine_driver import Driver, batch, consume, declare, publish, reloaded
 from qq.machine import core as core_module
 from qq.machine.commands import Get, PurgeQueue, Settle
 from qq.machine.effects import Deliver, QueuePurged, Reply
-from qq.machine.work import DUE_QUEUES_MAX, SERVED_MAX, TURN_RANGES
+from qq.machine.work import DUE_QUEUES_MAX, SERVED_MAX, SERVING_RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ def test_queues_at_which_something_expires_at_one_moment_have_their_turns_in_sev
         driver.apply()
         left.append(sum(queue.ready for queue in queues))
         assert reloaded(driver.machine).digest() == driver.machine.digest()
-    at_once = -(-SERVED_MAX // (TURN_RANGES + 1))  # each turn moves one
+    at_once = -(-SERVED_MAX // (SERVING_RANGES + 1))  # each turn moves one
     assert left == [max(len(queues) - at_once * number, 0) for number in range(1, len(left) + 1)]
     assert 1 < len(left) < 4
 
@@ -78,7 +78,7 @@ def test_queues_at_which_something_expires_at_one_moment_have_their_turns_in_sev
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_module, "SERVED_MAX", 6)
-    monkeypatch.setattr(core_module, "TURN_RANGES", 0)
+    monkeypatch.setattr(core_module, "SERVING_RANGES", 0)
 
 
 @pytest.mark.usefixtures("few")

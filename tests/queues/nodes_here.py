@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 from cluster.realworld import AsyncioRuntime, RealDisk
 from qq import config
 from qq.cli.layout import local_nodes, prepare
-from qq.config import Limits, NodeConfig
+from qq.config import NodeConfig, NodeLimits
 from qq.machine.commands import Command
 from qq.node import SWITCH_INTERVAL_S, Node
 from qq.testing import _reserve_ports
@@ -77,9 +77,9 @@ class ClusterHere:
     However they have fared, none of them is left when it ends; what has brought one down is raised then.
     """
 
-    def __init__(self, directory: Path, limits: Limits | None = None) -> None:
+    def __init__(self, directory: Path, limits: NodeLimits | None = None) -> None:
         self._directory = directory
-        self._limits = limits or Limits()
+        self._limits = limits or NodeLimits()
         self._cleanup = ExitStack()
         self.nodes: list[NodeHere] = []
 

@@ -15,10 +15,10 @@ from test_queue_publishing import send
 from test_queue_timeouts import closed_text, wait_closed
 
 import qq.machine.consumers
-from qq.config import Limits
+from qq.config import NodeLimits
 
 PUBLISH_TIMEOUT_MS = 1000
-LIMITS = Limits(
+LIMITS = NodeLimits(
     consumer_timeout_ms=600,
     default_consumer_prefetch=3,
     consumer_max_per_channel=2,

@@ -604,7 +604,7 @@ def forget_publishers(publishers: Publishers) -> FrozenPublishers:
 
 
 def leave_the_dead(_: DeadLetters) -> None:
-    """In place of `DeadLetters.turn`."""
+    """In place of `DeadLetters.submit_step`."""
 
 
 outstanding = QueueMachine.outstanding
@@ -812,7 +812,7 @@ HAZARDS = [
         QUEUES,
         10,
         "neither settled",
-        ("qq.sessions.dead_letters.DeadLetters.turn", leave_the_dead),
+        ("qq.sessions.dead_letters.DeadLetters.submit_step", leave_the_dead),
         shown_by=21,
     ),
     Hazard(

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from chaos.pipeline.schemas import HISTORY
-from chaos.pipeline.session import collect, frame_of
+from chaos.pipeline.spark import collect, frame_of
 from chaos.pipeline.transforms.timeline import faults
 
 # Spark has to be started.
