@@ -7,13 +7,15 @@
 pytest: the fixtures `qq_cluster`, `qq_vhost` and their like are there wherever qq is installed (qq/pytest_plugin.py).
 
 unittest: `cls.cluster = cls.enterClassContext(LocalCluster())` in `setUpClass`, and a virtual host for each test:
-`self.vhost = self.enterContext(self.cluster.vhost())` in `setUp`.
+`self.vhost = self.enterContext(self.cluster.vhost())` in `setUp`. A failure then does not show the nodes' logs, unless
+pytest runs the test.
 
-asyncio: all methods here block, most of them for milliseconds. Those that wait for a node (`with`, `start`, `stop`,
-`wait_ready`, `wait_caught_up`, `leader`, `restore`) may be called in a thread, so that clients of the same loop go on:
-`await asyncio.to_thread(cluster.restore)`. Or start the cluster where no loop runs yet: in a fixture, in `setUpClass`.
+asyncio: all methods here block, most of them for milliseconds. Call those that wait for a node (`with`, `start`, `stop`,
+`wait_ready`, `wait_caught_up`, `leader`, `followers`, `restore`) in a thread, so that clients in the same event loop go
+on: `await asyncio.to_thread(cluster.restore)`. Start the cluster where no event loop runs yet: in a fixture, or in
+`setUpClass`.
 
-Where the block ends with an exception, the ends of the nodes' logs are added to it as notes.
+If the block ends with an exception, the last lines of each node's log are added to it as notes.
 
 Lives here: the processes, their ports, and asking the nodes how they are. Not here: a node's files (cli/layout.py).
 
