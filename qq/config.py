@@ -37,7 +37,7 @@ NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.@-]{1,64}")
 NAME_RULE = "must be 1 to 64 of A-Z a-z 0-9 _ . @ -, and neither . nor .."
 ENVIRONMENT_PREFIX = "QQ_"
 SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "product")
-"""Of the file, but for the `[[nodes]]`."""
+"""The sections of the file, except the `[[nodes]]` tables."""
 # Kubernetes tells every pod of its services, and one of them may be called "qq", or begin like that.
 _OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 TLS_VERSIONS = ("1.2", "1.3")
@@ -47,7 +47,7 @@ PEER_ADDRESSES = ("log", "file")
 
 
 class Seed(NamedTuple):
-    """Where a node of the cluster is found that another one is to join."""
+    """The address of a node of the cluster that a new node joins."""
 
     host: str
     port: int
@@ -234,9 +234,9 @@ class NodeConfig:
     data_dir: Path
     nodes: tuple[NodeAddress, ...]
     secrets: tuple[bytes, ...] = field(repr=False)
-    """What the nodes prove to each other that they know: one, or two while it is changed."""
+    """The secrets that the nodes know in common: one, or two while it is changed."""
     secret_file: Path | None = None
-    """Where the secrets are read again when it changes; None: they are in the configuration."""
+    """The file from which the secrets are read again when it changes; None: they are in the configuration."""
     cluster_name: str = "qq"
     join: tuple[Seed, ...] = ()
     """Nodes of the cluster that this node is to become a member of; empty: it is one of `nodes`. Of those only its own
@@ -279,7 +279,7 @@ class NodeConfig:
 
     @property
     def is_open_to_all(self) -> bool:
-        """Whether everybody knows how to log in as the default user, from everywhere."""
+        """Whether the default user's password is public and the user may log in from everywhere."""
         return self.default_password == _KNOWN_TO_ALL and self.default_user not in self.loopback_users
 
     @property
@@ -676,7 +676,7 @@ class _Reader:
 
 
 def variable_of(section: str, key: str) -> str:
-    """Tell what a key is called in the environment."""
+    """Name the environment variable of a key."""
     return f"{ENVIRONMENT_PREFIX}{section}_{key}".upper()
 
 

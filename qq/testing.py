@@ -10,10 +10,10 @@ unittest: `cls.cluster = cls.enterClassContext(LocalCluster())` in `setUpClass`,
 `self.vhost = self.enterContext(self.cluster.vhost())` in `setUp`. A failure then does not show the nodes' logs, unless
 pytest runs the test.
 
-asyncio: all methods here block, most of them for milliseconds. Call those that wait for a node (`with`, `start`, `stop`,
-`wait_ready`, `wait_caught_up`, `leader`, `followers`, `restore`) in a thread, so that clients in the same event loop go
-on: `await asyncio.to_thread(cluster.restore)`. Start the cluster where no event loop runs yet: in a fixture, or in
-`setUpClass`.
+asyncio: all methods here block, most of them for milliseconds. Call those that wait for a node (`with`, `start`,
+`stop`, `wait_ready`, `wait_caught_up`, `leader`, `followers`, `restore`) in a thread, so that clients in the same event
+loop go on: `await asyncio.to_thread(cluster.restore)`. Start the cluster where no event loop runs yet: in a fixture, or
+in `setUpClass`.
 
 If the block ends with an exception, the last lines of each node's log are added to it as notes.
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 PATIENCE_S = 30.0
-"""How long the methods that wait do so at most, in seconds."""
+"""How many seconds the methods that wait do so at most."""
 
 _POLL_S = 0.02
 _LOG_LINES_SHOWN = 30
@@ -233,7 +233,7 @@ class LocalCluster:
         self._settings = settings
         self._cleanup = ExitStack()
         self._files: list[LocalNode] = []
-        """The files of all nodes that there ever were."""
+        """The files of all nodes that the cluster ever had."""
         self.nodes: list[ClusterNode] = []
 
     def __enter__(self) -> Self:

@@ -47,13 +47,13 @@ _SHORT_NAMES = {
 
 
 def for_clients(settings: ClientTls) -> Reloadable[ssl.SSLContext]:
-    """The context for AMQP clients and what it is made from; raises StartError."""
+    """Make the TLS context for AMQP clients, with the files that it is made from; raises StartError."""
     files = [settings.cert, settings.key, *([settings.ca] if settings.ca is not None else [])]
     return Reloadable(files, partial(_client_context, settings))
 
 
 def for_peers(files: TlsFiles) -> Reloadable[PeerTls]:
-    """The contexts for the other nodes and what they are made from; raises StartError."""
+    """Make the TLS contexts for the other nodes, with the files that they are made from; raises StartError."""
     return Reloadable([files.cert, files.key, files.ca], partial(_peer_contexts, files))
 
 

@@ -112,7 +112,7 @@ class Costs:
         return self.looked > LOOKED_MAX
 
     def of(self, origin: str, command: c.Command) -> int:
-        """The steps of a command that is no publish."""
+        """The steps of a command that does not publish."""
         core = self._core
         match command:
             case c.Settle() | c.Return() | c.Reject() | c.Discard():
@@ -182,7 +182,7 @@ class Costs:
     def _look(
         self, vhost: VirtualHost, exchange: str, keys: Sequence[str], message: bytes | None
     ) -> tuple[Queue, ...] | None:
-        """The queues that are reached; None if too much was looked for in this turn already."""
+        """Find the queues that a message reaches; None if too much was looked for in this turn already."""
         if self.looked_enough:
             return None
         try:

@@ -41,7 +41,7 @@ class QueuePurged(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A declaration or binding that has nothing to tell."""
+    """The result of a declaration or binding that has succeeded and has nothing else to tell."""
 
 
 class Consuming(NamedTuple):

@@ -45,7 +45,7 @@ SEQUENCE_MAX = 2**63 - 1
 
 
 class Publishing:
-    """Carries out the commands that bring messages."""
+    """Carries out the commands that publish messages, and dead letters."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -222,7 +222,7 @@ class Publishing:
             self._publish(_part(command, first, count), vhost, queues, slot + first, sizes)
 
     def _parts(self, vhost: VirtualHost, command: Publish, slot: int) -> list[Part]:
-        """Where the messages of a command go. Raises Refused."""
+        """Find the queues for the messages of a command. Raises Refused."""
         exchange, keys = command.exchange, [command.routing_key, *command.more_keys]
         try:
             return [(0, command.count, self._reached(vhost, exchange, keys))]
@@ -416,7 +416,7 @@ class Publishing:
             self._return(command, slot, count)
 
     def _return(self, command: Enqueue | Publish, slot: int, count: int) -> None:
-        """Give mandatory messages back that no queue gets."""
+        """Give mandatory messages that no queue gets back to their publisher."""
         core = self._core
         place = (core.index, slot, count, command.exchange, command.routing_key, command.frames_channel)
         delay_ms = command.delay_ms if isinstance(command, Publish) else 0
@@ -441,7 +441,7 @@ class Publishing:
         core.touch(queue)
 
     def needs_content(self, queue: Queue) -> bool:
-        """Whether the way of the queue's dead letters may depend on what is in them."""
+        """Whether the way of the queue's dead letters may depend on their headers and properties."""
         exchange = queue.settings.dead_letter_exchange
         return exchange is not None and self._core.catalog.vhosts[queue.vhost].looks_at_content(exchange)
 
@@ -512,7 +512,7 @@ def _as_publish(command: Enqueue) -> Publish:
 
 
 def _part(command: Publish, first: int, count: int) -> Publish:
-    """The command for some of its messages."""
+    """The command for a part of its messages."""
     if count == command.count:
         return command
     first_seq = command.first_seq and command.first_seq + first

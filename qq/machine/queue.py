@@ -64,7 +64,7 @@ NOBODY: QueueOwner = ("", 0)
 
 
 class Dying(NamedTuple):
-    """Messages that wait for their way to the dead-letter exchange."""
+    """Messages that wait to be moved to the dead-letter exchange."""
 
     range: Range
     reason: str
@@ -73,7 +73,7 @@ class Dying(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What happened since this process began; no part of the state."""
+    """Counts of what happened in a queue since this process began; no part of the state."""
 
     published: int = 0
     delivered: int = 0
@@ -259,7 +259,7 @@ class Queue:
 
     @property
     def is_overfull(self) -> bool:
-        """Whether a queue that refuses instead of dropping has more than its limits allow."""
+        """Whether a queue that refuses messages instead of dropping them has more than its limits allow."""
         settings, backlog = self.settings, self.backlog
         if settings.overflow != "reject-publish":
             return False
@@ -379,7 +379,7 @@ class Queue:
         return is_kept or self.dying_count < DYING_MAX
 
     def due_ms(self) -> int | None:
-        """The time at which there is something to do that no command asks for; None for never."""
+        """The time at which the queue has to do something that no command asks for; None for never."""
         if not (self._drops or self.dying or self.settings.expires_ms is not None):
             return self.backlog.due_ms()
         due_ms = None
@@ -676,7 +676,7 @@ class Queue:
 
     @property
     def is_behind(self) -> bool:
-        """Whether `go_on` has something to do."""
+        """Whether `go_on` has work to do."""
         return bool(self.leaving or self.returning)
 
     def go_on(self, most: int, now_ms: int) -> int:
@@ -760,7 +760,7 @@ class Queue:
         return message
 
     def purge(self) -> int:
-        """Drop what is not checked out. Returns how many messages went."""
+        """Drop all messages that no consumer holds. Returns how many there were."""
         purged = self.backlog.clear() + self.dying_count + self.coming_back
         self.dying_first += self.dying_count
         self.dying_count = self.dying_size = 0
@@ -898,7 +898,7 @@ class Queue:
             consumer.wait_for_room()
 
     def restore_behind(self, came_back: int, leaving: Iterable[Leaving]) -> None:
-        """Enter what was put off."""
+        """Enter the returned and settled messages that were put off when the state was dumped."""
         self.came_back = came_back
         for each in leaving:
             self._put_off(each)
@@ -917,7 +917,7 @@ class FrozenBehind(NamedTuple):
 
 
 class FrozenQueue(NamedTuple):
-    """A queue at one moment, but for what its consumers hold."""
+    """A queue at one moment, without the messages that its consumers hold."""
 
     queue: Queue
     owner: tuple[str, int] | None
@@ -935,7 +935,7 @@ class FrozenQueue(NamedTuple):
 
 
 def _totals(ranges: Iterable[Range]) -> tuple[int, int]:
-    """How many messages these are, and their octets."""
+    """How many messages these ranges have, and how many octets."""
     count = size = 0
     for messages in ranges:
         count += messages.count

@@ -144,16 +144,16 @@ class _OperatorSession:
         self.failure = failure
 
     def needed_from(self) -> None:
-        """None: no entry is kept for it, since what it gets stays in its queue until it is read."""
+        """None: this session keeps no entry, because what it gets stays in its queue until it has read that."""
 
     def leader_changed(self) -> None:
         """Do nothing: a change of leader makes no difference here."""
 
     def consumer(self, consumer_id: int) -> None:
-        """None: there are no consumers here."""
+        """None: this session has no consumers."""
 
     def _is_not_told(self, *_: object) -> None:
-        """Never called: only sessions that publish or consume are told this."""
+        """Never called: only sessions that publish or consume are told the effect."""
 
     refuse = unroutable = deliver = direct_reply = timed_out = consumer_gone = _is_not_told
 
