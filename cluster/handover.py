@@ -26,7 +26,7 @@ class Handover:
         self._to: str | None = None
 
     def begin(self, now_s: float, to: str | None = None) -> None:
-        """Begin to hand over to this peer, or to anybody."""
+        """Begin to hand over to this peer or, without one, to anybody."""
         self._ends_s = now_s + HANDOVER_S
         self._is_asked = False
         self._to = to
@@ -39,11 +39,11 @@ class Handover:
         return now_s < self._ends_s
 
     def was_in_vain(self, now_s: float) -> bool:
-        """Whether a handover that nobody took has ended a short while ago."""
+        """Whether a handover that no peer has taken ended a short while ago."""
         return self._ends_s <= now_s < self._ends_s + PAUSE_S
 
     def meant(self, successors: Sequence[str]) -> Sequence[str]:
-        """Who is to take over: the peer it is meant for, or else any of these."""
+        """The peers that may take over: the one that the handover is meant for, or else any of these."""
         return successors if self._to is None else [self._to]
 
     def ask(self, ask_one: Callable[[], bool]) -> None:

@@ -83,7 +83,7 @@ class Owner(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What the file `identity` says."""
+    """The content of the file `identity`."""
 
     owner: Owner
     machine_version: int
@@ -97,12 +97,12 @@ class Identity(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Who the members are where the log has no configuration; nobody, if it must have one."""
+        """The members' names where the log has no configuration; none if the log must have one."""
         return self.members or self.before
 
 
 class DirectoryId(NamedTuple):
-    """What the file `member` says."""
+    """The content of the file `member`."""
 
     member: bytes
     """`ID_BYTES` that stand for this directory, as a member of a cluster."""
@@ -113,7 +113,7 @@ class DirectoryId(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What the register `start-0`, `start-1` says of the last start."""
+    """The content of the register `start-0`, `start-1`: the last start of the node."""
 
     incarnation: int
     writes_lost: bool
@@ -202,13 +202,13 @@ def _unpack_directory_id(body: bytes) -> DirectoryId:
 
 
 def store_directory_id(disk: Disk, directory: str, owner: Owner, known: DirectoryId) -> None:
-    """Let the directory be this member from now on, durably. Raises OSError."""
+    """Store durably that the directory is this member from now on. Raises OSError."""
     data = pack_twice(_MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key(), pack([*known]))
     disk.replace_file(path_in(directory, MEMBER_FILE), data)
 
 
 def store_identity(disk: Disk, directory: str, identity: Identity) -> None:
-    """Let the directory say this of itself, durably. Raises OSError."""
+    """Store durably whose directory this is. Raises OSError."""
     fields = [*identity.owner, identity.machine_version, identity.members]
     if identity.before:  # else programs of release 0.1 can read it
         fields.append(identity.before)

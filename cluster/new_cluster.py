@@ -65,18 +65,18 @@ _UNKNOWN_PORT = 0
 
 @dataclass(frozen=True, slots=True)
 class NewCluster:
-    """What a directory is of by now."""
+    """The new cluster that a directory belongs to now."""
 
     cluster_id: bytes
     member: Member
-    """Its only member."""
+    """The only member of the new cluster."""
 
 
 class OldLog(NamedTuple):
-    """What the old log was at."""
+    """Up to where the old log went, and its version of the state."""
 
     version: int
-    """The version of the state."""
+    """The version of the state that the old log had agreed on."""
     is_named: bool
     """Whether the old cluster had an id: its version then goes on, and else the first one with ids begins."""
 

@@ -104,7 +104,7 @@ class LiveCluster:
         self.endpoints = {name: _amqp_url(route.listen) for name, route in self._client_routes.items()}
         """Where clients connect, through a proxy for each node."""
         self.direct = {name: _amqp_url(address.amqp_port) for name, address in self._addresses.items()}
-        """The same without proxies."""
+        """The addresses of the nodes themselves, without proxies."""
         self.http = {name: f"http://{HOST}:{address.http_port}" for name, address in self._addresses.items()}
         self.toxiproxy = Toxiproxy(next(ports), self._logs / "toxiproxy.log")
         self._processes: dict[str, Process] = {}
@@ -299,12 +299,12 @@ class LiveCluster:
     # Connections
 
     def links(self, source: str, target: str) -> tuple[Link, Link]:
-        """What `source` says to `target`, whichever of them has dialled."""
+        """The links for what `source` sends to `target`, whichever of them has dialled."""
         own, others = self._peer_routes[source, target], self._peer_routes[target, source]
         return Link(own.name, "upstream"), Link(others.name, "downstream")
 
     def clients_of(self, name: str) -> tuple[Link, Link]:
-        """What the clients of a node say to it, and what it says to them."""
+        """The links for what clients send to a node, and for what it sends to them."""
         proxy = self._client_routes[name].name
         return Link(proxy, "upstream"), Link(proxy, "downstream")
 
@@ -321,7 +321,7 @@ class LiveCluster:
             )
 
     async def relieve(self, toxic: str = "") -> None:
-        """Take the toxics of this name away, all without one."""
+        """Remove the toxics of this name or, without a name, all."""
         for proxy, known in await asyncio.to_thread(self.toxiproxy.toxics):
             if not toxic or known.rpartition("-")[0] == toxic:
                 await asyncio.to_thread(self.toxiproxy.remove_toxic, proxy, known)
@@ -393,7 +393,7 @@ class LiveCluster:
             )
 
     async def wait_started(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait until the nodes that run answer over HTTP, whatever they say; raises likewise."""
+        """Wait until the nodes that run answer over HTTP, whatever they say; raises LiveClusterError."""
         for name in self.serving():
             await _until(
                 lambda name=name: self._not_started(name),
@@ -508,7 +508,7 @@ class LiveCluster:
 async def _until(
     reason_against: Callable[[], Any], patience_s: float, complaint: Callable[[str], LiveClusterError]
 ) -> None:
-    """Wait until there is no reason any more."""
+    """Wait until `reason_against` gives no reason any more."""
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + patience_s
     while (reason := await reason_against()) is not None:
@@ -518,7 +518,7 @@ async def _until(
 
 
 def _view(status: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """A member as the document describes it."""
+    """One member, as the cluster's document describes it."""
     return next((node for node in status["nodes"] if node["name"] == name), None)
 
 

@@ -49,7 +49,7 @@ class SimulatedDisk:
     """Factor of all latencies."""
 
     full: bool = False
-    """Whatever needs space fails with ENOSPC, appends after having written a part."""
+    """Whether every operation that needs space fails with ENOSPC; appends write a part before."""
 
     at_once_share: float = 0.0
     """How many of the short jobs are done before `submit` returns, as long as the disk is not slow."""
@@ -208,7 +208,7 @@ class SimulatedDisk:
         self._steps_left = steps
 
     def spare_process(self) -> None:
-        """Take `end_process_after` back."""
+        """Undo `end_process_after`."""
         self._steps_left = None
 
     def fill_after(self, steps: int) -> None:
@@ -216,7 +216,7 @@ class SimulatedDisk:
         self._fills_in = steps
 
     def empty(self) -> None:
-        """Take `fill_after` back: there is space again."""
+        """Undo `fill_after`: there is space again."""
         self.full, self._fills_in = False, None
 
     def fail_next_sync(self, code: int = errno.EIO) -> None:

@@ -75,7 +75,7 @@ FAULTS = {
     "drain": 0.4,
     "revive": 0.4,
 }
-"""How common each is where all are."""
+"""The faults, with how common each is in a run where all happen."""
 
 
 class Nemesis:

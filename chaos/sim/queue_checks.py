@@ -98,7 +98,7 @@ def messages_of(payload: bytes) -> dict[int, bytes]:
 
 
 class Outcomes(NamedTuple):
-    """What the effects of a batch say of its commands."""
+    """The results of a batch's commands, as its effects tell them."""
 
     results: dict[int, Any]
     """Results of the commands that were answered, by session."""
@@ -311,7 +311,7 @@ class QueueOracle:
                 self._forget(self._queues[command.name])
 
     def _remove(self, model: QueueModel) -> None:
-        """The queue has expired."""
+        """Remove a queue that has expired."""
         if model.settings.expires_ms is None:
             self._fail(f"{model.name} is gone")
         for key, holder in self._holders.items():
@@ -320,7 +320,7 @@ class QueueOracle:
         self._forget(model)
 
     def _forget(self, model: QueueModel) -> None:
-        """The queue is gone, with all that was in it."""
+        """Forget a queue that is gone, with all that was in it."""
         del self._queues[model.name]
         self._holders = {key: holder for key, holder in self._holders.items() if holder.model is not model}
         self.fates["gone with its queue"] += model.messages + model.held
@@ -455,7 +455,7 @@ class QueueOracle:
         command: Enqueue | Publish,
         outcomes: Outcomes,
     ) -> list[QueueModel]:
-        """Returns the queues that took messages and have a limit that they must not exceed."""
+        """Publish messages. Returns the queues that took messages and have a limit that they must not exceed."""
         places = [(index, slot) for _, slot in zip(range(command.count), slots, strict=False)]
         if (origin, command.session) in self._failed:
             return []
