@@ -273,7 +273,7 @@ def _transactions(rows: Iterable[Row]) -> dict[str, Transaction]:
 
 
 def _with_ends(rows: Iterable[Row], transactions: Mapping[str, Transaction]) -> Iterator[Row]:
-    """What was done in a transaction ends as that ended: without a commit nothing of it has happened."""
+    """End what was done in a transaction as the transaction ended: without a commit nothing of it has happened."""
     for row in rows:
         tx = row.get("tx")
         if tx is None or row["op"] not in ("publish", *ANSWERS):

@@ -93,17 +93,17 @@ def is_unsettled(message: Facts) -> Fact:
 
 
 def is_phantom(message: Facts) -> Fact:
-    """Whether it was delivered, though nobody published it there or each publish of it certainly failed."""
+    """Whether the message was delivered, though nobody published it there or each publish of it certainly failed."""
     return (message.deliveries > 0) & (message.invokes == message.fails)
 
 
 def is_new_too_often(message: Facts) -> Fact:
-    """Whether it has more first deliveries than copies: an attempt of unknown outcome may have left a copy."""
+    """Whether the message has more first deliveries than copies: an attempt of unknown outcome may have left a copy."""
     return may_be_there(message) & (message.unmarked > copies(message))
 
 
 def may_prove_late(message: Facts) -> Fact:
-    """Whether there is one copy with one first delivery, and others to compare that with (`was_sent_before`)."""
+    """Whether the message has one copy with one first delivery, and there are others to compare it with."""
     return may_be_there(message) & (copies(message) == 1) & (message.unmarked == 1) & (message.deliveries > 1)
 
 
@@ -127,7 +127,7 @@ def was_sent_before(other: Arrival, first: Arrival) -> Fact:
 
 
 def is_comparable(message: Facts) -> Fact:
-    """Whether it has a place in the order: what comes back is served first, what was published again may come late."""
+    """Whether the delivery has a place in the order: returned messages come first, repeated ones may come late."""
     return is_plain(message) & (message.unmarked == 1)
 
 

@@ -63,7 +63,7 @@ PROCESS_BYTES = 16
 NO_ID = bytes(ID_BYTES)
 """Stands in place of an id where there is none."""
 UNNAMED = b"\xff" * ID_BYTES
-"""In place of the id of a cluster that has none yet: the node has a log, and that has no configuration."""
+"""Stands in place of the id of a cluster that has none yet: the node has a log, and that has no configuration."""
 
 _DIALLER = b"qq peer link: proof of the dialler"
 _ACCEPTOR = b"qq peer link: proof of the acceptor"

@@ -280,7 +280,7 @@ def _unpack(body: bytes) -> Identity:
 def _checked(
     disk: Disk, directory: str, owner: Owner, versions: Versions, members: tuple[str, ...]
 ) -> Identity:
-    """What the directory says of itself, if it is this node's.
+    """Return what the directory says of itself, if it is this node's.
 
     Raises ForeignDirectory, OtherVersion, OtherMembers or UnknownFormat.
     """

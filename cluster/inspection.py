@@ -300,7 +300,7 @@ class _Inspection:
         return Whose(whole[0], start, _half(len(whole)))
 
     def _find_member_trouble(self) -> Iterator[Trouble]:
-        """What is wrong with the id of the member, if anything is; a directory of release 0.1 has none yet."""
+        """Find the problem with the member's id, if there is one; a directory of release 0.1 has no id yet."""
         if MEMBER_FILE not in self._names:
             return
         try:

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
 
 UNFINISHED = "groups/restoring"
-"""Where the group's directory is made of a backup; it gets its name when all of it is durable."""
+"""The name of a group's directory while it is made from a backup; it gets its own name when all of it is durable."""
 TERM_LEAP = 2**20
 """The new cluster's first term is up to so much above the last one, drawn at random. Index and term tell which entry
 one is, and the old cluster may go on behind the same one: its next terms are not to be those of the new one."""
 _UNKNOWN_PORT = 0
-"""In place of a port that no log has told. The node tells its address as soon as it is started."""
+"""Stands in place of a port that no log has told. The node tells its address as soon as it is started."""
 
 
 @dataclass(frozen=True, slots=True)

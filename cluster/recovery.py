@@ -149,7 +149,7 @@ class Recovery:
 
     @property
     def _is_told_to_be_none(self) -> bool:
-        """Whether this directory is no member of a cluster that has become known since it has risen by names."""
+        """Whether the cluster is known by now, and this directory is no member of it."""
         newest = self._configurations.newest
         return bool(newest.cluster) and not newest.has(self._name, self._member_id)
 

@@ -248,7 +248,7 @@ class NodeConfig:
     """Whether the cluster goes over to the next version of the state by itself, once the programs of all members can
     run it. Afterwards the older program cannot come back."""
     peer_addresses: str = PEER_ADDRESSES[0]
-    """Who knows where the other nodes are: the log, where each says it of itself, or this node's `nodes`."""
+    """Where this node looks for the others: `log` is at the addresses that the log has, `file` at those in `nodes`."""
     log_level: str = "info"
 
     amqp_host: str = "127.0.0.1"

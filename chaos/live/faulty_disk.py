@@ -195,7 +195,7 @@ class FaultyFile(RealFile):
 
 @dataclass(slots=True)
 class _Durable:
-    """What of a file is durable: its first `size` bytes as they are, and what is not there any more behind them."""
+    """The durable part of a file: its first `size` bytes as they are, and former bytes behind these."""
 
     size: int = 0
     hidden: bytes = b""

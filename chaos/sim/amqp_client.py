@@ -106,7 +106,7 @@ class AmqpClient:
         connect: Callable[[AmqpClient], ClientSocket | None],
         interval_s: float,
     ) -> None:
-        """It tells of each message that is `confirmed` at once, and fails if it is told what cannot be."""
+        """The client calls `confirmed` for each confirmed message, and fails if the node tells it what cannot be."""
         self.name = name
         self._world = world
         self._random: Random = world.random(f"client {name}")

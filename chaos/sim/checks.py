@@ -35,7 +35,7 @@ DIGEST_EVERY = 8
 """States are compared at every index that this divides; a difference that matters lasts."""
 
 BELIEFS_EVERY = 4
-"""What a leader believes is looked at after so many of its steps, and whenever it commits something."""
+"""Checks of a leader's beliefs are made after so many of its steps, and whenever it commits something."""
 
 ROUNDED_MS = 0.001
 """What times that were added up as seconds may differ by: a millisecond begins at 33.25 s and at 33.249999999999986 s
@@ -506,7 +506,7 @@ class Checks:
         return named.has(name, self._ids.get(name, b""))
 
     def _check_stored(self, leader: SimulatedNode, index: int) -> None:
-        """What a leader takes for committed is on the disks of a majority of voters, but for what was done to these."""
+        """Check that what a leader takes for committed is on the disks of a majority of voters, but for damage."""
         configuration = leader.group.configurations.newest
         holders = [
             voter

@@ -55,7 +55,7 @@ class Parts(NamedTuple):
 
 
 AT_ONCE_SHARE = 0.5
-"""How many of the short jobs of a disk are done at once, without its thread, as a quick disk does all of them."""
+"""The share of a disk's short jobs that are done at once, without its thread, as a quick disk does all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,9 @@ class SimulatedNode:
         self.up = False
         self._power_loss_within = False
         self._log_lists_members = False
-        """Whether its last life knew the members from the log, durably: then the list in its file does not matter."""
+        """Whether the node's last life knew the members from the log: then the list in its file does not matter."""
         self.has_started = False
-        """Whether this life has come through its start, so that there are an engine, a log and a standing."""
+        """Whether this life of the node has come through its start: it has an engine, a log and a standing."""
         self._standing = Standing.BLANK
         self._cluster = cluster
         self._world = cluster.world

@@ -294,7 +294,7 @@ class Network:
     # Faults
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing goes from `source` to `target` until `heal`; after a while both ends give their connection up."""
+        """Let nothing go from `source` to `target` until `heal`; after a while both ends give their connection up."""
         self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
         for connection in self._connections_of(source):
             if target in connection.ends:

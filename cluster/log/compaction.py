@@ -51,12 +51,12 @@ class SegmentLimits(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What rewriting a segment would leave of it, when `references` to messages in it were live."""
+    """The result of rewriting a segment, as estimated when `references` to messages in it were live."""
 
     references: int
     entries: int
     size: int
-    """How many bytes the file would have; the size of the old file if that is more than half of it."""
+    """How many bytes the rewritten file would have; the size of the old file if that is more than half of it."""
     at_s: float
     """When the segment was measured, on the monotonic clock."""
 

@@ -76,7 +76,7 @@ class JournalMisuseError(Exception):
 
 
 class EntryObserver(Protocol):
-    """Who has to know at once which entries are in the log: of others than batches, which are few."""
+    """The observer that has to know at once which entries without batches are in the log; there are few of these."""
 
     def appended(self, index: int, entry: bytes) -> None:
         """The entry at `index`, which holds no batches, is in the log now."""

@@ -57,7 +57,7 @@ class OutgoingConsumer:
     no_ack: bool
     """Whether the messages of this consumer are settled when they are written (`no_ack` of basic.consume)."""
     paced: bool
-    """Whether it has no prefetch limit: it may have more messages as its earlier ones are written."""
+    """Whether the consumer has no prefetch limit: it may have more messages as its earlier ones are written."""
     cancel_on_failover: bool
     live_prefetch: bool
     """Whether a later basic.qos changes the prefetch of this consumer."""

@@ -35,12 +35,12 @@ _ANSWER_TIMEOUT_S = 15.0
 _STREAM_TIMEOUT_S = 60.0
 """How long a stream may bring no bytes, in seconds: longer than a node takes until it begins one."""
 _NOTICE_S = 1.0
-"""Who waits for longer than this is told so, and again each time that it is over; after `_LONG_S` more rarely."""
+"""After how many seconds of waiting the operator is told, and told again; after `_LONG_S` more rarely."""
 _LONG_S = 10.0
 _PAUSE_S = 0.5
 """How many seconds to wait before a request is repeated."""
 _REQUEST_S = 0.5
-"""How long one request waits for its change: then it is told why that is not made yet, and is repeated."""
+"""How many seconds a request waits for its change, before it is told the reason and repeated."""
 _LAST_REQUEST_S = 10.0
 """How many seconds the last request waits, if the node may be gone before another one."""
 _LOGIN_REFUSED = "login was refused"

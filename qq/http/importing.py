@@ -54,7 +54,7 @@ class _Object(NamedTuple):
     what: str
     """The object as error texts call it."""
     key: tuple[str, ...]
-    """What tells an object from others of its category. Of several objects with the same key the last counts."""
+    """The part of an object that tells it from others of its kind. Of several with the same key the last counts."""
     changes: Sequence[Change] = ()
     vhost: str = ""
     declaration: Declaration | None = None

@@ -210,7 +210,7 @@ class Message(NamedTuple):
     """A message that was browsed in its queue, or taken from it by a get."""
 
     offset: int
-    """How many ready messages were before it; of messages that were got, how many were got before."""
+    """How many ready messages were before this one; for messages that were got, how many were got before."""
     exchange: str
     routing_key: str
     redelivered: bool

@@ -407,7 +407,7 @@ class BacklogTotals(NamedTuple):
 
 
 class BacklogCounters(NamedTuple):
-    """What the next messages get: position, keys on the shelves, turn; and how far the queue has trimmed them."""
+    """The counters that give the next messages position, keys and turn, and how far the queue was trimmed."""
 
     next_position: int
     next_return: int

@@ -81,7 +81,7 @@ _FLAT: dict[type[c.Command], int] = {
 
 
 class Price(NamedTuple):
-    """What messages cost that are published alike and go the same way, in steps: once, and for each of them."""
+    """The price, in steps, of messages that are published alike and go the same way: once, and for each message."""
 
     once: int
     each: int

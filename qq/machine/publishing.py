@@ -272,7 +272,7 @@ class Publishing:
         self._publish(_as_publish(command), vhost, queues, slot, sizes)
 
     def _check(self, vhost: VirtualHost, content: Sequence[Command]) -> list[tuple[Publish, int, list[Part]]]:
-        """Where a transaction's messages go: each command, its slot and its parts. Raises Refused unless all can."""
+        """Find the queues for a transaction: each command, its slot and its parts. Raises Refused unless all fits."""
         ways: list[tuple[Publish, int, list[Part]]] = []
         wanted: dict[Queue, list[int]] = {}
         copies = self._core.work.copies.get(vhost.name, 0)
@@ -299,7 +299,7 @@ class Publishing:
         return ways
 
     def _new(self, vhost: VirtualHost, command: Publish) -> list[tuple[int, int]]:
-        """Those of a command's messages that were not published before: the first of each run, and how many."""
+        """The messages of a command that were not published before: the first of each run, and how many."""
         if not command.publisher:
             return [(0, command.count)]
         first_seq = _publish_seq(command)

@@ -54,7 +54,7 @@ TRIM_MAX = 1024
 """How many ranges may be dropped over a limit in one entry, unless more messages arrived: a new limit may cut
 millions."""
 DEAD_LETTER_RETRY_MS = 5_000
-"""How long it takes until it is tried again to dead-letter what no queue took (at-least-once)."""
+"""After how many milliseconds dead letters that no queue took are tried again (at-least-once)."""
 
 
 QueueOwner = tuple[str, int]
@@ -303,7 +303,7 @@ class Queue:
         return min(wanted, count)
 
     def expiry_ms(self, ttl_ms: int | None, from_ms: int) -> int:
-        """When a message that is ready from `from_ms` on expires, given its own time-to-live; 0 is never."""
+        """The time at which a message expires that is ready from `from_ms` on; `ttl_ms` is its own TTL. 0 is never."""
         mine = self.settings.message_ttl_ms
         if mine is not None and (ttl_ms is None or mine < ttl_ms):
             ttl_ms = mine
@@ -820,7 +820,7 @@ class Queue:
         return self.delivery(consumer, first, ranges)
 
     def delivery(self, consumer: Consumer, first: int, ranges: list[Range]) -> Deliver:
-        """What the consumer is told of messages that it holds, the first of them with the message id `first`."""
+        """The effect that delivers messages to the consumer; the first of them has the message id `first`."""
         histories = self.histories_of(ranges) if self.histories else {}
         place = consumer.node, consumer.session, consumer.id
         return Deliver(*place, first, ranges, histories, self.counts_failures)
@@ -948,6 +948,6 @@ def _position(messages: Range) -> int:
 
 
 def held(consumer: Consumer) -> list[tuple[int, Any]]:
-    """What the consumer holds, in order: ranges of messages, each with the message id of its first."""
+    """The messages that the consumer holds, in order: ranges, each with the message id of its first message."""
     pieces = consumer.unacked.pieces()
     return [(piece.first, messages) for piece, messages in zip(pieces, ranges_of(pieces), strict=True)]
