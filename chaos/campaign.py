@@ -46,14 +46,14 @@ class Round(NamedTuple):
 
 
 class _Documents(NamedTuple):
-    """meta.json and verdict.json."""
+    """The two documents that a run leaves: meta.json and verdict.json."""
 
     meta: dict[str, Any]
     verdict: dict[str, Any]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out what is missing; the status is 0 if all that there is has passed."""
+    """Carry out the runs that are missing; the status is 0 if all runs that exist have passed."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:

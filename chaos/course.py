@@ -174,7 +174,7 @@ class Course:
                         await channel.declare(plan.name, plan.arguments)
 
     async def _left_in(self, queues: Sequence[str]) -> dict[str, int]:
-        """How many messages are ready, of the queues that have any; -1 if the cluster does not say."""
+        """How many ready messages are in each queue that has any; -1 if the cluster does not say."""
         counts: dict[str, int] = {}
         try:
             async with self._channel() as channel:
@@ -187,7 +187,7 @@ class Course:
         return {name: count for name, count in counts.items() if count}
 
     async def _clear_away(self) -> None:
-        """Leave a cluster that is not ours as it was, unless there is something left to look at."""
+        """Delete the queues from a cluster that is not ours, unless there is something left to look at."""
         if self.plan.leaves_queues or self.problems:
             return
         async with self._channel() as channel:
@@ -293,7 +293,7 @@ class Course:
                 self._nemesis.event("fault", "info", fault=fault, detail=detail)
 
     def record_blow(self, fault: str) -> None:
-        """Write down a fault of which nobody tells when it ends."""
+        """Write down a fault of which nobody says when it ends."""
         self._nemesis.invoke("fault", fault=fault).ok()
 
     # The end

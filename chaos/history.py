@@ -202,7 +202,7 @@ class SteadyClock:
 
 
 class Records(Protocol):
-    """Where rows go."""
+    """The receiver of a history's rows."""
 
     def record(self, process: str, call: int, type_: Type, op: Operation, fields: Fields) -> None:
         """Append one row. Keys whose value is None are left out."""

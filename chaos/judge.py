@@ -52,7 +52,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Life:
-    """The facts of a message in a queue."""
+    """The facts of one message in one queue."""
 
     invokes: int = 0
     oks: int = 0
@@ -120,7 +120,7 @@ class Life:
 
 @dataclass(slots=True)
 class Transaction:
-    """What nobody has tried to commit has failed."""
+    """A transaction; one that nobody has tried to commit has failed."""
 
     outcome: Type = "fail"
     ended_ns: int = NEVER_NS
@@ -129,7 +129,7 @@ class Transaction:
 
 
 def violations(rows: Sequence[Row]) -> set[Violation]:
-    """What the history shows to be wrong; its rows in the order of time."""
+    """Find everything that is wrong in the history, whose rows are in the order of time."""
     history = _History(rows)
     found = {Violation(promise, *name) for name in history.lives for promise in history.broken(name)}
     found.update(Violation("order", *name) for name in history.overtaken())
@@ -138,7 +138,7 @@ def violations(rows: Sequence[Row]) -> set[Violation]:
 
 
 class _History:
-    """What is looked up more than once."""
+    """The parts of a history that are looked up more than once."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         connected_ns = {
@@ -220,12 +220,12 @@ class _History:
         yield from (name for name, times in void.items() if self._is_taken(name, times))
 
     def _is_back(self, life: Life, settled_ns: int) -> bool:
-        """Whether it came to a consumer that was asked for after a commit had acknowledged it."""
+        """Whether the message came to a consumer that was asked for after a commit had acknowledged it."""
         is_one = life.invokes > 0 and promises.copies(life) == 1
         return is_one and any(self._asked_ns[seen.consumer] > settled_ns for seen in life.seen)
 
     def _is_taken(self, name: Name, void_acks: int) -> bool:
-        """Whether it is gone, and nothing has acknowledged it but commits that have not happened."""
+        """Whether the message is gone, though only commits that have not happened acknowledged it."""
         life = self.lives[name]
         is_alone = life.acks == void_acks and not life.rejects and promises.copies(life) <= 1
         return is_alone and promises.is_owed(life) and self._must_be_settled(name)
@@ -273,7 +273,7 @@ def _transactions(rows: Iterable[Row]) -> dict[str, Transaction]:
 
 
 def _with_ends(rows: Iterable[Row], transactions: Mapping[str, Transaction]) -> Iterator[Row]:
-    """What was done in a transaction ends as that ended: without a commit nothing of it has happened."""
+    """End what was done in a transaction as the transaction ended: without a commit nothing of it has happened."""
     for row in rows:
         tx = row.get("tx")
         if tx is None or row["op"] not in ("publish", *ANSWERS):
@@ -288,7 +288,7 @@ def _with_ends(rows: Iterable[Row], transactions: Mapping[str, Transaction]) -> 
 
 
 def _asked(rows: Iterable[Row], connected_ns: Mapping[str, int]) -> dict[Consumer, int]:
-    """When each consumer was asked for, or its connection: nothing was sent to it before."""
+    """When each consumer was asked for, or its connection: nothing was sent to it before that."""
     asked_ns: dict[Consumer, int] = {}
     for row in rows:
         is_consume = (row["op"], row["type"]) == ("consume", "invoke")

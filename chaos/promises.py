@@ -43,13 +43,13 @@ class Facts(Protocol):
     attempt: Fact
     """Number of the last attempt, as its publisher counts."""
     dedup: Fact
-    """1 if the broker was told to deduplicate it, else 0."""
+    """1 if the broker was told to deduplicate the message, else 0."""
     confirmed_ns: Fact
     sequence: Fact
-    """Its number among the messages of its publisher."""
+    """The number of the message among those of its publisher."""
     deliveries: Fact
     unmarked: Fact
-    """First deliveries: neither redelivered nor of a dead letter."""
+    """How many first deliveries there were: neither redelivered nor of a dead letter."""
     dead_arrivals: Fact
     """Deliveries as a dead letter."""
     acks: Fact
@@ -57,7 +57,7 @@ class Facts(Protocol):
 
 
 def may_be_there(message: Facts) -> Fact:
-    """Whether it was published and not every attempt certainly failed."""
+    """Whether the message was published and not every attempt has certainly failed."""
     return message.invokes > message.fails
 
 
@@ -67,12 +67,12 @@ def copies(message: Facts) -> Fact:
 
 
 def is_plain(message: Facts) -> Fact:
-    """Whether it was published once and confirmed: only then is its place in the order known."""
+    """Whether the message was published once and confirmed: only then is its place in the order known."""
     return (message.invokes == 1) & (message.oks == 1) & (message.attempt == 1)
 
 
 def is_owed(message: Facts) -> Fact:
-    """Whether it was certainly there: it was confirmed, or came as a dead letter."""
+    """Whether the message certainly was in the queue: it was confirmed, or came as a dead letter."""
     return (message.oks > 0) | (message.dead_arrivals > 0)
 
 
@@ -88,32 +88,32 @@ def is_gone(message: Facts, must_be_settled: Fact, is_limited: Fact) -> Fact:
 
 
 def is_unsettled(message: Facts) -> Fact:
-    """Whether it was delivered and no consumer took it for good."""
+    """Whether the message was delivered and no consumer has settled it for good."""
     return (message.deliveries > 0) & (message.acks == 0) & (message.rejects == 0)
 
 
 def is_phantom(message: Facts) -> Fact:
-    """Whether it was delivered, though nobody published it there or each publish of it certainly failed."""
+    """Whether the message was delivered, though nobody published it there or each publish of it certainly failed."""
     return (message.deliveries > 0) & (message.invokes == message.fails)
 
 
 def is_new_too_often(message: Facts) -> Fact:
-    """Whether it has more first deliveries than copies: an attempt of unknown outcome may have left a copy."""
+    """Whether the message has more first deliveries than copies: an attempt of unknown outcome may have left a copy."""
     return may_be_there(message) & (message.unmarked > copies(message))
 
 
 def may_prove_late(message: Facts) -> Fact:
-    """Whether there is one copy with one first delivery, and others to compare that with (`was_sent_before`)."""
+    """Whether the message has one copy with one first delivery, and there are others to compare it with."""
     return may_be_there(message) & (copies(message) == 1) & (message.unmarked == 1) & (message.deliveries > 1)
 
 
 class Arrival(Protocol):
-    """A delivery."""
+    """A delivery of a message."""
 
     time_ns: Fact
     connection: Fact
     connected_ns: Fact
-    """When its connection was asked for."""
+    """When the connection of the consumer was asked for."""
 
 
 def was_sent_before(other: Arrival, first: Arrival) -> Fact:
@@ -127,7 +127,7 @@ def was_sent_before(other: Arrival, first: Arrival) -> Fact:
 
 
 def is_comparable(message: Facts) -> Fact:
-    """Whether it has a place in the order: what comes back is served first, what was published again may come late."""
+    """Whether the delivery has a place in the order: returned messages come first, repeated ones may come late."""
     return is_plain(message) & (message.unmarked == 1)
 
 

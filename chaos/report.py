@@ -137,7 +137,7 @@ def _messages(directory: Path, wanted: set[str]) -> dict[str, list[Row]]:
 
 
 def _rows_in_lines(file: Path, wanted: set[str]) -> Iterator[Row]:
-    """What is no row was the check's business to tell."""
+    """The rows of the wanted messages in a file; the check has reported lines that are no rows."""
     with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             # A history has millions of rows: only those of these messages are worth parsing.
@@ -203,7 +203,7 @@ def _facts(run: _Run) -> _Html:
 
 
 def _problems(run: _Run) -> list[str]:
-    """What in the run went otherwise than planned."""
+    """What in the run did not go as planned."""
     return run.meta.get("problems", [])
 
 

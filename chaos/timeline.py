@@ -36,7 +36,7 @@ MARGIN_PX = {"top": 50, "bottom": 60, "between": 46}
 
 
 class Tables(NamedTuple):
-    """What a check computed for the picture; each may be empty. Times are seconds since the run began."""
+    """The tables that a check computed for the picture; each may be empty. Times are seconds since the run began."""
 
     throughput: Sequence[Row] = ()
     latency: Sequence[Row] = ()

@@ -25,7 +25,7 @@ class Alarms:
 
     def __init__(self, configurations: Configurations, peers: Peers, space: Space) -> None:
         self.active = Alarm(0)
-        """What is short, as of the last `look`; empty if publishers need not wait."""
+        """What this node, or more than a minority, was low on at the last `look`; empty if publishers need not wait."""
         self.low_on_memory = False
         self._configurations = configurations
         self._peers = peers
@@ -37,12 +37,12 @@ class Alarms:
         return self._space.free_bytes
 
     def own(self, now_s: float) -> Alarm:
-        """What this node is low on."""
+        """What this node itself is low on."""
         disk = Alarm.DISK if self._space.is_low(now_s) else Alarm(0)
         return disk | Alarm.MEMORY if self.low_on_memory else disk
 
     def look(self, now_s: float) -> bool:
-        """Find out what is short; True if that has changed."""
+        """Find out anew what publishers must wait for; True if that has changed."""
         active = self.own(now_s)
         membership = self._configurations.membership
         for alarm in Alarm:

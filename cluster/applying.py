@@ -33,11 +33,11 @@ class Expelled(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What follows from an entry."""
+    """The consequences of an applied entry."""
 
     effects: list[Any]
     expelled_at: int | None
-    """The position of `Expelled` among them, None without one."""
+    """The position of `Expelled` among the effects; None without one."""
     awaited_by: list[str]
     """The nodes at which somebody waits for the entry itself, whatever its effects: each may be there several times."""
 

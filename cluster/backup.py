@@ -64,29 +64,29 @@ class Contents:
     """What `backup.json` says."""
 
     cluster: str
-    """The name of the cluster."""
+    """The name of the cluster that the backup is of."""
     cluster_id: bytes
-    """The id of the cluster; empty if its log had no configuration."""
+    """The id of that cluster; empty if its log had no configuration."""
     node: str
-    """The node that has given the files."""
+    """The name of the node that has given the files."""
     group: int
     version: int
     """The version of the state that the log had agreed on."""
     index: int
-    """The last entry: the backup holds everything up to here, and nothing else."""
+    """The index of the last entry: the backup holds everything up to here, and nothing else."""
     term: int
     time_ms: int
     """The cluster's time when the backup was made."""
     directory: str
-    """Where the node has the files. Whoever makes the backup may find them there, too."""
+    """The directory of the node where the files are. Whoever makes the backup may find them there, too."""
     checkpoint_index: int
     checkpoint_bytes: int
     segments: tuple[BackupSegment, ...]
-    """Ascending; what the last ones have without a gap is the log."""
+    """The segments, ascending. The last ones without a gap between them are the log."""
 
     @property
     def owner(self) -> Owner:
-        """Whose the files were: their headers say so, too."""
+        """The identity of the node whose files they were, which their headers carry, too."""
         return Owner(self.cluster, self.node, self.group)
 
     @property
@@ -95,7 +95,7 @@ class Contents:
 
     @property
     def files(self) -> list[tuple[str, int]]:
-        """Name and size of each file but the first and the last, in their order."""
+        """Name and size of each file but `backup.json` and `SHA256SUMS`, in their order."""
         segments = [(segment.name, segment.file_bytes) for segment in self.segments]
         return [(self.checkpoint, self.checkpoint_bytes), *segments]
 
@@ -105,7 +105,7 @@ class Contents:
 
 
 def pack_contents(contents: Contents) -> bytes:
-    """The file `backup.json`."""
+    """Make the file `backup.json`."""
     document = _fields(contents) | {
         "cluster_id": contents.cluster_id.hex(),
         "segments": [segment._asdict() for segment in contents.segments],
@@ -114,7 +114,7 @@ def pack_contents(contents: Contents) -> bytes:
 
 
 def unpack_contents(data: bytes) -> Contents:
-    """What the file `backup.json` says. Raises BadBackup."""
+    """Read the file `backup.json`. Raises BadBackup."""
     try:
         document = json.loads(data)
         if document.pop("kind") != _KIND:
@@ -178,12 +178,12 @@ class FileFound(NamedTuple):
     name: str
     file_bytes: int
     what: str
-    """What is in it; empty if that is not known."""
+    """What is in the file, in words; empty if that is not known."""
     problem: str | None
 
 
 def read_contents(disk: Disk) -> Contents:
-    """What the backup is that is in the root of `disk`. Raises BadBackup or OSError."""
+    """Read what the backup in the root of `disk` contains. Raises BadBackup or OSError."""
     names = disk.list_directory("")
     if CONTENTS not in names:
         raise BadBackup(f"this is not a backup: there is no {CONTENTS}")
@@ -223,7 +223,7 @@ def examine(disk: Disk, contents: Contents, describe_state: Callable[[bytes], st
 
 
 def check(disk: Disk, contents: Contents, describe_state: Callable[[bytes], str]) -> None:
-    """Raise BadBackup for the first file that is not whole; raises OSError."""
+    """Raise BadBackup for the first file that is damaged or incomplete; raises OSError."""
     for found in examine(disk, contents, describe_state):
         if found.problem is not None:
             raise BadBackup(f"{found.name}: {found.problem}; make another backup, or use an earlier one")

@@ -59,7 +59,7 @@ One that is sent a snapshot keeps what follows on that, up to the snapshot's own
 the time that it has it, unless the log grows faster than a snapshot is sent.
 """
 _DAMAGE = (errno.EIO, errno.ENOENT)
-"""Errors by which a file is known to be damaged or missing on the disk; others may pass."""
+"""Errors that show that a file is damaged or missing on the disk; other errors may pass."""
 
 Send = Callable[[str, Message], None]
 
@@ -73,7 +73,7 @@ class _Given:
     """The names of files 0, 1, ... of the snapshot in the log's directory."""
     used_s: float
     pace: Pace | None
-    """How fast the peer is fed, if it is a learner."""
+    """How fast the peer is sent the snapshot, if it is a learner."""
 
 
 class _Sealing(NamedTuple):
@@ -293,17 +293,17 @@ class _Taking:
     peer: str
     offer: Offer
     parts: Iterator[_Part]
-    """The chunks that have not been asked for yet."""
+    """The chunks that this node has not asked for yet."""
     moved_s: float
     asked: deque[_Part] = field(default_factory=deque)
     storing: int = 0
-    """Chunks that the disk has been given and not yet stored."""
+    """How many chunks the disk has been given and has not stored yet."""
     file: File | None = None
     """The file that is being written; only the background thread uses it."""
     names: Sequence[str] = ()
     """The names of its segments in the log's directory, once all chunks are there and the files may be moved."""
     lost: bool = False
-    """Whether it was given up; jobs that still run for it on the background thread do nothing."""
+    """Whether the transfer was given up; jobs on the background thread that still run for it do nothing."""
 
 
 class SnapshotTaker:

@@ -55,7 +55,7 @@ class SteadyClock:
         self._doubtful_ms: float | None = None
         """The offset since a jump that is not believed yet; None if there is none."""
         self._since_s = 0.0
-        """When the offset `_doubtful_ms` was first seen, on the monotonic clock."""
+        """When the offset `_doubtful_ms` was first seen, on the monotonic clock, in seconds."""
 
     def look(self, wall_ms: int, now_s: float) -> None:
         offset_ms = wall_ms - now_s * 1000

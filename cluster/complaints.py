@@ -18,7 +18,7 @@ _INTERVAL_S = 1.0
 
 
 class Complaints:
-    """Writes such lines to one logger, and leaves out those that are too many."""
+    """Writes lines about strangers to one logger, and leaves out those that are too many."""
 
     def __init__(self, log: logging.Logger, lines: int = 1) -> None:
         """At most `lines` lines of each kind are logged in a second. Kinds are never forgotten, so they must be few."""

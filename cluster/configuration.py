@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 CONFIGURATION = 0xC1
-"""The first byte of such an entry."""
+"""The first byte of an entry that holds a configuration."""
 FORMAT_VERSION = 1
 ID_BYTES = 16
 COUNT_MAX = 2**63 - 1
@@ -41,18 +41,18 @@ PORT_MAX = 65_535
 HOST_MAX = 255
 """Characters of the name or the address of a host (RFC 1035, section 2.3.4)."""
 MEMBERS_MAX = 7
-"""Every entry goes to every member: more of them cost speed and add no safety."""
+"""The most members of a cluster. Every entry goes to every member: more would cost speed and add no safety."""
 NOBODY = b""
 """In place of the id of a member that was removed while it was still awaited."""
 REMOVED_MAX = 100
-"""So many of those that were removed last are remembered, to tell them so."""
+"""How many of the members that were removed last are remembered, to tell them so."""
 
 _HEAD = Struct("<BBQ")
 _FIRST_BYTE = bytes([CONFIGURATION])
 
 
 class MembershipRefused(Exception):
-    """The step may not be taken; nothing has changed. The text says why and what to do."""
+    """The change of the members is refused; nothing has changed. The text says why and what to do."""
 
 
 class MalformedConfiguration(ValueError):
@@ -98,7 +98,7 @@ def host_problem(host: str) -> str | None:
 
 
 class Removed(NamedTuple):
-    """A member that is none any more."""
+    """A former member of the cluster, which was removed or replaced."""
 
     id: bytes
     name: str
@@ -115,21 +115,21 @@ class Member:
     is_voter: bool = True
     """Whether it votes and is counted; a learner is only sent what the voters are sent."""
     versions: Versions | None = None
-    """What its program can run, as it has said last; None if it never has."""
+    """The versions that the member's program can run, as it has said last; None if it never has."""
     is_drained: bool = False
     """Whether it is under maintenance: it gets no new clients, and leads only where nobody else can."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What all members agree on."""
+    """What all members have agreed on: who they are, where, who votes, and the version of the state."""
 
     cluster: bytes
     """`ID_BYTES` that stand for the cluster; empty before its first configuration is in the log."""
     version: int
     """The version of the state: what entries behind this configuration do."""
     members: tuple[Member, ...]
-    """They are in the order of their names, which are unique, as their ids and addresses are."""
+    """The members, ordered by name. Names, ids and addresses are each unique."""
     removed: tuple[Removed, ...] = ()
     """The members that were removed or replaced last, the newest at the end."""
 
@@ -168,7 +168,7 @@ class Configuration:
         return len(self.membership.voters) if self.has_voter(name, member_id) else 0
 
     def is_removed(self, member_id: bytes) -> bool:
-        """Whether this was a member, and is none any more."""
+        """Whether this data directory was that of a member, and is not any more."""
         return any(removed.id == member_id for removed in self.removed)
 
     def was_removed(self, name: str) -> bool:
@@ -203,7 +203,7 @@ class Configuration:
         )
 
     def moved(self, addresses: Mapping[str, PeerAddress]) -> Configuration:
-        """Note where members are now, all at once: one of them may be where another one of them was."""
+        """Note the new addresses of members, all at once: one may have moved to where another was before."""
         return self._with(*(replace(self._known(name), address=each) for name, each in addresses.items()))
 
     def added(self, name: str, address: PeerAddress) -> Configuration:
@@ -308,7 +308,7 @@ class Configuration:
             )
 
     def _with(self, *new: Member) -> Configuration:
-        """Put members in the places of those of their names, where there are such."""
+        """Put these members in the places of those that have their names, as far as there are such."""
         names = {member.name for member in new}
         members = [member for member in self.members if member.name not in names]
         for member in new:
@@ -340,7 +340,7 @@ class Configuration:
 
 
 def fields_of(configuration: Configuration) -> Any:
-    """The configuration as msgpack can pack it."""
+    """The configuration as a list of fields that msgpack can pack."""
     members = [
         (
             member.name,

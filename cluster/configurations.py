@@ -43,17 +43,17 @@ class Configurations:
     may still be in the one that is committed, and has to be told of what comes: it may even lead."""
 
     def __init__(self, configuration: Configuration) -> None:
-        """Begin with what counts as long as the log has none."""
+        """Begin with the configuration that counts as long as the log has none."""
         self._cluster = b""
         self._base = configuration
-        """What counts where neither the log nor the state has any."""
+        """The configuration that counts where neither the log nor the state has any."""
         self._held = [(0, configuration)]
-        """The configurations with the indexes of their entries, ascending."""
+        """The configurations in the log with the indexes of their entries, ascending."""
         self._note()
 
     @property
     def is_settled(self) -> bool:
-        """Whether this node has applied any."""
+        """Whether this node has applied any configuration."""
         return self.committed_index > 0
 
     @property

@@ -49,9 +49,9 @@ class LinkLimits(NamedTuple):
     queued_bytes_max: int = 96 << 20
     """A peer that lets more than this pile up, besides the largest frame of it, is disconnected."""
     high_water_bytes: int = 8 << 20
-    """With more than this queued a link becomes congested."""
+    """A link becomes congested when more than this many bytes are queued."""
     low_water_bytes: int = 2 << 20
-    """With less than this queued a link is not congested any more."""
+    """A link is not congested any more when fewer than this many bytes are queued."""
     retry_first_s: float = 0.1
     retry_max_s: float = 1.0
     handshake_timeout_s: float = 5.0
@@ -90,7 +90,7 @@ class LinkBacklog:
 
 
 class Epochs(Protocol):
-    """What hears of the events of a connection: the links of the node."""
+    """The receiver of a connection's events: the links of the node."""
 
     def begin(self, connection: PeerConnection) -> None:
         """The connection has authenticated the peer."""
@@ -134,7 +134,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._verdict: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self.made_s = self._loop.time()
-        """When this was made, by the clock of the event loop."""
+        """When this connection was made, by the clock of the event loop."""
         self.heard_s = self.made_s
         """When the other side last sent anything, by the clock of the event loop."""
         self._stranger_bytes = memoryview(bytearray(limits.stranger_bytes_max))
@@ -152,7 +152,7 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     @property
     def terms(self) -> Terms | None:
-        """What the peer has told of itself; None until it has proved who it is."""
+        """What the peer has told about itself; None until it has proved who it is."""
         return self._handshake.terms
 
     async def wait_authenticated(self) -> None:
@@ -184,7 +184,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.congested = self.congested or bool(self._pieces)
 
     def _pump(self, transport: asyncio.Transport) -> None:
-        """Give the transport the pieces that wait, as long as it takes more."""
+        """Give the transport the pieces that wait to be sent, as long as it takes more."""
         while self._pieces and not self._writing_paused:
             piece = self._pieces.popleft()
             self._pieces_bytes -= len(piece)
@@ -314,7 +314,7 @@ class FrameBuffer:
         self._end = 0
 
     def space(self) -> memoryview:
-        """Where the next bytes of the stream go; never empty."""
+        """The buffer that the next bytes of the stream go into; never empty."""
         return self._view[self._end :]
 
     def advance(self, count: int) -> list[Frame]:

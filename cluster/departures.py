@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cluster.presence import Presence
 
 OLDEST_PROTOCOL = PROTOCOLS[0]
-"""What nodes of release 0.1 speak, which know no introductions."""
+"""The version of the protocol that nodes of release 0.1 speak, which know no introductions."""
 
 
 class Departures:
@@ -38,7 +38,7 @@ class Departures:
         self._presence = presence
         self._congested = congested
         self._waiting: deque[Departure] = deque()
-        """The messages that wait for a sync, in the order in which they were given."""
+        """The messages that wait for a sync, in the order in which they were handed over."""
 
     def transmit(self, peer: str, message: Message) -> None:
         """Send a message that waits for nothing; dropped if there is no link, or the peer does not know such."""
@@ -68,5 +68,5 @@ class Departures:
                 self._waiting.append(departure)
 
     def drop(self, peer: str) -> None:
-        """Drop what waits to be sent to this peer, because its epoch is over."""
+        """Drop the messages that wait to be sent to this peer, because its epoch is over."""
         self._waiting = deque(waiting for waiting in self._waiting if waiting.peer != peer)

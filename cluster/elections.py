@@ -42,7 +42,7 @@ class Elections:
     def __init__(self, name: str, configurations: Configurations, detector: FailureDetector) -> None:
         """A leader counts as alive until `detector` suspects it."""
         self.is_won = False
-        """Whether this member may campaign: it has won a round, and has heard no leader since."""
+        """Whether this member may campaign: it has won a pre-vote round, and has heard no leader since."""
         self._name = name
         self._configurations = configurations
         self._detector = detector
@@ -120,6 +120,6 @@ class Elections:
         return self._configurations.membership.is_majority(self._votes)
 
     def is_better(self, peer: str, theirs: LogEnd, ours: LogEnd) -> bool:
-        """Whether a peer that asks should lead rather than this member, as far as their logs tell."""
+        """Whether a peer that asks for a vote should lead rather than this member, as far as their logs tell."""
         goes_first = self._is_asking and self._name < peer
         return theirs > ours or (theirs == ours and not goes_first)

@@ -37,10 +37,10 @@ Step = Callable[[Configuration], Configuration]
 
 
 class _Round(NamedTuple):
-    """What a learner is being given."""
+    """One round of catching up of a learner."""
 
     goal: int
-    """The index at which the log ended when the round began."""
+    """The index at which the log ended when the round began: the learner has to reach it."""
     began_s: float
 
 
@@ -62,12 +62,12 @@ class Enrolment:
         self._rounds: dict[str, _Round] = {}
 
     def introduced(self, name: str, introduction: Introduction) -> None:
-        """A node has told, on a new link, who it is."""
+        """A node has told, on a new link, which directory it has and what its program can run."""
         self._told[name] = introduction
         self._rounds.pop(name, None)
 
     def left(self, name: str) -> None:
-        """The link to a node is lost: what it has told may not be so any more."""
+        """The link to a node is lost: forget what it has told, which may not be true any more."""
         self._told.pop(name, None)
 
     def versions_told(self, name: str) -> Versions | None:

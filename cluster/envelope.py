@@ -141,7 +141,7 @@ class Forward(NamedTuple):
 
 
 class Alarm(IntFlag):
-    """What a node is low on."""
+    """What a node is low on, as bits of one number."""
 
     DISK = 1
     MEMORY = 2
@@ -156,26 +156,26 @@ class Status(NamedTuple):
     commit_index: int
     applied_index: int
     standing: int
-    """Its `Standing`, as a number."""
+    """The `Standing` of the node, as a number."""
     first_index: int
-    """Index of the first entry of its log."""
+    """The index of the first entry of the node's log."""
     checkpoint_index: int
     disk_bytes: int
-    """How large the files of its log are, in bytes."""
+    """How large the files of the node's log are, in bytes."""
     disk_free_bytes: int
     alarm: int
-    """What it is low on: an `Alarm`, as a number."""
+    """What the node is low on: an `Alarm`, as a number."""
     time_ms: int
-    """The cluster's time as it knows it, in milliseconds."""
+    """The cluster's time as the node knows it, in milliseconds."""
     wall_ms: int
-    """Its wall clock, in milliseconds since 1970."""
+    """The node's wall clock, in milliseconds since 1970."""
     steady_ms: int
-    """Its wall clock without jumps that are not believed yet (clock.py)."""
+    """The node's wall clock without jumps that are not believed yet (clock.py)."""
     hears_leader: int = 1
     """1 if it leads, or has heard the leader within the last moments; else 0. Release 0.1 does not tell: its nodes are
     taken to hear it, or no node could be stopped in good order during an upgrade."""
     may_lead: int = 1
-    """1 if its disk and its log allow it to lead; 0 while its disk is full or its log damaged."""
+    """1 if the node's disk and log allow it to lead; 0 while its disk is full or its log damaged."""
     misses: tuple[str, ...] = ()
     """The other members that it has no link with. Release 0.1 does not tell: its nodes are taken to miss nobody."""
 
@@ -185,10 +185,10 @@ class Introduction(NamedTuple):
 
     member_id: bytes
     host: str
-    """The host and the port at which the others reach it."""
+    """The host and the port at which the other nodes reach the node."""
     port: int
     low: int
-    """The lowest version of the state that its program can run, and the highest."""
+    """`low` and `high`: the versions of the state that the node's program can run, both included."""
     high: int
     may_join: int
     """1 if the cluster may take the directory in unasked: it is new, or its log is of this cluster; else 0."""
@@ -206,15 +206,15 @@ class MembersTold(NamedTuple):
 
 
 class ChangeRequest(NamedTuple):
-    """Asks the leader for a change of the members. Only what it refuses is answered."""
+    """Asks the leader for a change of the members. The leader answers only if it refuses."""
 
     number: int
-    """Chosen by who asks, for the answer."""
+    """A number that the asking node has chosen, and that the answer repeats."""
     change: MemberChange
 
 
 class ChangeRefused(NamedTuple):
-    """Tells why the change of that number is not made."""
+    """Tells why the leader does not make the change that had this number."""
 
     number: int
     text: str
@@ -448,7 +448,7 @@ def _checked(message: Checked) -> Checked:
 
 
 def _count(value: Any) -> int:
-    """The value, if it is a number in the range of counts. Raises MalformedFrame."""
+    """Return the value if it is a number in the range of counts. Raises MalformedFrame."""
     if not is_count(value):
         raise MalformedFrame(f"{value!r:.100} in place of a number")
     return value

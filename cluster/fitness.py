@@ -61,7 +61,7 @@ def _gap(one: str, other: str, known: Known) -> str | None:
 
 
 def _led_by(leader: str, names: Collection[str], known: Known) -> list[str]:
-    """Those of these members that this one could lead, itself included."""
+    """Those of the given members that this one could lead, itself included."""
     return [name for name in names if name == leader or _gap(leader, name, known) is None]
 
 
@@ -123,7 +123,7 @@ def successors(name: str, membership: Membership, drained: Collection[str], know
 
 
 def _fit(names: Collection[str], known: Known) -> tuple[list[str], dict[str, str]]:
-    """Those of these members that go on with each other, and why the others do not."""
+    """Divide these members: those that can go on with each other, and why the others cannot."""
     flaws = {name: why for name in sorted(names) if (why := flaw(name, known)) is not None}
     fit = [name for name in sorted(names) if name not in flaws]
     flaws |= {name: why for name, why in _who_go_on(fit, known).items() if why is not None}

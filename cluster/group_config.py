@@ -53,7 +53,7 @@ class GroupConfig:
     retained_bytes: int = 128 * 1024 * 1024
     """Entries up to this size stay in the log for followers that were away; one that needs more gets a snapshot."""
     disk_free_limit_bytes: int = 50 * 1024 * 1024
-    """With less free space than this, publishers have to wait."""
+    """Publishers have to wait while the disk has less free space than this, in bytes."""
     entry_bytes_max: int = 1024 * 1024
     """An entry gathers batches up to about this size; a larger batch travels alone."""
     entry_weight_max: int = 15

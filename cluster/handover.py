@@ -39,7 +39,7 @@ class Handover:
         return now_s < self._ends_s
 
     def was_in_vain(self, now_s: float) -> bool:
-        """Whether a handover that nobody took has ended a short while ago."""
+        """Whether a handover that no peer has taken ended a short while ago."""
         return self._ends_s <= now_s < self._ends_s + PAUSE_S
 
     def meant(self, successors: Sequence[str]) -> Sequence[str]:

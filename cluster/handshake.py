@@ -61,9 +61,9 @@ NAME_BYTES_MAX = 64
 NONCE_BYTES = 32
 PROCESS_BYTES = 16
 NO_ID = bytes(ID_BYTES)
-"""In place of an id that is not there."""
+"""Stands in place of an id where there is none."""
 UNNAMED = b"\xff" * ID_BYTES
-"""In place of the id of a cluster that has none yet: the node has a log, and that has no configuration."""
+"""Stands in place of the id of a cluster that has none yet: the node has a log, and that has no configuration."""
 
 _DIALLER = b"qq peer link: proof of the dialler"
 _ACCEPTOR = b"qq peer link: proof of the acceptor"
@@ -82,7 +82,7 @@ _REJECT = Struct("<4sHBB")
 
 MESSAGE_BYTES_MAX = _HELLO.size
 _ANYBODY = bytes(NAME_BYTES_MAX)
-"""In place of the expected name of a dialler that does not know it."""
+"""Stands in place of the expected name when a dialler does not know it."""
 
 
 class _MessageKind(IntEnum):
@@ -150,7 +150,7 @@ class RejectedError(HandshakeError):
 
 
 class DisagreementError(HandshakeError):
-    """The other side has proved which member it is, and still must not be counted as one."""
+    """The other side has proved which member it is, but the two nodes must not work together."""
 
 
 class OtherMembersError(DisagreementError):
@@ -172,7 +172,7 @@ class SecondProcessError(DisagreementError):
 
 
 class OtherClusterError(DisagreementError):
-    """It is a member of another cluster, which has the same name and secret."""
+    """The peer is a member of another cluster, which has the same name and secret."""
 
     reason: ClassVar[int] = 8
 
@@ -187,7 +187,7 @@ class AlreadyLinkedError(HandshakeError):
 
 
 class TooManyGuestsError(DisagreementError):
-    """So many nodes are connected that no configuration knows that there is no room for one more."""
+    """There is no room for one more guest: too many nodes are connected that no configuration knows."""
 
     reason: ClassVar[int] = 12
 
@@ -222,15 +222,15 @@ class Terms(NamedTuple):
     process: bytes
     """A random name of this process: two processes must not be counted under one node name."""
     versions: Versions
-    """Which versions of the state its program can run."""
+    """The versions of the state that the node's program can run."""
     cluster: bytes = NO_ID
     """The cluster that its log is of: `UNNAMED` if that has no id, `NO_ID` as long as the node is of none."""
     member: bytes = NO_ID
-    """The id of its data directory; `NO_ID` from a node of release 0.1."""
+    """The id of the node's data directory; `NO_ID` from a node of release 0.1."""
 
     @property
     def is_named(self) -> bool:
-        """Whether the node is of a cluster that has an id."""
+        """Whether the node belongs to a cluster that has an id."""
         return self.cluster not in (NO_ID, UNNAMED)
 
     @classmethod
@@ -300,7 +300,7 @@ class Credentials(NamedTuple):
     cluster: str
     node: str
     secrets: tuple[bytes, ...]
-    """The secrets that are good now: one, or two while the secret is changed."""
+    """The secrets that the node accepts now: one, or two while the secret is changed."""
     terms: Terms
 
 
@@ -322,7 +322,7 @@ class Handshake:
         self.terms: Terms | None = None
         """What the other side has told of itself; None until it has proved who it is."""
         self._versions = VERSIONS[1:] if identity.terms.is_named else VERSIONS
-        """The versions that this node speaks."""
+        """The versions of the handshake that this node speaks."""
         self._secrets = identity.secrets
         """The secrets that a proof may be made with; after the first proof only the one that it was made with."""
         self._terms = identity.terms
@@ -389,7 +389,7 @@ class Handshake:
         return RejectedError(f"the peer rejects this node: {text}", cause)
 
     def _spoken_here(self, version: int) -> str:
-        """What this node speaks instead of that version."""
+        """The versions that this node speaks, for a peer that speaks another one."""
         text = f"this node {' and '.join(map(str, self._versions))}"
         if version in VERSIONS and version not in self._versions:
             text += " since the cluster has an id: start this release there"
@@ -535,7 +535,7 @@ def _name_field(name: str) -> bytes:
 
 
 def _named(field: bytes) -> str:
-    """The name in a field. Raises UnknownNodeError if it is none."""
+    """Read the name in a field. Raises UnknownNodeError if there is none."""
     try:
         name = field.rstrip(b"\0").decode()
         if _name_field(name) == field:

@@ -12,7 +12,7 @@ _BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 
 
 class Histogram:
-    """Lengths of time, in seconds, counted by the least bound that they do not exceed."""
+    """A histogram: lengths of time in seconds, each counted by the least bound that it does not exceed."""
 
     bounds_s = _BOUNDS_S
     """The upper bounds of the counts, each included; what took longer than the last is counted behind it."""

@@ -83,7 +83,7 @@ class Owner(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What the file `identity` says."""
+    """The content of the file `identity`."""
 
     owner: Owner
     machine_version: int
@@ -96,7 +96,7 @@ class Identity(NamedTuple):
 
 
 class DirectoryId(NamedTuple):
-    """What the file `member` says."""
+    """The content of the file `member`."""
 
     member: bytes
     """`ID_BYTES` that stand for this directory, as a member of a cluster."""
@@ -110,7 +110,7 @@ class DirectoryId(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What the register `start-0`, `start-1` says of the last start."""
+    """The content of the register `start-0`, `start-1`: the last start of the node."""
 
     incarnation: int
     writes_lost: bool
@@ -213,13 +213,13 @@ def _unpack_directory_id(body: bytes) -> DirectoryId:
 
 
 def store_directory_id(disk: Disk, directory: str, owner: Owner, known: DirectoryId) -> None:
-    """Let the directory be this member from now on, durably. Raises OSError."""
+    """Store durably that the directory is this member from now on. Raises OSError."""
     data = pack_twice(_MEMBER_MAGIC, MEMBER_FORMAT_VERSION, owner.key(), pack([*known]))
     disk.replace_file(path_in(directory, MEMBER_FILE), data)
 
 
 def store_identity(disk: Disk, directory: str, identity: Identity) -> None:
-    """Let the directory say this of itself, durably. Raises OSError."""
+    """Store durably whose directory this is. Raises OSError."""
     fields = [*identity.owner, identity.machine_version, identity.members]
     if identity.before:  # a copy is mended as it was: the file `member` has not got the names yet
         fields.append(identity.before)
@@ -290,7 +290,7 @@ def _unpack(body: bytes) -> Identity:
 def _checked(
     disk: Disk, directory: str, owner: Owner, versions: Versions, members: tuple[str, ...]
 ) -> Identity:
-    """What the directory says of itself, if it is this node's.
+    """Return what the directory says of itself, if it is this node's.
 
     Raises ForeignDirectory, OtherVersion, OtherMembers, UnknownFormat or ForeignJournal.
     """

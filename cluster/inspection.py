@@ -63,19 +63,19 @@ DescribeState = Callable[[bytes], str]
 
 
 class Cure(IntEnum):
-    """What becomes of a problem at the node's next start; the worst last."""
+    """What the node's next start does about a problem; the worst last."""
 
     SPARE = 1
-    """The node puts it right by itself: it is there a second time, or can be made anew."""
+    """The node repairs the problem by itself: what is damaged exists twice, or can be made anew."""
 
     HEARING = 2
     """The node waits until every other member has told its term, and then catches up (recovery.py)."""
 
     REPAIR = 3
-    """The log is set aside, and the others give the node theirs."""
+    """The node sets its log aside, and the other nodes give it theirs."""
 
     OPERATOR = 4
-    """The node refuses to start."""
+    """The node refuses to start until somebody has done something."""
 
 
 class Problem(NamedTuple):
@@ -168,7 +168,7 @@ class Leftover(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """A problem that does not belong to any other finding."""
+    """A problem that belongs to none of the other findings."""
 
     path: str
     problem: Problem
@@ -300,7 +300,7 @@ class _Inspection:
         return Whose(whole[0], start, _half(len(whole)))
 
     def _find_member_trouble(self) -> Iterator[Trouble]:
-        """What is wrong with the id of the member, if anything is; a directory of release 0.1 has none yet."""
+        """Find the problem with the member's id, if there is one; a directory of release 0.1 has no id yet."""
         if MEMBER_FILE not in self._names:
             return
         try:

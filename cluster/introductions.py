@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Introductions:
-    """What this node tells others of itself and of the members, and what it is told of the members."""
+    """What this node tells other nodes about itself and about the members, and what they tell it of the members."""
 
     def __init__(
         self,

@@ -44,12 +44,12 @@ _SILENT_AFTER_S = 1.0
 
 
 class Link(NamedTuple):
-    """The connection that there is with a node already."""
+    """An existing connection with a node."""
 
     process: bytes
     """The process at the other end."""
     silent_s: float
-    """How long ago it last said anything."""
+    """How many seconds ago the node last said anything."""
 
 
 class KnownMembers:
@@ -70,17 +70,17 @@ class KnownMembers:
         the nodes in it: from here they cannot be reached where the log says they are.
         """
         self.terms = Terms.of([name], versions.low, process, versions)
-        """What this node tells of itself."""
+        """What this node tells about itself in handshakes."""
         self.addresses: dict[str, PeerAddress] = {}
         """Where the other members are looked for first, by name."""
         self._name = name
         self._listed = listed
         self._prefers_listed = prefers_listed
         self._directories: frozenset[bytes | None] = frozenset()
-        """The ids of the data directories that are members, or were."""
+        """The ids of the data directories that are, or were, members."""
 
     def places(self, peer: str) -> tuple[PeerAddress, ...]:
-        """Where a member may listen. Where several have moved, the file may know better than the log."""
+        """Where a member may listen. If several members have moved, this node's file may know better than the log."""
         address = self.addresses[peer]
         listed = self._listed.get(peer, address)
         return (address,) if listed == address else (address, listed)

@@ -52,9 +52,9 @@ class Leadership:
         self.reign = Reign(None, 0)
         """The leader and its term, as the last turn has found them."""
         self.handover = Handover()
-        """How this node gives leadership away, if it does."""
+        """The handover by which this node gives leadership away, if one is under way."""
         self._began_s = 0.0
-        """When the reign began."""
+        """When the present reign began, on the monotonic clock."""
         self._members = members
         self._peers = peers
         self._statuses = statuses
@@ -65,7 +65,7 @@ class Leadership:
         self._ask_turn = ask_turn
 
     def begins(self, reign: Reign) -> bool:
-        """Note another reign; True if this node's ends or begins with it."""
+        """Note the present leader and its term; True if this node's own leadership ends or begins with it."""
         before, self.reign = self.reign, reign
         self._began_s = self._runtime.monotonic()
         if reign.leader or before.leader:  # that there is still none is not logged with each term

@@ -589,7 +589,7 @@ class PeerLinks:
     # Both sides.
 
     def _judge(self, peer: str, terms: Terms, *, dialled_here: bool) -> HandshakeError | None:
-        """Why a node that knows the secret gets no connection under this name, or None."""
+        """Why a node that knows the secret gets no connection under this name; None if it gets one."""
         error = self._known.judge(peer, terms, self._link_of(peer), dialled_here=dialled_here)
         if error is not None or peer in self._links or peer in self._known.addresses:
             return error
@@ -650,7 +650,7 @@ def _reason(error: Exception) -> str:
 
 
 def _cause(error: Exception) -> type[Exception]:
-    """What went wrong, on whichever side."""
+    """The type of an error or, if the other side has rejected this one, of the error that it met."""
     return error.cause if isinstance(error, RejectedError) else type(error)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TermsOfLog(Protocol):
-    """What the functions here ask of a log."""
+    """The part of a log that the functions here need."""
 
     first_index: int
     last_index: int

@@ -40,7 +40,7 @@ class FrozenCopy(Protocol):
 
 
 class Machine(Protocol):
-    """What a group calls, in log order. The effects are opaque to the group."""
+    """The state machine that a group calls in the order of the log. Its effects are opaque to the group."""
 
     @property
     def versions(self) -> tuple[int, int]:

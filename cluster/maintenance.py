@@ -20,7 +20,7 @@ PATIENCE_S = 2.0
 
 
 class Maintenance:
-    """Who is under maintenance, as one node sees it."""
+    """The members under maintenance, as one node sees them."""
 
     def __init__(self, name: str, configurations: Configurations, now_s: float) -> None:
         self._name = name
@@ -34,10 +34,10 @@ class Maintenance:
         return frozenset(member.name for member in self._configurations.newest.members if member.is_drained)
 
     def look(self, leader: str | None, now_s: float) -> None:
-        """Note that there is a leader, if there is one."""
+        """Note when a leader is known."""
         if leader is not None:
             self._led_s = now_s
 
     def leaves_leading(self, now_s: float) -> bool:
-        """Whether this node does not stand for leader, because others may."""
+        """Whether this node does not stand for leader, because it is under maintenance and others may lead."""
         return self._name in self.members and now_s - self._led_s < PATIENCE_S

@@ -26,7 +26,7 @@ QUESTIONS_MAX = 100
 
 
 class Verb(IntEnum):
-    """What is to be done."""
+    """The kind of a change."""
 
     ADD = 1
     """Await a new member at an address."""
@@ -34,12 +34,12 @@ class Verb(IntEnum):
     """Let a learner vote; it does as soon as it has caught up, so there is only to wait until it is there and votes."""
     REMOVE = 3
     REPLACE = 4
-    """Await another data directory in the place of one that is lost."""
+    """Await another data directory in the place of a lost one."""
     DRAIN = 5
     REVIVE = 6
     """End the maintenance that `DRAIN` has begun."""
     FINISH_UPGRADE = 7
-    """Go over to the next version of the state."""
+    """Go over to the next version of the state, which ends an upgrade."""
 
 
 def not_before_upgrade(old: Sequence[str]) -> str:
@@ -54,7 +54,7 @@ class Questions:
     def __init__(self) -> None:
         self._count = 0
         self._waiting: dict[int, Callable[[str], None]] = {}
-        """Who is told if a change is refused, by its number."""
+        """The functions to be called if a change is refused, by the number of the change."""
 
     def add(self, refused: Callable[[str], None]) -> int:
         """Returns the number of the next change. Only the last ones are remembered, since most are never answered."""
@@ -77,11 +77,11 @@ class MemberChange(NamedTuple):
     """A `Verb`, as a number."""
     name: str = ""
     member_id: bytes = b""
-    """The data directory that is meant; `NOBODY` where there is none yet, or it does not matter."""
+    """The id of the data directory that is meant; `NOBODY` where there is none yet, or it does not matter."""
     host: str = ""
     port: int = 0
     version: int = 0
-    """The version that an upgrade ends with."""
+    """The version of the state that an upgrade ends with."""
 
     def step(self, before: Configuration) -> Configuration:
         """Make this change, unless it is made. Raises MembershipRefused. An upgrade is finished by enrolment.py."""
@@ -105,7 +105,7 @@ class MemberChange(NamedTuple):
                 )
 
     def is_made(self, configuration: Configuration) -> bool:
-        """Whether this is so by a configuration."""
+        """Whether the change is made according to a configuration."""
         member = configuration.member(self.name)
         match self.verb:
             case Verb.ADD:

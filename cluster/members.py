@@ -83,7 +83,7 @@ class Members:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """The names of the others with which there is no link."""
+        """The names of the other members with which there is no link."""
         return tuple(name for name in self.peers if not self.presence.is_member(name))
 
     @property
@@ -109,7 +109,7 @@ class Members:
         self._links.configure(self.id, self.configurations)
 
     def follow(self) -> bool:
-        """Have everything go by the newest configuration; False if it does already."""
+        """Make the newest configuration count everywhere; False if it does already."""
         held = self.configurations
         if held.known is self.known:
             return False

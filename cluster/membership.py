@@ -41,7 +41,7 @@ class Membership:
         return tuple(member for member in self.members if member != name)
 
     def is_majority(self, names: Collection[str]) -> bool:
-        """Whether the voters among these are a majority."""
+        """Whether the voters among these nodes are a majority of all voters."""
         return quorum.is_majority(len(self.voters.intersection(names)), len(self.voters))
 
     def reached(self, values: Mapping[str, Number]) -> Number:
@@ -49,5 +49,5 @@ class Membership:
         return quorum.reached([values[voter] for voter in self.voters], len(self.voters))
 
     def has_majority_without(self, names: Collection[str]) -> bool:
-        """Whether the voters that are not among these are a majority."""
+        """Whether the voters that are not among these nodes are a majority of all voters."""
         return quorum.is_majority(len(self.voters.difference(names)), len(self.voters))

@@ -55,28 +55,28 @@ if TYPE_CHECKING:
     from cluster.ports import Disk
 
 UNFINISHED = "groups/restoring"
-"""Where the group's directory is made of a backup; it gets its name when all of it is durable."""
+"""The name of a group's directory while it is made from a backup; it gets its own name when all of it is durable."""
 TERM_LEAP = 2**20
 """The new cluster's first term is up to so much above the last one, drawn at random. Index and term tell which entry
 one is, and the old cluster may go on behind the same one: its next terms are not to be those of the new one."""
 _UNKNOWN_PORT = 0
-"""In place of a port that no log has told. The node tells its address as soon as it is started."""
+"""Stands in place of a port that no log has told. The node tells its address as soon as it is started."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewCluster:
-    """What a directory is of by now."""
+    """The new cluster that a directory belongs to now."""
 
     cluster_id: bytes
     member: Member
-    """Its only member."""
+    """The only member of the new cluster."""
 
 
 class OldLog(NamedTuple):
-    """What the old log was at."""
+    """Up to where the old log went, and its version of the state."""
 
     version: int
-    """The version of the state."""
+    """The version of the state that the old log had agreed on."""
     is_named: bool
     """Whether the old cluster had an id: its version then goes on, and else the first one with ids begins."""
 

@@ -18,11 +18,11 @@ class Origin(NamedTuple):
 
 
 class Admission(Enum):
-    """What to do with a batch."""
+    """What to do with a batch: apply it, or drop it."""
 
     APPLY = "apply"
     APPLY_AFTER_RESTART = "apply after restart"
-    """The first batch of a new incarnation: whatever the old one held is to be given up first."""
+    """The first batch of a new incarnation: apply it after giving up whatever the old incarnation held."""
     DROP = "drop"
 
 

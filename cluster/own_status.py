@@ -48,7 +48,7 @@ class OwnStatus:
         self._runtime = runtime
 
     def now(self) -> Status:
-        """What this node says of itself at this moment."""
+        """The status that this node tells the others at this moment."""
         engine, journal, now_s = self._engine, self._engine.journal, self._runtime.monotonic()
         return Status(
             engine.role,
@@ -71,7 +71,7 @@ class OwnStatus:
         )
 
     def flaw(self) -> str | None:
-        """Why this node does not take full part, or None if it does."""
+        """Why this node cannot vote, lead or serve clients; None if it can."""
         damage = self._stopping.damage
         if damage is not None:
             return f"{damage}; this node will be repaired as soon as the others can go on without it"

@@ -12,13 +12,13 @@ Law: pure; times are handed in. Twice as much is forgiven as the log has grown b
 from __future__ import annotations
 
 REST_MIN_S = 0.001
-"""A shorter rest is none: it would cost a turn that sends next to nothing."""
+"""The shortest rest in seconds: a shorter one would cost a turn that sends next to nothing."""
 GROWTH_FACTOR = 2
-"""A learner may be sent so much for each byte that is new, however fast those come."""
+"""How many bytes a learner may be sent for each byte that is added to the log, however fast the log grows."""
 
 
 class Pace:
-    """What one learner was sent lately, in bytes that are forgiven with time."""
+    """How much one learner was sent lately, in bytes that are forgiven with time."""
 
     def __init__(self, bytes_per_s: float, rest_max_s: float, burst_bytes: int, now_s: float) -> None:
         """A debt below `burst_bytes` asks for no rest: one that has caught up is fed like everybody else.
@@ -43,7 +43,7 @@ class Pace:
         self._debt = min(self._debt + sent_bytes, self._debt_max)
 
     def log_grew(self, grown_bytes: int) -> None:
-        """Count what has been added to the log, and has to be sent as well."""
+        """Count bytes that were added to the log: the learner has to be sent them, too."""
         self._debt = max(0.0, self._debt - GROWTH_FACTOR * grown_bytes)
 
     def _settle(self, now_s: float) -> None:

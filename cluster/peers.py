@@ -37,7 +37,7 @@ class MemberStatus(NamedTuple):
     disk_free_bytes: int | None
     alarm: bool | None
     clock_offset_ms: int | None
-    """By how much its wall clock is ahead of the cluster's time."""
+    """How many milliseconds the node's wall clock is ahead of the cluster's time."""
 
 
 @dataclass(slots=True)
@@ -45,9 +45,9 @@ class KnownPeer:
     """What this node knows of one other member."""
 
     heard_s: float
-    """When anything of the peer last arrived; at first, when this node started."""
+    """When anything from the peer last arrived; at first, when this node started."""
     dead_since_s: float | None = None
-    """Since when the peer's host says that no such process listens; None if it does not say so."""
+    """Since when the peer's host says that no such process listens; None if it does not say that."""
     status: Status | None = None
     """What the peer last said of itself; None if it has said nothing since this node started."""
 

@@ -23,9 +23,9 @@ class Arrivals(NamedTuple):
     """What has changed since it was last asked for."""
 
     came: list[str]
-    """The members that are there now, and were not, or were guests."""
+    """The members that have links now and had none before, or were guests."""
     went: list[str]
-    """The members that are no members any more, though their links are there."""
+    """The nodes that are no members any more, though their links are still open."""
 
 
 class Presence:
@@ -34,9 +34,9 @@ class Presence:
     def __init__(self, configurations: Configurations) -> None:
         self._configurations = configurations
         self._linked: dict[str, bytes] = {}
-        """The ids of their data directories, by their names."""
+        """The ids of the linked nodes' data directories, by their names."""
         self._members: dict[str, None] = {}
-        """Those that were members when it was last looked; in the order in which they came."""
+        """The linked nodes that were members when `look` was last called, in the order in which they came."""
 
     @property
     def linked(self) -> tuple[str, ...]:
@@ -45,12 +45,12 @@ class Presence:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of the members among them."""
+        """The names of the linked nodes that are members."""
         return tuple(filter(self.is_member, self._linked))
 
     @property
     def guests(self) -> tuple[str, ...]:
-        """The names of the others."""
+        """The names of the linked nodes that are no members."""
         return tuple(name for name in self._linked if not self.is_member(name))
 
     def is_member(self, name: str) -> bool:

@@ -15,7 +15,7 @@ Number = TypeVar("Number", int, float)
 
 
 def majority(voters: int) -> int:
-    """How many of this number of voters are a majority."""
+    """The least number that is a majority of so many voters."""
     return voters // 2 + 1
 
 

@@ -35,7 +35,7 @@ _LOCK_BYTES = 32
 """The length of the lock file, which is always overwritten as a whole, so that a start needs no space for it."""
 _TEMPORARY = ".tmp"
 SHORT_S = 0.001
-"""A short job that takes longer is slow: the next ones do not keep the event loop waiting."""
+"""A short job that takes longer than this, in seconds, is slow: the next ones are done on the thread."""
 SLOW_REST = 16
 """After a slow job, so many have to be quick in a row on their thread before one may leave it, for each `SHORT_S` that
 it took."""
@@ -112,7 +112,7 @@ class RealDisk:
         self._background = _Worker("disk-background")
         self._pace = _Pace()
         self.write_times = Histogram()
-        """How long it took to write to the log and to sync that."""
+        """How long each write to the log took, with its sync."""
 
     def make_directory(self, path: str) -> None:
         _make_directory(self._root / path)
@@ -291,7 +291,7 @@ class _Pace:
 
     def __init__(self) -> None:
         self._rest = 0
-        """So many short jobs are still to be done on the thread because one was slow."""
+        """How many short jobs still go to the thread because one was slow."""
 
     @property
     def is_quick(self) -> bool:
@@ -315,7 +315,7 @@ class _Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was submitted is done, and the loop knows."""
+        """Whether all submitted jobs are done, and the loop knows."""
         return self._unanswered == 0
 
     def submit(self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]) -> None:

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class NotNow(Exception):
-    """The members cannot be changed at this moment; nothing has changed."""
+    """The members cannot be changed at this moment; no change was made."""
 
 
 class Reconfiguration:
@@ -65,7 +65,7 @@ class Reconfiguration:
         self._transmit = transmit
         self._asked = Questions()
         self._complaints: set[str] = set()
-        """Why steps that are due are refused, as was logged."""
+        """The refusals of steps that are due which were logged already."""
 
     # Asking the leader
 

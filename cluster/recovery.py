@@ -62,7 +62,7 @@ class Recovery:
         self._goal = (0, 0)
         """Term and last index that a leader told last; a learner that holds its log up to there is a voter again."""
         self._hopeless_for = 0
-        """How many statuses were heard in a row with which no majority seemed left that has its log."""
+        """How many statuses in a row have shown no majority that still has its log."""
 
     @property
     def _peers(self) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ class Recovery:
         return self.standing is not standing
 
     def describe(self) -> str | None:
-        """Why this node does not take full part, or None if it does."""
+        """Say why this node cannot vote, lead or serve clients; None if it can."""
         hopeless = self._hopeless()
         if hopeless is not None and self._hopeless_for >= ROUNDS * len(self._peers):
             return hopeless
@@ -149,7 +149,7 @@ class Recovery:
 
     @property
     def _is_told_to_be_none(self) -> bool:
-        """Whether this directory is no member of a cluster that has become known since it has risen by names."""
+        """Whether the cluster is known by now, and this directory is no member of it."""
         newest = self._configurations.newest
         return bool(newest.cluster) and not newest.has(self._name, self._member_id)
 

@@ -44,7 +44,7 @@ class Progress:
     is_paused: bool = False
     """Whether the peer gets no more appends in this turn."""
     pace: Pace | None = None
-    """How fast the peer is fed, if it is a learner; the others are sent what they lack at once."""
+    """How fast the peer is sent the log, if it is a learner; the others are sent what they lack at once."""
 
     def matched(self) -> bool:
         """Note that an append has matched. True if the peer was being probed, which ends with that."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 STATUS_INTERVAL_S = 1.0
 """How often each node tells the others its status."""
 SILENT_S = 3 * STATUS_INTERVAL_S
-"""What a peer has last said of itself counts no more when it has been silent for this long."""
+"""After how many seconds of silence the last status of a peer counts no more."""
 
 
 class Statuses:
@@ -62,7 +62,7 @@ class Statuses:
         self._runtime = runtime
 
     def known(self) -> dict[str, Status | None]:
-        """What each member that is heard says of itself, and None for the others."""
+        """The last status of each member that is heard, and None for the others."""
         now_s = self._runtime.monotonic()
         known: dict[str, Status | None] = {self._name: self._own.now()}
         for peer in self._configurations.others(self._name):
@@ -73,7 +73,7 @@ class Statuses:
     # For whoever looks at the cluster
 
     def all(self) -> list[MemberStatus]:
-        """The status of every member: this node's as it is now, the others' as they last told it."""
+        """The status of every member: this node's own as of now, the others' as they last told them."""
         return [self._of(name) for name in self._configurations.membership.members]
 
     def own(self) -> MemberStatus:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class RemovedFromCluster(Exception):
-    """The data directory of this node was a member's, and is no more: the node has nothing to do."""
+    """The node was removed: its data directory was that of a member, and is not any more."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -37,7 +37,7 @@ class RemovedFromCluster(Exception):
 
 
 class Stopping:
-    """Why this node stops, or is about to."""
+    """Whether and why this node stops, or is about to."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Stopping:
         self.damage: CorruptJournal | None = None
         """The damage found in the log while it was in use; the node stops once the others can go on without it."""
         self.is_removed = False
-        """Whether this node has stopped because it is no member any more."""
+        """Whether this node has stopped because it was removed from the cluster."""
         self._name = name
         self._configurations = configurations
         self._directory = directory

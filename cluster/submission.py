@@ -116,7 +116,7 @@ class PendingSubmissions:
 
 
 class Proposals:
-    """The batches that a leader has taken in and not yet proposed."""
+    """The batches that a leader has taken in and has not proposed yet."""
 
     def __init__(self) -> None:
         self._batches: deque[SubmittedBatch] = deque()

@@ -37,7 +37,7 @@ NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.@-]{1,64}")
 NAME_RULE = "must be 1 to 64 of A-Z a-z 0-9 _ . @ -, and neither . nor .."
 ENVIRONMENT_PREFIX = "QQ_"
 SECTIONS = ("node", "cluster", "listen", "users", "limits", "tls", "peer_tls", "product")
-"""Of the file, but for the `[[nodes]]`."""
+"""The sections of the file, except the `[[nodes]]` tables."""
 # Kubernetes tells every pod of its services, and one of them may be called "qq", or begin like that.
 _OF_KUBERNETES = re.compile(r"QQ(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 TLS_VERSIONS = ("1.2", "1.3")
@@ -47,7 +47,7 @@ PEER_ADDRESSES = ("log", "file")
 
 
 class Seed(NamedTuple):
-    """Where a node of the cluster is found that another one is to join."""
+    """The address of a node of the cluster that a new node joins."""
 
     host: str
     port: int
@@ -238,9 +238,9 @@ class NodeConfig:
     data_dir: Path
     nodes: tuple[NodeAddress, ...]
     secrets: tuple[bytes, ...] = field(repr=False)
-    """What the nodes prove to each other that they know: one, or two while it is changed."""
+    """The secrets that the nodes know in common: one, or two while it is changed."""
     secret_file: Path | None = None
-    """Where the secrets are read again when it changes; None: they are in the configuration."""
+    """The file from which the secrets are read again when it changes; None: they are in the configuration."""
     cluster_name: str = "qq"
     join: tuple[Seed, ...] = ()
     """Nodes of the cluster that this node is to become a member of; empty: it is one of `nodes`. Of those only its own
@@ -252,7 +252,7 @@ class NodeConfig:
     """Whether the cluster goes over to the next version of the state by itself, once the programs of all members can
     run it. Afterwards the older program cannot come back."""
     peer_addresses: str = PEER_ADDRESSES[0]
-    """Who knows where the other nodes are: the log, where each says it of itself, or this node's `nodes`."""
+    """Where this node looks for the others: `log` is at the addresses that the log has, `file` at those in `nodes`."""
     log_level: str = "info"
 
     amqp_host: str = "127.0.0.1"
@@ -283,7 +283,7 @@ class NodeConfig:
 
     @property
     def is_open_to_all(self) -> bool:
-        """Whether everybody knows how to log in as the default user, from everywhere."""
+        """Whether the default user's password is public and the user may log in from everywhere."""
         return self.default_password == _KNOWN_TO_ALL and self.default_user not in self.loopback_users
 
     @property
@@ -685,7 +685,7 @@ class _SettingsReader:
 
 
 def variable_of(section: str, key: str) -> str:
-    """Tell what a key is called in the environment."""
+    """Name the environment variable of a key."""
     return f"{ENVIRONMENT_PREFIX}{section}_{key}".upper()
 
 

@@ -26,7 +26,7 @@ OWN = 192
 no members, and about ninety for listeners, the event loop, the log, checkpoints, snapshots, certificates and what is
 read about the process."""
 LEAST = 256
-"""A node that may have fewer files open does not start."""
+"""The fewest files that a node must be allowed to open: with fewer it does not start."""
 _HTTP_SHARE = 10
 """HTTP gets as many connections as a tenth of the files that are left, _HTTP_MAX at most."""
 _HTTP_MAX = 256
@@ -59,7 +59,7 @@ def shares(limits: NodeLimits) -> Shares:
 
 
 def shares_of(files: int, limits: NodeLimits) -> Shares:
-    """Share out so many files. Raises StartError if they are too few."""
+    """Divide this number of files among the kinds of connections. Raises StartError if they are too few."""
     if files < LEAST:
         raise StartError(
             f"the process may have {files} files open (ulimit -n), and a node needs {LEAST} at least"

@@ -11,7 +11,7 @@ class OperatingError(Exception):
     """Something outside the program is wrong; the text is one line for the operator."""
 
     exit_status = 1
-    """Of a command that ends with this error."""
+    """The exit status of a command that ends with this error."""
 
 
 class StartError(OperatingError):

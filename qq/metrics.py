@@ -68,7 +68,7 @@ class Counters:
     """How many of the deliveries and gets above had been delivered before."""
     messages_acknowledged: int = 0
     replies_delivered: int = 0
-    """Direct replies; they count nowhere else as delivered."""
+    """Direct replies that were delivered; they do not count among the deliveries above."""
     replies_dropped: int = 0
     """Direct replies that a client was too slow for."""
     dead_lettered: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -82,7 +82,7 @@ class RaftMetrics:
     term: int
     is_leader: bool
     standing: str
-    """One of `STANDINGS`."""
+    """The node's standing, one of `STANDINGS`."""
     first_index: int
     last_index: int
     commit_index: int
@@ -116,11 +116,11 @@ class MemoryMetrics:
 
 
 class TimesCounted(Protocol):
-    """How often something took how long."""
+    """A histogram: how often something took how long."""
 
     @property
     def bounds_s(self) -> Sequence[float]:
-        """Upper bounds, in seconds, each included."""
+        """The upper bounds of the counted classes, in seconds, each included."""
         ...
 
     @property

@@ -90,9 +90,9 @@ LAST_SYNC_S = 2.0
 REPAIRS_MAX = 3
 """How often in a row the node may find damage soon after a start: more often is no accident, and it gives up."""
 SHUTDOWN = "broker forced connection closure with reason 'shutdown'"
-"""RabbitMQ's words."""
+"""RabbitMQ's text for clients when the node stops."""
 DAMAGED_AGAIN_S = 30.0
-"""How long after a start damage counts as found soon after it."""
+"""Damage that is found within this many seconds after a start counts as found soon after it."""
 
 
 class RemovedError(StartError):
@@ -362,7 +362,7 @@ class Node:
                     await asyncio.sleep(APPLIED_POLL_S)
 
     async def _finish_sync(self) -> None:
-        """Wait until this node's disk has what this node has applied, unless that disk has failed."""
+        """Wait until this node's disk has all entries that the node has applied, unless that disk has failed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_SYNC_S):
                 while self.group.journal.synced_index < self.group.engine.applied_index:

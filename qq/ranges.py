@@ -36,7 +36,7 @@ class Range(NamedTuple):
     """`count` consecutive messages of one batch: same entry, consecutive slots."""
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
-    """Place of the entry that holds the messages."""
+    """The index of the entry that holds the messages."""
     slot: int
     count: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.count has no use here
     deliveries: int = 0
@@ -102,7 +102,7 @@ class RangeMap(Generic[V]):
         self._head = 0
         self._len = 0
         self._shared = False
-        """Whether somebody else reads the pieces. Then they are only appended to."""
+        """Whether somebody else reads the pieces: if so, they are only appended to."""
 
     @classmethod
     def of(cls, pieces: list[Piece[V]], count: int) -> RangeMap[V]:
@@ -167,11 +167,11 @@ class RangeMap(Generic[V]):
         return taken
 
     def pieces(self) -> list[Piece[V]]:
-        """Return what is there, in order, as a copy."""
+        """Return the pieces, in order, as a copy."""
         return self._pieces[self._head :]
 
     def freeze(self) -> FrozenPieces[V]:
-        """Return what is there, for any thread, without a copy; the next `take` makes one."""
+        """Return the present pieces, for any thread, without a copy; the next `take` makes one."""
         self._shared = True
         return self._pieces, self._head, len(self._pieces)
 
@@ -194,11 +194,11 @@ class RangeMap(Generic[V]):
         return position < len(self._pieces) and self._pieces[position].first <= key
 
     def __len__(self) -> int:
-        """Count ids, not pieces."""
+        """Return the number of ids, not of pieces."""
         return self._len
 
     def _find(self, key: int) -> int:
-        """Position of the first piece that ends at or after `key`."""
+        """Find the position of the first piece that ends at or after `key`."""
         pieces, head = self._pieces, self._head
         if head == len(pieces) or key <= pieces[head].first:
             return head

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Reloadable(Generic[T]):
-    """Something that is made from files, and made again when one of them has changed."""
+    """An object that is made from files, and made again when one of them has changed."""
 
     def __init__(self, files: Sequence[Path], make: Callable[[], T]) -> None:
         """Make it for the first time. `make` may raise OperatingError, and then so does this."""
@@ -58,7 +58,7 @@ class Reloadable(Generic[T]):
 
 
 class _Stamp(NamedTuple):
-    """What tells that a file is another one than before, or has changed."""
+    """The attributes of a file by which it is noticed that it was changed or replaced."""
 
     mode: int
     inode: int

@@ -7,13 +7,15 @@
 pytest: the fixtures `qq_cluster`, `qq_vhost` and their like are there wherever qq is installed (qq/pytest_plugin.py).
 
 unittest: `cls.cluster = cls.enterClassContext(LocalCluster())` in `setUpClass`, and a virtual host for each test:
-`self.vhost = self.enterContext(self.cluster.vhost())` in `setUp`.
+`self.vhost = self.enterContext(self.cluster.vhost())` in `setUp`. A failure then does not show the nodes' logs, unless
+pytest runs the test.
 
-asyncio: all methods here block, most of them for milliseconds. Those that wait for a node (`with`, `start`, `stop`,
-`wait_ready`, `wait_caught_up`, `leader`, `restore`) may be called in a thread, so that clients of the same loop go on:
-`await asyncio.to_thread(cluster.restore)`. Or start the cluster where no loop runs yet: in a fixture, in `setUpClass`.
+asyncio: all methods here block, most of them for milliseconds. Call those that wait for a node (`with`, `start`,
+`stop`, `wait_ready`, `wait_caught_up`, `leader`, `followers`, `restore`) in a thread, so that clients in the same event
+loop go on: `await asyncio.to_thread(cluster.restore)`. Start the cluster where no event loop runs yet: in a fixture, or
+in `setUpClass`.
 
-Where the block ends with an exception, the ends of the nodes' logs are added to it as notes.
+If the block ends with an exception, the last lines of each node's log are added to it as notes.
 
 Lives here: the processes, their ports, and asking the nodes how they are. Not here: a node's files (cli/layout.py).
 
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 PATIENCE_S = 30.0
-"""How long the methods that wait do so at most, in seconds."""
+"""How many seconds the methods that wait do so at most."""
 
 _POLL_S = 0.02
 _LOG_LINES_SHOWN = 30
@@ -231,7 +233,7 @@ class LocalCluster:
         self._settings = settings
         self._cleanup = ExitStack()
         self._files: list[LocalNode] = []
-        """The files of all nodes that there ever were."""
+        """The files of all nodes that the cluster ever had."""
         self.nodes: list[ClusterNode] = []
 
     def __enter__(self) -> Self:

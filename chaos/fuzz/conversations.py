@@ -61,7 +61,7 @@ class Conversation(NamedTuple):
 
 
 def conversations() -> list[Conversation]:
-    """Return all of them, in an order in which each finds what it needs."""
+    """Return all conversations, in an order in which each finds the objects that it needs."""
     bodies = {
         "publish": _publish(),
         "consume": _consume(),
@@ -204,7 +204,7 @@ def _transaction() -> list[bytes]:
 
 
 def _requests() -> list[bytes]:
-    """Direct reply-to; nobody answers."""
+    """A conversation that uses direct reply-to; nobody answers."""
     requests = "amq.rabbitmq.reply-to"
     return [
         *_on(
@@ -220,7 +220,7 @@ def _requests() -> list[bytes]:
 
 
 def _channels() -> list[bytes]:
-    """Channels side by side, one of them used twice."""
+    """A conversation on several channels, one of which is used twice."""
     two, three = (message(channel, "", QUEUE, b"x" * BODY_BYTES) for channel in (2, 3))
     return [
         *_on(2, Channel.Open()),

@@ -68,7 +68,7 @@ class Act(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Random numbers, and how much an act may be."""
+    """Random numbers, and how large an act may be."""
 
     random: Random
     factor: float
@@ -331,7 +331,7 @@ def _names(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _extremes(scale: Scale, name: str, vhost: str) -> Act:
-    """Numbers that are at the end of what a field can hold."""
+    """An act with numbers that are at the end of what a field can hold."""
     random = scale.random
     argument = random.choice(
         (
@@ -408,7 +408,7 @@ def _channels(scale: Scale, name: str, vhost: str) -> Act:
 
 
 def _gets(scale: Scale, name: str, vhost: str) -> Act:
-    """Gets many messages one by one, lets all of them come back, and gets them again."""
+    """An act that gets many messages one by one, lets all of them return, and gets them again."""
     count = scale.most(1_000)
     publishes, gets = repeat(publish("", name), count), repeat(marshal(1, Basic.Get(queue=name)), count)
     end = _on(scale.random.choice((Basic.Recover(requeue=True), Basic.Nack(0, multiple=True, requeue=True))))

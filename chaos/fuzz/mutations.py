@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 CHANGES_MAX = 4
 CHANGED_BYTES_MAX = 4
 COPIES_MAX = 50
-"""A frame that is sent again is sent as often as this."""
+"""The most copies of a frame that is sent again."""
 RUBBISH_BYTES_MAX = 300
 IN_OPENING = 0.15
-"""How often the damage may be in the handshake: behind that there is more to be damaged."""
+"""The probability that the damage is in the handshake: there is more to be damaged behind it."""
 _NUMBERS = (
     b"\0",
     b"\xff",
@@ -40,7 +40,7 @@ _NUMBERS = (
     b"\xff" * 4,
     b"\x7f" + b"\xff" * 7,
 )
-"""What lengths, numbers and tags go wrong with."""
+"""The values that lengths, numbers and tags are replaced with."""
 _NAMES = (
     "",
     QUEUE,
@@ -125,7 +125,7 @@ def _shuffle(random: Random, frames: list[bytes], first: int) -> None:
 
 
 def _cut(random: Random, frames: list[bytes], first: int) -> None:
-    """End in the middle of a frame."""
+    """End the conversation in the middle of a frame."""
     at = random.randrange(first, len(frames))
     frames[at:] = [frames[at][: random.randrange(len(frames[at]) + 1)]]
 
@@ -137,7 +137,7 @@ def _change_bytes(random: Random, frames: list[bytes], first: int) -> None:
 
 
 def _change_payload(random: Random, frames: list[bytes], first: int) -> None:
-    """Change what is in a frame: what comes of it is one, too."""
+    """Change octets of a frame's payload: the result is a complete frame again."""
     at = random.randrange(first, len(frames))
     if len(frames[at]) >= _OVERHEAD:
         kind, channel, _ = _FRAME.unpack_from(frames[at])
@@ -177,7 +177,7 @@ def _other(
 
 
 def _change_envelope(random: Random, frames: list[bytes], first: int) -> None:
-    """Say of a frame that it is of another kind, or on another channel."""
+    """Change the type of a frame, or its channel."""
     at = random.randrange(first, len(frames))
     if len(frames[at]) >= _OVERHEAD:
         kind, channel, _ = _FRAME.unpack_from(frames[at])
@@ -211,7 +211,7 @@ _CHANGES: tuple[Callable[[Random, list[bytes], int], None], ...] = (
 
 
 def _splice(random: Random, frames: list[bytes], first: int, other: Conversation) -> None:
-    """Go on as another client would."""
+    """Go on with frames of another conversation."""
     at = random.randrange(min(first, len(frames)), len(frames) + 1)
     frames[at:] = other.frames[random.randrange(other.opening, len(other.frames)) :]
 

@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="FrameTypes")
 
 TROUBLE = re.compile(r"Traceback|CRITICAL|never retrieved|unexpected:", re.IGNORECASE)
-"""Lines of a log that tell of an error of ours."""
+"""The lines of a log that show an error of the node's own."""
 CHECK_EVERY = 200
-"""Clients between two looks at the node."""
+"""How many clients come between two checks of the node."""
 GROWTH_MIB_MAX = 200
 """What damaged clients may leave in a node at most: unfinished messages, queues with damaged names, the log."""
 WAIT_S = 10.0
 """How long the node may take to answer, to hang up, and to close the sockets of clients that are gone."""
 AT_A_TIME = 8
-"""Clients that send at the same time."""
+"""How many clients send at the same time."""
 QUIET_S = 0.2
 """How long the node may be silent before a client that listens takes it that all is said."""
 LEFT_OPEN_MAX = 30
-"""Clients that stop in the middle and stay, at a time."""
+"""How many clients stop in the middle and keep their connection, at a time."""
 BY_AND_BY = 0.1
-"""How many of the clients send in pieces."""
+"""The share of the clients that send in pieces."""
 _LINUX_FIGURES = Path("/proc")
 
 
@@ -62,7 +62,7 @@ class Violation(Exception):
 
 
 class Outcome(NamedTuple):
-    """What became of a seed."""
+    """The result of a seed."""
 
     seed: int
     clients: int
@@ -102,7 +102,7 @@ def served(port: int) -> Counter[str]:
 
 
 class _Watch:
-    """The clients, and the node as they see it."""
+    """The clients of a seed, and the node as they see it."""
 
     def __init__(self, node: ClusterNode) -> None:
         self._node = node
@@ -169,7 +169,7 @@ class _Watch:
             self._left_open.pop().close()
 
     def check(self) -> int:
-        """Look whether all is well; return how much the node has grown, in MiB."""
+        """Check that the node is well; return how much it has grown, in MiB."""
         if not self._node.running:
             raise Violation("the node is gone")
         trouble = [line for line in self._node.log.read_text().splitlines() if TROUBLE.search(line)]
@@ -190,7 +190,7 @@ class _Watch:
             time.sleep(0.05)
 
     def _memory_mib(self) -> int:
-        """Linux only, as is the figure; 0 elsewhere."""
+        """The memory of the node's process in MiB, on Linux; 0 elsewhere."""
         status = _LINUX_FIGURES / str(self._node.pid) / "status"
         found = re.search(r"VmRSS:\s+(\d+) kB", status.read_text()) if status.exists() else None
         return int(found[1]) // 1024 if found else 0
@@ -280,7 +280,7 @@ class _Frames:
 
 
 def _is_begun(data: bytes) -> bool:
-    """Whether this is a frame of which more has to come."""
+    """Whether these octets begin a frame that is not complete yet."""
     if len(data) < 7:
         return True
     (size,) = struct.unpack_from(">I", data, 3)
@@ -331,4 +331,4 @@ def _note(frame: FrameTypes, told: Counter[str], *, closed: bool) -> None:
 
 
 INTERNAL_ERROR = 541
-"""The node's own fault, whatever it was sent: a lone node never lacks a majority."""
+"""The reply code for an error of the node's own: a lone node never lacks a majority."""

@@ -66,7 +66,7 @@ _BYE = (200, "bye", 0, 0)
 
 
 class SiegeOutcome(NamedTuple):
-    """What became of a seed."""
+    """The result of a seed."""
 
     seed: int
     acts: int
@@ -165,7 +165,7 @@ class _Siege:
                 restarting.result()
 
     def _restart(self) -> None:
-        """Restart the last node, as an operator does it, and wait until it is ready."""
+        """Restart the last node as an operator does, and wait until it is ready."""
         node = self._cluster.nodes[-1]
         node.stop()
         node.start()
@@ -188,7 +188,7 @@ class _Siege:
         return told
 
     def check(self) -> None:
-        """Look whether all is well."""
+        """Check that the nodes and the honest clients are well."""
         for one in (*self._publishers, *self._pulses):
             one.check()
         for node in self._cluster.nodes:
@@ -198,7 +198,7 @@ class _Siege:
                 raise Violation(f"{node.name} logs {trouble}")
 
     def count(self) -> None:
-        """Look whether all is there that was confirmed, now that the hostile have gone."""
+        """Check that every confirmed message is there, when the hostile clients have gone."""
         for publisher in self._publishers:
             publisher.finish()
         lost = [complaint for publisher in self._publishers if (complaint := publisher.collect())]
@@ -207,7 +207,7 @@ class _Siege:
         self.check()
 
     def compare(self, directory: Path) -> None:
-        """Stop all nodes at once, in good order, and look whether the state of each is the same."""
+        """Stop all nodes at once, in good order, and check that their states are equal."""
         self._cluster.wait_caught_up()
         self.stop()
         with ThreadPoolExecutor(len(self._cluster.nodes)) as pool:
@@ -239,7 +239,7 @@ class _Siege:
 
 
 class _Background:
-    """Something that goes on until it is stopped, and keeps what went wrong."""
+    """A task that goes on until it is stopped, and keeps its error."""
 
     longest_s = 0.0
 
@@ -248,19 +248,19 @@ class _Background:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._error: Exception | None = None
         self.begun_s: float | None = None
-        """Since when it has waited for the answer that is due."""
+        """Since when the task has waited for the answer that is due."""
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have it end; wait until it has."""
+        """Have the task end; wait until it has."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(PATIENCE_S)
 
     def check(self) -> None:
-        """Raise Violation if something went wrong, or took too long."""
+        """Raise Violation if the task has failed, or has waited for too long."""
         if self._error is not None:
             raise Violation(f"{self}: {self._error or type(self._error).__name__}") from self._error
         begun_s = self.begun_s
@@ -288,7 +288,7 @@ class _Background:
 
 
 class _Pulse(_Background):
-    """Asks a node for /livez."""
+    """A task that asks a node for /livez again and again."""
 
     def __init__(self, node: ClusterNode) -> None:
         super().__init__()
@@ -428,7 +428,7 @@ class _HostileClient:
         self._closed: set[int] = set()
         """The channels that are closed, by either side."""
         self._ended = False
-        """There is nothing more to be said or heard."""
+        """Whether nothing more is sent or received on the connection."""
 
     def run(self, act: Act, frames: Iterable[bytes]) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # what it was told before is lost with it
@@ -516,7 +516,7 @@ def _put(path: str, body: Any) -> Request:
 
 
 def _ask(node: ClusterNode, request: Request) -> int:
-    """The status; raises Violation if the node says that the fault is its own."""
+    """Send a request and return its status; raises Violation if the node says that the fault is its own."""
     credentials = base64.b64encode(f"{ADMINISTRATOR}:{PASSWORD}".encode()).decode()
     headers = {"Authorization": f"Basic {credentials}", "Content-Type": "application/json"}
     connection = http.client.HTTPConnection(HOST, node.http_port, timeout=PATIENCE_S)

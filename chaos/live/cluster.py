@@ -129,7 +129,7 @@ class LiveCluster:
         self.endpoints = {name: _amqp_url(route.listen) for name, route in self._client_routes.items()}
         """Where clients connect, through a proxy for each node."""
         self.direct = {name: _amqp_url(address.amqp_port) for name, address in self._addresses.items()}
-        """The same without proxies."""
+        """The addresses of the nodes themselves, without proxies."""
         self.http = {name: f"http://{HOST}:{address.http_port}" for name, address in self._addresses.items()}
         self.toxiproxy = Toxiproxy(next(ports), self._logs / "toxiproxy.log")
         self._processes: dict[str, Process] = {}
@@ -465,7 +465,7 @@ class LiveCluster:
             )
 
     async def relieve(self, toxic: str = "") -> None:
-        """Take the toxics of this name away, all without one."""
+        """Remove the toxics of this name or, without a name, all."""
         for proxy, known in await asyncio.to_thread(self.toxiproxy.toxics):
             if not toxic or known.rpartition("-")[0] == toxic:
                 await asyncio.to_thread(self.toxiproxy.remove_toxic, proxy, known)
@@ -538,7 +538,7 @@ class LiveCluster:
             )
 
     async def wait_started(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait until the nodes that run answer over HTTP, whatever they say; raises likewise."""
+        """Wait until the nodes that run answer over HTTP, whatever they say; raises LiveClusterError."""
         for name in self.serving():
             await _until(
                 lambda name=name: self._not_started(name),
@@ -664,7 +664,7 @@ class LiveCluster:
 async def _until(
     reason_against: Callable[[], Any], patience_s: float, complaint: Callable[[str], LiveClusterError]
 ) -> None:
-    """Wait until there is no reason any more."""
+    """Wait until `reason_against` gives no reason any more."""
     clock = asyncio.get_running_loop().time
     deadline_s = clock() + patience_s
     while (reason := await reason_against()) is not None:
@@ -674,7 +674,7 @@ async def _until(
 
 
 def _view(status: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """A member as the document describes it."""
+    """One member, as the cluster's document describes it."""
     return next((node for node in status["nodes"] if node["name"] == name), None)
 
 

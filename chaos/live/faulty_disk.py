@@ -48,7 +48,7 @@ class FaultyDisk(RealDisk):
     """The data directory `root`, whose history is kept in `side`; both are on one file system."""
 
     full = False
-    """Whatever needs space fails with ENOSPC, appends after having written a part."""
+    """Whether every operation that needs space fails with ENOSPC; appends write a part before."""
 
     sync_delay_s = 0.0
     """How much longer a sync takes, on average."""
@@ -56,7 +56,7 @@ class FaultyDisk(RealDisk):
     def __init__(self, root: Path, side: Path) -> None:
         super().__init__(root)
         self.chance = Random(0)
-        """How much a failing append writes, and how long a slow sync takes."""
+        """The random numbers for how much a failing append writes, and how long a slow sync takes."""
         self._root_path = root
         self._lock_changes = threading.RLock()
         self._history = History(root, side, self.chance)
@@ -158,7 +158,7 @@ class FaultyDisk(RealDisk):
             time.sleep(self.chance.uniform(0.5, 1.5) * self.sync_delay_s)
 
     def _must_exist(self, path: str) -> None:
-        """Raise what the change would, before it is noted."""
+        """Raise the error that the change would raise, before it is noted."""
         (self._root_path / path).lstat()
 
 
@@ -195,7 +195,7 @@ class FaultyFile(RealFile):
 
 @dataclass(slots=True)
 class _Durable:
-    """What of a file is durable: its first `size` bytes as they are, and what is not there any more behind them."""
+    """The durable part of a file: its first `size` bytes as they are, and former bytes behind these."""
 
     size: int = 0
     hidden: bytes = b""

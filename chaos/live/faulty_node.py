@@ -43,11 +43,11 @@ class Faults:
     """What is wrong with a node's world."""
 
     disk_full: bool = False
-    """What needs space fails with ENOSPC, and no free space is reported."""
+    """Whether every operation that needs space fails with ENOSPC, and no free space is reported."""
     sync_delay_s: float = 0.0
     """How much longer every sync takes, on average."""
     seed: int = 0
-    """The seed for what is left to chance in these two."""
+    """The seed for the random parts of the two faults above."""
     clock_offset_ms: int = 0
     """How far the wall clock is off."""
 

@@ -85,13 +85,13 @@ class Harm:
     """A fault that is about to happen."""
 
     nodes: Sequence[str]
-    """Who is hurt."""
+    """The nodes that the fault hurts."""
     detail: dict[str, Any]
     begin: Callable[[], Awaitable[object]]
     end: Callable[[], Awaitable[object]]
-    """Make it good; also after a `begin` that failed."""
+    """End the fault; also called after a `begin` that failed."""
     lasts: bool = True
-    """Whether it is left alone for a while before it is made good."""
+    """Whether the fault is left alone for a while before it is ended."""
 
 
 # Processes
@@ -501,7 +501,7 @@ async def wipe(cluster: LiveCluster, chance: Random) -> Harm:
 
 
 async def _spared(cluster: LiveCluster, chance: Random) -> str:
-    """A node without which the others have everything."""
+    """Choose a node that the others can do without: they have everything that it has."""
     await cluster.wait_caught_up(REPAIR_PATIENCE_S)
     return chance.choice(cluster.names)
 
@@ -514,7 +514,7 @@ class Flip(NamedTuple):
     inode: int
 
     def invert(self) -> None:
-        """Flip it, unless the file has made way for another one."""
+        """Flip the bit, unless the file has been replaced by another one."""
         with suppress(FileNotFoundError), self.file.open("r+b") as file:
             if os.fstat(file.fileno()).st_ino == self.inode:
                 (byte,) = os.pread(file.fileno(), 1, self.bit // 8)
@@ -541,7 +541,7 @@ def flip_bit(data_dir: Path, chance: Random) -> Flip:
 
 
 async def _is_noticed(flip: Flip) -> bool:
-    """Whether the damaged file goes, in good time; else it is as it was."""
+    """Whether the damaged file is found and replaced in good time; otherwise the bit is flipped back."""
     try:
         async with asyncio.timeout(NOTICE_PATIENCE_S):
             while flip.is_there():  # noqa: ASYNC110 -- a file has no event
@@ -565,7 +565,7 @@ async def _kill(cluster: LiveCluster, names: Sequence[str]) -> None:
 
 
 async def _start(cluster: LiveCluster, names: Sequence[str]) -> None:
-    """Start those that are down."""
+    """Start the nodes that are down."""
     for name in names:
         if not cluster.running(name):
             await cluster.start(name)
@@ -669,7 +669,7 @@ async def _hurt_until(
 async def carry_out(
     name: str, cluster: LiveCluster, chance: Random, duration_s: float, record: Record
 ) -> bool:
-    """Hurt, wait, make good; whether it went as intended."""
+    """Begin a fault, wait, end it; returns whether it went as intended."""
     try:
         if name in _NOT_ON_RELEASE:
             await cluster.wait_upgraded(patience_s=0.0)
@@ -694,7 +694,7 @@ async def carry_out(
 
 
 def _line(error: Exception) -> str:
-    """What it says, without the lines of a log."""
+    """The error in one line, without the lines of a log."""
     return str(error).partition("\n")[0]
 
 

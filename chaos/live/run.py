@@ -57,7 +57,7 @@ class RunError(OperatingError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to do; the command line's."""
+    """The options of a run, as on the command line."""
 
     nodes: int = 3
     seconds: float = 60.0
@@ -78,11 +78,11 @@ class Options:
 
 
 class RunResult(NamedTuple):
-    """What there is after a run."""
+    """The result of a run."""
 
     directory: Path
     problems: Sequence[str]
-    """What went otherwise than planned, each in a line."""
+    """What did not go as planned, each problem in a line."""
 
 
 async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = None) -> RunResult:
@@ -139,7 +139,7 @@ async def run(options: Options, hurt_by: Callable[[], Awaitable[None]] | None = 
 
 
 def plan_of(options: Options) -> Plan:
-    """Raises OperatingError if there is no such workload."""
+    """Make the plan of a run. Raises OperatingError if there is no workload of that name."""
     usual_s = QUIET_ELSEWHERE_S if options.endpoints else QUIET_S
     return Plan(
         catalog.chosen(options.workloads),

@@ -162,7 +162,7 @@ class Toxiproxy:
             ) from error
 
     def enable(self, name: str) -> None:
-        """Let the proxy listen."""
+        """Let the proxy listen again."""
         self._call(self._proxies[name].enable)
 
     def disable(self, name: str) -> None:
@@ -178,7 +178,7 @@ class Toxiproxy:
         )
 
     def remove_toxic(self, proxy: str, toxic: str) -> None:
-        """A toxic that dropped data closes the connections that it was on."""
+        """Remove a toxic. If it dropped data, that closes the connections that it was on."""
         self._call(lambda: self._proxies[proxy].destroy_toxic(toxic))
 
     def toxics(self) -> list[tuple[str, str]]:

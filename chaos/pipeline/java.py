@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 OLDEST = 17
-"""What PySpark 4 needs."""
+"""The oldest version of Java that PySpark 4 runs on."""
 INSTALLED = "21"
 REMEDY = "run `make setup` (or `python -m chaos.pipeline.java --install`), or set JAVA_HOME"
 _VERSION_TIMEOUT_S = 30.0
@@ -48,7 +48,7 @@ def find() -> Path:
 
 
 def install() -> Path:
-    """Bring one into the tool directory. Raises JavaError."""
+    """Download a Java runtime into the tool directory. Raises JavaError."""
     directory = tools.directory() / "java"
     directory.mkdir(parents=True, exist_ok=True)
     try:

@@ -117,7 +117,7 @@ class Run:
         return [{**queue, "queue": name} for name, queue in self.queues.items()]
 
     def any_queue(self, key: str) -> bool:
-        """Whether this is said of any queue."""
+        """Whether any queue has this property."""
         return any(queue.get(key) not in {None, False} for queue in self.queues.values())
 
     def reach(self) -> Iterator[Mapping[str, str]]:
@@ -246,7 +246,7 @@ def _in_files(directory: Path, name: str, frame: DataFrame) -> DataFrame:
 
 
 class _Check:
-    """One check under way. What is needed more than once is computed once, and kept."""
+    """One check under way. Tables that are needed more than once are computed once, and kept."""
 
     def __init__(
         self, directory: Path, spark: SparkSession, run: Run, keep: Callable[[str, DataFrame], DataFrame]

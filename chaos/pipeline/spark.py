@@ -39,9 +39,9 @@ QUICK = {
     # So does planning anew after each stage.
     "spark.sql.adaptive.enabled": "false",
 }
-"""Settings for a job that is short anyway."""
+"""Settings for a job that is short in any case."""
 GONE = (Py4JNetworkError, ConnectionError, EOFError)
-"""What PySpark raises if there is no Java any more."""
+"""The errors that PySpark raises if there is no Java process any more."""
 FAILURES = (PySparkException, Py4JError, *GONE)
 """Whatever PySpark raises if a job fails, or the process that runs it."""
 

@@ -68,7 +68,7 @@ class Unconfirmed:
 
     ident: str
     calls: list[Call]
-    """One for each queue to which it goes."""
+    """The operations in the history, one for each queue that the message goes to."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class AmqpClient:
         connect: Callable[[AmqpClient], ClientSocket | None],
         interval_s: float,
     ) -> None:
-        """It tells of each message that is `confirmed` at once, and fails if it is told what cannot be."""
+        """The client calls `confirmed` for each confirmed message, and fails if the node tells it what cannot be."""
         self.name = name
         self._world = world
         self._random: Random = world.random(f"client {name}")
@@ -135,12 +135,12 @@ class AmqpClient:
         self._returned: set[str] = set()
         self._blocked = False
         self._closing = False
-        """It begins nothing more on this connection."""
+        """Whether the client begins nothing more on this connection."""
         self._has_offended = False
         self._finished = False
-        """It sends nothing more on it."""
+        """Whether the client sends nothing more on this connection."""
         self._is_ready = False
-        """Everything is declared."""
+        """Whether everything is declared."""
 
     # Its life
 
@@ -165,7 +165,7 @@ class AmqpClient:
 
     @property
     def complaint(self) -> str:
-        """What it still waits for; empty if nothing."""
+        """What the client still waits for; empty if nothing."""
         if not self._is_ready:
             return f"client {self.name} is not connected"
         if self._unconfirmed:
@@ -254,7 +254,7 @@ class AmqpClient:
             self._drop()
 
     def publish_once(self) -> None:
-        """One more message, if it is connected."""
+        """Publish one more message, if the client is connected."""
         if self._is_ready:
             self._publish_some()
 
@@ -381,7 +381,7 @@ class AmqpClient:
         self._closing = True
 
     def _offend(self) -> None:
-        """Break the protocol, so that the node closes the connection; and perhaps do not read that."""
+        """Break the protocol, so that the node closes the connection; perhaps do not read its last words."""
         if self._random.random() < 0.5:
             self._stop_reading(IGNORING_MAX_S)
         self._send(0, Basic.Ack(1))

@@ -48,9 +48,9 @@ class NodeShell:
     broker: Broker
     server: AmqpServer
     told: list[Any] = field(default_factory=list)
-    """Effects of the entry that is being applied."""
+    """The effects of the entry that is being applied."""
     is_serving: bool = False
-    """It has begun to listen, and goes on until its end."""
+    """Whether the node has begun to listen; it goes on until its end."""
 
 
 class Brokers(NodeEvents):
@@ -65,7 +65,7 @@ class Brokers(NodeEvents):
         have_users: bool = True,
     ) -> None:
         self.nodes: dict[str, SimulatedNode] = {}
-        """All that have ever started."""
+        """All nodes that have ever started."""
         self.random = world.random("sockets")
         self._world = world
         self._submit = submit
@@ -124,7 +124,7 @@ class Brokers(NodeEvents):
             self._make_first_user(node, node.life)
 
     def _shell(self, node: SimulatedNode) -> NodeShell | None:
-        """None while a new life begins: it has told nobody anything yet."""
+        """The shell of a node; None while a new life begins, which has told nobody anything yet."""
         shell = self._shells.get(node.name)
         return shell if shell is not None and shell.life == node.life else None
 

@@ -35,7 +35,7 @@ DIGEST_EVERY = 8
 """States are compared at every index that this divides; a difference that matters lasts."""
 
 BELIEFS_EVERY = 4
-"""What a leader believes is looked at after so many of its steps, and whenever it commits something."""
+"""Checks of a leader's beliefs are made after so many of its steps, and whenever it commits something."""
 
 ROUNDED_MS = 0.001
 """What times that were added up as seconds may differ by: a millisecond begins at 33.25 s and at 33.249999999999986 s
@@ -87,7 +87,7 @@ class _Seen:
     standing: Standing = Standing.BLANK
     installs: int = 0
     configured_at: int = 1
-    """The index of the newest configuration in the log."""
+    """The index of the newest configuration in the node's log."""
     steps: int = 0
 
 
@@ -96,7 +96,7 @@ class Damage(NamedTuple):
 
     life: int
     owed_index: int
-    """It may have acknowledged entries up to here, and that may have committed them."""
+    """The node may have acknowledged entries up to here, and that may have committed them."""
 
 
 class Checks:
@@ -229,7 +229,7 @@ class Checks:
         self._votes = {(voter, term): vote for (voter, term), vote in self._votes.items() if voter != name}
 
     def resumed(self, node: SimulatedNode) -> None:
-        """It has installed a snapshot."""
+        """The node has installed a snapshot."""
         self._check_state(node, node.group.engine.applied_index)
 
     def node_failed(self, node: SimulatedNode, error: BaseException) -> None:
@@ -238,7 +238,7 @@ class Checks:
         raise ViolationError(f"at {self._world.now_s:.3f} s: {node.name} failed: {error!r}") from error
 
     def found_no_space(self, node: SimulatedNode, error: OSError) -> None:
-        """A start needs none, unless there is something to be made anew."""
+        """A start found no space, though it needs none unless something has to be made anew."""
         if not self.may_find_damage(node):
             self.node_failed(node, error)
 
@@ -256,7 +256,7 @@ class Checks:
         self._damage[node.name] = Damage(node.life - node.up, owed_index)
 
     def checkpoint_damaged(self, node: SimulatedNode, index: int) -> None:
-        """A start may go back to the one before; it is no question of promises, see `replays_to`."""
+        """A checkpoint was damaged: a start may go back to the one before (see `replays_to`)."""
         self.replays_to[node.name] = max(index, self.replays_to.get(node.name, 0))
 
     def may_be_damaged(self, node: SimulatedNode) -> bool:
@@ -381,7 +381,7 @@ class Checks:
             self.fail(f"{leader.name} changes the members before it has committed anything of its term")
 
     def _check_office(self, node: SimulatedNode, seen: _Seen, *, leads: bool) -> None:
-        """Only a voter leads or campaigns."""
+        """Check that only a voter leads or campaigns."""
         role = Role.LEADER if leads else node.group.engine.role
         if role is Role.FOLLOWER:
             return
@@ -395,7 +395,7 @@ class Checks:
         self._check_minority(node, role)
 
     def _new_term(self, node: SimulatedNode, seen: _Seen) -> None:
-        """A term only grows; a node votes for one in a term."""
+        """Check that terms only grow, and that a node votes for one candidate in a term."""
         engine = node.group.engine
         seen.term, seen.vote = engine.term, engine.voted_for
         self._terms[node.name] = engine.term
@@ -442,7 +442,7 @@ class Checks:
                     self.fail(f"{name} has forgotten term {later}, in which {other} voted for it")
 
     def _check_may_vote(self, node: SimulatedNode, vote: str) -> None:
-        """Only a voter votes, and only one that has what it acknowledged."""
+        """Check that only a voter votes, and only one that has everything that it acknowledged."""
         if node.standing is not Standing.VOTER:
             self.fail(f"{node.name} is a {node.standing.name.lower()} and votes for {vote}")
         damage = self._damage.get(node.name)
@@ -452,7 +452,7 @@ class Checks:
                 self.fail(f"{node.name} votes for {vote} without entry {damage.owed_index}, which it had")
 
     def _new_leader(self, node: SimulatedNode, term: int) -> None:
-        """A term has at most one leader, and a leader has every committed entry."""
+        """Check that a term has at most one leader, and that a leader has every committed entry."""
         self.elections += 1
         self._world.trace(b"leader %s %d" % (node.name.encode(), term))
         other = self._leaders.setdefault(term, node.name)
@@ -506,7 +506,7 @@ class Checks:
         return named.has(name, self._ids.get(name, b""))
 
     def _check_stored(self, leader: SimulatedNode, index: int) -> None:
-        """What a leader takes for committed is on the disks of a majority of voters, but for what was done to these."""
+        """Check that what a leader takes for committed is on the disks of a majority of voters, but for damage."""
         configuration = leader.group.configurations.newest
         holders = [
             voter
@@ -607,7 +607,7 @@ class Checks:
             self.listener.origin_down(inner, origin, time_ms, effects)
 
     def _count_batch(self, origin: str, client: int, number: int) -> None:
-        """Each client's batches take effect once and in order."""
+        """Check that each client's batches take effect once and in order."""
         expected = self._counted.get((origin, client), 0) + 1
         if number != expected:
             self.fail(f"batch {number} of client {client} at {origin} took effect, batch {expected} was due")
@@ -639,17 +639,17 @@ class Checks:
             )
 
     def least_time_ms(self) -> float:
-        """It is so late for the cluster by now, if its time has run."""
+        """The least that the cluster's time should be by now, in milliseconds, if it has run."""
         return self._time_ms + (self._world.now_s - self._time_s) * 1000 * SLOWER
 
     def confirmed(self, origin: str, client: int, number: int) -> None:
-        """A confirm tells the truth."""
+        """Check that a confirmed batch has taken effect."""
         self.confirms += 1
         if self._counted.get((origin, client), 0) < number:
             self.fail(f"batch {number} of client {client} at {origin} is confirmed and has not taken effect")
 
     def _check_version(self, node: SimulatedNode) -> None:
-        """A program works only on what it can run, be it committed or not."""
+        """Check that a program works only on a version that it can run, whether it is committed or not."""
         version, versions = node.group.configurations.newest.version, Versions(*node.machine.versions)
         if not versions.include(version):
             self.fail(f"the log of {node.name} is at version {version}, and its program can run {versions}")
@@ -661,13 +661,13 @@ class Checks:
             self._check_state(node, index)
 
     def _check_state(self, node: SimulatedNode, index: int) -> None:
-        """Equal state at equal index."""
+        """Check that states at the same index are equal."""
         digest = crc32(node.group.dump())
         if self._digests.setdefault(index, digest) != digest:
             self.fail(f"{node.name} has another state at index {index} than a node had before")
 
     def same_state(self, position: int, dumped: bytes) -> None:
-        """Equal state of the machine after equal steps, however it came about."""
+        """Check that machines are equal after the same steps, however they came there."""
         if position > len(self.history):
             self.fail(f"a state has step {position} of {len(self.history)}")
         digest = crc32(dumped)
@@ -677,7 +677,7 @@ class Checks:
     # At the end
 
     def check_agreement(self) -> None:
-        """Everybody has everything, and the same."""
+        """Check that every node has every entry, and the same ones."""
         nodes = self._cluster.nodes
         digests = [crc32(node.group.dump()) for node in nodes]
         if len(dict.fromkeys(digests)) != 1:

@@ -39,7 +39,7 @@ class ClientSide(Protocol):
     def received(self, data: bytes) -> None: ...
 
     def lost(self) -> None:
-        """Nothing more comes, and nothing more arrives."""
+        """The connection is lost: nothing more comes, and nothing more arrives."""
         ...
 
 
@@ -61,25 +61,25 @@ class ClientSocket:
         self._life = node.life
         self._client = client
         self._inbound: deque[bytes] = deque()
-        """Arrived at the node, which does not read."""
+        """Bytes that have arrived at the node, which does not read."""
         self._unread: deque[bytes] = deque()
-        """Arrived at the client, which does not read."""
+        """Bytes that have arrived at the client, which does not read."""
         self._unread_bytes = 0
-        """Written by the node, not taken by the client."""
+        """How many bytes the node has written and the client has not taken."""
         self._high, self._low = 65_536, 16_384
         self._reads = True
         self._client_reads = True
         self._writing_paused = False
         self._closing = False
-        """The node reads no more, and writes only what it has left to write."""
+        """Whether the node reads no more, and writes only what it has left to write."""
         self._is_lost = False
-        """The connection has come to its end: the node writes nothing more at all."""
+        """Whether the connection has come to its end: the node writes nothing more at all."""
         self._ended = False
-        """The node's connection has heard of the end, or its process is gone."""
+        """Whether the node's connection has heard of the end, or its process is gone."""
         self._is_cut = False
-        """What the node has written last arrives no more."""
+        """Whether the bytes that the node has written last arrive no more."""
         self._over = False
-        """The connection is over for the client."""
+        """Whether the connection is over for the client."""
         self._to_node_s = self._to_client_s = world.now_s
         self._connection = ClientConnection(server, Peer("10.0.0.1", 1024), place)
         self._enter(partial(self._connection.connection_made, self))
@@ -211,7 +211,7 @@ class ClientSocket:
         self._high, self._low = high, low
 
     def get_extra_info(self, _name: str) -> None:
-        """There are no sockets and no certificates."""
+        """None: there are no sockets and no certificates."""
 
     def pause_reading(self) -> None:
         self._reads = False
@@ -224,14 +224,14 @@ class ClientSocket:
         return self._closing
 
     def close(self) -> None:
-        """All that was written arrives, and then the end."""
+        """Close the connection: all that was written arrives, and then the end."""
         if not self._closing:
             self._closing = True
             if not self._unread_bytes:
                 self._lose()
 
     def abort(self) -> None:
-        """The end comes now, whatever has not been read yet."""
+        """End the connection now, whatever has not been read yet."""
         if not self._is_lost:
             self._is_cut = self._random.random() < RESETS
             self._lose()

@@ -42,7 +42,7 @@ class LoggedMessages(QueueOracle):
         self._idents: set[str] = set()
 
     def check(self, ident: str) -> None:
-        """A client is told that this message is safe."""
+        """Check that a message which a client is told is safe is in the log."""
         if ident not in self._idents:
             self._fail(f"message {ident} is confirmed, and not in the log")
 
@@ -104,7 +104,7 @@ class ClientWorkload(Submitters):
 
     @property
     def complaint(self) -> str:
-        """Who waits for what; empty at rest."""
+        """Which clients wait for what; empty at rest."""
         return next((client.complaint for client in self._amqp_clients if client.complaint), "")
 
     def settle(self) -> None:
@@ -116,13 +116,13 @@ class ClientWorkload(Submitters):
             client.drain()
 
     def judge(self) -> None:
-        """After the drain: what clients have seen breaks no promise."""
+        """Check, after the drain, that what clients have seen breaks no promise."""
         found = sorted(violations(self.history.rows))
         if found:
             self.checks.fail(f"{len(found)} violations, the first are {found[:5]}")
 
     def left(self) -> int:
-        """Messages in the queues, at the node that has most."""
+        """How many messages are left in the queues, at the node that has most."""
         return max((self._messages(node) for node in self.brokers.nodes.values()), default=0)
 
     def _messages(self, node: SimulatedNode) -> int:

@@ -55,18 +55,18 @@ class Parts(NamedTuple):
 
 
 AT_ONCE_SHARE = 0.5
-"""How many of the short jobs of a disk are done at once, without its thread, as a quick disk does all of them."""
+"""The share of a disk's short jobs that are done at once, without its thread, as a quick disk does all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Everything that one run is; drawn from the seed by run.py."""
+    """The options of a run, which run.py draws from the seed."""
 
     nodes: int = 3
     queues: bool = False
-    """The queue machine, or else the ledger."""
+    """Whether the machine is the queue machine, or else the ledger."""
     clients: bool = False
-    """AMQP clients at production sessions use the queues, or else clients that submit for them."""
+    """Whether AMQP clients at production sessions use the queues, or else clients that submit for them."""
     duration_s: float = 20.0
     """How long load and faults last."""
     submit_interval_s: float = 0.15
@@ -178,20 +178,20 @@ class SimulatedNode:
         self.members = cluster.names
         """The list in its file."""
         self.joins = False
-        """Whether it has no list, and looks for its cluster at all other nodes."""
+        """Whether the node has no list, and looks for its cluster at all other nodes."""
         self.address = address_of(name)
-        """Where it listens."""
+        """The address where the node listens."""
         self.may_be_removed = False
         """Whether an operator has asked for that, so that it may stop, to come back with an empty directory."""
         self.program = Program.CURRENT
-        """What is installed."""
+        """The program that is installed on the node."""
         self.life = 0
         self.up = False
         self._power_loss_within = False
         self._log_lists_members = False
-        """Whether its last life knew the members from the log, durably: then the list in its file does not matter."""
+        """Whether the node's last life knew the members from the log: then the list in its file does not matter."""
         self.has_started = False
-        """Whether this life has come through its start, so that there are an engine, a log and a standing."""
+        """Whether this life of the node has come through its start: it has an engine, a log and a standing."""
         self._standing = Standing.BLANK
         self._cluster = cluster
         self._world = cluster.world
@@ -296,7 +296,7 @@ class SimulatedNode:
         self.disk.end_process_after(steps)
 
     def spare(self) -> None:
-        """Take `end_within` back."""
+        """Undo `end_within`."""
         self.disk.spare_process()
 
     def _ended_within(self) -> None:
@@ -320,7 +320,7 @@ class SimulatedNode:
         self._world.after(0.0, partial(self._end_life, self.life))
 
     def _removed(self, error: RemovedFromCluster) -> None:
-        """It is no member any more. An operator lets it in again, as another one."""
+        """The node was removed. An operator lets it in again, as another member."""
         if not self.may_be_removed:
             self._cluster.watcher.node_failed(self, error)
         self._world.after(RETURN_S, partial(self._join_anew, self.life))
@@ -341,7 +341,7 @@ class SimulatedNode:
         self.start()
 
     def _end_life(self, life: int) -> None:
-        """It stopped because its disk failed, and is started again as an operator would."""
+        """The node stopped because its disk failed, and is started again as an operator would."""
         if self.up and self.life == life:
             self.end(power_loss=False)
             self._world.after(START_RETRY_S, self.start)

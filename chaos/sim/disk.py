@@ -49,10 +49,10 @@ class SimulatedDisk:
     """Factor of all latencies."""
 
     full: bool = False
-    """Whatever needs space fails with ENOSPC, appends after having written a part."""
+    """Whether every operation that needs space fails with ENOSPC; appends write a part before."""
 
     at_once_share: float = 0.0
-    """How many of the short jobs are done before `submit` returns, as long as the disk is not slow."""
+    """The share of the short jobs that are done before `submit` returns, as long as the disk is not slow."""
 
     capacity_bytes: int | None = None
     """How much all files may hold together; None is no limit."""
@@ -208,7 +208,7 @@ class SimulatedDisk:
         self._steps_left = steps
 
     def spare_process(self) -> None:
-        """Take `end_process_after` back."""
+        """Undo `end_process_after`."""
         self._steps_left = None
 
     def fill_after(self, steps: int) -> None:
@@ -216,7 +216,7 @@ class SimulatedDisk:
         self._fills_in = steps
 
     def empty(self) -> None:
-        """Take `fill_after` back: there is space again."""
+        """Undo `fill_after`: there is space again."""
         self.full, self._fills_in = False, None
 
     def fail_next_sync(self, code: int = errno.EIO) -> None:
@@ -261,7 +261,7 @@ class SimulatedDisk:
         return DiskContent(dict(self.by_path), dict(self.directories))
 
     def put_back(self, content: DiskContent) -> None:
-        """What was there earlier takes the place of what is there; only while the process is down."""
+        """Put an earlier content back in place of the present one; only while the process is down."""
         self.lose_everything()
         self.by_path.update(content.by_path)
         self.directories.update(content.directories)

@@ -33,7 +33,7 @@ _ALARMS_ONE_IN = 4
 _ALARMS_MAX = 6
 _ALARM_DELAY_MAX_MS = 3_000
 _RUNG_MAX = 2
-"""Alarms that one entry rings."""
+"""How many alarms one entry rings at most."""
 
 
 def make_batch(data: bytes) -> bytes:
@@ -54,13 +54,13 @@ def _message_bytes(batch_bytes: int) -> int:
 
 
 class Live(NamedTuple):
-    """A message that is still needed."""
+    """A message that is still needed, and until when."""
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
     batch: int
     message: int
     until: int
-    """Which batch of the origin ends it."""
+    """The batch of the origin that ends the message."""
 
 
 class Rung(NamedTuple):
@@ -109,10 +109,10 @@ class Ledger:
         self._batches: dict[str, int] = {}
         self._live: dict[str, list[Live]] = {}
         self._alarms: list[int] = []
-        """When they are due, ascending."""
+        """The moments when alarms are due, ascending."""
 
     versions = (1, 2)
-    """Which differ in nothing but that the log tells who the members are."""
+    """The versions of the state, which differ only in that the log tells who the members are."""
 
     def raise_to(self, version: int) -> None:
         """It does the same at both versions."""

@@ -75,7 +75,7 @@ FAULTS = {
     "drain": 0.4,
     "revive": 0.4,
 }
-"""How common each is where all are."""
+"""The faults, with how common each is in a run where all happen."""
 
 
 class Nemesis:
@@ -84,7 +84,7 @@ class Nemesis:
     def __init__(self, world: World, cluster: SimulatedCluster, checks: Checks) -> None:
         self.done: dict[str, int] = {}
         self.installed = dict.fromkeys(cluster.names, Program.CURRENT)
-        """What operators have installed on each node that is not given a wrong program for a while."""
+        """The programs that operators have installed, without a wrong one that a node is given for a while."""
         self.listener: Callable[[str], None] | None = None
         """Is told of each fault, by name."""
         self._world = world

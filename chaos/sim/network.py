@@ -47,7 +47,7 @@ PART = b""
 
 
 class End(Enum):
-    """What one end of a connection believes."""
+    """One end of a connection, and what it believes."""
 
     OPENING = 0
     OPEN = 1
@@ -55,7 +55,7 @@ class End(Enum):
 
 
 class Host(Enum):
-    """What an address answers."""
+    """What a dialled address answers."""
 
     UP = "the process listens"
     REFUSING = "the host is up, no process listens"
@@ -116,7 +116,7 @@ class Pipe:
     """Arrival time and content: a frame, `PART`, or None for the end of the stream."""
     last_arrival_s: float = 0.0
     queued_bytes: int = 0
-    """Sent, and not yet taken in by the receiving process."""
+    """How many bytes were sent and not yet taken in by the receiving process."""
     congested: bool = False
     moving: bool = False
 
@@ -294,7 +294,7 @@ class Network:
     # Faults
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing goes from `source` to `target` until `heal`; after a while both ends give their connection up."""
+        """Let nothing go from `source` to `target` until `heal`; after a while both ends give their connection up."""
         self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
         for connection in self._connections_of(source):
             if target in connection.ends:
@@ -318,7 +318,7 @@ class Network:
         self._lag_s[source, target] = extra_s
 
     def reachable(self, source: str, target: str) -> bool:
-        """Whether bytes go both ways."""
+        """Whether bytes get through both ways."""
         return not self._blocked(source, target) and not self._blocked(target, source)
 
     def _time_out(self, connection: Connection, end: str) -> None:
@@ -463,7 +463,7 @@ class Network:
         return is_alive and whom not in links.current and len(links.places(whom)) > 0
 
     def _reached(self, links: SimulatedLinks, whom: str | PeerAddress) -> Place | None:
-        """What a process reaches that dials; None if nothing answers."""
+        """What a dialling process reaches; None if nothing answers."""
         addresses = links.places(whom)
         address = addresses[0] if len(addresses) == 1 else self._random.choice(addresses)
         place = self._places.get(address)

@@ -98,7 +98,7 @@ def messages_of(payload: bytes) -> dict[int, bytes]:
 
 
 class Outcomes(NamedTuple):
-    """What the effects of a batch say of its commands."""
+    """The results of a batch's commands, as its effects tell them."""
 
     results: dict[int, Any]
     """Results of the commands that were answered, by session."""
@@ -311,7 +311,7 @@ class QueueOracle:
                 self._forget(self._queues[command.name])
 
     def _remove(self, model: QueueModel) -> None:
-        """The queue has expired."""
+        """Remove a queue that has expired."""
         if model.settings.expires_ms is None:
             self._fail(f"{model.name} is gone")
         for key, holder in self._holders.items():
@@ -320,7 +320,7 @@ class QueueOracle:
         self._forget(model)
 
     def _forget(self, model: QueueModel) -> None:
-        """The queue is gone, with all that was in it."""
+        """Forget a queue that is gone, with all that was in it."""
         del self._queues[model.name]
         self._holders = {key: holder for key, holder in self._holders.items() if holder.model is not model}
         self.fates["gone with its queue"] += model.messages + model.held
@@ -455,7 +455,7 @@ class QueueOracle:
         command: Enqueue | Publish,
         outcomes: Outcomes,
     ) -> list[QueueModel]:
-        """Returns the queues that took messages and have a limit that they must not exceed."""
+        """Publish messages. Returns the queues that took messages and have a limit that they must not exceed."""
         places = [(index, slot) for _, slot in zip(range(command.count), slots, strict=False)]
         if (origin, command.session) in self._failed:
             return []
@@ -536,7 +536,7 @@ class QueueOracle:
         self._fail(f"refused, though consumers wait: {[model.name for model in targets]}")
 
     def _check_limit(self, model: QueueModel, queue: Queue, before: int) -> None:
-        """What a queue takes for waiting consumers leaves it at once, so it is no fuller than it may be, or was."""
+        """Check that a queue is no fuller than it may be, or was: messages for waiting consumers leave it at once."""
         limit = model.settings.max_length
         if limit is not None and queue.messages > max(limit, before):
             self._fail(f"{model.name} has taken a message more than {limit}")
@@ -651,7 +651,7 @@ class QueueOracle:
     def _targets_of_dead(
         self, model: QueueModel, message: Message
     ) -> tuple[list[QueueModel], Deaths, str | None]:
-        """Where a dead message goes, what has befallen it then, and the key that took the place of its own."""
+        """Find where a dead message goes, what has befallen it then, and the key that took the place of its own."""
         settings = model.settings
         exchange, key = settings.dead_letter_exchange, settings.dead_letter_routing_key
         deaths = deaths_after(message.deaths, model.name, message.reason)
@@ -879,7 +879,7 @@ class QueueOracle:
             self._fail(f"{message} of {model.name} has level {range_.level}")
 
     def _check_order(self, model: QueueModel, level: int, arrivals: list[int], *, ended: bool) -> None:
-        """What went out for the first time is what came next; consumers take turns, so it is compared as a set."""
+        """Check that the next messages went out; they are compared as a set, because consumers take turns."""
         newest = model.newest.get(level, 0)
         if min(arrivals) < newest:
             self._fail(f"{min(arrivals)} of {model.name} is delivered after {newest}")
@@ -968,7 +968,7 @@ class QueueOracle:
 
 
 def _outcomes(origin: str, effects: Iterable[Any]) -> Outcomes:
-    """What the effects say of the commands of a batch; no session is asked for two things in one."""
+    """Sort the effects by the commands of a batch that they answer; no session is asked for two things in one batch."""
     results: dict[int, Any] = {}
     refused: dict[int, list[Rejected]] = {}
     for effect in effects:

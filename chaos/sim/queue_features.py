@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qq.machine.commands import Table
 
 CHANNEL = 1
-"""The number that stored frames carry."""
+"""The AMQP channel number that stored frames carry."""
 QUEUES = ("q1", "q2", "q3")
 TO_ALL = "all"
 """A fanout exchange to all queues."""

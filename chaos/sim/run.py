@@ -283,7 +283,7 @@ class Simulation(Scene):
         self.backups.check_restored()
 
     def _check_clients(self, workload: ClientWorkload) -> None:
-        """Everybody is told everything; what was confirmed can be consumed, and then nothing is left."""
+        """Check that clients are told everything, and that exactly the confirmed messages can be consumed."""
         self._until(lambda: not workload.complaint, SERVICE_S, lambda: workload.complaint)
         workload.settle()
         # Some consume what is left one message at a time.
@@ -301,7 +301,7 @@ class Simulation(Scene):
                 self.checks.fail(f"{within_s:.0f} s after the faults ended: {complaint() or 'no rest'}")
 
     def _check_timers(self) -> None:
-        """What is due is done, soon after so much time has really passed, though nobody submits anything."""
+        """Check that what is due is done soon after so much time has really passed, though nobody submits anything."""
         lateness_max_s = LATENESS_MAX_S * (1 + self.options.disk_slowness / SLOW_DISK)
         reached, reached_s = None, 0.0
         until_s = self.world.now_s + TIMERS_S

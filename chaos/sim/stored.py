@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from chaos.sim.cluster import SimulatedCluster, SimulatedNode
 
 RECORD_BYTES = RECORD_HEADER_BYTES + 8
-"""What a record takes beside its payload, its place in the index of a sparse file included."""
+"""The size of a record besides its payload, its place in the index of a sparse file included."""
 SMALL_FILES_BYTES = 16 * 1024
 """Identity, term and vote, manifest."""
 

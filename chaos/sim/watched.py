@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cluster.machine import FrozenCopy, Machine
 
 TAG = Struct("<QQ")
-"""What stands before each payload: which client of the node made it, and its number, from 1."""
+"""The prefix of each payload: which client of the node made it, and its number, from 1."""
 
 UNKNOWN_ONE_IN = 4
 """A program of another version does not know one in this many batches."""

@@ -147,7 +147,7 @@ class Generations(NodeEvents, ABC, Generic[C]):
 
 
 class Submitters(Generations[Client]):
-    """These submit what brokers make: such batches are numbered, and their confirms compared, as all are."""
+    """The clients that submit what brokers make: such batches are numbered, and their confirms compared, as all are."""
 
     def new_client(self, node: SimulatedNode, number: int) -> Client:
         return Client(node, number, self.checks)

@@ -81,7 +81,7 @@ def _is_whole(message_id: str, body: bytes) -> bool:
 
 
 def arrived(delivery: Delivery) -> Arrived:
-    """What the history says of a delivered message; one that is damaged gets an id that nobody published."""
+    """Describe a delivered message for the history; one that is damaged gets an id that nobody published."""
     message_id, headers = str(delivery.message_id), delivery.headers
     fields: Arrived = {
         "id": message_id,

@@ -44,7 +44,7 @@ class RefusedError(LostError):
 
 
 class Endpoint(NamedTuple):
-    """Where the AMQP clients of a node connect to; in a simulation, the host is the node's name."""
+    """The address that AMQP clients of a node connect to; in a simulation, the host is the node's name."""
 
     node: str
     host: str

@@ -30,7 +30,7 @@ CLASSIC: Mapping[str, Any] = {"x-queue-type": "classic"}
 
 
 Library = Literal["aio-pika", "pika"]
-"""What carries a workload's clients to a cluster of processes, so that both libraries are tried."""
+"""The AMQP library that a workload's clients use with a cluster of processes, so that both libraries are tried."""
 
 
 @dataclass(frozen=True, slots=True)

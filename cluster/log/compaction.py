@@ -51,14 +51,14 @@ class SegmentLimits(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What rewriting a segment would leave of it, when `references` to messages in it were live."""
+    """The result of rewriting a segment, as estimated when `references` to messages in it were live."""
 
     references: int
     entries: int
     size: int
-    """How many bytes the file would have; the size of the old file if that is more than half of it."""
+    """How many bytes the rewritten file would have; the size of the old file if that is more than half of it."""
     at_s: float
-    """When it was measured, on the monotonic clock."""
+    """When the segment was measured, on the monotonic clock."""
 
 
 class Candidate(NamedTuple):
@@ -66,7 +66,7 @@ class Candidate(NamedTuple):
 
     segment: Segment
     references: int
-    """How many references to messages in it are live now."""
+    """How many references to messages in the segment are live now."""
 
     measured: Measured | None
 

@@ -29,16 +29,16 @@ _VOTE_BYTES_MAX = BODY_BYTES_MAX - _BODY.size
 
 
 class Standing(IntEnum):
-    """What a member may do; see recovery.py."""
+    """A standing: what a member may do, depending on what it remembers; see recovery.py."""
 
     BLANK = 0
-    """It knows nothing of its past: it may have voted, it may have acknowledged."""
+    """The node knows nothing of its past: it may have voted, it may have acknowledged."""
 
     LEARNER = 1
-    """It knows its term, but its log may lack what it has acknowledged."""
+    """The node knows its term, but its log may lack entries that it has acknowledged."""
 
     VOTER = 2
-    """It has all that it ever acknowledged."""
+    """The node has all entries that it has ever acknowledged."""
 
 
 class HardState(NamedTuple):
@@ -48,7 +48,7 @@ class HardState(NamedTuple):
 
 
 class StoredState(NamedTuple):
-    """What one of the two files holds."""
+    """The content of one of the two files."""
 
     sequence: int
     """A number that grows with each store: of two files that differ, the higher one was written later."""
@@ -60,7 +60,7 @@ class HardStateFile:
     """The two files of term, vote and standing in `directory`."""
 
     state: HardState | None = None
-    """What is stored; None if nothing is stored, or nothing that can be believed."""
+    """The stored term, vote and standing; None if nothing is stored, or nothing that can be believed."""
 
     def __init__(self, disk: Disk, directory: str, identity: bytes) -> None:
         self._register = Register(disk, directory, NAMES, _MAGIC, FORMAT_VERSION, identity, "term and vote")

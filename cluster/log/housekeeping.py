@@ -317,7 +317,7 @@ class Housekeeping:
     # Jobs
 
     def _proceed(self) -> None:
-        """Begin what is due, if nothing is under way."""
+        """Begin the next job that is due, if none is under way."""
         if self._busy or self._stopped:
             return
         taken = self._taken
@@ -355,7 +355,7 @@ class Housekeeping:
         self._disk.submit_background(job, finished)
 
     def _give_up(self, error: Exception) -> None:
-        """Wait for the next checkpoint if there is no space; anything else is fatal."""
+        """Wait for the next checkpoint if the disk is full; any other error is fatal."""
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             if not self._complained:
                 self._complained = True
@@ -537,4 +537,4 @@ def _rewrite(
 
 
 def _ignore(_result: object) -> None:
-    """Ignore the result: nothing of it is to be taken over."""
+    """Ignore the result of a job: there is nothing to take over from it."""

@@ -76,7 +76,7 @@ class JournalMisuseError(Exception):
 
 
 class EntryObserver(Protocol):
-    """Who has to know at once which entries are in the log: of others than batches, which are few."""
+    """The observer that has to know at once which entries without batches are in the log; there are few of these."""
 
     def appended(self, index: int, entry: bytes) -> None:
         """The entry at `index`, which holds no batches, is in the log now."""
@@ -177,7 +177,7 @@ class SegmentedJournal(Journal):
             self._begin_with_whole_log()
 
     def _begin_with_whole_log(self) -> None:
-        """Set the bounds of a log whose entries are all on the disk, and none in memory."""
+        """Set the bounds of a log whose entries are all on the disk, none of them in memory."""
         self.first_index = self._log_start()
         self.last_index = self._open.end - 1 if self._open else self._sealed[-1].end - 1
         self.synced_index = self._flight_index = self.last_index
@@ -562,7 +562,7 @@ class SegmentedJournal(Journal):
 
     @property
     def dirty(self) -> bool:
-        """Whether something has changed that no sync has taken up yet."""
+        """Whether there are changes that no sync has taken up yet."""
         return self.written > self._handed
 
     def start_sync(self, done: Callable[[], None]) -> None:
@@ -617,7 +617,7 @@ class SegmentedJournal(Journal):
         return operations, self.written
 
     def _put_back(self, operations: deque[Operation]) -> None:
-        """Queue the operations again that found no space, before those that followed."""
+        """Queue the operations again that found no space, before those that were queued after them."""
         if any(isinstance(operation, Adopt) for operation in self._operations):
             operations = _stores(operations)
         if _stores(self._operations):
@@ -670,7 +670,7 @@ class SegmentedJournal(Journal):
         return None if known is None else known.voted_for
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Keep the commit index, in memory only: after a restart the leader tells it again."""
+        """Keep the commit index, in memory only: after a restart the leader tells it again (pysyncobj's method)."""
         self._commit_index = raftCommitIndex
 
     def getRaftCommitIndex(self) -> int:

@@ -118,7 +118,7 @@ def row_of(segment: Segment) -> Row:
 
 
 def log_start(sealed: Sequence[Row | Segment], start: int) -> int:
-    """Where the entries without a gap begin: at `start`, or where dense segments that reach up to it begin."""
+    """Find where the entries without a gap begin: at `start`, or where dense segments that reach up to it begin."""
     for segment in reversed(sealed):
         if segment.sparse or segment.end != start:
             break

@@ -41,7 +41,7 @@ _RESERVED = bytes(FILE_BYTES)
 
 
 class StoredBody(NamedTuple):
-    """What one of the two files of a register holds."""
+    """The content of one of the two files of a register."""
 
     sequence: int
     """A number that grows with each store: of two files that differ, the higher one was written later."""

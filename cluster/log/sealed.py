@@ -128,7 +128,7 @@ def open_file(disk: Disk, path: str, identity: bytes) -> Opened:
 
 
 def load_index(disk: Disk, directory: str, identity: bytes, segment: Segment) -> RecordIndex:
-    """Where the records of a sealed segment are, from its footer or, if that is damaged, from a scan.
+    """Load the record index of a sealed segment, from its footer or, if that is damaged, from a scan.
 
     Raises CorruptJournal, UnknownFormat or ForeignJournal.
     """

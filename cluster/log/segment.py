@@ -204,7 +204,7 @@ class Extent(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a file holds up to the first bad record."""
+    """The records of a file up to the first bad one."""
 
     records: RecordIndex
     runs: list[Run]

@@ -58,7 +58,7 @@ _SUFFIXES = (".segment", ".sparse")
 
 
 class Loaded(NamedTuple):
-    """A log as it was found."""
+    """A log as it was found on the disk."""
 
     manifest: Manifest
     next_serial: int
@@ -233,7 +233,7 @@ class Span:
 
     segment: Segment
     records: RecordIndex | None
-    """The record index of the segment; None if it must be loaded."""
+    """The record index of the segment; None if it has to be read from the disk first."""
 
     first: int
     after: int
@@ -255,7 +255,7 @@ class Span:
 
 
 Part = bytes | Extent | Span
-"""What a reading job is to return: a payload that is in memory, or where payloads are."""
+"""A payload that is in memory, or where on the disk payloads are: a part of what a reading job returns."""
 
 
 def add_extent(parts: list[Part], extent: Extent) -> None:

@@ -96,7 +96,7 @@ class Store(NamedTuple):
     """Store something beside the log."""
 
     store: Callable[[], None]
-    """May be called again when it has found no space."""
+    """Store the value; may be called again when it has found no space."""
 
 
 Operation = Store | Begin | AppendRecords | Seal | Truncate | Cut | Replace | Adopt
@@ -116,7 +116,7 @@ class SegmentWriter:
         self._file: File | None = None
         self._seed = 0
         self._size = 0
-        """How many bytes of the open file count; more is left over of a write that found no space."""
+        """How many bytes of the open file count; a write that found no space may have left more."""
         self._durable = 0
         self._sync_failed = False
 

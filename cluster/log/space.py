@@ -21,7 +21,7 @@ class Space:
     """Free space on the disk of the log."""
 
     def __init__(self, disk: Disk, journal: SegmentedJournal, limit_bytes: int, now_s: float) -> None:
-        """With less than `limit_bytes` left the disk counts as full."""
+        """The disk counts as full while fewer than `limit_bytes` are left."""
         self._disk = disk
         self._journal = journal
         self._limit_bytes = limit_bytes

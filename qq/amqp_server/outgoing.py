@@ -55,12 +55,12 @@ class OutgoingConsumer:
     id: int
     tag: str
     no_ack: bool
-    """Whether its messages are settled when they are written."""
+    """Whether the messages of this consumer are settled when they are written (`no_ack` of basic.consume)."""
     paced: bool
-    """Whether it has no prefetch limit: it may have more messages as its earlier ones are written."""
+    """Whether the consumer has no prefetch limit: it may have more messages as its earlier ones are written."""
     cancel_on_failover: bool
     live_prefetch: bool
-    """Whether a later basic.qos changes its prefetch."""
+    """Whether a later basic.qos changes the prefetch of this consumer."""
     started: bool = False
     """Whether the log has answered that the consumer is there."""
     next_id: int = 0
@@ -109,7 +109,7 @@ _Item = _Answer | _Delivery | _Confirm | _DirectReply
 
 
 class Outgoing:
-    """The way out of one channel."""
+    """The deliveries and other frames on their way out of one channel, in their order."""
 
     def __init__(self, broker: Broker, connection: Carrier, number: int) -> None:
         self._broker = broker
@@ -124,7 +124,7 @@ class Outgoing:
         self._recovering = False
         self._closed = False
         self._written = 0
-        """Messages written since the connection's lane had nothing to be served."""
+        """How many messages were written since the connection's lane last had nothing to be served."""
         self._next_tag = 1
         self._confirmed = 0
         self._unacked: RangeMap[Tagged] = RangeMap()
@@ -243,7 +243,7 @@ class Outgoing:
         self._connection.write([item for item in self._waiting if type(item) is bytes])
 
     def close(self) -> None:
-        """Drop what waits: nothing more leaves."""
+        """Drop the frames that wait: nothing more leaves the channel."""
         self._closed = True
         self._waiting.clear()
         self._connection.resume_for(self)

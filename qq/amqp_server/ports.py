@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Pumped(Protocol):
-    """Something that waits for room in the socket."""
+    """A channel that waits for room in the socket."""
 
     def pump(self) -> None:
-        """Go on writing."""
+        """Go on writing to the socket."""
         ...
 
 
@@ -49,13 +49,13 @@ class Carrier(Connection, Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the socket takes more."""
+        """Whether the socket takes more bytes."""
         ...
 
     def write(self, buffers: Sequence[bytes], /) -> None: ...
 
     def pump_later(self, waiting: Pumped, /) -> None:
-        """Have somebody go on writing when the socket has room."""
+        """Have `Pumped.pump` called when the socket has room."""
         ...
 
     # In

@@ -21,7 +21,7 @@ _V1 = b"PROXY "
 _V1_END = b"\r\n"
 _V2 = b"\r\n\r\n\0\r\nQUIT\n"
 _V2_HEAD = Struct(">BBH")
-"""Version and command, family and transport, length of the rest."""
+"""The fixed fields of a version 2 header: version and command, family and transport, length of the rest."""
 _LOCAL, _PROXY = 0x20, 0x21
 _TCP4, _TCP6 = 0x11, 0x21
 _WITHOUT_ADDRESS = (0x00, 0x01, 0x31)
@@ -33,18 +33,18 @@ _PORT_MAX = 65_535
 
 
 class ProxyError(Exception):
-    """What came is no header of the PROXY protocol."""
+    """The bytes that came are no header of the PROXY protocol."""
 
 
 class Source(NamedTuple):
-    """The address of the client whose connection it is."""
+    """The address of the client for whom a proxy connects."""
 
     host: str
     port: int
 
 
 class ProxyHeader:
-    """Reads one header."""
+    """Reads the PROXY protocol's header of one connection."""
 
     def __init__(self) -> None:
         self.wanted = len(_V2)

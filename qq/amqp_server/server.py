@@ -23,7 +23,7 @@ COMPLAINTS_PER_S = 10
 
 
 def complaints() -> Complaints:
-    """Make what logs complaints about strangers, and not more than COMPLAINTS_PER_S of a kind."""
+    """Make the log of complaints about strangers: at most COMPLAINTS_PER_S lines a second of each kind."""
     return Complaints(logging.getLogger(__name__), COMPLAINTS_PER_S)
 
 

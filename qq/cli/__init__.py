@@ -147,7 +147,7 @@ def _change_members(options: argparse.Namespace) -> int:
 
 
 def _remote(options: argparse.Namespace) -> Remote:
-    """The node that the options tell to ask; raises OperatingError."""
+    """Make the `Remote` for the node that the options name; raises OperatingError."""
     from qq.cli.credentials import client_login  # noqa: PLC0415
     from qq.cli.remote import Remote  # noqa: PLC0415
 
@@ -311,7 +311,7 @@ def _add_change_options(command: argparse.ArgumentParser, *, may_leave_early: bo
 
 
 def _add_node_options(command: argparse.ArgumentParser) -> None:
-    """Let a command be told which node to ask, and as whom."""
+    """Add the options that say which node to ask, and as which user."""
     command.add_argument(
         "--http", type=_url, default="http://127.0.0.1:15672", metavar="URL", help="the node to ask"
     )
@@ -333,7 +333,7 @@ def _node_name(text: str) -> str:
 
 
 def _url(text: str) -> str:
-    """A URL, or what is meant by HOST:PORT."""
+    """Make a URL of `HOST:PORT`; a URL stays as it is."""
     if "://" in text:
         return text
     try:

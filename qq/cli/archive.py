@@ -31,7 +31,7 @@ STANDARD_STREAM = "-"
 
 
 def is_backup(path: Path) -> bool:
-    """Whether there is a backup at this path, or was to be one."""
+    """Whether the path names a backup, complete or not."""
     return path.is_file() or (path / CONTENTS).exists()
 
 
@@ -96,4 +96,4 @@ class _ArchiveFile:
         return os.pread(self._descriptor, max(0, min(length, self.size - offset)), self._start + offset)
 
     def close(self) -> None:
-        """Do nothing: the archive is open as long as it is looked at."""
+        """Do nothing: the archive is closed when `opened` ends."""

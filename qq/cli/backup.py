@@ -74,7 +74,7 @@ def backup(node: Remote, target: str) -> int:
 
 
 def _write_out(part: bytes) -> None:
-    """Write to standard output. Raises CommandError."""
+    """Write bytes to standard output. Raises CommandError."""
     try:
         sys.stdout.buffer.write(part)
         sys.stdout.buffer.flush()
@@ -85,7 +85,7 @@ def _write_out(part: bytes) -> None:
 
 
 def describe(contents: Contents) -> str:
-    """One line about what a backup is of."""
+    """Describe in one line which cluster's backup this is, and up to where it goes."""
     return (
         f"cluster {contents.cluster} up to entry {contents.index} of term {contents.term} "
         f"({describe_time(contents.time_ms)}), from node {contents.node}"
@@ -141,7 +141,7 @@ def _copy(archive: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, conten
 
 
 def _linked(contents: Contents, directory: Path) -> bool:
-    """Link all segments from where the node has them, if it has them here; else leave none."""
+    """Link all segments from the node's directory, if that is on this machine; link none if one fails."""
     log = Path(contents.directory)
     names = [segment.name for segment in contents.segments]
     try:

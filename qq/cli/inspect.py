@@ -330,7 +330,7 @@ def _name(finding: Finding) -> str:
 
 
 def _verdict(problems: dict[str, Problem], *, is_learner: bool) -> str:
-    """Say in one line whether all is whole, and what the next start makes of what is not."""
+    """Say in one line whether all is undamaged, and what the next start does about the damage."""
     if not problems:
         return "whole: nothing is damaged" + (
             "; the node is a learner: it is being repaired from the others" if is_learner else ""
@@ -443,7 +443,7 @@ def _fields(row: Command | Publication, hidden: Sequence[str] = ()) -> str:
 
 
 def describe_time(time_ms: int) -> str:
-    """The moment as a person reads it."""
+    """Format a moment for people to read."""
     try:
         time = dt.datetime.fromtimestamp(time_ms / 1000, dt.UTC)
     except (ValueError, OverflowError, OSError):  # the clock of that leader was far off

@@ -29,7 +29,7 @@ class Patience(NamedTuple):
 
     timeout_s: float
     waits_for_vote: bool = True
-    """Whether a new member has to have come, and to vote."""
+    """Whether the command waits until the new member has come and votes."""
 
 
 def list_members(node: Remote, *, as_json: bool) -> int:
@@ -61,7 +61,7 @@ def promote_member(node: Remote, name: str, patience: Patience) -> int:
 
 
 def remove_member(node: Remote, name: str, patience: Patience) -> int:
-    """Have a member be none any more, whether it is up or not; raises CommandError."""
+    """Remove a member, whether it is up or not; raises CommandError."""
     found = _Found(node, name)
     if found.is_member:
         note = ""
@@ -139,7 +139,7 @@ def finish_upgrade(node: Remote, patience: Patience) -> int:
 
 
 class _Found:
-    """What the list of members says of a name."""
+    """What the list of members says about one name."""
 
     def __init__(self, node: Remote, name: str) -> None:
         answer = node.get(_MEMBERS)

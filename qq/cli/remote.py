@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from qq.cli.credentials import ClientLogin
 
 _ANSWER_TIMEOUT_S = 15.0
-"""Longer than a node takes for anything that it is asked here."""
+"""How long to wait for an answer, in seconds: longer than a node takes for any request of these commands."""
 _STREAM_TIMEOUT_S = 60.0
-"""How long a stream may bring nothing: longer than a node takes until it begins."""
+"""How long a stream may bring no bytes, in seconds: longer than a node takes until it begins one."""
 _NOTICE_S = 1.0
-"""Who waits for longer than this is told so, and again each time that it is over; after `_LONG_S` more rarely."""
+"""After how many seconds of waiting the operator is told, and told again; after `_LONG_S` more rarely."""
 _LONG_S = 10.0
 _PAUSE_S = 0.5
-"""How long to wait before something is asked for again."""
+"""How many seconds to wait before a request is repeated."""
 _REQUEST_S = 0.5
-"""How long one request waits for its change: then it is told why that is not made yet, and is repeated."""
+"""How many seconds a request waits for its change, before it is told the reason and repeated."""
 _LAST_REQUEST_S = 10.0
-"""How long it waits if the node that is asked may not be there for the next one."""
+"""How many seconds the last request waits, if the node may be gone before another one."""
 _LOGIN_REFUSED = "login was refused"
 
 
@@ -145,7 +145,7 @@ class Remote:
             raise CommandError(f"{url}: is not a URL") from None
 
     def is_foreign(self) -> CommandError:
-        """Make the error of an answer that does not hold what a node's does."""
+        """Make the error for an answer that is not one of a node of qq."""
         return CommandError(f"{self.url}: the answer is not that of a qq node")
 
     async def _request(
@@ -176,7 +176,7 @@ class Remote:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """What follows no redirection and asks no proxy: only the node itself is told the password."""
+    """Make a client that follows no redirection and uses no proxy: only the node itself is told the password."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.HTTPHandler(),
@@ -204,22 +204,22 @@ def _reason_of(answer: Answer) -> str | None:
 
 
 class _Wait:
-    """The wait of an operator, who is told what for."""
+    """A command's wait, during which it tells the operator what it waits for."""
 
     def __init__(self, what: str) -> None:
         self.reason = ""
-        """Why it is not over yet, as was heard last."""
+        """Why the wait is not over yet, as the node last said."""
         self._what = what
         self._began_s = time.monotonic()
         self._notice_s = _NOTICE_S
-        """After how many seconds the next sign of life is due."""
+        """How many seconds after the start of the wait the operator is told next."""
 
     @property
     def has_taken_s(self) -> float:
         return time.monotonic() - self._began_s
 
     async def until(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what comes of the work, with signs of life meanwhile."""
+        """Return the result of `work`, and tell the operator meanwhile what is waited for."""
         task = asyncio.ensure_future(work)
         while not (await asyncio.wait([task], timeout=max(0.0, self._notice_s - self.has_taken_s)))[0]:
             if self.has_taken_s >= self._notice_s:

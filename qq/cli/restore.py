@@ -114,7 +114,7 @@ def _restored(source: Disk, contents: Contents, settings: NodeConfig) -> NewClus
 
 
 class _Known(NamedTuple):
-    """The entry of a checkpoint."""
+    """The entry of a checkpoint, up to which everything is known to be committed."""
 
     number: int
     term: int | None
@@ -127,12 +127,12 @@ class _Survivor(NamedTuple):
     identity: Identity
     standing: Standing | None
     committed: _Known | None
-    """The newest checkpoint, up to which everything is known to be committed."""
+    """The newest checkpoint of the survivor, up to which everything is known to be committed."""
     last_index: int
     last_term: int
     last_time_ms: int | None
     was_removed: bool
-    """Whether it has heard that it is no member any more."""
+    """Whether the survivor has heard that it was removed from its cluster."""
 
 
 def recover_survivor(directory: Path, *, is_sure: bool) -> int:
@@ -266,7 +266,7 @@ def _locked(data_dir: Path) -> Generator[Disk]:
 
 @contextmanager
 def _explained(what: str) -> Generator[None]:
-    """Turn what may go wrong with files into one line."""
+    """Turn an error about files into one line that explains it."""
     try:
         yield
     except DirectoryInUse as error:

@@ -114,7 +114,7 @@ class _Cluster:
                 log.close()
 
     async def _serve_until(self, stop: asyncio.Event) -> None:
-        """Return when told to stop; raises CommandError when a node cannot start."""
+        """Wait until the command is told to stop; raises CommandError when a node cannot start."""
         stopping = asyncio.create_task(stop.wait())
         for node in self._nodes:
             await self._start(node)
@@ -160,7 +160,7 @@ class _Cluster:
         return asyncio.create_task(self._watch(node))
 
     async def _watch(self, node: LocalNode) -> None:
-        """Report when the process ends and, if asked for, start it again."""
+        """Report when a node's process ends and, if `--restart` was given, start it again."""
         while True:
             process = self._running[node.name]
             status = await process.wait()
@@ -194,7 +194,7 @@ class _Cluster:
     # --- becoming ready
 
     async def _announce(self) -> None:
-        """Wait for every node to serve, then tell the user and the programs that wait for it."""
+        """Wait until every node serves, then print it and write the file `cluster.json`."""
         await asyncio.gather(*map(self._until_ready, self._nodes))
         write_cluster_file(self._data_dir, self._nodes, self._pids)
         self._serves = True

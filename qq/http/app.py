@@ -46,7 +46,7 @@ _HEADERS = {
 
 
 def reading_app(view: NodeView, limits: HttpLimits) -> web.Application:
-    """Make what is served while the node reads its log: it is alive, and can tell nothing else."""
+    """Make the application that is served while the node reads its log: it only says that the node lives and reads."""
     app = web.Application(middlewares=[strangers_watched, errors_as_json])
     app[BODY_TIMEOUT_S] = limits.body_timeout_s
     app.on_response_prepare.append(_add_headers)
@@ -63,7 +63,7 @@ def reading_app(view: NodeView, limits: HttpLimits) -> web.Application:
 def build_app(
     view: NodeView, management: ManagementView, registry: CollectorRegistry, limits: HttpLimits | None = None
 ) -> web.Application:
-    """Make the application."""
+    """Make the application of a node that has read its log."""
     limits = limits or HttpLimits()
     pages = _Pages(view, registry)
     app = web.Application(
@@ -99,7 +99,7 @@ async def listen(app: web.Application, host: str, port: int, limits: HttpLimits 
 
 
 class _Pages:
-    """The handlers that ask the node."""
+    """The handlers of pages that show something of the node."""
 
     def __init__(self, view: NodeView, registry: CollectorRegistry) -> None:
         self._view = view

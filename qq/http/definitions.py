@@ -115,7 +115,7 @@ class DefinitionEndpoints:
     # What is written in slices
 
     def _who_may(self) -> dict[str, Iterable[dict[str, Any]]]:
-        """The users, the virtual hosts, and the permissions of users in virtual hosts."""
+        """The users, the virtual hosts and the permissions of the whole cluster, for a definitions document."""
         management = self._management
         limits = management.user_limits()
         return {

@@ -40,7 +40,7 @@ RESERVED = "amq."
 VHOST_LIMITS = {"component": "vhost-limits", "name": "limits"}
 OPERATOR_POLICIES = "operator_policy"
 OF_VHOSTS = ("exchanges", "policies", "queues", "bindings", "parameters")
-"""The categories of objects that are in virtual hosts."""
+"""The kinds of objects in a definitions document that belong to a virtual host."""
 OBJECTS_PER_BATCH = 100
 """How many objects one batch declares: they take some milliseconds of every node's time."""
 
@@ -49,12 +49,12 @@ SKIPPED_SHOWN_MAX = 20
 
 
 class _Object(NamedTuple):
-    """One object of the document, to be taken over."""
+    """One object of a definitions document that is to be imported."""
 
     what: str
     """The object as error texts call it."""
     key: tuple[str, ...]
-    """What tells an object from others of its category. Of several objects with the same key the last counts."""
+    """The part of an object that tells it from others of its kind. Of several with the same key the last counts."""
     changes: Sequence[Change] = ()
     vhost: str = ""
     declaration: Declaration | None = None
@@ -343,7 +343,7 @@ class Import:
         return differing
 
     async def _missing(self, objects: Sequence[_Object]) -> dict[str, list[_Object]]:
-        """What has to be declared, by virtual host. What exists already stays as it is."""
+        """The declarations of objects that do not exist yet, by virtual host. Existing objects stay as they are."""
         missing: dict[str, list[_Object]] = {}
         for each in objects:
             await self._slices.give_way()

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from qq.http.view import ManagementView
 
 _CRITICAL = "There are quorum queues that would lose their quorum if the target node is shut down"
-"""RabbitMQ's words, which some tools look for."""
+"""RabbitMQ's text for a critical node, which some tools look for."""
 _OK: dict[str, Any] = {"status": "ok"}
 _FAILED: dict[str, Any] = {"status": "failed"}
 
 
 class OperationEndpoints:
-    """The handlers for what operators do with nodes."""
+    """The handlers for transfers of leadership, health checks and the end of an upgrade."""
 
     def __init__(self, management: ManagementView) -> None:
         self._management = management
@@ -71,7 +71,7 @@ class OperationEndpoints:
         return await write_object(request, failed, {"queues": self._queues()}, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _queues(self) -> Iterator[dict[str, str]]:
-        """All queues, as RabbitMQ shows those in danger: they are all in the same log."""
+        """All queues, as RabbitMQ lists queues that would lose their majority: all are in the same log."""
         for queue in self._management.queues(None):
             readable_name = f"queue '{queue.name}' in vhost '{queue.vhost}'"
             yield {

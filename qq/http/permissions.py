@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Rows(ABC):
-    """What permissions and topic permissions have in common."""
+    """The requests for permissions and for topic permissions, as far as they are alike."""
 
     def __init__(self, management: ManagementView, name: str) -> None:
         self._management = management

@@ -35,7 +35,7 @@ class VhostEndpoints:
     def __init__(self, management: ManagementView) -> None:
         self._management = management
         self._one_at_a_time = asyncio.Lock()
-        """Held by a change that leaves values as they are which the request does not give."""
+        """A lock for changes that keep the values which the request does not give."""
 
     def routes(self) -> list[web.RouteDef]:
         return [

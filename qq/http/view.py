@@ -28,7 +28,7 @@ class Unavailable(Exception):
 
 
 class LoginThrottled(Exception):
-    """So many logins fail that this one is to be tried again."""
+    """Too many logins fail at the moment: this one should be tried again later."""
 
     def __init__(self, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
@@ -47,7 +47,7 @@ class RequestRefused(Exception):
 
 
 class AckMode(StrEnum):
-    """What becomes of messages that were got, as RabbitMQ calls it."""
+    """What becomes of the messages that a request gets, in RabbitMQ's words."""
 
     ACK_REQUEUE_TRUE = "ack_requeue_true"
     ACK_REQUEUE_FALSE = "ack_requeue_false"
@@ -81,15 +81,15 @@ class NodeStatus(NamedTuple):
     checkpoint_index: int | None = None
     disk_free_bytes: int | None = None
     alarm: bool | None = None
-    """Whether its disk is full, or nearly so."""
+    """Whether the node's disk is full, or nearly so."""
     clock_offset_ms: int | None = None
-    """How many milliseconds its wall clock is ahead of the cluster's time."""
+    """How many milliseconds the node's wall clock is ahead of the cluster's time."""
     role: str | None = None
-    """"voter", "learner" or "awaited": what it is by the log."""
+    """"voter", "learner" or "awaited": what the node is according to the log."""
     versions: str | None = None
-    """Which versions of the state its program can run."""
+    """Which versions of the state the node's program can run."""
     drained: bool = False
-    """Whether it is under maintenance."""
+    """Whether the node is under maintenance."""
 
 
 class ClusterStatus(NamedTuple):
@@ -100,7 +100,7 @@ class ClusterStatus(NamedTuple):
     leader: str | None
     nodes: Sequence[NodeStatus]
     version: int
-    """The version of the state that all have agreed on."""
+    """The version of the state that all members have agreed on."""
 
 
 class ClusterMember(NamedTuple):
@@ -109,40 +109,40 @@ class ClusterMember(NamedTuple):
     name: str
     host: str
     port: int
-    """Where the others reach it."""
+    """`host` and `port` are the address at which the other members reach this one."""
     id: str | None
-    """The id of its data directory, in hexadecimal."""
+    """The id of the member's data directory, in hexadecimal."""
     role: str
     """"voter", "learner", or "awaited" while there is no data directory that is this member."""
     state: NodeState
     lag: int | None
-    """How many entries of the log it lacks."""
+    """How many entries of the log the member lacks."""
     versions: str | None
-    """Which versions of the state its program can run, as "7 to 8" or "8"."""
+    """Which versions of the state the member's program can run, as "7 to 8" or "8"."""
     drained: bool
-    """Whether it is under maintenance."""
+    """Whether the member is under maintenance."""
 
 
 class RemovedMember(NamedTuple):
-    """One that was a member; `id` is empty if it was removed while it was awaited."""
+    """A former member; `id` is empty if it was removed while it was awaited."""
 
     name: str
     id: str
 
 
 class ClusterMembers(NamedTuple):
-    """Who the members are by the log, as `node` sees it."""
+    """The members according to the log, as `node` sees it."""
 
     node: str
     cluster: str
     cluster_id: str | None
-    """None as long as the list in each node's file says who the members are."""
+    """The id of the cluster; None as long as the list in each node's file says who the members are."""
     version: int
-    """The version of the state that all have agreed on."""
+    """The version of the state that all members have agreed on."""
     leader: str | None
     members: Sequence[ClusterMember]
     removed: Sequence[RemovedMember]
-    """Those that were removed or replaced last, the newest at the end."""
+    """The members that were removed or replaced last, the newest at the end."""
 
 
 class QueueStatus(NamedTuple):
@@ -172,9 +172,9 @@ class QueueStatus(NamedTuple):
     """The same as `consumer_capacity`, under its older name."""
     single_active_consumer_tag: str | None
     delivery_limit: int | str
-    """"unlimited" if there is none."""
+    """The delivery limit of the queue; "unlimited" if there is none."""
     messages: int
-    """All of them: ready, unacknowledged, delayed and dead."""
+    """The messages of the queue in all states: ready, unacknowledged, delayed and dead."""
     messages_ready: int
     messages_unacknowledged: int
     messages_delayed: int
@@ -199,7 +199,7 @@ class ConsumerStatus(NamedTuple):
     ack_required: bool
     exclusive: bool
     prefetch_count: int
-    """0 is no limit."""
+    """The prefetch of the consumer; 0 is no limit."""
     active: bool
     activity_status: str
     """"up"; of a queue with a single active consumer "single_active" or "waiting"."""
@@ -207,10 +207,10 @@ class ConsumerStatus(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message that was read where it lies in its queue, or got."""
+    """A message that was browsed in its queue, or taken from it by a get."""
 
     offset: int
-    """How many ready messages were before it; of messages that were got, how many were got before."""
+    """How many ready messages were before this one; for messages that were got, how many were got before."""
     exchange: str
     routing_key: str
     redelivered: bool
@@ -227,7 +227,7 @@ class VhostStatus(NamedTuple):
     description: str
     tags: Sequence[str]
     default_queue_type: str
-    """"" if it has none of its own."""
+    """The type of queues that are declared without one; "" if the virtual host has none of its own."""
     limits: Mapping[str, int]
 
 
@@ -294,7 +294,7 @@ class Deduplication(NamedTuple):
 
 
 class BackupView(Protocol):
-    """A backup that is being given; what it consists of stays until it was given."""
+    """A backup that is being sent; its files stay until it was sent."""
 
     def stream(self) -> AsyncIterator[bytes]:
         """The backup as a tar archive, in parts of bounded size; it ends with SHA256SUMS, or with an error."""
@@ -390,11 +390,11 @@ class ManagementView(Protocol):
         ...
 
     def is_declared(self, vhost: str, declaration: Declaration) -> bool:
-        """Whether the queue or exchange that it declares exists already."""
+        """Whether the queue or exchange that the command declares exists already."""
         ...
 
     def exchanges(self, vhost: str | None, name: str | None = None) -> Iterator[ExchangeStatus]:
-        """The exchanges that exist now: all of them, or those of this name."""
+        """The exchanges that exist now: all of them, or the one of this name."""
         ...
 
     def bindings(
@@ -459,7 +459,7 @@ class ManagementView(Protocol):
     # Changes
 
     def hash(self, password: str) -> tuple[bytes, bytes]:
-        """Make a fresh salt, and the hash that is kept of the password."""
+        """Make a fresh salt, and the hash of the password with it, for the cluster to keep."""
         ...
 
     def check_command(self, command: Change | Declaration) -> None:
@@ -475,7 +475,7 @@ class ManagementView(Protocol):
         ...
 
     def is_made(self, change: Change) -> bool:
-        """Whether things are as the change would make them."""
+        """Whether the change is in the state already."""
         ...
 
     async def change(self, *changes: Change) -> None:

@@ -58,7 +58,7 @@ class ConnectionState:
     vhost: VirtualHost
     user: str
     closing: str = ""
-    """The reason for which its node was told to close it; empty if it was not."""
+    """The reason for which the connection's node was told to close it; empty if it was not told."""
 
 
 class Catalog:
@@ -92,17 +92,17 @@ class Catalog:
 
     @property
     def default_vhost(self) -> VirtualHost:
-        """The virtual host in which sessions act that were never opened."""
+        """The virtual host "/", in which sessions act that were never opened; a deleted one if it is not there."""
         return self.vhosts.get(DEFAULT_VHOST) or self.gone_vhost(DEFAULT_VHOST)
 
     def gone_vhost(self, name: str) -> VirtualHost:
-        """A deleted virtual host, which stands for one of this name that is not there (any more)."""
+        """A deleted virtual host of this name, which stands for one that does not exist."""
         vhost = self._new_vhost(name, Remains())
         vhost.delete()
         return vhost
 
     def vhost_of(self, ref: VhostRef) -> VirtualHost:
-        """The virtual host that `ref` refers to, or what stands for it if it is deleted."""
+        """The virtual host that `ref` refers to; a `gone_vhost` if it is deleted."""
         name, is_deleted = ref
         return self.gone_vhost(name) if is_deleted else self.vhosts[name]
 

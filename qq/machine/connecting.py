@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Connecting:
-    """Carries out the commands that open and close."""
+    """Carries out the commands that open and close connections and channels."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

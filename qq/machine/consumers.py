@@ -43,11 +43,11 @@ class Budget:
 
     @property
     def room(self) -> int:
-        """How many more messages the channel's consumers may be given together."""
+        """How many more messages the channel's consumers may be given, all together."""
         return max(self.limit - self.held, 0) if self.limit else CREDIT_MAX
 
     def wait(self, consumer: int) -> None:
-        """Let the consumer wait for room."""
+        """Put the consumer among those that wait for room in the channel."""
         waiting = self.waiting
         at = bisect_left(waiting, consumer)
         if at == len(waiting) or waiting[at] != consumer:
@@ -80,9 +80,9 @@ class Holder:
     id: int
     tag: str
     credit: int
-    """How many more messages it may hold; less than 0 after its prefetch was lowered."""
+    """How many more messages the consumer may hold; less than 0 after its prefetch was lowered."""
     prefetch: int
-    """Its credit when it holds nothing, if settling gives credit back."""
+    """The credit that the consumer has when it holds nothing, if settling gives credit back."""
     no_ack: bool
     exclusive: bool
     auto_credit: bool
@@ -92,7 +92,7 @@ class Holder:
     arguments: Table
     settings: ConsumerSettings
     budget: Budget | None
-    """The budget of its channel; None if its messages need no acknowledgement, and for `Get`."""
+    """The budget of the consumer's channel; None if its messages need no acknowledgement, and for `Get`."""
     live: bool = True
     next_id: int = 0
     unacked: RangeMap[Range] = field(default_factory=RangeMap)
@@ -102,14 +102,14 @@ class Holder:
 
     @property
     def room(self) -> int:
-        """How many more messages it may be given now."""
+        """How many more messages the consumer may be given now."""
         budget = self.budget
         if budget is None or not budget.limit:
             return self.credit
         return min(self.credit, budget.limit - budget.held)
 
     def wait_for_room(self) -> None:
-        """Let it wait for room in its channel, if it has credit; without credit it does not wait."""
+        """Let the consumer wait for room in its channel, if it has credit; without credit it does not wait."""
         if self.credit < 1:
             self.stop_waiting()
         elif self.budget is not None:
@@ -121,13 +121,13 @@ class Holder:
             self.budget.stop_waiting(self.id)
 
     def hold(self, count: int) -> None:
-        """Note that it is given `count` messages, so it may have so many fewer."""
+        """Note that the consumer is given `count` messages, so it may have so many fewer."""
         self.credit -= count
         if self.budget is not None:
             self.budget.held += count
 
     def leave_channel(self) -> None:
-        """Note that its queue is gone: what it holds takes nothing of its channel's limit any more."""
+        """Note that the consumer's queue is gone: messages that it holds no longer count for its channel's limit."""
         if self.budget is not None:
             self.budget.held -= len(self.unacked)
             self.budget.stop_waiting(self.id)
@@ -176,7 +176,7 @@ class Rotation(Generic[H]):
         return bool(self._levels)
 
     def __iter__(self) -> Iterator[H]:
-        """All of them, the highest priority first, each in the order in which they are served."""
+        """All consumers, the highest priority first, each in the order in which they are served."""
         for level in reversed(self._levels):
             yield from self._rings[level]
 

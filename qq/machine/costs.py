@@ -81,7 +81,7 @@ _FLAT: dict[type[c.Command], int] = {
 
 
 class Price(NamedTuple):
-    """What messages cost that are published alike and go the same way, in steps: once, and for each of them."""
+    """The price, in steps, of messages that are published alike and go the same way: once, and for each message."""
 
     once: int
     each: int
@@ -112,7 +112,7 @@ class Costs:
         return self.looked > LOOKED_MAX
 
     def of(self, origin: str, command: c.Command) -> int:
-        """The steps of a command that is no publish."""
+        """The steps of a command that does not publish."""
         core = self._core
         match command:
             case c.Settle() | c.Return() | c.Reject() | c.Discard():

@@ -150,5 +150,5 @@ def _exchange_binding(command: BindExchange | UnbindExchange) -> tuple[str, Dest
 
 
 def stripped(name: str) -> str:
-    """RabbitMQ drops line ends from the names of queues and exchanges."""
+    """Remove line ends from the name of a queue or an exchange, as RabbitMQ does."""
     return name.replace("\r", "").replace("\n", "") if "\r" in name or "\n" in name else name

@@ -41,7 +41,7 @@ class QueuePurged(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A declaration or binding that has nothing to tell."""
+    """The result of a declaration or binding that has succeeded and has nothing else to tell."""
 
 
 class Consuming(NamedTuple):
@@ -198,7 +198,8 @@ class Known(NamedTuple):
     node: str
     session: int
     answers: int
-    """How many answers it was given. Those after the last that is told were `ConsumerCancelled`, one per `Cancel`."""
+    """How many answers the session was given. Those after the last that is told were `ConsumerCancelled`, one per
+    `Cancel`."""
     consumers: list[int]
     """The consumers that are live. Another that was confirmed by `Consuming` and not cancelled has lost its queue."""
 

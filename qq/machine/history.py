@@ -65,7 +65,7 @@ class History(NamedTuple):
     cc_removed: bool
     """Whether a dead-letter routing key has taken the place of all the keys the message was published with."""
     deaths: tuple[Death, ...]
-    """One for each queue and reason, the newest first."""
+    """The deaths of the message, one for each queue and reason, the newest first."""
     first: Cause
     last: Cause
     """The cause of the newest death. Its exchange may be another than in `deaths`, which is that of the first time."""

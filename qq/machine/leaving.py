@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SETTLED, DISCARDED, RETURNED, FAILED = range(4)
-"""What was said of messages: settled, rejected for good, returned, or returned as failed deliveries."""
+"""What a consumer has said about messages: settled, rejected for good, returned, or returned as failed deliveries."""
 
 
 class Leaving:

@@ -66,7 +66,7 @@ TAGS_MAX = 32
 DESCRIPTION_BYTES_MAX = 1024
 """The most bytes of a virtual host's description."""
 ARGUMENTS_BYTES_MAX = 16 * 1024
-"""What the arguments of a declaration, binding or consumer, or a policy's definition, may take (`table_bytes`)."""
+"""How much the arguments of a declaration, binding or consumer, or a policy's definition, may take (`table_bytes`)."""
 TRANSACTION_MESSAGES_MAX = 100_000
 """The most messages of one commit: with queues that count what they take, 15 ms of every node's time."""
 TRANSACTION_COMMANDS_MAX = 1_500
@@ -101,7 +101,7 @@ def reached(doing: str, name: str, limit: int, where: str) -> Refused:
 
 
 def table_bytes(table: Table) -> int:
-    """What a field table takes: its octets and `VALUE_BYTES` for each value, also for those within others."""
+    """The size of a field table: its octets and `VALUE_BYTES` for each value, also for those within others."""
     return sum(len(_octets(name)) + _value_bytes(value) for name, value in table.items())
 
 

@@ -109,7 +109,7 @@ class Policies:
         return known and known[0]
 
     def rows(self) -> list[Policy]:
-        """All of them: those of users first, by name."""
+        """All policies: those of users first, each kind by name."""
         return [policy for _, (policy, _) in sorted(self._policies.items(), key=itemgetter(0))]
 
     def match(self, name: str, kind: str) -> Applied:

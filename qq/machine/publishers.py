@@ -39,9 +39,9 @@ class KnownPublisher(NamedTuple):
     name: str
     last_seq: int
     seen_ms: int
-    """When it was seen last (cluster time)."""
+    """When the publisher was seen last (cluster time)."""
     refused: tuple[Run, ...]
-    """The runs of numbers that were refused, ascending."""
+    """The runs of numbers that were refused, ascending: these may be published again."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> KnownPublisher:

@@ -45,7 +45,7 @@ SEQUENCE_MAX = 2**63 - 1
 
 
 class Publishing:
-    """Carries out the commands that bring messages."""
+    """Carries out the commands that publish messages, and dead letters."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -222,7 +222,7 @@ class Publishing:
             self._publish(_part(command, first, count), vhost, queues, slot + first, sizes)
 
     def _parts(self, vhost: VirtualHost, command: Publish, slot: int) -> list[Part]:
-        """Where the messages of a command go. Raises Refused."""
+        """Find the queues for the messages of a command. Raises Refused."""
         exchange, keys = command.exchange, [command.routing_key, *command.more_keys]
         try:
             return [(0, command.count, self._reached(vhost, exchange, keys))]
@@ -272,7 +272,7 @@ class Publishing:
         self._publish(_as_publish(command), vhost, queues, slot, sizes)
 
     def _check(self, vhost: VirtualHost, content: Sequence[Command]) -> list[tuple[Publish, int, list[Part]]]:
-        """Where a transaction's messages go: each command, its slot and its parts. Raises Refused unless all can."""
+        """Find the queues for a transaction: each command, its slot and its parts. Raises Refused unless all fits."""
         ways: list[tuple[Publish, int, list[Part]]] = []
         wanted: dict[Queue, list[int]] = {}
         copies = self._core.work.copies.get(vhost.name, 0)
@@ -299,7 +299,7 @@ class Publishing:
         return ways
 
     def _new(self, vhost: VirtualHost, command: Publish) -> list[tuple[int, int]]:
-        """Those of a command's messages that were not published before: the first of each run, and how many."""
+        """The messages of a command that were not published before: the first of each run, and how many."""
         if not command.publisher:
             return [(0, command.count)]
         first_seq = _publish_seq(command)
@@ -416,7 +416,7 @@ class Publishing:
             self._return(command, slot, count)
 
     def _return(self, command: Enqueue | Publish, slot: int, count: int) -> None:
-        """Give mandatory messages back that no queue gets."""
+        """Give mandatory messages that no queue gets back to their publisher."""
         core = self._core
         place = (core.index, slot, count, command.exchange, command.routing_key, command.frames_channel)
         delay_ms = command.delay_ms if isinstance(command, Publish) else 0
@@ -441,7 +441,7 @@ class Publishing:
         core.touch(queue)
 
     def needs_content(self, queue: Queue) -> bool:
-        """Whether the way of the queue's dead letters may depend on what is in them."""
+        """Whether the way of the queue's dead letters may depend on their headers and properties."""
         exchange = queue.settings.dead_letter_exchange
         return exchange is not None and self._core.catalog.vhosts[queue.vhost].looks_at_content(exchange)
 
@@ -512,7 +512,7 @@ def _as_publish(command: Enqueue) -> Publish:
 
 
 def _part(command: Publish, first: int, count: int) -> Publish:
-    """The command for some of its messages."""
+    """The command for a part of its messages."""
     if count == command.count:
         return command
     first_seq = command.first_seq and command.first_seq + first

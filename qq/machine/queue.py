@@ -54,7 +54,7 @@ TRIM_MAX = 1024
 """How many ranges may be dropped over a limit in one entry, unless more messages arrived: a new limit may cut
 millions."""
 DEAD_LETTER_RETRY_MS = 5_000
-"""How long it takes until it is tried again to dead-letter what no queue took (at-least-once)."""
+"""After how many milliseconds dead letters that no queue took are tried again (at-least-once)."""
 
 
 QueueOwner = tuple[str, int]
@@ -64,7 +64,7 @@ NOBODY: QueueOwner = ("", 0)
 
 
 class Dying(NamedTuple):
-    """Messages that wait for their way to the dead-letter exchange."""
+    """Messages that wait to be moved to the dead-letter exchange."""
 
     range: Range
     reason: str
@@ -73,7 +73,7 @@ class Dying(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What happened since this process began; no part of the state."""
+    """Counts of what happened in a queue since this process began; no part of the state."""
 
     published: int = 0
     delivered: int = 0
@@ -259,7 +259,7 @@ class Queue:
 
     @property
     def is_overfull(self) -> bool:
-        """Whether a queue that refuses instead of dropping has more than its limits allow."""
+        """Whether a queue that refuses messages instead of dropping them has more than its limits allow."""
         settings, backlog = self.settings, self.backlog
         if settings.overflow != "reject-publish":
             return False
@@ -303,7 +303,7 @@ class Queue:
         return min(wanted, count)
 
     def expiry_ms(self, ttl_ms: int | None, from_ms: int) -> int:
-        """When a message that is ready from `from_ms` on expires, given its own time-to-live; 0 is never."""
+        """The time at which a message expires that is ready from `from_ms` on; `ttl_ms` is its own TTL. 0 is never."""
         mine = self.settings.message_ttl_ms
         if mine is not None and (ttl_ms is None or mine < ttl_ms):
             ttl_ms = mine
@@ -379,7 +379,7 @@ class Queue:
         return is_kept or self.dying_count < DYING_MAX
 
     def due_ms(self) -> int | None:
-        """The time at which there is something to do that no command asks for; None for never."""
+        """The time at which the queue has to do something that no command asks for; None for never."""
         if not (self._drops or self.dying or self.settings.expires_ms is not None):
             return self.backlog.due_ms()
         due_ms = None
@@ -676,7 +676,7 @@ class Queue:
 
     @property
     def is_behind(self) -> bool:
-        """Whether `go_on` has something to do."""
+        """Whether `go_on` has work to do."""
         return bool(self.leaving or self.returning)
 
     def go_on(self, most: int, now_ms: int) -> int:
@@ -760,7 +760,7 @@ class Queue:
         return message
 
     def purge(self) -> int:
-        """Drop what is not checked out. Returns how many messages went."""
+        """Drop all messages that no consumer holds. Returns how many there were."""
         purged = self.backlog.clear() + self.dying_count + self.coming_back
         self.dying_first += self.dying_count
         self.dying_count = self.dying_size = 0
@@ -820,7 +820,7 @@ class Queue:
         return self.delivery(consumer, first, ranges)
 
     def delivery(self, consumer: Consumer, first: int, ranges: list[Range]) -> Deliver:
-        """What the consumer is told of messages that it holds, the first of them with the message id `first`."""
+        """The effect that delivers messages to the consumer; the first of them has the message id `first`."""
         histories = self.histories_of(ranges) if self.histories else {}
         place = consumer.node, consumer.session, consumer.id
         return Deliver(*place, first, ranges, histories, self.counts_failures)
@@ -898,7 +898,7 @@ class Queue:
             consumer.wait_for_room()
 
     def restore_behind(self, came_back: int, leaving: Iterable[Leaving]) -> None:
-        """Enter what was put off."""
+        """Enter the returned and settled messages that were put off when the state was dumped."""
         self.came_back = came_back
         for each in leaving:
             self._put_off(each)
@@ -917,7 +917,7 @@ class FrozenBehind(NamedTuple):
 
 
 class FrozenQueue(NamedTuple):
-    """A queue at one moment, but for what its consumers hold."""
+    """A queue at one moment, without the messages that its consumers hold."""
 
     queue: Queue
     owner: tuple[str, int] | None
@@ -935,7 +935,7 @@ class FrozenQueue(NamedTuple):
 
 
 def _totals(ranges: Iterable[Range]) -> tuple[int, int]:
-    """How many messages these are, and their octets."""
+    """How many messages these ranges have, and how many octets."""
     count = size = 0
     for messages in ranges:
         count += messages.count
@@ -948,6 +948,6 @@ def _position(messages: Range) -> int:
 
 
 def held(consumer: Consumer) -> list[tuple[int, Any]]:
-    """What the consumer holds, in order: ranges of messages, each with the message id of its first."""
+    """The messages that the consumer holds, in order: ranges, each with the message id of its first message."""
     pieces = consumer.unacked.pieces()
     return [(piece.first, messages) for piece, messages in zip(pieces, ranges_of(pieces), strict=True)]

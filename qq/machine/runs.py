@@ -39,7 +39,7 @@ _BASES_BYTES = 8 * 3
 _CODES = "qQqQqQ"
 """The type codes of packed columns; those of index, position and expiry hold differences."""
 _NOTHING: array[int] = array("Q")
-"""The head when it is exhausted."""
+"""The value of the head when it is exhausted."""
 _words_at = Struct(f"{_WORDS}Q").unpack_from
 """Reads the words of a run in half the time of reading them one by one."""
 _make = tuple.__new__

@@ -34,7 +34,7 @@ class Timers(Generic[K]):
     __slots__ = ("_blocks", "_entries", "_rank", "next_ms")
 
     def __init__(self, rank: Callable[[K], Any]) -> None:
-        """Of keys that are due at the same moment, the one with the least `rank` comes first; no two have the same."""
+        """If several keys are due at once, the one with the least `rank` comes first; no two ranks are the same."""
         self._entries: dict[K, tuple[int, Any, K]] = {}
         """The moment, rank and key of each key."""
         self._blocks: list[list[tuple[int, Any, K]]] = []

@@ -486,7 +486,7 @@ class VirtualHost:
         return True
 
     def restore_policy(self, policy: Policy) -> None:
-        """Enter a policy of a loaded state, which also says what it applies to."""
+        """Enter a policy of a loaded state; the state also says to which queues and exchanges it applies."""
         self.policies.put(policy)
 
     def delete_policy(self, name: str, *, operator: bool) -> None:

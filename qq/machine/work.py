@@ -18,7 +18,7 @@ RANGES_AT_ONCE = 1_000
 RANGES_MAX = 4_000
 """How many ranges that were put off are done at the end of one entry: 3 us each, if they come back."""
 RANGES_OF_QUEUE_MAX = 1_000
-"""How many of these may be one queue's, before others have their turn."""
+"""How many of the ranges that were put off may be of one queue, before other queues have their turn."""
 SERVED_MAX = 6_000
 """How many ranges queues may give to consumers, expire, release after a delay or drop over a limit, for the commands of
 one entry, and as many at its end: 1.5 us each. What is left is for the next entries."""
@@ -46,7 +46,7 @@ gathers messages into batches sees to it (costs.py), so this is reached only if 
 CHEAP_STEPS_MAX = 200
 """The most steps (`Router.steps`) of a cheap way: it costs less than to take the message in, so it is always found."""
 CONTENT_STEPS = 20
-"""How many of the same steps it counts as to look into a message."""
+"""How many steps of finding a way it counts as to look into a message."""
 WAYS_STEPS_MAX = 500_000
 """How many steps one entry may spend in one virtual host on finding ways and on looking into messages: a few hundred
 milliseconds at most. Like `COPIES_MAX`, it is reached only if bindings have changed on the way."""
@@ -57,12 +57,12 @@ next entries."""
 
 @dataclass(slots=True)
 class Work:
-    """The counts of one entry."""
+    """How much work one entry has done so far."""
 
     steps: int = 0
-    """Steps of finding policies, a quarter of a microsecond each."""
+    """How many steps of finding policies were taken, of a quarter of a microsecond each."""
     served: int = 0
-    """Ranges that queues have moved for commands."""
+    """How many ranges queues have moved for commands."""
     copies: dict[str, int] = field(default_factory=dict)
     """Messages times the many queues that each reached, by virtual host; those that reach few are not counted."""
 
@@ -72,12 +72,12 @@ class Work:
         return copies > COPIES_MAX
 
     ways: dict[str, int] = field(default_factory=dict)
-    """Steps of the ways of messages that are published, by virtual host."""
+    """The steps of finding ways for published messages, by virtual host."""
     dear_ways: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
     """The exchange and routing key of each dear way among them that a node may remember, by virtual host."""
 
     def walk(self, vhost: str, steps: int) -> None:
-        """Note what it has cost to find where a message goes."""
+        """Count the steps that it has taken to find where a message goes."""
         self.ways[vhost] = self.ways.get(vhost, 0) + steps
 
     def walk_known(self, vhost: str, exchange: str, routing_key: str, steps: int) -> None:
@@ -92,10 +92,10 @@ class Work:
         return self.ways.get(vhost, 0) > WAYS_STEPS_MAX
 
     dead_steps: dict[str, int] = field(default_factory=dict)
-    """Steps of the ways of dead letters, by virtual host."""
+    """The steps of finding ways for dead letters, by virtual host."""
 
     def find(self, vhost: str, steps: int) -> None:
-        """Note what it has cost to find where a dead letter goes."""
+        """Count the steps that it has taken to find where a dead letter goes."""
         self.dead_steps[vhost] = self.dead_steps.get(vhost, 0) + steps
 
     def has_moved_enough(self, vhost: str) -> bool:

@@ -176,7 +176,7 @@ class CatalogReports:
 
 
 def _of(things: Mapping[str, T], name: str | None) -> list[T]:
-    """All things, or (if `name` is not None) the one with that name, if there is one."""
+    """All things of a mapping or, if `name` is not None, the one with that name, if there is one."""
     if name is None:
         return list(things.values())
     return [things[name]] if name in things else []

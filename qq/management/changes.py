@@ -123,7 +123,7 @@ def _check_place(catalog: Catalog, change: Change) -> None:
 
 
 def is_made(catalog: Catalog, change: Change) -> bool:
-    """Whether things are as the change was to make them."""
+    """Whether the change is in the state already."""
     access, vhosts = catalog.access, catalog.vhosts
     match change:
         case c.PutVhost(name):

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-"""How often it is looked whether maintenance has begun or ended, and whether clients are left."""
+"""How many seconds pass between looks whether maintenance has begun or ended, and whether clients are left."""
 TOLD_AT_ONCE = 100
-"""So many clients are told to go before other tasks run: some milliseconds of work."""
+"""How many clients are told to go before other tasks run: some milliseconds of work."""
 
 
 class ClientDrain:

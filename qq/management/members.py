@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Reach = Callable[[str, PeerAddress], Awaitable[None]]
 
 CHANGE_S = 10.0
-"""How long a request waits for a change, if it does not say so."""
+"""How many seconds a request waits for its change, if it does not say so."""
 ASK_AGAIN_S = 0.3
 """The leader is asked again after this time: it may not have heard, or have had another change under way."""
 REACH_S = 3.0
@@ -111,7 +111,7 @@ class MemberChanges:
                 return True
 
     def _waits_for_member(self, change: MemberChange) -> bool:
-        """Whether the member has to come before anything can be asked for."""
+        """Whether the change can be asked for only when the member has come."""
         member = self._configuration.member(change.name)
         return change.verb == Verb.PROMOTE and member is not None and member.id is None
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(access: Access, command: Declaration | c.Get) -> None:
-    """Raise AccessRefused unless its user may do all that the command does."""
+    """Raise AccessRefused unless the session's user may do all that the command does."""
     match command:
         case c.DeclareQueue():
             access.declare_queue(command.name, command.arguments, passive=False)

@@ -28,11 +28,11 @@ class Counts(NamedTuple):
     deliver: int
     get: int
     deliver_get: int
-    """Delivered or fetched."""
+    """How many messages were delivered or fetched."""
     redeliver: int
     ack: int
     dead_letter: int
-    """Moved to a dead-letter exchange."""
+    """How many messages were moved to a dead-letter exchange."""
     reject_publish: int
 
 

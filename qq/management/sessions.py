@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHANGE_TIMEOUT_S = 10.0
-"""When nothing has been applied for so long, whoever asked for something is told that there is no majority."""
+"""After how many seconds in which nothing was applied whoever asked for something is told that there is no majority."""
 GET_BYTES_MAX = 1024 * 1024
-"""When the bodies of the messages that were got have this many octets, no more messages are got."""
+"""The octets of message bodies after which a get stops."""
 
 _SETTLEMENTS: dict[AckMode, type[c.Settlement]] = {
     AckMode.ACK_REQUEUE_TRUE: c.Return,
@@ -89,7 +89,7 @@ class _OperatorConnection:
     def __init__(self, number: int, vhost: str, user: str) -> None:
         self.id = number
         self.lane = Lane()
-        """It has no payer: who waits for an answer asks for nothing else, and the limit of the node is for all."""
+        """The lane has no payer: a request that waits asks for nothing else, and the node's limit is enough."""
         self.name = f"HTTP API ({number})"
         self.client_properties: dict[str, object] = {}
         self.vhost = vhost
@@ -144,16 +144,16 @@ class _OperatorSession:
         self.failure = failure
 
     def needed_from(self) -> None:
-        """None: no entry is kept for it, since what it gets stays in its queue until it is read."""
+        """None: this session keeps no entry, because what it gets stays in its queue until it has read that."""
 
     def leader_changed(self) -> None:
         """Do nothing: a change of leader makes no difference here."""
 
     def consumer(self, consumer_id: int) -> None:
-        """None: there are no consumers here."""
+        """None: this session has no consumers."""
 
     def _is_not_told(self, *_: object) -> None:
-        """Never called: only sessions that publish or consume are told this."""
+        """Never called: only sessions that publish or consume are told the effect."""
 
     refuse = unroutable = deliver = direct_reply = timed_out = consumer_gone = _is_not_told
 

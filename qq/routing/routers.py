@@ -28,7 +28,7 @@ class DestinationKind(IntEnum):
 
 
 class Destination(NamedTuple):
-    """Where a binding leads."""
+    """A queue or an exchange that a binding leads to."""
 
     kind: DestinationKind
     name: str

@@ -56,7 +56,7 @@ class Access:
         self._grants: set[tuple[Permission, Kind, str]] = set()
         self._publishes: dict[bytes, bool] = {}
         self._keys: set[tuple[KeyPermission, str, str]] = set()
-        """What topic permissions have granted: permission, exchange and routing key."""
+        """The topic permissions that were granted: permission, exchange and routing key."""
 
     # Publishing
 

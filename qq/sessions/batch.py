@@ -36,7 +36,7 @@ class Payer(Protocol):
 
 
 class Unconfirmed(Protocol):
-    """Somebody who waits for confirms of what was published."""
+    """A publisher that waits for confirms."""
 
     def confirm(self, published: int, /) -> None:
         """Note that all up to this publish sequence number is safe, except what was refused before."""
@@ -59,20 +59,20 @@ class PartOutcome(Enum):
 
 
 class Batch:
-    """What is about to go to the log together."""
+    """The commands and messages that are about to go to the log together."""
 
     def __init__(self) -> None:
         self._commands: list[Command] = []
         self._messages: list[bytes] = []
         self.steps = 0
-        """What it is expected to cost every node, in steps, without its octets."""
+        """What the batch is expected to cost every node, in steps, without its octets."""
         self.bytes = 0
         self.confirms: dict[Unconfirmed, int] = {}
-        """The last publish sequence number in it, of each publisher that waits for confirms."""
+        """The last publish sequence number in the batch, for each publisher that waits for confirms."""
         self.asked_bytes: dict[Payer, int] = {}
-        """How many of its octets each payer has asked for."""
+        """How many of the batch's octets each payer has asked for."""
         self.callbacks: list[Callable[[], None]] = []
-        """What is called when the batch has been applied."""
+        """The functions that are called when the batch has been applied."""
 
     @property
     def is_empty(self) -> bool:
@@ -84,7 +84,7 @@ class Batch:
 
     @property
     def cost(self) -> int:
-        """What it costs in steps, octets included."""
+        """What the batch costs in steps, octets included."""
         return self.steps + self.bytes // STEP_BYTES
 
     def fits(self, steps: int, size: int) -> bool:
@@ -92,7 +92,7 @@ class Batch:
         return self.steps + steps <= BATCH_STEPS_MAX and self.bytes + size <= BATCH_BYTES_MAX
 
     def has_room(self, steps: int, size: int) -> bool:
-        """Whether something may be added. What is larger than a batch has one for itself."""
+        """Whether another part may be added. A part that is larger than a batch has one for itself."""
         return self.fits(steps, size) or not self._commands
 
     def add(self, payer: Payer, command: Command, steps: int, size: int) -> None:

@@ -56,7 +56,7 @@ messages are the first of their queue."""
 
 
 class _Published(NamedTuple):
-    """What consecutive messages were published with."""
+    """The properties with which consecutive messages were published."""
 
     exchange: str
     routing_key: str
@@ -65,7 +65,7 @@ class _Published(NamedTuple):
     expiration: str
     priority: int
     has_content: bool
-    """Whether headers and properties are told, too."""
+    """Whether `headers` and `properties` are filled in, too."""
     headers: Table
     properties: Table
 
@@ -90,10 +90,10 @@ class DeadLetters:
         self._awaited = 0
         """How many reads and submissions of the step under way have not come to their end."""
         self._last_places: set[tuple[object, ...]] = set()
-        """Which messages the last step was about: the first fields (_PLACE) of its commands."""
+        """The messages that the last step was about: the first fields (_PLACE) of its commands."""
 
     def lead(self, leads: bool) -> None:
-        """Begin if this node leads now; else leave dead letters to the node that does."""
+        """Begin to move dead letters if this node leads now; else leave that to the node that leads."""
         self._leads = leads
         self._last_places = set()
         self.submit_step()
@@ -176,7 +176,7 @@ class DeadLetters:
 
 
 def _alike(stored: list[Messages], *, needs_content: bool) -> Iterator[tuple[_Published, int]]:
-    """What the messages were published with, and how many in a row were published with the same."""
+    """The properties that the first of the messages was published with, and how many in a row share them."""
     last: _Published | None = None
     last_header = header = b""
     count = 0

@@ -46,7 +46,7 @@ class Dispatcher:
         self._counters = counters
 
     def carry_out(self, effect: Effect) -> None:
-        """Tell an effect that is this node's to the session that it is about, if there still is one."""
+        """Tell an effect that concerns this node to the session that it is about, if that still exists."""
         if isinstance(effect, OriginExpelled):
             return
         if isinstance(effect, DeadLettered):
@@ -78,7 +78,7 @@ class Dispatcher:
                 pass
 
     def _tell_connection(self, effect: SessionEffect) -> None:
-        """Tell what is about a connection itself, if there still is one; its id is no session's."""
+        """Tell an effect about a connection itself, if the connection still exists; its id is no session's."""
         connection = self.connections.get(effect.session)
         if connection is None:
             return

@@ -58,14 +58,14 @@ class ReadAhead:
         return self._count
 
     def stop(self) -> None:
-        """Begin again with one entry: nothing follows, or what was read ahead is gone."""
+        """Begin again with one entry: no read follows this one, or what was read ahead is gone."""
         self.end = None
 
 
 class _Missing(Enum):
     GONE = auto()
     MOVED = auto()
-    """The entry is not where it was looked for: it is elsewhere, or gone."""
+    """The result of a read that did not find the entry where it was looked for: it was moved, or is gone."""
 
 
 class Messages(NamedTuple):
@@ -114,7 +114,7 @@ class _BatchView:
 
 
 class _EntryView:
-    """One entry as it was appended; its batches are decoded when first asked for."""
+    """One entry as it was appended to the log; its batches are decoded when first asked for."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
@@ -132,7 +132,7 @@ class _EntryView:
 
 
 class _CompactedView:
-    """What was kept of an entry; nothing at all, if the log does not hold it any more."""
+    """An entry of which compaction has kept only a part, or nothing at all."""
 
     def __init__(self, parts: Mapping[int, memoryview]) -> None:
         self._views = {ordinal: _BatchView(bytes(part), 0, len(part)) for ordinal, part in parts.items()}

@@ -30,10 +30,10 @@ AHEAD = 5_000
 
 
 class Part(Protocol):
-    """Something that waits in a lane until a batch takes it in."""
+    """A command or a run of messages that waits in a lane until a batch takes it in."""
 
     def take(self, batch: Batch, lane: Lane, costs: Costs, /) -> PartOutcome:
-        """Have the batch take it in, or as much of it as there is room for."""
+        """Have the batch take this part in, or as much of it as there is room for."""
         ...
 
 
@@ -71,7 +71,7 @@ class Lanes:
     def __init__(self) -> None:
         self._waiting: list[tuple[int, int, Lane]] = []
         self._time = 0
-        """The time of the lane that was farthest when its turn came."""
+        """The time of the lane that had got farthest when its turn came."""
         self._arrivals = count()
 
     def __bool__(self) -> bool:

@@ -47,19 +47,19 @@ FORGOTTEN_AFTER_S = 300.0
 LOOKS_PER_S = 100
 """Failed logins of one address, and for one user, that are looked at. With 512 strangers all wait 5 s at most."""
 LOOKS_AT_ONCE = 100
-"""Failed logins that are looked at without a wait, after some quiet."""
+"""How many failed logins are looked at without a wait, after some quiet."""
 BARRIER_INTERVAL_S = 0.05
 """How long to wait before the log is asked again: logins that fail meanwhile are asked about together."""
 RECORDS_MAX = 30_000
-"""Addresses, users and users at addresses remembered; what was quiet for longest makes room."""
+"""How many addresses, users and users at addresses are remembered; the one quiet for longest makes room."""
 USER_LENGTH_MAX = 255
-"""Characters of a user's name by which it is remembered: strangers choose what they send."""
+"""How many characters of a user's name count for what is remembered: strangers choose what they send."""
 _NOBODY = User("", bytes(SALT_BYTES), b"", [], SHA256)
-"""Whom an unknown user is compared with: no password has an empty hash."""
+"""The user that an unknown user's password is compared with: no password has an empty hash."""
 
 
 class Login(NamedTuple):
-    """Who a client says it is, and from where it comes."""
+    """The name and the password that a client gives, and the address that it comes from."""
 
     user: str
     password: bytes | None
@@ -79,7 +79,7 @@ class Login(NamedTuple):
 
 
 class Attempt:
-    """A login under way."""
+    """A login under way, and what it waits for."""
 
     __slots__ = ("_logins", "answer", "budgets", "is_charged", "login", "timer", "wait_s")
 
@@ -90,10 +90,10 @@ class Attempt:
         self.budgets = budgets
         """The records that pay for a look at this login if it fails."""
         self.is_charged = False
-        """Whether the budgets have paid."""
+        """Whether the budgets have paid for this login."""
         self.answer: Callable[[bool], None] | None = answer
         self.wait_s = 0.0
-        """How long the wait for a look at this login, or for its answer, takes altogether."""
+        """How many seconds this login waits altogether, for its look or for its answer."""
         self.timer: Timer | None = None
         self._logins = logins
 
@@ -107,7 +107,7 @@ _Key = tuple[str | None, str | None]
 
 
 class _Record:
-    """What is remembered of an address, of a user, or of a user at an address."""
+    """What is remembered about an address, about a user, or about a user at an address."""
 
     __slots__ = ("failures", "is_known", "last_failure_s", "paid_until_s")
 
@@ -138,11 +138,11 @@ class Logins:
         self._loopback_users = frozenset(loopback_users)
         self._counters = counters
         self._records: dict[_Key, _Record] = {}
-        """What is remembered; the records used latest are last."""
+        """The records of failed logins; those used latest are last."""
         self._waiting: dict[Attempt, None] = {}
         """Logins that have not been looked at yet."""
         self._unsure: dict[Attempt, None] = {}
-        """Logins that fail as far as this node knows: the log is asked about them next."""
+        """Logins that fail as far as this node knows: it asks the log about them next."""
         self._is_asking = False
 
     def attempt(self, login: Login, answer: Callable[[bool], None]) -> Attempt | None:
@@ -219,7 +219,7 @@ class Logins:
     # The way of a login
 
     def _look(self, attempt: Attempt) -> None:
-        """Answer a login that is good, or see to it that it is looked at again."""
+        """Answer a login that is good; have any other one looked at again."""
         self._waiting.pop(attempt, None)
         if self._admits(attempt.login):
             self._admit(attempt)

@@ -36,7 +36,7 @@ MESSAGE_BYTES = 64
 
 
 class Asked:
-    """A command of a node, and what it counts as in octets."""
+    """A command that waits in a lane, and the octets that it counts as."""
 
     __slots__ = ("_command", "_node", "_steps", "size")
 
@@ -45,7 +45,7 @@ class Asked:
         self._node = node
         self._command = command
         self._steps = 0
-        """Its price in steps, once `price` has found it."""
+        """The price of the command in steps, once `price` has found it."""
 
     def take(self, batch: Batch, lane: Lane, costs: Costs) -> PartOutcome:
         if not batch.has_room(self.price(costs), self.size):
@@ -59,7 +59,7 @@ class Asked:
         return self._steps
 
     def add_to(self, batch: Batch, lane: Lane) -> None:
-        """Have the batch take it, with the price that was found."""
+        """Have the batch take the command, with the price that was found."""
         batch.add(lane, self._command, self._steps, self.size)
 
 
@@ -130,42 +130,42 @@ class OpenEnqueue:
     ) -> None:
         self.publisher = publisher
         self.first_sequence = first_sequence
-        """The publish sequence number of the first of its messages; 0 if they need not be confirmed."""
+        """The publish sequence number of the run's first message; 0 if its messages need not be confirmed."""
         self.exchange = exchange
         self.routing_key = routing_key
         self.mandatory = mandatory
         self.attributes = attributes
-        """The attributes of the first of its messages; None if its messages have none."""
+        """The attributes of the run's first message; None if its messages have none."""
         self.messages: list[bytes] = []
-        """Its messages that still wait; when all of them have gone, no more are added."""
+        """The messages of the run that still wait; when all of them have gone, no more are added."""
         self._beside = bytes_of_run(self)
-        """Octets that it counts as besides its messages; 0 once some of them have gone."""
+        """The octets that the run counts as besides its messages; 0 once some of them have gone."""
         self._bytes = self._beside
-        """Octets that it counts as, its messages included."""
+        """The octets that the run counts as, its messages included."""
         self._priced: list[int] = []
         """Where each message is looked into: the prices in steps of its first messages, as far as they are known."""
         self._price: Price | None = None
-        """Where messages are not looked into: the price of all of them; None if it is not known."""
+        """The price of all messages, where routing does not look into them; None if it is not known."""
 
     @property
     def keys(self) -> int:
-        """How many routing keys each of its messages has."""
+        """How many routing keys each of the run's messages has."""
         return 1 if self.attributes is None else 1 + len(self.attributes.more_keys)
 
     @property
     def size(self) -> int:
-        """Octets that it counts as, its messages included."""
+        """The octets that the run counts as, its messages included."""
         return self._bytes
 
     def takes(self, attributes: Attributes | None) -> bool:
-        """Whether messages with these attributes may follow."""
+        """Whether messages with these attributes may join the run."""
         mine = self.attributes
         if mine is not None and mine.publisher:
             mine = mine._replace(publish_seq=mine.publish_seq + len(self.messages))
         return attributes == mine
 
     def add(self, messages: list[bytes]) -> int:
-        """Add messages behind the others; returns what they count as in octets."""
+        """Add messages at the end of the run; returns the octets that they count as."""
         size = bytes_of_messages(messages)
         self.messages += messages
         self._bytes += size
@@ -241,7 +241,7 @@ class OpenEnqueue:
         return steps
 
     def add_to(self, batch: Batch, lane: Lane) -> None:
-        """Have the batch take all of it, with the price that was found."""
+        """Have the batch take the whole transaction, with the price that was found."""
         count = len(self.messages)
         steps = self._price.of(count) if self._price is not None else sum(self._priced)
         self._go(batch, lane, count, steps, self._bytes)
@@ -313,12 +313,12 @@ class OpenCommit:
 
 
 def bytes_of_messages(messages: Sequence[bytes]) -> int:
-    """Octets that messages count as."""
+    """The octets that messages count as."""
     return sum(map(len, messages)) + MESSAGE_BYTES * len(messages)
 
 
 def bytes_of_run(run: OpenEnqueue) -> int:
-    """Octets that a run of messages counts as, without the messages."""
+    """The octets that a run of messages counts as, without the messages."""
     size = COMMAND_BYTES + len(run.exchange) + len(run.routing_key)
     if run.attributes is not None:
         size += sum(map(len, run.attributes.more_keys)) + len(run.attributes.publisher)

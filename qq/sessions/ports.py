@@ -69,13 +69,13 @@ class Connection(Payer, Protocol):
     """A client's connection, as the log knows it."""
 
     id: int
-    """A number that no other connection or session has while the process lives."""
+    """The number of the connection, which no other connection or session has while the process lives."""
     vhost: str
     user: str
     in_log: bool
-    """Whether the log was asked to let it in: then it has to hear when the connection is gone."""
+    """Whether the log was asked to let the connection in: then the log has to hear when it is gone."""
     is_admitted: bool
-    """Whether the log has let it in. This and `in_log` are written by the broker only."""
+    """Whether the log has let the connection in. Only the broker writes this and `in_log`."""
 
     @property
     def lane(self) -> Lane:

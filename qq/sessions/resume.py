@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def resume(session: Session, effect: Effect) -> None:
-    """Tell the session what it has not been told yet of an effect that the state owes it."""
+    """Tell the session that part of an effect which it has not been told yet."""
     match effect:
         case Failed():
             session.failed(effect)

@@ -80,7 +80,7 @@ class _UnderWay(NamedTuple):
 
 
 class _Watched(NamedTuple):
-    """Up to which publish sequence number a publisher had published at some time."""
+    """How far a publisher had published at some time, as a publish sequence number."""
 
     time_s: float
     publisher: Publisher
@@ -88,7 +88,7 @@ class _Watched(NamedTuple):
 
 
 class Submissions:
-    """What waits in this node's lanes, and the batches under way."""
+    """The lanes of this node, and the batches under way."""
 
     def __init__(
         self, node: str, log: Log, machine: QueueMachine, runtime: Runtime, publish_timeout_s: float
@@ -102,15 +102,15 @@ class Submissions:
         self._watched: deque[_Watched] = deque()
         self._flush_asked = False
         self._is_behind = False
-        """Whether the last batch had no room for all that waited."""
+        """Whether the last batch had no room for all that waited in the lanes."""
         self._look_s = inf
-        """When it is looked next what may be submitted, if nothing happens before."""
+        """When to look next whether a batch may be submitted, if nothing happens before."""
         self._under_way: deque[_UnderWay] = deque()
         self._cost_in_flight = 0
         self._submitted_s = -PACE_S
         """When the last batch was submitted."""
         self._sparing_until_s = 0.0
-        """Until when the pace is kept."""
+        """Until when this node keeps little under way, so that light clients do not wait."""
         self._lanes = Lanes()
         self._own = Lane()
         """The node's own lane: commands that belong to no connection, such as what operators ask for."""
@@ -119,7 +119,7 @@ class Submissions:
         self._has_begun = False
         """Whether the cluster knows of this life of the node; the state says then, too, that an earlier one is over."""
         self.batches_applied = 0
-        """How many batches were applied: whoever waits sees by it that the log goes on."""
+        """How many batches were applied: whoever waits sees from it that the log goes on."""
         self.commit_times = Histogram()
         """How long it took from the submission of a batch until this node had applied it."""
         self.times_unseen = 0
@@ -290,11 +290,11 @@ class Submissions:
         return self._cost_in_flight < COST_AT_ONCE or not self._is_sparing() or self._has_waited(PACE_S)
 
     def _is_sparing(self) -> bool:
-        """Whether somebody who asks for little has come a short while ago."""
+        """Whether a light client has asked for something a short while ago."""
         return self._runtime.monotonic() < self._sparing_until_s
 
     def _has_waited(self, seconds: float) -> bool:
-        """Whether the last batch was submitted so long ago; if not, it is looked again when it was."""
+        """Whether the last batch was submitted so long ago; if not, this node looks again when it was."""
         wait_s = self._submitted_s + seconds - self._runtime.monotonic()
         if wait_s > 0:
             self._look_again_in(wait_s)
@@ -363,7 +363,7 @@ class Submissions:
         self._go_on()
 
     def entry_applied(self) -> None:
-        """Go on if nothing is left of an earlier life of this node, for which everything has to wait."""
+        """An entry was applied: submit more, unless an earlier life of this node is not over yet in the log."""
         if not self._under_way:
             self._go_on()
 

@@ -19,13 +19,13 @@ from qq.stored import layout
 from qq.stored.fields import VALID_PROPERTIES_BYTES_MAX, FieldError, decode_table
 
 KNOWN_MAX = 1000
-"""Distinct properties that are remembered: many messages have the same."""
+"""How many distinct properties are remembered: many messages have the same."""
 
 _U64 = Struct(">Q")
 _SHORT_STRINGS = {"correlation_id": layout.CORRELATION_ID, "message_id": layout.MESSAGE_ID}
 
 Read = tuple[Mapping[str, object], Mapping[str, str]]
-"""Headers and properties."""
+"""The headers and properties of a message."""
 
 _NOTHING: Read = ({}, {})
 

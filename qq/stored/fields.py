@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pamqp import common
 
 VALID_PROPERTIES_MAX = 4096
-"""Property bytes remembered as valid, for all connections of the process."""
+"""How many octets of properties are remembered as valid, for all connections of the process."""
 VALID_PROPERTIES_BYTES_MAX = 512
 """The longest property bytes that are remembered: longer ones are checked each time, so that the memory has a bound."""
 
@@ -55,11 +55,11 @@ _PROPERTIES = (
 
 
 class FieldError(ValueError):
-    """The bytes are not what the protocol says they are."""
+    """The bytes break the rules of the protocol."""
 
 
 class TableLimitExceeded(FieldError):
-    """The bytes are a table, and it is more than the log can hold."""
+    """The bytes are a table, but a larger one than the log can hold."""
 
 
 def long_string(data: bytes, at: int, end: int) -> tuple[str | bytes, int]:
@@ -226,7 +226,7 @@ _present_by_flags: dict[int, tuple[int, ...]] = {}
 
 
 def _present(flags: int) -> tuple[int, ...]:
-    """Sizes of the properties that the flags announce, in order."""
+    """The sizes of the properties that the flags announce, in order."""
     present = _present_by_flags.get(flags)
     if present is None:
         if flags & 3:  # 14 properties: bit 1 has no meaning, and no second word of flags follows (bit 0)

@@ -73,7 +73,7 @@ Pair = tuple[bytes, int, int, int]
 
 
 def frame_stop(message: bytes, at: int) -> int:
-    """Where the frame that begins at `at` ends."""
+    """Find where the frame that begins at `at` ends."""
     return at + FRAME_OVERHEAD + _U32.unpack_from(message, at + 3)[0]
 
 
@@ -83,7 +83,7 @@ def flags(message: bytes) -> int:
 
 
 def place(message: bytes, wanted: int) -> int:
-    """Where the property with the flag `wanted` is, or would have to be."""
+    """Find the place of the property with the flag `wanted`, or the place where it would have to be."""
     present, at = flags(message), PROPERTIES_AT
     for flag in _ORDER:
         if flag == wanted:
@@ -116,6 +116,6 @@ def pairs(message: bytes, at: int) -> Iterator[Pair]:
 
 
 def value_stop(message: bytes, at: int) -> int:
-    """Where the field value whose type is at `at` ends."""
+    """Find the end of the field value whose type is at `at`."""
     size = _VALUE_SIZES.get(message[at])
     return at + 1 + size if size is not None else at + 5 + _U32.unpack_from(message, at + 1)[0]

@@ -78,7 +78,7 @@ _TYPE_NAMES = {
 """The names of field types in RabbitMQ's errors, by the octet of the type."""
 
 _ERLANG_INTEGER = re.compile(r"([+-]?[0-9]+)(.*)", re.DOTALL)
-"""What Erlang's string:to_integer makes of a text: a number, and what is left over."""
+"""Splits a text as Erlang's string:to_integer does: into a number and the rest."""
 _ERLANG_PRINTABLE = re.compile(r"[\x08-\x0d\x1b -~\xa0-\xff]*")
 _ERLANG_ESCAPES = (
     ("\\", "\\\\"),
@@ -100,20 +100,20 @@ class UnacceptableProperties(ValueError):  # named for what they are
 
 
 class Attributes(NamedTuple):
-    """What matters of a message's properties."""
+    """The properties of a message that matter to queues."""
 
     more_keys: tuple[str, ...] = ()
     """Routing keys from the headers CC and, behind them, BCC."""
     priority: int = NO_PRIORITY
-    """0 to 255; NO_PRIORITY without one."""
+    """The message's priority, 0 to 255; NO_PRIORITY without one."""
     ttl_ms: int = NO_TTL
-    """From the property `expiration`, in milliseconds; NO_TTL without one."""
+    """The message's time to live, from the property `expiration`, in milliseconds; NO_TTL without one."""
     delay_ms: int = 0
-    """From the header x-delay, in milliseconds; 0 without one."""
+    """The message's delay, from the header x-delay, in milliseconds; 0 without one."""
     publisher: str = ""
-    """From the header x-publisher-id; "" without one."""
+    """The publisher's name, from the header x-publisher-id; "" without one."""
     publish_seq: int = 0
-    """From the header x-publish-seq; 0 without one."""
+    """The publisher's sequence number, from the header x-publish-seq; 0 without one."""
 
 
 PLAIN = Attributes()
@@ -246,7 +246,7 @@ def _wants_direct_reply(message: bytes) -> bool:
 
 
 def _with_reply_to(message: bytes, name: bytes) -> bytes:
-    """A message with another address instead of REPLY_TO."""
+    """The message with another address instead of REPLY_TO."""
     at = layout.place(message, layout.REPLY_TO)
     size = _header_size(message, 3)[0] + len(name) - len(REPLY_TO)
     rest = message[at + 1 + len(REPLY_TO) :]
@@ -259,7 +259,7 @@ def _undelayed(found: Attributes) -> Attributes | None:
 
 
 def _as_shown(message: bytes, found: Attributes | None) -> bytes:
-    """A message as its consumers see it."""
+    """The message as its consumers see it."""
     if found is not None and found.delay_ms:
         return _as_delayed(message, found.delay_ms)
     # A header BCC without keys has left nothing in the attributes.
@@ -337,7 +337,7 @@ def _remember(known: dict[bytes, A], properties: bytes, found: A) -> None:
 
 
 def _read(message: bytes, properties: bytes) -> tuple[Attributes, int]:
-    """What matters, and where in the properties the sequence number is, if there is one."""
+    """Read the attributes of a message, and where in its properties the sequence number is, if there is one."""
     present = layout.flags(message)
     priority, ttl_ms = NO_PRIORITY, NO_TTL
     if present & layout.PRIORITY:
@@ -347,7 +347,7 @@ def _read(message: bytes, properties: bytes) -> tuple[Attributes, int]:
     if not (present & layout.HEADERS and _may_have_ours(properties)):
         return Attributes((), priority, ttl_ms), 0
     values: dict[bytes, int] = {}
-    """Where the values of our headers are; of two with one name RabbitMQ takes the first."""
+    """Find the values of the headers that matter here; of two with one name RabbitMQ takes the first."""
     for name, _, value_at, _ in layout.pairs(message, layout.place(message, layout.HEADERS)):
         if name in _OURS:
             values.setdefault(name, value_at)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 CONSUMER = ("process", "connection", "channel", "consumer")
-"""Who sees deliveries in the order in which the broker sent them."""
+"""The columns that name whoever sees deliveries in the order in which the broker sent them."""
 
 
 class _Columns:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HIGH = 5
 """The lowest priority that is high."""
 IN_HAND = 10
-"""More than the consumers of such a queue hold together."""
+"""A number of messages that is more than the consumers of such a queue hold together."""
 LOOKED_AT_MIN = 100
 SHARE_MIN, SHARE_MAX = 0.60, 0.74
 

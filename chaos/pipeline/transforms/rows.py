@@ -33,7 +33,7 @@ def parsed(lines: DataFrame) -> DataFrame:
 
 
 def _is_one_object() -> Column:
-    """What is behind the first object of a line is not looked at when it is parsed; in a list, it would be."""
+    """Whether a line is one object: parsing ignores what is behind the first object of a line, but not in a list."""
     return F.json_array_length(F.concat(F.lit("["), "value", F.lit(",0]"))) == 2
 
 
@@ -80,7 +80,7 @@ def falling(rows: DataFrame) -> DataFrame:
 
 
 def tally(rows: DataFrame, started_ns: int) -> DataFrame:
-    """How many rows there are of each (second, node, op, type): a small table, whatever the history."""
+    """Count the rows of each (second, node, op, type): a small table, whatever the history."""
     return rows.groupBy(second(F.col("time_ns"), started_ns).alias("second"), "node", "op", "type").count()
 
 

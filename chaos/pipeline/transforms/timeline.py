@@ -149,7 +149,7 @@ def _gaps(rows: DataFrame, started_ns: int, ended_ns: int) -> DataFrame:
 
 
 def _in_gaps(rows: DataFrame, gaps: DataFrame, started_ns: int) -> DataFrame:
-    """What publishers did in a gap: publishing and connecting, the confirm that ended it included."""
+    """The operations of publishers in a gap: publishing and connecting, and the confirm that ended it."""
     publishers = (
         rows.filter((F.col("op") == "publish") & (F.col("type") == "invoke")).select("process").distinct()
     )

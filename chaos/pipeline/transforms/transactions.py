@@ -55,7 +55,7 @@ def tx_atomic(
 
 
 def parts(messages: DataFrame, traceable: DataFrame, rows: DataFrame, reach: DataFrame) -> DataFrame:
-    """What was published in transactions: columns tx, outcome, queue, id, invoked_ns, delivered_ns, seen, missing."""
+    """The publishes in transactions: columns tx, outcome, queue, id, invoked_ns, delivered_ns, seen, missing."""
     published = rows.filter(
         (F.col("op") == "publish") & (F.col("type") == "invoke") & F.col("tx").isNotNull()
     )
