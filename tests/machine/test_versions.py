@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 from likeness import differences
@@ -30,6 +31,7 @@ from qq.machine.rows import (
 )
 from qq.machine.state import Dump, MalformedDump
 from qq.machine.versions import VERSIONS
+from qq.sessions.submissions import Submissions
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -45,10 +47,14 @@ class Invented(NamedTuple):
     session: int
 
 
+INVENTED: Any = Invented
+"""To type checkers it is no command."""
+
+
 @pytest.fixture
 def _invented(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    monkeypatch.setitem(OPCODES, Invented, OPCODE)
-    monkeypatch.setitem(SINCE, Invented, AFTER)
+    monkeypatch.setitem(OPCODES, INVENTED, OPCODE)
+    monkeypatch.setitem(SINCE, INVENTED, AFTER)
     codec._shapes.cache_clear()
     yield
     codec._shapes.cache_clear()
@@ -62,7 +68,7 @@ def batch_of(opcode: int) -> bytes:
 def driver_that_knows() -> tuple[Driver, list[Any]]:
     """A machine that can carry out the invented command, and those that it has carried out."""
     driver, done = Driver(), list[Any]()
-    driver.machine._handlers[Invented] = done.append
+    driver.machine._handlers[INVENTED] = done.append
     return driver, done
 
 
@@ -77,13 +83,27 @@ def test_each_number_of_a_command_is_of_one_version_that_this_program_knows() ->
 
 @pytest.mark.usefixtures("_invented")
 def test_a_command_is_refused_where_it_is_made_before_its_version_is_agreed_on() -> None:
+    command = INVENTED(1)
     with pytest.raises(InvalidCommand) as caught:
-        check_command(Invented(1), BEFORE)  # pyright: ignore[reportArgumentType]  # it is none yet
+        check_command(command, BEFORE)
     assert str(caught.value) == (
         f"Invented: command {OPCODE} (Invented) may be proposed from version {AFTER} of the state on, and the cluster "
         f"has agreed on version {BEFORE}"
     )
-    assert check_command(Invented(1), AFTER) == len(pack([OPCODE, 1]))  # pyright: ignore[reportArgumentType]
+    assert check_command(command, AFTER) == len(pack([OPCODE, 1]))
+
+
+@pytest.mark.usefixtures("_invented")
+def test_nothing_is_submitted_of_a_version_that_is_not_agreed_on() -> None:
+    machine, command = QueueMachine(), INVENTED(1)
+    runtime = SimpleNamespace(call_soon=lambda _flush: None, monotonic=lambda: 0.0)
+    submissions = Submissions("n1", cast("Any", None), machine, cast("Any", runtime), 0.0)
+    with pytest.raises(InvalidCommand):
+        submissions.add(command)
+    assert submissions.pending_bytes == 0
+    machine.raise_to(AFTER)
+    submissions.add(command)
+    assert submissions.pending_bytes > 0
 
 
 @pytest.mark.usefixtures("_invented")
