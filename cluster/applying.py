@@ -68,11 +68,15 @@ class Applying:
     def configuration(self, payload: bytes) -> Outcome:
         """Apply an entry with a configuration: whoever is no member by it holds nothing any more.
 
-        The version that it tells is that of the entries behind it.
+        The version that it tells is that of the entries behind it. Raises OtherVersion, also if the entries before the
+        first configuration were of a version that this program cannot run.
         """
         state = self._state
         state.time_ms = max(state.time_ms, configuration_time_ms(payload))
         before, state.configuration = state.configuration, read_configuration(payload)
+        if before is None:
+            # It is a raise, too, and tells only now what the log had begun with.
+            state.check_version(state.configuration.version - 1)
         effects: list[Any] = []
         expelled_at = None
         for name, origin in state.origins.living():

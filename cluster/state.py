@@ -71,10 +71,14 @@ class GroupState:
         """Let the machine know the version that the configuration tells, if there is one. Raises OtherVersion."""
         if self.configuration is None:
             return
-        version, versions = self.configuration.version, Versions(*self.machine.versions)
+        self.check_version(self.configuration.version)
+        self.machine.raise_to(self.configuration.version)
+
+    def check_version(self, version: int) -> None:
+        """Raise OtherVersion if entries are of a version that this program cannot run."""
+        versions = Versions(*self.machine.versions)
         if not versions.include(version):
-            raise OtherVersion("its configuration", version, versions)
-        self.machine.raise_to(version)
+            raise OtherVersion("entries", version, versions)
 
 
 class FrozenState:
