@@ -164,11 +164,6 @@ class Elections:
             self.give_up()
         return Answer(granted, stands_instead=not is_better and not hears_leader)
 
-    def is_better(self, peer: str, theirs: LogEnd, ours: LogEnd) -> bool:
-        """Whether a peer that asks should lead rather than this member, as far as their logs tell."""
-        goes_first = self._is_asking and self._name < peer
-        return theirs > ours or (theirs == ours and not goes_first)
-
     # Campaigns
 
     def campaign(self) -> None:
@@ -179,3 +174,8 @@ class Elections:
         """Count a peer's vote in the current campaign. True if a majority has voted for this member."""
         self._votes.add(peer)
         return self._configurations.membership.is_majority(self._votes)
+
+    def is_better(self, peer: str, theirs: LogEnd, ours: LogEnd) -> bool:
+        """Whether a peer that asks should lead rather than this member, as far as their logs tell."""
+        goes_first = self._is_asking and self._name < peer
+        return theirs > ours or (theirs == ours and not goes_first)
