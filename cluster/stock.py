@@ -235,7 +235,7 @@ class Stock(SyncObj):
         told less than there is: it takes a slice of one entry to mean that no conflicting tail needs to be deleted.
         """
         if maxSizeBytes is None:
-            return SyncObj._SyncObj__getEntries(self, fromIDx, count)  # pyright: ignore[reportAttributeAccessIssue]
+            return super()._SyncObj__getEntries(fromIDx, count)  # pyright: ignore[reportAttributeAccessIssue]
         journal = self.journal
         return journal.entries(fromIDx, journal.slice_end(fromIDx, journal.last_index + 1))
 
