@@ -85,6 +85,8 @@ class Bootstrap:
         self.find_configurations(checkpoint.index if checkpoint else 0)
         if configurations.committed.is_removed(self.member_id):
             raise RemovedFromCluster(config.name)
+        self.version = configurations.committed.version if configurations.is_settled else versions.low
+        """The version of the state that the log is known to be at."""
         self.clock = self._start_clock()
         self.engine = engine(
             config.name,

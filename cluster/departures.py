@@ -11,19 +11,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cluster.envelope import encode, encode_for_release_0_1
 from cluster.handshake import VERSIONS as PROTOCOLS
 
 if TYPE_CHECKING:
-    from cluster.engine import Departure
     from cluster.envelope import Message
     from cluster.link_ports import Links
     from cluster.presence import Presence
 
 OLDEST_PROTOCOL = PROTOCOLS[0]
 """The version of the protocol that nodes of release 0.1 speak, which know no introductions."""
+
+
+class Departure(NamedTuple):
+    """A message that may leave once the journal has synced `sync_point` of its changes."""
+
+    sync_point: int
+    peer: str
+    message: Message
 
 
 class Departures:

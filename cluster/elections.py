@@ -13,7 +13,7 @@ nobody's vote counts twice.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -34,6 +34,27 @@ class LogEnd(NamedTuple):
 
     term: int
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index has no use here
+
+
+class Move(Enum):
+    """What a member does whose election deadline has passed."""
+
+    CAMPAIGN = auto()
+    """It raises the term and asks for votes."""
+    ASK = auto()
+    """It asks for pre-votes."""
+    LISTEN = auto()
+    """It was stalled, and a leader was heard lately: it reads first what has come meanwhile."""
+    REST = auto()
+    """It leaves standing for leader to others."""
+
+
+class Answer(NamedTuple):
+    """The answer to a request for a pre-vote, and what follows from it here."""
+
+    granted: bool
+    stands_instead: bool
+    """Whether this member asks for pre-votes soon itself: the other does not win here, but this one might there."""
 
 
 class Elections:
@@ -83,6 +104,21 @@ class Elections:
 
     # Rounds
 
+    def move(
+        self, awake_s: float, *, follows: bool, may_campaign: bool, stands: bool, is_asked: bool
+    ) -> Move:
+        """What to do now that the election deadline has passed; to campaign takes up the round that was won.
+
+        `follows`: this member knows a leader. `may_campaign`: it is allowed to stand for leader at all; `stands`: also
+        without having been asked to by its leader, who does so with `is_asked`.
+        """
+        if may_campaign and (is_asked or self.is_won):
+            self.is_won = False
+            return Move.CAMPAIGN
+        if follows and self.has_heard_leader(awake_s):
+            return Move.LISTEN
+        return Move.ASK if may_campaign and stands else Move.REST
+
     def ask(self) -> int | None:
         """Begin a round. Returns its number, or None if this member is a majority by itself and need not ask."""
         self._round += 1
@@ -107,6 +143,26 @@ class Elections:
         self.give_up()
         self.is_won = True
         return True
+
+    def answer(
+        self,
+        peer: str,
+        theirs: LogEnd,
+        ours: LogEnd,
+        *,
+        may_vote: bool,
+        is_later_term: bool,
+        hears_leader: bool,
+    ) -> Answer:
+        """Whether to grant a peer its pre-vote, for a term that is later than this member's or not.
+
+        If so, it may campaign and this member does not meanwhile: two elections at once split the votes.
+        """
+        is_better = self.is_better(peer, theirs, ours)
+        granted = may_vote and is_better and is_later_term and not hears_leader
+        if granted:
+            self.give_up()
+        return Answer(granted, stands_instead=not is_better and not hears_leader)
 
     # Campaigns
 

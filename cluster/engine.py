@@ -1,4 +1,4 @@
-"""pysyncobj, driven through its seams: the only file that knows its private names.
+"""pysyncobj, driven through its seams.
 
 pysyncobj 0.3.17 is the consensus algorithm (elections, log matching, commit). Everything around it that a message
 broker cannot live with is closed here; the hazards are numbered as in ARCHITECTURE.md:
@@ -10,7 +10,7 @@ H3  the commit index never goes beyond what the message vouches for (`log_matchi
 H4  an acknowledgement of another term does not count; epochs end in `peer_connected` / `peer_lost`.
 H5  a start from a checkpoint sets the applied index and leaves the journal alone (`applied_index`).
 H6, H7  entries never take the pickle path, views of the log are lazy (`cluster/log/views.py`), and what one append
-        carries is bounded, with one entry at least (`_SyncObj__getEntries`).
+        carries is bounded, with one entry at least (`Stock._SyncObj__getEntries`).
 H9  a pre-vote round (`elections.py`) precedes every election; a leader without a majority steps down soon.
 H10 an exception in apply stops the node.
 H11 nothing is ever unpickled: `pysyncobj.syncobj.pickle` is replaced (`seams.py`).
@@ -20,20 +20,21 @@ H12 a committed entry is never deleted: a leader whose log has another one there
 What pysyncobj counts by itself it counts among equals: this leader and every other voter. So it is told, for each of
 them, what a majority of the membership has come to (`_tell_majority`), and votes are counted here.
 
-Law: no file outside this one names an attribute of SyncObj that starts with an underscore.
+Lives here: what pysyncobj is told, kept from and asked for. Not here: its state and how it is made (stock.py), and the
+rules of elections (elections.py), replication (replication.py, tracker.py), logs (log_matching.py), times (timing.py).
+
+Law: nobody but this and stock.py names an attribute of SyncObj that begins with an underscore.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
-from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj import SyncObj
 
-from cluster.elections import Elections, LogEnd, Role
+from cluster.elections import Elections, LogEnd, Move
 from cluster.envelope import (
     Append,
     Appended,
@@ -51,22 +52,21 @@ from cluster.failure_detector import AwakeClock, FailureDetector
 from cluster.log.journal import SLICE_ENTRIES
 from cluster.log_matching import ForeignLog, contradiction, other_entry, vouched_for, without_known_prefix
 from cluster.pace import Pace
-from cluster.replication import Answers, Progress
-from cluster.seams import NoDumps, NoPoller, Outbox, StableNode, ambient
+from cluster.replication import Answers
+from cluster.seams import StableNode
+from cluster.stock import Stock
+from cluster.timing import Timing
+from cluster.tracker import ProgressTracker
 
 if TYPE_CHECKING:
     from pysyncobj.node import Node
 
     from cluster.configurations import Configurations
     from cluster.log.journal import SegmentedJournal
-    from cluster.log.views import Entry
     from cluster.ports import Runtime
 
 APPLY_BUDGET_S = 0.005
 """A turn applies entries for at most this long, so that a replay after a start does not silence the node."""
-
-SUSPICION_HEARTBEATS = 5
-"""A leader is suspected only after it has missed about this many heartbeats."""
 
 NOTICE_S = 0.001
 """A follower at which nobody waits is told so much later that an entry is committed, or with the next append."""
@@ -75,65 +75,12 @@ UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 """A follower holds about this many unsynced bytes of entries in memory, and drops what comes until they are synced."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Raft timing in seconds. Elections are rare: a killed process is noticed by its closed connection, at once.
-
-    A leader that is silent is suspected at the latest after `election_min_s`, and usually earlier
-    (failure_detector.py).
-    """
-
-    election_min_s: float = 1.0
-    election_max_s: float = 2.0
-    heartbeat_s: float = 0.1
-    campaign_jitter_s: float = 0.03
-    """After the leader's connection broke, a member campaigns at a random moment within this time."""
-    campaign_retry_s: float = 0.15
-    """A member waits at least this long between two campaigns."""
-    learner_bytes_per_s: float = 64 * 1024 * 1024
-    """A learner is fed about so fast, or at twice the rate at which the log grows if that is more."""
-
-    @property
-    def suspicion_min_s(self) -> float:
-        """A leader that was heard within this time is not suspected, however often it is heard."""
-        return SUSPICION_HEARTBEATS * self.heartbeat_s
-
-
-class Departure(NamedTuple):
-    """A message that may leave once the journal has synced `sync_point` of its changes."""
-
-    sync_point: int
-    peer: str
-    message: Message
-
-
-class Engine(SyncObj):
+class Engine(Stock):
     """One member's consensus state.
 
     The group calls `receive`, `turn`, `propose`, `synced`, `peer_connected` and `peer_lost`, and takes `outbox` away
     after each. `apply(index, term, payload)` is called for every committed entry in order, no-ops included.
     """
-
-    # pysyncobj's private state, as far as it is touched here.
-    _SyncObj__raftState: int
-    _SyncObj__raftCurrentTerm: int
-    _SyncObj__votedForNodeId: str | None
-    _SyncObj__raftLeader: Node | None
-    _SyncObj__raftElectionDeadline: float
-    _SyncObj__newAppendEntriesTime: float
-    _SyncObj__raftCommitIndex: int
-    _SyncObj__raftLastApplied: int
-    _SyncObj__raftNextIndex: dict[Node, int]
-    _SyncObj__raftMatchIndex: dict[Node, int]
-    _SyncObj__lastResponseTime: dict[Node, float]
-    _SyncObj__connectedNodes: set[Node]
-    _SyncObj__otherNodes: set[Node]
-    _SyncObj__readonlyNodes: set[Node]
-    _SyncObj__transferInProgress: bool
-    _SyncObj__setCurrentTerm: Callable[[int, str | None], None]
-    _SyncObj__setState: Callable[[int], None]
-    _SyncObj__generateRaftTimeout: Callable[[], float]
-    _SyncObj__onMessageReceived: Callable[[Node, dict[str, Any]], None]
 
     def __init__(
         self,
@@ -147,8 +94,6 @@ class Engine(SyncObj):
         applied_index: int = 1,
     ) -> None:
         """Take up the log as it is; `member_id` is the id of this node's data directory."""
-        self.journal = journal
-        self.outbox: list[Departure] = []
         self.may_vote = True
         """Whether this member may vote and campaign: not if it may have lost what it acknowledged (recovery.py)."""
         self.may_lead = True
@@ -164,17 +109,15 @@ class Engine(SyncObj):
         self._impatient: set[str] = set()
         """The nodes at which somebody waits for what is committed."""
         self._timing = timing
-        self._runtime = runtime
         self._configurations = configurations
         self._apply_entry = apply
         self._nodes: dict[str, StableNode] = {}
         self._guests: tuple[str, ...] = ()
         """The nodes that no configuration here knows, and that are heard all the same: one of them may lead."""
-        self._directories: dict[str, bytes | None] = {}
-        """The id of each peer, as far as it is known."""
         self._voters: list[str] = []
         """The peers that vote and are counted."""
-        self.progress: dict[str, Progress] = {}
+        self._tracker = ProgressTracker(name, configurations)
+        self.progress = self._tracker.peers
         """What this leader knows of each peer."""
         self._stored_is_told = True
         self._heard_told_s = 0.0
@@ -189,24 +132,8 @@ class Engine(SyncObj):
         """What was proposed since entries were last sent."""
         self._name = name
         self._member_id = member_id
-        ambient.runtime = runtime
-        conf = SyncObjConf(
-            autoTick=False,
-            appendEntriesUseBatch=False,
-            appendEntriesPeriod=timing.heartbeat_s,
-            appendEntriesBatchSizeBytes=sys.maxsize,
-            raftMinTimeout=timing.election_min_s,
-            raftMaxTimeout=timing.election_max_s,
-            connectionTimeout=timing.election_max_s,
-            leaderFallbackTimeout=timing.election_min_s,
-            commandsWaitLeader=False,
-            journalFile=journal,
-            dynamicMembershipChange=False,
-        )
-        super().__init__(StableNode(name), [], conf, transportClass=Outbox)  # pyright: ignore[reportArgumentType]
+        super().__init__(name, journal, timing, runtime)
         self.follow_configuration([])
-        self._SyncObj__serializer = NoDumps()
-        self._poller = NoPoller()
         # The first deadline is short: a pre-vote does no harm if there is a leader, and without one nobody need wait.
         self._SyncObj__raftElectionDeadline = runtime.monotonic() + self._retry_s()
         self._SyncObj__raftLastApplied = applied_index
@@ -215,49 +142,10 @@ class Engine(SyncObj):
     # What the group reads
 
     @property
-    def role(self) -> Role:
-        return Role(self._SyncObj__raftState)
-
-    @property
-    def is_leader(self) -> bool:
-        return self._SyncObj__raftState == Role.LEADER
-
-    @property
-    def _is_candidate(self) -> bool:
-        return self._SyncObj__raftState == Role.CANDIDATE
-
-    @property
     def _may_campaign(self) -> bool:
         # A node that catches up may have a configuration in which an earlier directory votes under its name.
         is_voter = self._configurations.newest.has_voter(self._name, self._member_id)
         return self.may_vote and self.may_lead and is_voter
-
-    @property
-    def leader(self) -> str | None:
-        node: Node | None = self._SyncObj__raftLeader
-        return None if node is None else node.id
-
-    @property
-    def term(self) -> int:
-        return self._SyncObj__raftCurrentTerm
-
-    @property
-    def voted_for(self) -> str | None:
-        """The member that this one voted for in `term`; None if it has not voted."""
-        return self._SyncObj__votedForNodeId
-
-    @property
-    def commit_index(self) -> int:
-        return self._SyncObj__raftCommitIndex
-
-    @property
-    def applied_index(self) -> int:
-        return self._SyncObj__raftLastApplied
-
-    def last_applied(self) -> tuple[int, int]:
-        """Index and term of the last entry that is applied."""
-        index = self._SyncObj__raftLastApplied
-        return index, self.journal.term_at(index)
 
     @property
     def resume_s(self) -> float:
@@ -267,9 +155,11 @@ class Engine(SyncObj):
     @property
     def wants_turn(self) -> bool:
         """Whether the next turn has something to do at once, as far as that follows from entries and answers."""
-        if self.applied_index < self.commit_index or self._append_due or self.role is Role.CANDIDATE:
+        if self.applied_index < self.commit_index or self._append_due or self._is_candidate:
             return True
-        return self.is_leader and self.commit_index < min(self._reached_index(), self.journal.last_index)
+        return self.is_leader and self.commit_index < min(
+            self._tracker.reached_index(self._stored_index()), self.journal.last_index
+        )
 
     def acknowledged_index(self, peer: str) -> int:
         """The last entry that `peer` has told this leader to hold, 0 if none."""
@@ -307,12 +197,9 @@ class Engine(SyncObj):
 
     def _pace_learners(self) -> None:
         timing, slice_bytes, now_s = self._timing, self.journal.slice_bytes, self._runtime.monotonic()
-        learners = self._configurations.membership.learners
-        for peer, progress in self.progress.items():
-            if peer not in learners:
-                progress.pace = None
-            elif progress.pace is None:
-                progress.pace = Pace(timing.learner_bytes_per_s, timing.heartbeat_s, slice_bytes, now_s)
+        self._tracker.pace_learners(
+            lambda: Pace(timing.learner_bytes_per_s, timing.heartbeat_s, slice_bytes, now_s)
+        )
 
     def _follow_log(self) -> None:
         """Go by the newest configuration in the log, if another one is that now (Raft thesis, 4.1)."""
@@ -320,33 +207,16 @@ class Engine(SyncObj):
             self.follow_configuration(self._guests)
 
     def _know_peer(self, peer: str, directory: bytes | None) -> None:
-        """Keep what is known of a peer, unless another directory has its name now.
-
-        Whether that one is there is not decided here: a link may have led to it all the time (`peer_connected`,
-        `hold_back`).
-        """
         node = self._nodes.setdefault(peer, StableNode(peer))
-        before = self._directories.get(peer)
-        self._directories[peer] = directory
-        is_another = before is not None and directory != before
-        if peer not in self.progress or is_another:
-            self.progress[peer] = Progress(self._awake_s())
+        if self._tracker.know(peer, directory, self._awake_s):
             self._SyncObj__raftNextIndex[node] = self.journal.last_index + 1
             self._SyncObj__raftMatchIndex[node] = 0
             self._SyncObj__lastResponseTime[node] = self._heard_told_s
 
     def _forget_peer(self, peer: str) -> None:
         node = self._nodes.pop(peer)
-        del self.progress[peer], self._directories[peer]
-        for known in (
-            self._SyncObj__raftNextIndex,
-            self._SyncObj__raftMatchIndex,
-            self._SyncObj__lastResponseTime,
-        ):
-            known.pop(node, None)
-        self._SyncObj__connectedNodes.discard(node)
-        if self._SyncObj__raftLeader == node:
-            self._SyncObj__raftLeader = None
+        self._tracker.forget(peer)
+        self._forget_node(node)
 
     # What happens to the engine
 
@@ -422,11 +292,6 @@ class Engine(SyncObj):
         """Note that the journal has synced more: a leader's own entries count up to there (hazard H1)."""
         self._stored_is_told = False
 
-    def remember(self, term: int, vote: str | None) -> None:
-        """Take over term and vote, which are stored already: they were unknown when this engine was made."""
-        self._SyncObj__raftCurrentTerm = term
-        self._SyncObj__votedForNodeId = vote
-
     def installed(self, index: int) -> None:
         """Go on with a snapshot: the log was replaced by a peer's, the state by that at `index`, which is committed."""
         self._SyncObj__raftLastApplied = index
@@ -495,13 +360,6 @@ class Engine(SyncObj):
             elif self._impatient:
                 self._send_notices()
 
-    def _tick_is_due(self) -> bool:
-        """Whether a tick of pysyncobj could do anything: most turns come of what is no business of its."""
-        if self.applied_index < self.commit_index or self._is_candidate:
-            return True
-        due_s = self._SyncObj__newAppendEntriesTime if self.is_leader else self._SyncObj__raftElectionDeadline
-        return due_s < self._runtime.monotonic()
-
     def receive(self, peer: str, message: Message) -> None:
         """Take in one message of the peer's current epoch."""
         self._enter()
@@ -521,13 +379,7 @@ class Engine(SyncObj):
             case HigherTerm():
                 self._adopt_term(message.term)
             case VoteRequest() if self.may_vote:
-                self._receive_stock(
-                    node,
-                    type="request_vote",
-                    term=message.term,
-                    last_log_index=message.last_index,
-                    last_log_term=message.last_term,
-                )
+                self._receive_stock_vote_request(node, message)
             case Vote():
                 self._receive_vote(peer, message)
             case TimeoutNow() if self._may_campaign:
@@ -587,36 +439,16 @@ class Engine(SyncObj):
                 self._emit(peer, Append(self.term, self.commit_index, last_index, self.journal.last_term, []))
         self._impatient.clear()
 
-    def stock_sends(self, node: Node, message: dict[str, Any]) -> None:
-        """Translate what pysyncobj wants to send."""
-        kind = message["type"]
-        if kind == "append_entries":
-            if "prevLogIdx" not in message:
-                self._ask_for_end(node)
-            elif self.progress[node.id].lacks_from is not None:
-                self._emit_append(node.id, message, [])  # it keeps the node from campaigning
-            else:
-                self._send_append(node, message)
-        elif kind == "next_node_idx":
-            if message["success"]:
-                self._answers.match(self.term, message["next_node_idx"] - 1)
-            acknowledgement = self._appended(
-                message["next_node_idx"], success=message["success"], reset=message["reset"]
-            )
-            self._acknowledge(node.id, acknowledgement)
-        elif kind == "request_vote":
-            self._emit(
-                node.id, VoteRequest(message["term"], message["last_log_index"], message["last_log_term"])
-            )
-        elif kind == "response_vote":
-            self._emit(node.id, Vote(message["term"]))
-        else:
-            raise RuntimeError(f"pysyncobj wants to send {kind!r}")
-
     def _send_append(self, node: Node, message: dict[str, Any]) -> None:
+        progress, slice_bytes = self.progress[node.id], self.journal.slice_bytes
+        if "prevLogIdx" not in message:
+            self._ask_for_end(node)
+            return
+        if progress.lacks_from is not None:
+            self._emit_append(node.id, message, [])  # it keeps the node from campaigning
+            return
         entries = [LogEntry(entry[0], entry[1], entry[2]) for entry in message["entries"]]
         self._emit_append(node.id, message, entries)
-        progress, slice_bytes = self.progress[node.id], self.journal.slice_bytes
         sent_bytes = sum(len(entry.payload) for entry in entries)
         cost_bytes = sent_bytes + slice_bytes * len(entries) // SLICE_ENTRIES
         progress.send(cost_bytes, slice_bytes, self._runtime.monotonic())
@@ -624,46 +456,20 @@ class Engine(SyncObj):
             # pysyncobj goes on sending as long as there are entries and the node counts as connected.
             self._SyncObj__connectedNodes.discard(node)
 
-    def _SyncObj__getEntries(  # noqa: N802
-        self,
-        fromIDx: int,  # noqa: N803
-        count: int | None = None,
-        maxSizeBytes: int | None = None,  # noqa: N803
-    ) -> Sequence[Entry]:
-        """Return the entries from `fromIDx` on; given `maxSizeBytes`, only as many as one append carries (H7).
-
-        pysyncobj gives that bound only when it sends. When it looks whether anything follows an entry it must not be
-        told less than there is: it takes a slice of one entry to mean that no conflicting tail needs to be deleted.
-        """
-        if maxSizeBytes is None:
-            return SyncObj._SyncObj__getEntries(self, fromIDx, count)  # pyright: ignore[reportAttributeAccessIssue]
-        journal = self.journal
-        return journal.entries(fromIDx, journal.slice_end(fromIDx, journal.last_index + 1))
-
-    def _ask_for_end(self, node: Node) -> None:
-        """Go on at the end of the log for a node whose next entry is not in the log any more.
-
-        The node will refuse that append, and its refusal tells where its own log ends.
-        """
-        self._SyncObj__raftNextIndex[node] = self.journal.last_index + 1
-
-    def _emit_append(self, peer: str, message: dict[str, Any], entries: Sequence[LogEntry]) -> None:
-        previous = (message["prevLogIdx"], message["prevLogTerm"])
-        self._emit(peer, Append(message["term"], message["commit_index"], *previous, entries))
-
-    def _emit(self, peer: str, message: Message, sync_point: int = 0) -> None:
-        self.outbox.append(Departure(sync_point, peer, message))
-
     def _appended(self, next_index: int, *, success: bool, reset: bool) -> Appended:
         return Appended(
             self.term, next_index, success, reset, self.journal.last_index, self.journal.last_term
         )
 
-    def _acknowledge(self, leader: str, acknowledgement: Appended) -> None:
-        if self._answers.is_due(leader, acknowledgement, self._runtime.monotonic()):
-            self._emit(leader, acknowledgement, sync_point=self._acknowledgement_sync_point())
+    def _acknowledge(self, node: Node, message: dict[str, Any]) -> None:
+        next_index, success = message["next_node_idx"], message["success"]
+        if success:
+            self._answers.match(self.term, next_index - 1)
+        acknowledgement = self._appended(next_index, success=success, reset=message["reset"])
+        if self._answers.is_due(node.id, acknowledgement, self._runtime.monotonic()):
+            self._emit(node.id, acknowledgement, sync_point=self._acknowledgement_sync_point())
             if self.journal.synced < self.journal.written:
-                self._tell_hearing(leader)
+                self._tell_hearing(node.id)
 
     def _tell_hearing(self, leader: str) -> None:
         """Let the leader know that it is followed, now and then while nothing can be acknowledged.
@@ -705,20 +511,6 @@ class Engine(SyncObj):
             self.journal.keep_tail = False
             self._follow_log()
 
-    def _receive_stock_append(self, node: Node, message: Append) -> None:
-        self._receive_stock(
-            node,
-            type="append_entries",
-            term=message.term,
-            commit_index=message.commit_index,
-            entries=message.entries,
-            prevLogIdx=message.prev_index,
-            prevLogTerm=message.prev_term,
-        )
-
-    def _receive_stock(self, node: Node, **message: Any) -> None:
-        self._SyncObj__onMessageReceived(node, message)
-
     def check_end_of(self, leader: str, term: int, last_index: int) -> None:
         """Raise ForeignLog if the log of this leader ends before what is committed here (H12)."""
         if term >= self.term and last_index < self.commit_index:
@@ -731,12 +523,7 @@ class Engine(SyncObj):
             raise self._foreign_log(giver, self.term, what)
 
     def _foreign_log(self, leader: str, term: int, what: str) -> ForeignLog:
-        return ForeignLog(
-            f"the log of node {leader!r}, leader of term {term}, {what}; but all up to entry {self.commit_index} is "
-            f"committed here and up to {self.applied_index} applied, so members have lost their logs or were given old "
-            "ones (nothing is deleted here): stop all nodes and put back the right data directories, or give this node "
-            "an empty one, and what only it holds is lost"
-        )
+        return ForeignLog(leader, term, what, self.commit_index, self.applied_index)
 
     # Acknowledgements at the leader
 
@@ -776,23 +563,15 @@ class Engine(SyncObj):
         is_new = not self._stored_is_told and self.commit_index < self.journal.last_index
         if is_new:
             self._stored_is_told = True
-            self._SyncObj__raftMatchIndex = dict.fromkeys(self._nodes.values(), self._reached_index())
+            self._SyncObj__raftMatchIndex = dict.fromkeys(
+                self._nodes.values(), self._tracker.reached_index(self._stored_index())
+            )
         now_s, awake_s = self._runtime.monotonic(), self._awake_s()
         if now_s - self._heard_told_s > self._timing.heartbeat_s:
-            heard_s = {peer: known.heard_s for peer, known in self.progress.items()}
-            heard_s[self._name] = awake_s
-            silent_s = awake_s - self._configurations.membership.reached(heard_s)
-            self._heard_told_s = now_s - silent_s
+            self._heard_told_s = now_s - self._tracker.silent_s(awake_s)
             self._SyncObj__lastResponseTime = dict.fromkeys(self._nodes.values(), self._heard_told_s)
             return True
         return is_new
-
-    def _reached_index(self) -> int:
-        """The last entry that a majority has stored, this leader among them (H1)."""
-        own_index = self._stored_index()
-        stored = {peer: min(known.acknowledged, own_index) for peer, known in self.progress.items()}
-        stored[self._name] = own_index
-        return self._configurations.membership.reached(stored)
 
     def _stored_index(self) -> int:
         return self.journal.synced_index
@@ -803,12 +582,8 @@ class Engine(SyncObj):
     def _awake_s(self) -> float:
         return self._awake.read(self._runtime.monotonic())
 
-    def _unknown_progress(self) -> dict[str, Progress]:
-        awake_s = self._awake_s()
-        return {peer: Progress(awake_s) for peer in self._nodes}
-
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
-        self.progress = self._unknown_progress()
+        self._tracker.begin_reign(self._awake_s())
         self._pace_learners()
         self._stored_is_told = True
         self._heard_told_s = self._runtime.monotonic()
@@ -817,9 +592,6 @@ class Engine(SyncObj):
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
         """Note that appends are due: pysyncobj asks for them several times a tick, and `turn` sends them once."""
         self._append_due = True
-
-    def _checkCommandsToApply(self) -> None:  # noqa: N802
-        """Do nothing: commands come through `propose` and not through pysyncobj's queue."""
 
     # Applying
 
@@ -854,19 +626,26 @@ class Engine(SyncObj):
         now_s, awake_s = self._runtime.monotonic(), self._awake_s()
         if self._SyncObj__raftElectionDeadline >= now_s:
             return
-        if self._may_campaign and (self._SyncObj__transferInProgress or self._elections.is_won):
-            self._elections.is_won = False
-            return
-        if self.leader is not None and self._elections.has_heard_leader(awake_s):
-            # This node was stalled, and first reads what has come meanwhile.
+        move = self._elections.move(
+            awake_s,
+            follows=self.leader is not None,
+            may_campaign=self._may_campaign,
+            stands=self.stands_for_leader,
+            is_asked=self._SyncObj__transferInProgress,
+        )
+        if move is Move.CAMPAIGN:
+            return  # pysyncobj does, in its next tick
+        if move is Move.LISTEN:
             self._SyncObj__raftElectionDeadline = now_s + self._timing.campaign_jitter_s
             return
         # A leader that is merely suspected is followed until another one leads or it is silent for longer.
         if self._elections.has_given_leader_up(awake_s):
             self._SyncObj__raftLeader = None
         self._SyncObj__raftElectionDeadline = now_s + self._retry_s()
-        if not (self._may_campaign and self.stands_for_leader):
-            return
+        if move is Move.ASK:
+            self._ask_for_pre_votes()
+
+    def _ask_for_pre_votes(self) -> None:
         number = self._elections.ask()
         if number is None:
             self._SyncObj__raftElectionDeadline = -1.0
@@ -877,7 +656,7 @@ class Engine(SyncObj):
             self._emit(peer, request)
 
     def _retry_s(self) -> float:
-        return self._timing.campaign_retry_s * (1 + self._runtime.random.random())
+        return self._timing.retry_s(self._runtime.random.random())
 
     def _expect_result_soon(self) -> None:
         """Shorten pysyncobj's wait for votes, which is a whole election timeout.
@@ -887,22 +666,20 @@ class Engine(SyncObj):
         self._SyncObj__raftElectionDeadline = self._runtime.monotonic() + self._retry_s()
 
     def _receive_pre_vote_request(self, node: Node, message: PreVoteRequest) -> None:
-        theirs, ours = LogEnd(message.last_term, message.last_index), self._log_end()
-        is_better = self._elections.is_better(node.id, theirs, ours)
-        hears_leader = self.hears_leader()
-        granted = self.may_vote and is_better and message.term > self.term and not hears_leader
-        self._emit(node.id, PreVote(self.term, message.round, granted))
-        if granted:
-            # Let the other campaign: two elections at once split the votes.
-            self._elections.give_up()
+        answer = self._elections.answer(
+            node.id,
+            LogEnd(message.last_term, message.last_index),
+            self._log_end(),
+            may_vote=self.may_vote,
+            is_later_term=message.term > self.term,
+            hears_leader=self.hears_leader(),
+        )
+        self._emit(node.id, PreVote(self.term, message.round, answer.granted))
+        if answer.granted:
             patience_s = self._runtime.monotonic() + self._retry_s()
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, patience_s)
-        elif not is_better and not hears_leader:
-            self._campaign_soon()  # the other does not win here, but we might there
-
-    def _log_end(self) -> LogEnd:
-        last_index = self.journal.last_index
-        return LogEnd(self.journal.term_at(last_index), last_index)
+        elif answer.stands_instead:
+            self._campaign_soon()
 
     def hears_leader(self) -> bool:
         """Whether this member leads, or has heard the leader so lately that it counts as alive."""
@@ -920,12 +697,3 @@ class Engine(SyncObj):
         """Count a vote. pysyncobj's handling, which this replaces, counts whoever votes, as often as they do."""
         if self._is_candidate and message.term == self.term and self._elections.elects(peer):
             self._SyncObj__onBecomeLeader()
-
-    def _adopt_term(self, term: int) -> None:
-        if term > self.term:
-            self._SyncObj__setCurrentTerm(term, None)
-            self._SyncObj__setState(Role.FOLLOWER)
-            self._SyncObj__raftLeader = None
-
-    def _enter(self) -> None:
-        ambient.runtime = self._runtime

@@ -92,8 +92,6 @@ class Group:
         """The configurations in the log. The newest one counts."""
         self.recovery = own.recovery
         self.stopping = own.stopping
-        self.disk_failed = own.stopping.disk_failed
-        """What a reader of the log reports a failure to, too."""
         self.members = parts.members
         self.alarms = parts.alarms
         self.own_status = parts.own_status
@@ -103,8 +101,7 @@ class Group:
         self.backups = parts.backups
         self.inbox = parts.inbox
         """What hears the links."""
-        held = self.configurations
-        self._version = held.committed.version if held.is_settled else machine.versions[0]
+        self._version = own.version
         """The version of the state that the log was last known to be at."""
 
     def start(self, events: GroupEvents) -> None:
@@ -151,6 +148,10 @@ class Group:
     def read_job(self, indexes: Sequence[int], bytes_max: int) -> Callable[[], list[bytes]]:
         """Make a job that reads these entries from the disk: see `SegmentedJournal.read_job`. Raises EntryGone."""
         return self.journal.read_job(indexes, bytes_max)
+
+    def disk_failed(self, error: Exception) -> None:
+        """Report that a read of the log has failed: see `Stopping.disk_failed`."""
+        self.stopping.disk_failed(error)
 
     @property
     def pending_batches(self) -> int:

@@ -1,7 +1,7 @@
 """How one member of a group is to be: its name, whom it begins with, its times and sizes.
 
 Lives here: what `Group` is built from, and the defaults. Not here: what users may set (the shell's configuration), how
-often nodes speak and when they stand for leader (`Timing`, engine.py).
+often nodes speak and when they stand for leader (timing.py).
 
 Law: nothing of it changes while the group runs.
 """
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from cluster.clock import PATIENCE_S
 from cluster.configuration import Configuration, Member, PeerAddress
-from cluster.engine import Timing
 from cluster.log.housekeeping import HousekeepingSettings
+from cluster.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 Lives here: who is heard, and who takes a message. Not here: what it means (each taker), its format (envelope.py),
 epochs (epochs.py).
 
-Law: a message from nobody's member is taken only where it matters all the same (`Members.hears_guest`), and a node
-that knows nothing of its past takes none that would make it promise something.
+Law: what a guest says is taken in only where it matters all the same (`Members.hears_guest`), and a node that knows
+nothing of its past takes in nothing that would make it promise something.
 """
 
 from __future__ import annotations

@@ -29,6 +29,15 @@ class TermsOfLog(Protocol):
 class ForeignLog(Exception):
     """A leader's log contradicts what is committed here: there have been two majorities, or one has lost its logs."""
 
+    def __init__(self, leader: str, term: int, what: str, commit_index: int, applied_index: int) -> None:
+        """`what` says in words how the log of this leader differs."""
+        super().__init__(
+            f"the log of node {leader!r}, leader of term {term}, {what}; but all up to entry {commit_index} is "
+            f"committed here and up to {applied_index} applied, so members have lost their logs or were given old "
+            "ones (nothing is deleted here): stop all nodes and put back the right data directories, or give this node "
+            "an empty one, and what only it holds is lost"
+        )
+
 
 def contradiction(log: TermsOfLog, commit_index: int, append: Append) -> str | None:
     """How the append differs from what is committed here, in words; None if it does not (H12).

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.complaints import Complaints
 from cluster.configuration import PeerAddress, Versions, host_problem
-from cluster.engine import Timing
 from cluster.envelope import Alarm
 from cluster.group import Group
 from cluster.group_config import GroupConfig
@@ -33,6 +32,7 @@ from cluster.new_cluster import UNFINISHED
 from cluster.realworld import AsyncioRuntime, DirectoryInUse, RealDisk
 from cluster.stopping import RemovedFromCluster
 from cluster.strangers import Places
+from cluster.timing import Timing
 from qq import descriptors, garbage, memory, tls
 from qq.amqp.connection import Settings
 from qq.amqp_server.listener import AmqpPort, Tls

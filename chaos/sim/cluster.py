@@ -21,7 +21,7 @@ from chaos.sim.watched import Program
 from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.applying import Confirmed, Expelled
 from cluster.configuration import PeerAddress, Versions
-from cluster.engine import Engine, Timing
+from cluster.engine import Engine
 from cluster.group import Group
 from cluster.group_config import GroupConfig
 from cluster.handshake import VERSIONS as PROTOCOLS
@@ -30,6 +30,7 @@ from cluster.log.hardstate import Standing
 from cluster.log.segment import JournalError
 from cluster.member_changes import MemberChange, Verb
 from cluster.stopping import RemovedFromCluster
+from cluster.timing import Timing
 
 if TYPE_CHECKING:
     from chaos.sim.watched import WatchedMachine

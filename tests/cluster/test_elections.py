@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from memberships import configurations_of
 
-from cluster.elections import Elections, LogEnd
+from cluster.elections import Answer, Elections, LogEnd, Move
 from cluster.failure_detector import FailureDetector
 
 FLOOR_S, CEILING_S = 0.5, 1.0
@@ -94,3 +94,75 @@ def test_of_two_equals_that_ask_at_once_the_smaller_name_goes_first(elections: E
     assert elections.is_better("a", end, end)
     elections.give_up()
     assert elections.is_better("c", end, end)
+
+
+def test_one_that_has_won_or_was_asked_campaigns_once_if_it_may(elections: Elections) -> None:
+    elections.is_won = True
+    assert move(elections, may_campaign=False) is Move.REST
+    assert move(elections) is Move.CAMPAIGN
+    assert move(elections) is Move.ASK
+    assert move(elections, is_asked=True) is Move.CAMPAIGN
+    assert move(elections, is_asked=True, may_campaign=False) is Move.REST
+
+
+def test_one_that_was_stalled_listens_before_it_asks(elections: Elections) -> None:
+    elections.hear_leader(1, 5.0)
+    assert move(elections, awake_s=5.0 + FLOOR_S / 2) is Move.LISTEN
+    assert move(elections, awake_s=5.0 + FLOOR_S / 2, follows=False) is Move.ASK
+    assert move(elections, awake_s=5.0 + FLOOR_S) is Move.ASK
+
+
+def test_one_under_maintenance_campaigns_only_when_its_leader_asks_it(elections: Elections) -> None:
+    assert move(elections, stands=False) is Move.REST
+    assert move(elections, stands=False, is_asked=True) is Move.CAMPAIGN
+
+
+def move(
+    elections: Elections,
+    awake_s: float = 100.0,
+    *,
+    follows: bool = True,
+    may_campaign: bool = True,
+    stands: bool = True,
+    is_asked: bool = False,
+) -> Move:
+    return elections.move(
+        awake_s, follows=follows, may_campaign=may_campaign, stands=stands, is_asked=is_asked
+    )
+
+
+OURS, BETTER, WORSE = LogEnd(2, 7), LogEnd(3, 1), LogEnd(1, 9)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "may_vote", "is_later_term", "hears_leader", "expected"),
+    [
+        (BETTER, True, True, False, Answer(granted=True, stands_instead=False)),
+        (BETTER, False, True, False, Answer(granted=False, stands_instead=False)),
+        (BETTER, True, False, False, Answer(granted=False, stands_instead=False)),
+        (BETTER, True, True, True, Answer(granted=False, stands_instead=False)),
+        (WORSE, True, True, False, Answer(granted=False, stands_instead=True)),
+        (WORSE, True, True, True, Answer(granted=False, stands_instead=False)),
+    ],
+)
+def test_a_pre_vote_is_granted_to_who_could_lead_better(
+    elections: Elections,
+    theirs: LogEnd,
+    may_vote: bool,
+    is_later_term: bool,
+    hears_leader: bool,
+    expected: Answer,
+) -> None:
+    answer = elections.answer(
+        "c", theirs, OURS, may_vote=may_vote, is_later_term=is_later_term, hears_leader=hears_leader
+    )
+    assert answer == expected
+
+
+def test_who_grants_a_pre_vote_gives_its_own_round_up(elections: Elections) -> None:
+    number = elections.ask()
+    assert number is not None
+    elections.count("a", number)
+    elections.answer("c", BETTER, OURS, may_vote=True, is_later_term=True, hears_leader=False)
+    assert not elections.count("d", number)
+    assert not elections.is_won

@@ -30,8 +30,9 @@ from chaos.sim.ledger import Ledger
 from chaos.sim.network import Network, NetworkOptions
 from chaos.sim.world import SimulatedRuntime, WallClock, World
 from cluster.configuration import Configuration, PeerAddress, Versions, make_configuration
+from cluster.departures import Departure
 from cluster.elections import Role
-from cluster.engine import NOTICE_S, Departure, Engine, Timing
+from cluster.engine import NOTICE_S, Engine
 from cluster.envelope import (
     Append,
     Appended,
@@ -51,6 +52,7 @@ from cluster.log.journal import SLICE_ENTRIES, SegmentedJournal
 from cluster.log.segment import CorruptJournal, Record
 from cluster.log_matching import ForeignLog
 from cluster.seams import PINNED_VERSION, instrument
+from cluster.timing import Timing
 
 PEERS = ("b", "c")
 NO_OP = b"\x01"

@@ -1,0 +1,46 @@
+"""What comes from the peers: each message has one taker."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from chaos.sim.disk import SimulatedDisk
+from chaos.sim.ledger import Ledger
+from chaos.sim.network import Network, NetworkOptions
+from chaos.sim.world import SimulatedRuntime, WallClock, World
+from cluster.configuration import PeerAddress
+from cluster.envelope import (
+    Append,
+    Appended,
+    Hearing,
+    HigherTerm,
+    Message,
+    PreVote,
+    PreVoteRequest,
+    TimeoutNow,
+    Vote,
+    VoteRequest,
+)
+from cluster.group import Group
+from cluster.group_config import GroupConfig
+
+CONSENSUS = {Append, Appended, Hearing, HigherTerm, PreVote, PreVoteRequest, TimeoutNow, Vote, VoteRequest}
+
+
+def _nothing(*_: object) -> None:
+    """Nothing happens to a group that is not started."""
+
+
+def make_group() -> Group:
+    world = World(1)
+    runtime = SimulatedRuntime(world, WallClock(world, 0), world.random("a"), _nothing, _nothing, _nothing)
+    network = Network(world, ["a"], NetworkOptions(), world.random("network"))
+    disk = SimulatedDisk(world.random("disk"), world.after)
+    config = GroupConfig("a", {"a": PeerAddress("a", 1)}, "test")
+    return Group(config, Ledger(), runtime, disk, network.attach("a", runtime))
+
+
+def test_every_message_is_the_engines_or_has_one_taker() -> None:
+    takers = set(make_group().inbox._takers)
+    assert not takers & CONSENSUS
+    assert takers | CONSENSUS == set(get_args(Message))
