@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
         case "leader transfer":
             from qq.cli.operations import transfer_leadership  # noqa: PLC0415
 
-            return transfer_leadership(_remote(options), options.to)
+            return transfer_leadership(_remote(options), options.to, options.timeout)
         case "check safe-to-stop":
             from qq.cli.operations import check_safe_to_stop  # noqa: PLC0415
 
@@ -198,6 +198,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_node_options(transfer_command)
     transfer_command.add_argument("--to", type=_node_name, metavar="NODE", help="default: any other")
+    transfer_command.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="for how long to try again if nobody has taken over (default: %(default)g)",
+    )
 
     check_command = commands.add_parser("check", help="ask before you do something; exit status 0 is yes")
     check_commands = check_command.add_subparsers(dest="subcommand", required=True)

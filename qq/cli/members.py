@@ -46,7 +46,12 @@ def add_member(node: Remote, name: str, host: str, port: int, patience: Patience
     """Have the cluster take a node in; raises CommandError."""
     body = {"host": host, "port": port}
     node.ask_until_done(
-        "PUT", _path(name), body=body, waiting_for=f"{name} to come", timeout_s=patience.timeout_s
+        "PUT",
+        _path(name),
+        body=body,
+        waiting_for=f"{name} to come",
+        timeout_s=patience.timeout_s,
+        at_first=f"no node has answered at {PeerAddress(host, port)} yet",
     )
     return _finish(node, name, patience)
 

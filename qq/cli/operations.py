@@ -32,11 +32,19 @@ def show_leader(node: Remote) -> int:
     return 0
 
 
-def transfer_leadership(node: Remote, to: str | None) -> int:
-    """Have another node lead and print when it does; raises CommandError."""
-    body = {} if to is None else {"to": to}
-    waiting_for = f"{to or 'another node'} to lead"
-    answer = node.ask("PUT", _LEADER, body=body, waiting_for=waiting_for)
+def transfer_leadership(node: Remote, to: str | None, timeout_s: float) -> int:
+    """Have another node lead and print when it does; raises CommandError.
+
+    What has not succeeded is tried again until the timeout is over.
+    """
+    answer = node.ask_until_done(
+        "PUT",
+        _LEADER,
+        body={} if to is None else {"to": to},
+        waiting_for=f"{to or 'another node'} to lead",
+        timeout_s=timeout_s,
+        at_first="the leader has been asked to hand over",
+    )
     print(f"{_text(node, answer, 'leader')} leads")
     return 0
 

@@ -63,21 +63,9 @@ class Remote:
 
     def get(self, path: str) -> Any:
         """Return the document at this path. Raises CommandError."""
-        return self.ask("GET", path).document
-
-    def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Any = None,
-        expected: Collection[int] = (HTTPStatus.OK,),
-        waiting_for: str = "an answer",
-    ) -> Answer:
-        """Make a request. Raises CommandError, also if the status of the answer is none of those expected."""
         url = self._url_of(path)
-        answer = asyncio.run(_Wait(waiting_for).until(self._request(method, url, body)))
-        return self._checked(url, answer, expected)
+        answer = asyncio.run(_Wait("an answer").until(self._request("GET", url, None)))
+        return self._checked(url, answer, (HTTPStatus.OK,)).document
 
     def ask_until_done(
         self,
@@ -88,15 +76,16 @@ class Remote:
         expected: Collection[int] = (HTTPStatus.OK,),
         waiting_for: str,
         timeout_s: float,
+        at_first: str = "",
         note: str = "",
     ) -> Answer:
         """Make a request that may be repeated, as long as the answer is that it is not done yet (503).
 
-        If it is still so at the end, that is an error unless it is expected. With a `note` the node that is asked may
-        stop when it is done, so there are few requests: the note is added to the text if there was no answer. Raises
-        CommandError.
+        If it is still so at the end, that is an error unless it is expected. Until the first answer has told why,
+        `at_first` is given as the reason. With a `note` the node that is asked may stop when it is done, so there are
+        few requests: the note is added to the text if there was no answer. Raises CommandError.
         """
-        url, wait = self._url_of(path), _Wait(waiting_for)
+        url, wait = self._url_of(path), _Wait(waiting_for, at_first)
         request_s = max(_REQUEST_S, min(_LAST_REQUEST_S, timeout_s)) if note else _REQUEST_S
         try:
             answer = asyncio.run(self._repeat(method, url, body, wait, timeout_s, request_s))
@@ -206,8 +195,8 @@ def _reason_of(answer: Answer) -> str | None:
 class _Wait:
     """A command's wait, during which it tells the operator what it waits for."""
 
-    def __init__(self, what: str) -> None:
-        self.reason = ""
+    def __init__(self, what: str, reason: str = "") -> None:
+        self.reason = reason
         """Why the wait is not over yet, as the node last said."""
         self._what = what
         self._began_s = time.monotonic()

@@ -83,7 +83,12 @@ class Management:
             raise RequestRefused(ReplyCode.NOT_FOUND, "'n9' is no node of this cluster")
         if to == "n3":
             await asyncio.sleep(1.5)
+        self._transfers += 1
+        if to == "n5" and self._transfers < 3:
+            raise Unavailable("n5 has not taken over")
         return to or "n2"
+
+    _transfers = 0
 
     def cluster_members(self) -> ClusterMembers:
         first = ClusterMember("n1", "h1", 1, "aa" * 16, "voter", NodeState.LEADER, 0, "7 to 8", drained=False)
@@ -92,11 +97,13 @@ class Management:
         return ClusterMembers("n1", "qq", "cc" * 16, 8, "n1", [first, awaited], removed)
 
     async def change_members(self, change: MemberChange, wait_s: float | None = None) -> None:
-        """Tell what was asked for; n5 takes two requests, n6 is refused."""
+        """Tell what was asked for; n5 takes two requests, n6 is refused, n7 takes long."""
         print(Verb(change.verb).name, *change[1:5], flush=True)
         if change.name == "n5" and not self._has_been_asked:
             self._has_been_asked = True
             raise Unavailable("n5 has not come yet")
+        if change.name == "n7":
+            await asyncio.sleep(1.5)
         if change.name == "n6":
             raise RequestRefused(ReplyCode.PRECONDITION_FAILED, "n6 stays a voter")
         if change.name == "n1" and change.verb == Verb.REMOVE:

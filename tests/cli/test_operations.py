@@ -51,9 +51,10 @@ def test_a_command_says_in_one_line_what_is_and_what_is_done(said: Said) -> None
 
 
 def test_a_yes_is_waited_for(said: Said) -> None:
-    waited = "waiting for the others to go on without it (1 s): n5 it is\n"
-    assert said("check", "safe-to-stop", "--node", "n5", "--timeout", "60") == (0, "n5 it is\n", waited)
-    assert said("check", "safe-to-stop", "--node", "n3", "--timeout", "0.6") == (1, "n3 it is\n", "")
+    status, output, errors = said("check", "safe-to-stop", "--node", "n5", "--timeout", "60")
+    assert (status, output) == (0, "n5 it is\n")
+    assert errors.startswith("waiting for the others to go on without it (1 s): n5 it is\n")
+    assert said("check", "safe-to-stop", "--node", "n3", "--timeout", "0.6")[:2] == (1, "n3 it is\n")
 
 
 def test_a_node_that_does_not_answer_is_not_waited_for(said: Said, node: Qq) -> None:
@@ -74,8 +75,17 @@ def test_who_waits_for_longer_than_a_second_is_told_what_for(said: Said) -> None
     assert said("leader", "transfer", "--to", "n3") == (
         0,
         "n3 leads\n",
-        "waiting for n3 to lead (1 s)\n",
+        "waiting for n3 to lead (1 s): the leader has been asked to hand over\n",
     )
+    silent = "waiting for n7 to come (1 s): no node has answered at h:7 yet\n"
+    assert said("member", "add", "n7", "h:7", "--no-wait")[2].startswith(silent)
+
+
+def test_a_transfer_is_tried_again_for_as_long_as_it_is_told(said: Said) -> None:
+    why = "n5 has not taken over"
+    failed = f"qq leader transfer: URL/api/cluster/leader: {why}\n"
+    assert said("leader", "transfer", "--to", "n5") == (1, "", failed)
+    assert said("leader", "transfer", "--to", "n5", "--timeout", "60")[:2] == (0, "n5 leads\n")
 
 
 def test_a_refusal_is_one_line_with_the_reason(said: Said) -> None:
