@@ -18,7 +18,8 @@ Address = tuple[str, int]
 
 _SOCKET_BUFFER_BYTES = 4 << 20
 # The kernel gives a connection up if data stays unanswered for this long. Otherwise, when a partition heals, TCP might
-# wait for minutes before it tries again.
+# wait for minutes before it tries again. TCP keepalive would find nothing that this does not: once a second each node
+# tells all that it is linked with how it is (`Group._tell_status`), so there is always something to be answered.
 _UNANSWERED_MS_MAX = 5_000
 _BACKLOG = 1024
 
