@@ -9,7 +9,8 @@
 #   make fuzz SECONDS=30000              damaged clients against a real node, hostile ones against a cluster, for the night
 #   make chaos ARGS="--nodes 5 --for 5m --nemesis network --seed 7"      a real cluster, hurt and judged
 #   make bench ARGS="--only drain" CONNECTIONS="--idle 1000" RECOVERY="--messages 1000000 --singles 0"
-#              UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0" CHECKER="--rows 1000000"
+#              UPKEEP="--seconds 14400 --backlog 0" MEMBERS="--repeat 1 --backlog 0" FAILOVER="--repeat 1 --busy 0"
+#              CHECKER="--rows 1000000"
 
 PYTHON ?= python3
 TESTS ?= tests
@@ -21,6 +22,7 @@ RECOVERY ?=
 DEAREST ?=
 UPKEEP ?=
 MEMBERS ?=
+FAILOVER ?=
 CHECKER ?=
 
 VENV := .venv
@@ -108,6 +110,7 @@ bench: venv java
 	$(BIN)/python tests/benchmarks/recovery.py $(RECOVERY) || missed=1; \
 	$(BIN)/python tests/benchmarks/upkeep.py $(UPKEEP) || missed=1; \
 	$(BIN)/python tests/benchmarks/members.py $(MEMBERS) || missed=1; \
+	$(BIN)/python tests/benchmarks/failover.py $(FAILOVER) || missed=1; \
 	$(BIN)/python tests/benchmarks/checker.py $(CHECKER) || missed=1; \
 	exit $$missed
 

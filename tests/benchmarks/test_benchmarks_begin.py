@@ -7,7 +7,18 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-OPTIONS = ["ARGS", "LATENCY", "BUDGET", "DEAREST", "CONNECTIONS", "RECOVERY", "UPKEEP", "MEMBERS", "CHECKER"]
+OPTIONS = [
+    "ARGS",
+    "LATENCY",
+    "BUDGET",
+    "DEAREST",
+    "CONNECTIONS",
+    "RECOVERY",
+    "UPKEEP",
+    "MEMBERS",
+    "FAILOVER",
+    "CHECKER",
+]
 
 
 def test_make_bench_begins_all_of_them() -> None:
