@@ -65,7 +65,7 @@ class Brokers(NodeEvents):
         have_users: bool = True,
     ) -> None:
         self.nodes: dict[str, SimulatedNode] = {}
-        """All nodes that have ever started."""
+        """All nodes that have ever started, and may start again."""
         self.random = world.random("sockets")
         self._world = world
         self._submit = submit
@@ -122,6 +122,9 @@ class Brokers(NodeEvents):
         self._shells[node.name] = NodeShell(node.life, broker, server)
         if self._have_users:
             self._make_first_user(node, node.life)
+
+    def given_up(self, node: SimulatedNode) -> None:
+        self.nodes.pop(node.name, None)
 
     def _shell(self, node: SimulatedNode) -> NodeShell | None:
         """The shell of a node; None while a new life begins, which has told nobody anything yet."""

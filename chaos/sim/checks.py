@@ -119,6 +119,8 @@ class Checks:
         self.confirms = 0
         self.installs = 0
         self.repairs = 0
+        self.voters_max = 0
+        """The most voters that a committed configuration has had."""
         self._world = world
         self._new_machine = machine
         self._leaders: dict[int, str] = {}
@@ -164,7 +166,7 @@ class Checks:
         steps = self._positions[max((known for known in self._positions if known <= index), default=1)]
         new.history = self.history[:steps]
         new.batches = self.batches
-        new.replays_to = dict.fromkeys(self._cluster.names, max(self.replays_to.values(), default=0))
+        new.replays_to = dict.fromkeys(self._cluster.founders, max(self.replays_to.values(), default=0))
         new._states = {position: digest for position, digest in self._states.items() if position <= steps}
         new._skews_ms, new._electorates = dict(self._skews_ms), dict(self._electorates)
         return new
@@ -284,7 +286,7 @@ class Checks:
         held = [
             node.group.configurations
             for node in self._cluster.nodes
-            if node.has_started and not (by_lists and node.misconfigured)
+            if node.has_started and not (by_lists and (node.misconfigured or node.joins))
         ]
         newest = {id(each.newest): each.newest for each in held if each.is_settled or by_lists}
         if self.configuration is not None:
@@ -540,6 +542,7 @@ class Checks:
                 if is_configuration(payload):
                     self.configuration = read_configuration(payload)
                     self._first_configuration = self._first_configuration or self.configuration
+                    self.voters_max = max(self.voters_max, len(self.configuration.membership.voters))
                 self.entry_bytes_max = max(self.entry_bytes_max, len(payload))
             elif self.committed[index - 2][:2] != record[:2]:
                 self.fail(f"{node.name} has committed another entry {index} than was committed before")

@@ -109,6 +109,10 @@ class Options:
     """Whether the cluster goes over to the next version of the state by itself, or has to be told."""
     makes_backup: bool = False
     """Whether a backup is made at some moment, and a new cluster of it at the end."""
+    grows: bool = False
+    """Whether nodes are added under new names, and others removed for good."""
+    replaces_emptied: bool = True
+    """Whether a node with an empty directory takes the place of the member that it was by itself, or when told to."""
     skew_max_ms: int = 5_000
     clock_patience_s: float = 3.0
 
@@ -134,6 +138,9 @@ class NodeEvents:
 
     def alarm_changed(self, node: SimulatedNode, reason: str | None) -> None:
         """Hear why publishers must wait, or that they need not any more (None)."""
+
+    def given_up(self, node: SimulatedNode) -> None:
+        """Hear that a node has been removed, and does not come back."""
 
     def needed_from(self, node: SimulatedNode) -> int | None:  # noqa: ARG002 - whoever reads no entries needs none
         """The first entry that is going to be read."""
@@ -175,8 +182,7 @@ class SimulatedNode:
 
     def __init__(self, name: str, cluster: SimulatedCluster) -> None:
         self.name = name
-        self.peers = [peer for peer in cluster.names if peer != name]
-        self.members = cluster.names
+        self.members = cluster.founders
         """The list in its file."""
         self.joins = False
         """Whether the node has no list, and looks for its cluster at all other nodes."""
@@ -184,6 +190,8 @@ class SimulatedNode:
         """The address where the node listens."""
         self.may_be_removed = False
         """Whether an operator has asked for that, so that it may stop, to come back with an empty directory."""
+        self.is_given_up = False
+        """Whether it does not come back once it is removed."""
         self.program = Program.CURRENT
         """The program that is installed on the node."""
         self.life = 0
@@ -209,7 +217,7 @@ class SimulatedNode:
 
     def start(self) -> None:
         """Begin a new life, or try again later if the disk does not allow it."""
-        if self.up:
+        if self.up or self not in self._cluster.nodes:
             return
         self._standing = self.standing
         self.has_started = False
@@ -271,11 +279,16 @@ class SimulatedNode:
         if isinstance(error, OtherVersion):
             return self.program is not Program.CURRENT
         is_lost = self._cluster.watcher.may_find_damage(self)
-        return self.members != self._cluster.names and (is_lost or not self._log_lists_members)
+        return self.members != self._cluster.founders and (is_lost or not self._log_lists_members)
+
+    @property
+    def peers(self) -> list[str]:
+        """The names of all other nodes that there are now."""
+        return [peer for peer in self._cluster.names if peer != self.name]
 
     @property
     def misconfigured(self) -> bool:
-        return self.program is Program.FOREIGN or self.members != self._cluster.names
+        return self.program is Program.FOREIGN or self.members != self._cluster.founders
 
     def end(self, *, power_loss: bool) -> None:
         """End the process as `kill -9` does or, with `power_loss`, as pulling the plug does."""
@@ -321,7 +334,7 @@ class SimulatedNode:
         self._world.after(0.0, partial(self._end_life, self.life))
 
     def _removed(self, error: RemovedFromCluster) -> None:
-        """The node was removed. An operator lets it in again, as another member."""
+        """The node was removed. An operator lets it in again, as another member, or gives it up."""
         if not self.may_be_removed:
             self._cluster.watcher.node_failed(self, error)
         self._world.after(RETURN_S, partial(self._join_anew, self.life))
@@ -335,6 +348,9 @@ class SimulatedNode:
         if self.life != life or not self.may_be_removed:
             return
         self.end(power_loss=False)
+        if self.is_given_up:
+            self._cluster.give_up(self)
+            return
         self.disk.lose_everything()
         self._cluster.watcher.damaged(self)
         self.may_be_removed = False
@@ -397,10 +413,32 @@ class SimulatedCluster:
         self.parts = parts
         self.watcher = watcher
         self.events: list[NodeEvents] = []
-        self.names = [f"n{number}" for number in range(1, options.nodes + 1)]
+        self.founders = [f"n{number}" for number in range(1, options.nodes + 1)]
+        """The names of the first nodes: the list in their files."""
+        self.names = list(self.founders)
+        """The names of the nodes that there are now."""
         self.network = network or parts.network(world, self.names, options.network, world.random("network"))
         self._skew: Random = world.random("skew")
         self.nodes = [SimulatedNode(name, self) for name in self.names]
+        self._ever = len(self.nodes)
+        """How many nodes there have been."""
+
+    def add_node(self) -> SimulatedNode:
+        """One more node, under a new name, that looks for its cluster at the others when it is started."""
+        self._ever += 1
+        node = SimulatedNode(f"n{self._ever}", self)
+        node.joins = True
+        self.names.append(node.name)
+        self.nodes.append(node)
+        return node
+
+    def give_up(self, node: SimulatedNode) -> None:
+        """Forget a node that has been removed and has ended: it never starts again."""
+        self.names.remove(node.name)
+        self.nodes.remove(node)
+        self.watcher.topology_changed()
+        for events in self.events:
+            events.given_up(node)
 
     def skew_ms(self) -> int:
         return self._skew.randint(-self.options.skew_max_ms, self.options.skew_max_ms)
@@ -412,6 +450,7 @@ class SimulatedCluster:
             nodes=self.listed_by(node),
             cluster=CLUSTER,
             joins=node.joins,
+            replaces_emptied=options.replaces_emptied,
             raises_version=options.raises_version,
             timing=options.timing,
             dead_origin_grace_s=0.6,

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chaos.sim.cluster import CLUSTER, GROUP, LOG
+from chaos.sim.operators import Operators
 from chaos.sim.watched import Program
 from cluster.configuration import PeerAddress
 from cluster.identity import START_FILES, Owner
@@ -91,6 +92,7 @@ class Nemesis:
         self._cluster = cluster
         self._checks = checks
         self._random: Random = world.random("nemesis")
+        self._operators = Operators(world, cluster, checks, self._random)
         self._stopped = False
         self._undos: dict[int, Callable[[], None]] = {}
         self._count = 0
@@ -132,6 +134,7 @@ class Nemesis:
     def stop(self) -> None:
         """Undo what is still in force."""
         self._stopped = True
+        self._operators.stop()
         for number in list(self._undos):
             self._undo(number)
 
@@ -228,28 +231,11 @@ class Nemesis:
 
     def _remove_member(self) -> bool:
         """Have a member removed, which comes back with an empty directory when it is told so."""
-        node = self._anyone()
-        if not node.has_started or node.misconfigured or node.may_be_removed:
-            return False
-        node.may_be_removed = True
-        if not self._checks.may_be_damaged(node):
-            node.may_be_removed = False  # those that are left would lack a majority that has its logs
-            return False
-        change = MemberChange(Verb.REMOVE, node.name, node.group.members.id)
-        self._ask_for(change, self._random.randint(1, 20))
-        return True
+        return self._operators.remove(self._anyone())
 
     def _maintain(self, verb: Verb) -> None:
         """Begin or end the maintenance of a member; one that is under maintenance at the end stays so."""
-        self._ask_for(MemberChange(verb, self._anyone().name), self._random.randint(1, 10))
-
-    def _ask_for(self, change: MemberChange, times: int) -> None:
-        """Ask nodes for a change again and again, as an operator does who hears nothing of it."""
-        asked = self._random.choice(self._cluster.nodes)
-        if asked.up and asked.has_started:
-            asked.runtime.enter(lambda: asked.group.reconfiguration.ask(change, _ignore))
-        if times and not self._stopped:
-            self._world.after(self._random.uniform(0.0, 0.5), partial(self._ask_for, change, times - 1))
+        self._operators.ask_for(MemberChange(verb, self._anyone().name), self._random.randint(1, 10))
 
     def _move(self) -> bool:
         """Start a node at another address, one that knows from its file where the others are: they may have moved."""
@@ -270,7 +256,7 @@ class Nemesis:
         others = [name for name in (*self._cluster.names, NOBODY) if name not in names]
         count = self._random.randint(others_min, len(others) - 1)
         members = sorted([*names, *self._random.sample(others, count)])
-        return members if members != self._cluster.names else [*members, NOBODY]
+        return members if members != self._cluster.founders else [*members, NOBODY]
 
     def _foreign_version(self) -> bool:
         """Install another program, whose directory is empty or that of the right one."""
@@ -322,7 +308,7 @@ class Nemesis:
 
     def _configure_right(self, nodes: Sequence[SimulatedNode]) -> None:
         for node in nodes:
-            node.members = self._cluster.names
+            node.members = self._cluster.founders
             node.program = self.installed[node.name]
         self._restart(nodes)
 
@@ -523,10 +509,6 @@ class Nemesis:
         for node in nodes:
             node.wall.skew_ms += jump_ms
         self._checks.clocks_changed()
-
-
-def _ignore(_reason: str) -> None:
-    """Ignore why a change is refused: the next one may be made."""
 
 
 def _flippable(node: SimulatedNode) -> dict[str, int]:

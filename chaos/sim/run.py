@@ -18,6 +18,7 @@ from chaos.sim.ledger import Ledger
 from chaos.sim.ledger import messages_of as messages_of_ledger
 from chaos.sim.nemesis import FAULTS, Nemesis
 from chaos.sim.network import NetworkOptions, small_limits
+from chaos.sim.operators import Growth
 from chaos.sim.queue_checks import QueueOracle, messages_of
 from chaos.sim.queue_workload import QueueWorkload
 from chaos.sim.restored import Backups
@@ -54,6 +55,10 @@ UPGRADES = 0.2
 """Share of the runs in which the nodes are upgraded."""
 BACKUPS = 0.15
 """Share of the runs that end with a new cluster, made of a backup."""
+GROWING = 0.25
+"""Share of the runs in which nodes are added under new names, and others removed for good."""
+REPLACED_BY_COMMAND = 0.2
+"""Share of the runs in which a lost directory is replaced by those who are told to only."""
 QUICK_RUNS = 0.4
 """Share of the runs with more heartbeats. In the others a leader is never suspected before the last moment, and no
 learner is fed so slowly that it rests."""
@@ -78,6 +83,8 @@ class Outcome(NamedTuple):
     """Snapshots that nodes took over."""
     repairs: int
     """How often a node became a voter that had been a learner."""
+    voters_max: int
+    """The most voters that there were at once, by what was committed of the members."""
     compacted: int
     """Live messages that were found in compacted entries."""
     faults: dict[str, int]
@@ -95,11 +102,14 @@ def draw_options(seed: int) -> Options:
             options.timing, heartbeat_s=QUICK_HEARTBEAT_S, learner_bytes_per_s=LEARNER_BYTES_PER_S
         )
         options = replace(options, timing=timing)
+    members = Random(f"{seed}/members")
     return replace(
         options,
         is_upgrade=is_upgrade,
         raises_version=raises_version or not is_upgrade,
         makes_backup=random.random() < BACKUPS,
+        grows=members.random() < GROWING,
+        replaces_emptied=members.random() >= REPLACED_BY_COMMAND,
     )
 
 
@@ -204,6 +214,7 @@ class Scene:
             self.checks.listener = self.oracle
         self.nemesis = Nemesis(self.world, self.cluster, self.checks)
         self.upgrade = Upgrade(self.world, self.cluster, self.nemesis)
+        self.growth = Growth(self.world, self.cluster, self.checks, self.nemesis.installed)
         stored_as = messages_of if options.queues else messages_of_ledger
         self.stored = StoredMessages(self.cluster, self.checks, stored_as)
         self.backups = Backups(self.world, self.cluster, self.checks, stored_as)
@@ -258,10 +269,13 @@ class Simulation(Scene):
         """Raises ViolationError."""
         self.start()
         self.nemesis.start()
+        if self.options.grows:
+            self.growth.begin()
         if self.options.makes_backup:
             self.backups.begin()
         self.world.run_until(self.options.duration_s)
         self.nemesis.stop()
+        self.growth.end()
         self.upgrade.end()
         self.workload.stop()
         for node in self.cluster.nodes:
@@ -360,7 +374,8 @@ class Simulation(Scene):
             self.checks.elections,
             self.checks.installs,
             self.checks.repairs,
+            self.checks.voters_max,
             self.stored.compacted,
-            self.nemesis.done,
+            {**self.nemesis.done, **self.growth.done},
             dict(self.oracle.fates),
         )

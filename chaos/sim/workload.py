@@ -121,6 +121,9 @@ class Generations(NodeEvents, ABC, Generic[C]):
     def expelled(self, node: SimulatedNode) -> None:
         self._begin_anew(node)
 
+    def given_up(self, node: SimulatedNode) -> None:
+        self.clients.pop(node.name, None)
+
     def _begin_anew(self, node: SimulatedNode) -> None:
         generation = self._generations.get(node.name, 0) + 1
         self._generations[node.name] = generation

@@ -18,6 +18,7 @@ from chaos.sim.cluster import Options, SimulatedNode
 from chaos.sim.ledger import Ledger
 from chaos.sim.nemesis import FAULTS
 from chaos.sim.network import NetworkOptions
+from chaos.sim.operators import MORE_MAX
 from chaos.sim.run import LARGEST_BYTES, Outcome, Simulation, draw_options, run_seed
 from cluster.clock import WALL_MAX_MS
 from cluster.connection import LinkLimits
@@ -47,6 +48,8 @@ KINDS: dict[str, Callable[[Options], bool]] = {
     "backup": lambda options: options.makes_backup,
     "largest entries": lambda options: options.largest_bytes == LARGEST_BYTES,
     "disk use": lambda options: options.checks_disk_use,
+    "growing": lambda options: options.grows,
+    "replaced by command": lambda options: not options.replaces_emptied,
 }
 FATES = (
     "settled",
@@ -110,6 +113,8 @@ def test_what_is_rare_happens() -> None:
         faults.update(fault for fault, count in outcome.faults.items() if count)
     assert totals["installs"] >= 3
     assert totals["repairs"] >= 5
+    assert sum(outcome_of(seed).voters_max >= draw_options(seed).nodes + MORE_MAX for seed in SEEDS) >= 3
+    assert [change for change in ("add node", "remove node") if faults[change] < 10] == []
     assert [fate for fate in FATES if fates[fate] < 3] == []
     assert [fault for fault in FAULTS if faults[fault] < 3] == []
     # One node sees to dead letters, and does not ask again and again.
