@@ -175,14 +175,17 @@ def test_an_upgrade_begins_with_the_release_and_ends_with_this_program(tmp_path:
 
 def test_heal_makes_everything_good(runner: asyncio.Runner, cluster: LiveCluster) -> None:
     async def check() -> None:
-        await cluster.hurt(cluster.links("n1", "n2"), "slow", "latency", latency=50)
-        cluster.set_faults("n1", clock_offset_ms=5_000)
-        cluster.freeze("n2")
-        await cluster.kill("n3")
+        first, second, third, *_ = (
+            cluster.names
+        )  # others than at first, after faults that change who is a member
+        await cluster.hurt(cluster.links(first, second), "slow", "latency", latency=50)
+        cluster.set_faults(first, clock_offset_ms=5_000)
+        cluster.freeze(second)
+        await cluster.kill(third)
         await nemesis.heal(cluster)
         assert cluster.serving() == list(cluster.names)
         assert cluster.toxiproxy.toxics() == []
-        assert cluster.faults("n1") == nemesis.NO_FAULTS
+        assert cluster.faults(first) == nemesis.NO_FAULTS
 
     runner.run(check())
 
