@@ -303,7 +303,7 @@ class LiveCluster:
 
     async def join(self, name: str) -> None:
         """Have a node that is down become a member, with an empty directory, and wait until it votes."""
-        await self._list_everybody([other for other in self.names if other != name])
+        await self.list_everybody([other for other in self.names if other != name])
         await self.wipe(name)
         self.write_secrets(name)
         self._listing_all.add(name)
@@ -323,7 +323,7 @@ class LiveCluster:
         """Wait until a member is up and votes."""
         await self._until_changed(name, "POST", "/promote")
 
-    async def _list_everybody(self, names: Sequence[str]) -> None:
+    async def list_everybody(self, names: Sequence[str]) -> None:
         """Start nodes again whose files list the first nodes only; those that are down find the file later."""
         for name in [name for name in names if name not in self._listing_all]:
             self._listing_all.add(name)

@@ -367,6 +367,8 @@ class Members(Stub):
         self.deeds: list[tuple[str, str]] = []
         self.down: set[str] = set()
         self.wiped: set[str] = set()
+        self.is_prepared = False
+        """Whether nobody has to be started again when a node joins."""
         self.is_refused = False
         """Whether no member can be removed."""
 
@@ -388,6 +390,11 @@ class Members(Stub):
     async def start(self, name: str) -> None:
         self.deeds.append(("start", name))
         self.down.discard(name)
+
+    async def list_everybody(self, names: Sequence[str]) -> None:
+        assert names == self.names
+        assert not self.down
+        self.is_prepared = True
 
     async def wipe(self, name: str) -> None:
         assert name in self.down
@@ -476,6 +483,7 @@ def test_a_lost_directory_is_replaced_by_command_while_as_many_others_are_down_a
         (_, lost), *_ = stub.deeds
         new, down = detail["by"], detail["down"]
         assert stub.wiped == {lost}
+        assert stub.is_prepared is (new != lost)
         assert len({lost, *down}) == missing + 1 <= (members + 1) // 2
         ways.add(new == lost)
         by_command = (
