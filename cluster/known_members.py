@@ -79,6 +79,10 @@ class KnownMembers:
         self._directories: frozenset[bytes | None] = frozenset()
         """The ids of the data directories that are, or were, members."""
 
+    def place(self, peer: str, address: PeerAddress) -> PeerAddress:
+        """Where this node looks first for one that is at this address by the log, or will be."""
+        return self._listed.get(peer, address) if self._prefers_listed else address
+
     def places(self, peer: str) -> tuple[PeerAddress, ...]:
         """Where a member may listen. If several members have moved, this node's file may know better than the log."""
         address = self.addresses[peer]
@@ -96,12 +100,10 @@ class KnownMembers:
         members = (member.id for member in configurations.known.values())
         self._directories = frozenset([*members, *(removed.id for removed in newest.removed)])
         self.addresses = {
-            name: member.address for name, member in configurations.known.items() if name != self._name
+            name: self.place(name, member.address)
+            for name, member in configurations.known.items()
+            if name != self._name
         }
-        if self._prefers_listed:
-            self.addresses |= {
-                name: self._listed[name] for name in self.addresses.keys() & self._listed.keys()
-            }
 
     @property
     def seeks_members(self) -> bool:

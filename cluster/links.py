@@ -401,13 +401,13 @@ class PeerLinks:
 
     # The dialling side.
 
-    async def reach(self, peer: str, address: Address) -> None:
-        """Have a link with the node of this name at this address, as a guest if it is no member.
+    async def reach(self, peer: str, address: PeerAddress) -> None:
+        """Have a link with the node of this name, which is to be a member at this address; as a guest if it is none.
 
         Raises OSError (also for time and TLS), or HandshakeError if it is not that node which listens there.
         """
         try:
-            await self._dial(peer, address)
+            await self._dial(peer, self._known.place(peer, address))
         except HandshakeError as error:
             cause = _cause(error)
             if cause is UnknownNodeError:

@@ -303,7 +303,7 @@ class LiveCluster:
 
     async def join(self, name: str) -> None:
         """Have a node that is down become a member, with an empty directory, and wait until it votes."""
-        await self._list_everybody([other for other in self.names if other != name])
+        await self.list_everybody([other for other in self.names if other != name])
         await self.wipe(name)
         self.write_secrets(name)
         self._listing_all.add(name)
@@ -323,7 +323,7 @@ class LiveCluster:
         """Wait until a member is up and votes."""
         await self._until_changed(name, "POST", "/promote")
 
-    async def _list_everybody(self, names: Sequence[str]) -> None:
+    async def list_everybody(self, names: Sequence[str]) -> None:
         """Start nodes again whose files list the first nodes only; those that are down find the file later."""
         for name in [name for name in names if name not in self._listing_all]:
             self._listing_all.add(name)
@@ -347,13 +347,26 @@ class LiveCluster:
                 held.close()
 
     async def _member_id(self, name: str) -> str:
-        """The id of a member's data directory."""
-        answer = await self._get(self._other(name), "/api/cluster/members")
-        shown = answer[1]["members"] if answer and answer[0] == HTTPStatus.OK else []
-        found = next((member["id"] for member in shown if member["name"] == name), None)
-        if found is None:
-            raise LiveClusterError(f"{name} is no member whose directory is known")
-        return found
+        """The id of a member's data directory, as another node tells it."""
+        found: list[str] = []
+
+        async def reason() -> str | None:
+            asked = self._other(name)
+            shown = await self._shown_members(asked)
+            if shown is None:
+                return f"may be a member, but {asked} does not tell"
+            found[:] = [
+                member["id"] for member in shown["members"] if member["name"] == name and member["id"]
+            ]
+            return None if found else f"is no member of which {asked} knows the directory"
+
+        await _until(reason, PATIENCE_S, lambda why: LiveClusterError(f"{name} {why}"))
+        return found[0]
+
+    async def _shown_members(self, name: str) -> dict[str, Any] | None:
+        """The document at /api/cluster/members, as this node sees it; None if it does not answer."""
+        answer = await self._get(name, "/api/cluster/members")
+        return None if answer is None or answer[0] != HTTPStatus.OK else answer[1]
 
     async def _until_changed(
         self, name: str, method: str, path: str = "", body: dict[str, Any] | None = None
@@ -432,10 +445,9 @@ class LiveCluster:
     async def _not_upgraded(self, name: str) -> str | None:
         if name in self._on_release:
             return "runs the release that the cluster began with"
-        answer = await self._get(name, "/api/cluster/members")
-        if answer is None or answer[0] != HTTPStatus.OK:
+        shown = await self._shown_members(name)
+        if shown is None:
             return "does not tell who the members are"
-        shown = answer[1]
         if shown["version"] < QueueMachine.versions[-1]:
             return f"is at version {shown['version']} of the state"
         return "goes by the list in its file" if shown["cluster_id"] is None else None

@@ -211,6 +211,8 @@ async def replace(cluster: LiveCluster, chance: Random) -> Harm:
     detail = {"by": new, "down": down}
 
     async def lose() -> None:
+        if new != lost:  # nobody is to be started again while others are down
+            await cluster.list_everybody(cluster.names)
         await _kill(cluster, [lost, *down])
         await cluster.wipe(lost)
         if new == lost:

@@ -36,6 +36,13 @@ def test_a_listed_address_that_is_preferred_is_the_only_one() -> None:
     assert members.places("n3") == (IN_LOG["n3"],)
 
 
+def test_one_that_is_to_be_a_member_is_looked_for_where_members_are() -> None:
+    said = PeerAddress("n9.said", 25672)
+    assert known(prefers_listed=False).place("n9", said) == said
+    assert known(prefers_listed=True).place("n9", said) == IN_FILE["n9"]
+    assert known(prefers_listed=True).place("n8", said) == said
+
+
 @pytest.mark.parametrize("prefers_listed", [False, True])
 def test_who_is_only_listed_is_no_member(prefers_listed: bool) -> None:
     assert known(prefers_listed=prefers_listed).addresses.keys() == {"n2", "n3"}

@@ -1200,6 +1200,30 @@ def test_a_node_is_reached_where_it_listens_under_its_name_and_nowhere_else(run:
     run(story())
 
 
+def test_one_that_is_to_be_a_member_is_reached_where_the_file_says(run: Run) -> None:
+    """Where it says that it is, nobody listens, seen from here."""
+
+    async def story() -> None:
+        new = newcomer("x1")
+        listed = {"x1": PeerAddress(*address(new))}
+        one = PeerLinks(
+            "n1",
+            "c",
+            (SECRET,),
+            ("127.0.0.1", 0),
+            versions=Versions(7, 7),
+            listed=listed,
+            prefers_listed=True,
+        )
+        nodes = {"n1": Node(one, members({"n1": ("127.0.0.1", 1)}), 7), "x1": new}
+        nodes["n1"].configure(members({"n1": ("127.0.0.1", 1)}), CLUSTER)
+        async with started(nodes):
+            await one.reach("x1", PeerAddress("127.0.0.1", free_ports(1)[0]))
+            assert one.connected("x1")
+
+    run(story())
+
+
 async def speaks_amqp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read(8)
     writer.write(b"AMQP\0\0\x09\x01")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from live_clients import publish, taken
 
-from chaos.live.cluster import LiveCluster, LiveClusterError
+from chaos.live.cluster import HOST, SPARES, LiveCluster, LiveClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -171,6 +172,15 @@ def test_a_member_that_was_removed_ends_and_joins_with_an_empty_directory(
         assert cluster.crashes == []
 
     runner.run(check())
+
+
+def test_no_other_cluster_takes_the_ports_of_nodes_that_may_join(cluster: LiveCluster) -> None:
+    assert len(cluster.absent) == SPARES
+    for name in cluster.absent:
+        address = cluster._addresses[name]
+        for port in (address.peer_port, address.amqp_port, address.http_port):
+            with pytest.raises(OSError, match="in use"):
+                socket.create_server((HOST, port))
 
 
 def test_a_cluster_has_three_or_five_nodes(tmp_path: Path) -> None:

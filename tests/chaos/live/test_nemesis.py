@@ -175,14 +175,17 @@ def test_an_upgrade_begins_with_the_release_and_ends_with_this_program(tmp_path:
 
 def test_heal_makes_everything_good(runner: asyncio.Runner, cluster: LiveCluster) -> None:
     async def check() -> None:
-        await cluster.hurt(cluster.links("n1", "n2"), "slow", "latency", latency=50)
-        cluster.set_faults("n1", clock_offset_ms=5_000)
-        cluster.freeze("n2")
-        await cluster.kill("n3")
+        first, second, third, *_ = (
+            cluster.names
+        )  # others than at first, after faults that change who is a member
+        await cluster.hurt(cluster.links(first, second), "slow", "latency", latency=50)
+        cluster.set_faults(first, clock_offset_ms=5_000)
+        cluster.freeze(second)
+        await cluster.kill(third)
         await nemesis.heal(cluster)
         assert cluster.serving() == list(cluster.names)
         assert cluster.toxiproxy.toxics() == []
-        assert cluster.faults("n1") == nemesis.NO_FAULTS
+        assert cluster.faults(first) == nemesis.NO_FAULTS
 
     runner.run(check())
 
@@ -364,6 +367,8 @@ class Members(Stub):
         self.deeds: list[tuple[str, str]] = []
         self.down: set[str] = set()
         self.wiped: set[str] = set()
+        self.is_prepared = False
+        """Whether nobody has to be started again when a node joins."""
         self.is_refused = False
         """Whether no member can be removed."""
 
@@ -385,6 +390,11 @@ class Members(Stub):
     async def start(self, name: str) -> None:
         self.deeds.append(("start", name))
         self.down.discard(name)
+
+    async def list_everybody(self, names: Sequence[str]) -> None:
+        assert names == self.names
+        assert not self.down
+        self.is_prepared = True
 
     async def wipe(self, name: str) -> None:
         assert name in self.down
@@ -473,6 +483,7 @@ def test_a_lost_directory_is_replaced_by_command_while_as_many_others_are_down_a
         (_, lost), *_ = stub.deeds
         new, down = detail["by"], detail["down"]
         assert stub.wiped == {lost}
+        assert stub.is_prepared is (new != lost)
         assert len({lost, *down}) == missing + 1 <= (members + 1) // 2
         ways.add(new == lost)
         by_command = (
