@@ -89,7 +89,7 @@ class LinkBacklog:
         return admitted
 
 
-class Epochs(Protocol):
+class ConnectionEvents(Protocol):
     """The receiver of a connection's events: the links of the node."""
 
     def begin(self, connection: PeerConnection) -> None:
@@ -118,7 +118,7 @@ class Epochs(Protocol):
 class PeerConnection(asyncio.BufferedProtocol):
     """One TCP connection: first the handshake, then frames. Never used for a second one."""
 
-    def __init__(self, epochs: Epochs, handshake: Handshake, limits: LinkLimits) -> None:
+    def __init__(self, epochs: ConnectionEvents, handshake: Handshake, limits: LinkLimits) -> None:
         self.congested = False
         """Whether more than the high water was queued, and has not fallen below the low water since."""
         self.gone = asyncio.Event()

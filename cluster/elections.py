@@ -49,7 +49,7 @@ class Move(Enum):
     """It leaves standing for leader to others."""
 
 
-class Answer(NamedTuple):
+class VoteAnswer(NamedTuple):
     """The answer to a request for a pre-vote, and what follows from it here."""
 
     granted: bool
@@ -153,7 +153,7 @@ class Elections:
         may_vote: bool,
         is_later_term: bool,
         hears_leader: bool,
-    ) -> Answer:
+    ) -> VoteAnswer:
         """Whether to grant a peer its pre-vote, for a term that is later than this member's or not.
 
         If so, it may campaign and this member does not meanwhile: two elections at once split the votes.
@@ -162,7 +162,7 @@ class Elections:
         granted = may_vote and is_better and is_later_term and not hears_leader
         if granted:
             self.give_up()
-        return Answer(granted, stands_instead=not is_better and not hears_leader)
+        return VoteAnswer(granted, stands_instead=not is_better and not hears_leader)
 
     # Campaigns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from memberships import configurations_of
 
-from cluster.elections import Answer, Elections, LogEnd, Move
+from cluster.elections import Elections, LogEnd, Move, VoteAnswer
 from cluster.failure_detector import FailureDetector
 
 FLOOR_S, CEILING_S = 0.5, 1.0
@@ -137,12 +137,12 @@ OURS, BETTER, WORSE = LogEnd(2, 7), LogEnd(3, 1), LogEnd(1, 9)
 @pytest.mark.parametrize(
     ("theirs", "may_vote", "is_later_term", "hears_leader", "expected"),
     [
-        (BETTER, True, True, False, Answer(granted=True, stands_instead=False)),
-        (BETTER, False, True, False, Answer(granted=False, stands_instead=False)),
-        (BETTER, True, False, False, Answer(granted=False, stands_instead=False)),
-        (BETTER, True, True, True, Answer(granted=False, stands_instead=False)),
-        (WORSE, True, True, False, Answer(granted=False, stands_instead=True)),
-        (WORSE, True, True, True, Answer(granted=False, stands_instead=False)),
+        (BETTER, True, True, False, VoteAnswer(granted=True, stands_instead=False)),
+        (BETTER, False, True, False, VoteAnswer(granted=False, stands_instead=False)),
+        (BETTER, True, False, False, VoteAnswer(granted=False, stands_instead=False)),
+        (BETTER, True, True, True, VoteAnswer(granted=False, stands_instead=False)),
+        (WORSE, True, True, False, VoteAnswer(granted=False, stands_instead=True)),
+        (WORSE, True, True, True, VoteAnswer(granted=False, stands_instead=False)),
     ],
 )
 def test_a_pre_vote_is_granted_to_who_could_lead_better(
@@ -151,7 +151,7 @@ def test_a_pre_vote_is_granted_to_who_could_lead_better(
     may_vote: bool,
     is_later_term: bool,
     hears_leader: bool,
-    expected: Answer,
+    expected: VoteAnswer,
 ) -> None:
     answer = elections.answer(
         "c", theirs, OURS, may_vote=may_vote, is_later_term=is_later_term, hears_leader=hears_leader
