@@ -306,14 +306,19 @@ def test_little_is_under_way_before_who_asks_for_little(beside_floods: World) ->
     world.settle()
 
 
-def test_a_log_that_takes_long_gets_more_at_a_pace(beside_floods: World) -> None:
-    world = beside_floods
+def keeping_pace(world: World) -> World:
+    """Somebody has asked for little beside the floods, and no more is under way than that allows."""
     for _ in range(40):
         world.apply()
     world.publish(world.clients[0], "", "q", b"little")
     world.turn()
     while world.under_way > 2:
         world.apply()
+    return world
+
+
+def test_a_log_that_takes_long_gets_more_at_a_pace(beside_floods: World) -> None:
+    world = keeping_pace(beside_floods)
     found = [world.under_way]
     for _ in range(30):
         world.wait(PACE_S)
@@ -325,13 +330,7 @@ def test_a_log_that_takes_long_gets_more_at_a_pace(beside_floods: World) -> None
 
 
 def test_the_pace_ends_when_nobody_has_asked_for_little_for_a_while(beside_floods: World) -> None:
-    world = beside_floods
-    for _ in range(40):
-        world.apply()
-    world.publish(world.clients[0], "", "q", b"little")
-    world.turn()
-    while world.under_way > 2:
-        world.apply()
+    world = keeping_pace(beside_floods)
     world.wait(SPARING_S)
     world.apply()
     assert world.under_way >= COST_IN_FLIGHT_MAX // FULL_OF_OCTETS
