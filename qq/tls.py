@@ -110,7 +110,7 @@ def _show(context: ssl.SSLContext, settings: ClientTls | TlsFiles) -> None:
         # Without a function OpenSSL asks on the terminal, and the node stands still meanwhile.
         context.load_cert_chain(settings.cert, key, passphrase)
     except (ValueError, ssl.SSLError) as error:  # a passphrase may be too long, or wrong
-        if asked:
+        if asked and getattr(error, "reason", None) != "KEY_VALUES_MISMATCH":
             raise StartError(f"{key} cannot be decrypted with the passphrase in {file}: {error}") from None
         raise
 

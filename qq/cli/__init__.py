@@ -203,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=0.0,
         metavar="SECONDS",
-        help="for how long to try again if nobody has taken over (default: %(default)g)",
+        help="for how long to try again if NODE has not taken over (default: %(default)g)",
     )
 
     check_command = commands.add_parser("check", help="ask before you do something; exit status 0 is yes")

@@ -35,8 +35,11 @@ def show_leader(node: Remote) -> int:
 def transfer_leadership(node: Remote, to: str | None, timeout_s: float) -> int:
     """Have another node lead and print when it does; raises CommandError.
 
-    What has not succeeded is tried again until the timeout is over.
+    What has not succeeded is tried again until the timeout is over. That is for a node that is named: any other one may
+    have taken over after an answer was given up, and the next try would move leadership on.
     """
+    if timeout_s and to is None:
+        raise CommandError("--timeout needs --to: without it each try moves leadership on")
     answer = node.ask_until_done(
         "PUT",
         _LEADER,

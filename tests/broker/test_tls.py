@@ -435,6 +435,18 @@ def test_the_passphrase_that_is_missing_or_wrong_is_told_and_not_asked_for(
         assert str(caught.value).startswith(expected)
 
 
+def test_a_key_of_another_certificate_is_not_said_to_have_another_passphrase(
+    authority: Authority, server_files: Files, passphrase: Path
+) -> None:
+    other = authority.issue("other").key
+    encrypt(other, passphrase.read_text().strip())
+    files = server_files._replace(key=other)
+    for make in makers(files, authority.file, passphrase):
+        with pytest.raises(StartError, match="KEY_VALUES_MISMATCH") as caught:
+            make()
+        assert "passphrase" not in str(caught.value).replace(str(passphrase.parent), "")
+
+
 def test_a_passphrase_that_nobody_needs_does_no_harm(
     authority: Authority, server_files: Files, tmp_path: Path
 ) -> None:

@@ -86,6 +86,8 @@ def test_a_transfer_is_tried_again_for_as_long_as_it_is_told(said: Said) -> None
     failed = f"qq leader transfer: URL/api/cluster/leader: {why}\n"
     assert said("leader", "transfer", "--to", "n5") == (1, "", failed)
     assert said("leader", "transfer", "--to", "n5", "--timeout", "60")[:2] == (0, "n5 leads\n")
+    needed = "qq leader transfer: --timeout needs --to: without it each try moves leadership on\n"
+    assert said("leader", "transfer", "--timeout", "60") == (1, "", needed)
 
 
 def test_a_refusal_is_one_line_with_the_reason(said: Said) -> None:
