@@ -240,8 +240,10 @@ class Nemesis:
         return True
 
     def _maintain(self, verb: Verb) -> None:
-        """Begin or end the maintenance of a member; one that is under maintenance at the end stays so."""
-        self._ask_for(MemberChange(verb, self._anyone().name), self._random.randint(1, 10))
+        """Begin or end the maintenance of a member, or of all at once; who is under maintenance at the end stays so."""
+        names = self._cluster.names if self._random.random() < 0.3 else [self._anyone().name]
+        for name in names:
+            self._ask_for(MemberChange(verb, name), self._random.randint(1, 10))
 
     def _ask_for(self, change: MemberChange, times: int) -> None:
         """Ask nodes for a change again and again, as an operator does who hears nothing of it."""
