@@ -15,7 +15,7 @@ from cluster.log.hardstate import Standing
 from cluster.membership import Membership
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from cluster.envelope import Status
 
@@ -130,6 +130,16 @@ def _fit(names: Collection[str], known: Known) -> tuple[list[str], dict[str, str
     return [name for name in fit if name not in flaws], flaws
 
 
+def _why_nobody_serves(fit: Sequence[str], drained: Collection[str]) -> str | None:
+    """Why no clients are served where these go on without others; None if one of them serves some."""
+    if any(name not in drained for name in fit):
+        return None
+    return (
+        f"{', '.join(fit)} would go on, but under maintenance nobody serves clients: end that first "
+        f"(`qq revive {fit[0]}`)"
+    )
+
+
 def may_stop(
     name: str, leader: str | None, membership: Membership, drained: Collection[str], known: Known
 ) -> Verdict:
@@ -143,22 +153,19 @@ def may_stop(
     if not membership.is_majority(fit):
         few = f"{names or 'what is left'} would be no majority of {len(membership.voters)} voters"
         return Verdict(False, f"do not stop {name}: " + "; ".join([few, *flaws.values()]))
+    idle = _why_nobody_serves(fit, drained)
+    if idle is not None:
+        return Verdict(False, f"do not stop {name}: {idle}")
     if known.get(name) is None:
         return Verdict(
             True, f"{name} does not answer, as if it were stopped already; {names} go on without it"
-        )
-    if name not in drained and all(other in drained for other in fit):
-        return Verdict(
-            False,
-            f"do not stop {name}: {names} would go on, but under maintenance nobody serves clients: end that first "
-            f"(`qq revive {fit[0]}`)",
         )
     note = "; it leads, and hands over before it stops" if name == leader else ""
     return Verdict(True, f"{name} may be stopped: {names} go on{note}")
 
 
-def may_leave(name: str, membership: Membership, known: Known) -> Verdict:
-    """Judge whether those that are left can go on, and agree on it, when this member is none any more."""
+def may_leave(name: str, membership: Membership, drained: Collection[str], known: Known) -> Verdict:
+    """Judge whether those that are left agree on it, and serve clients, when this member is none any more."""
     if name not in membership.voters:
         return Verdict(True, f"{name} does not vote, so all goes on without it")
     left = Membership(membership.voters - {name}, membership.learners)
@@ -166,6 +173,9 @@ def may_leave(name: str, membership: Membership, known: Known) -> Verdict:
         return Verdict(False, f"{name} is the only voter: add another one first")
     fit, flaws = _fit(left.voters, known)
     if left.is_majority(fit):
+        idle = _why_nobody_serves(fit, drained)
+        if idle is not None:
+            return Verdict(False, f"{name} stays a voter: {idle}")
         return Verdict(True, f"{', '.join(fit)} go on without {name}")
     voters = ", ".join(sorted(left.voters))
     few = f"{', '.join(fit)} would be no majority of {voters}" if fit else f"of {voters} nobody could go on"

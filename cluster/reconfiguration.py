@@ -5,7 +5,8 @@ Steps come from two sides: operators ask for them on any node, which asks the le
 Lives here: when a step may be proposed, and which is refused. Not here: what a step may do (configuration.py), which
 one is due (enrolment.py), what operators can ask for (member_changes.py).
 
-Law: no change is proposed before the last one is committed, nor one that those who are there could not commit.
+Law: no change is proposed before the last one is committed, nor one that those who are there could not commit. What an
+operator asks for is judged by the configuration before it, so two at once do no more harm than one after the other.
 """
 
 from __future__ import annotations
@@ -119,9 +120,6 @@ class Reconfiguration:
             return held.newest_index
         self._check_majority_of(after)
         if not after.has(self._members.name, self._members.id):
-            if not self._statuses.successors():
-                name, why = self._members.name, self._statuses.why_no_successor()
-                raise MembershipRefused(f"{name} leads, and nobody could lead in its place: {why}")
             self._leadership.leave()
             raise NotNow("this node leads, and hands over first")
         time_ms = self._clock.time_ms(self._runtime.monotonic())
@@ -167,11 +165,31 @@ class Reconfiguration:
                     f"node {change.name!r} is up and has its data directory: stop it before it is replaced"
                 )
             else:
-                self.propose(change.step)
+                self.propose(partial(self._judged, change))
         except NotNow:
             pass
         except MembershipRefused as error:
             refused(str(error))
+
+    def _judged(self, change: MemberChange, before: Configuration) -> Configuration:
+        """Make a change, unless it is made or the others cannot do without the member. Raises MembershipRefused.
+
+        Of two changes that are asked for at once each may be harmless, and both together not: so it is judged here,
+        where the one before is known. Whoever asks may ask again, since what is known may be a second old.
+        """
+        after = change.step(before)
+        if after is before:
+            return after
+        match change.verb:
+            case Verb.DRAIN:
+                verdict = self._statuses.may_drain(change.name)
+            case Verb.REMOVE | Verb.REPLACE:
+                verdict = self._statuses.may_leave(change.name)
+            case _:
+                return after
+        if not verdict.is_safe:
+            raise MembershipRefused(verdict.text)
+        return after
 
     def _is_there(self, name: str, member_id: bytes) -> bool:
         member = self._configurations.newest.member(name)

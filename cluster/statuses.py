@@ -17,7 +17,6 @@ from cluster.fitness import (
     may_leave,
     may_stop,
     successors,
-    why_cannot_lead,
     why_not_all,
     why_not_lead,
 )
@@ -111,12 +110,6 @@ class Statuses:
         drained = self._maintenance.members
         return successors(self._name, self._configurations.membership, drained, self.known())
 
-    def why_no_successor(self) -> str:
-        """Why each of the other voters cannot lead, and what to do about it."""
-        known = self.known()
-        others = sorted(self._configurations.membership.voters - {self._name})
-        return "; ".join(filter(None, (why_cannot_lead(other, known) for other in others)))
-
     def may_stop(self, name: str) -> Verdict:
         """Whether the others go on when this member stops, as far as is known here."""
         drained = self._maintenance.members
@@ -124,7 +117,8 @@ class Statuses:
 
     def may_leave(self, name: str) -> Verdict:
         """Whether the others go on when this member is none any more, as far as is known here."""
-        return may_leave(name, self._configurations.membership, self.known())
+        drained = self._maintenance.members
+        return may_leave(name, self._configurations.membership, drained, self.known())
 
     def may_drain(self, name: str) -> Verdict:
         """Whether the others can lead and serve clients in place of this member, as far as is known here."""

@@ -540,13 +540,24 @@ class Checks:
             if index - 2 == len(self.committed):
                 self.committed.append(record)
                 if is_configuration(payload):
-                    self.configuration = read_configuration(payload)
+                    before, self.configuration = self.configuration, read_configuration(payload)
+                    self._check_maintenance(before, self.configuration)
                     self._first_configuration = self._first_configuration or self.configuration
                     self.voters_max = max(self.voters_max, len(self.configuration.membership.voters))
                 self.entry_bytes_max = max(self.entry_bytes_max, len(payload))
             elif self.committed[index - 2][:2] != record[:2]:
                 self.fail(f"{node.name} has committed another entry {index} than was committed before")
         return last
+
+    def _check_maintenance(self, before: Configuration | None, after: Configuration) -> None:
+        """No drain and no removal leaves only voters under maintenance; the loss of a directory may."""
+        if before is None or any(member.is_voter and not member.is_drained for member in after.members):
+            return
+        drained = [member.name for member in after.members if member.is_drained]
+        begun = [name for name in drained if (was := before.member(name)) and not was.is_drained]
+        gone = [name for name in before.membership.voters if after.member(name) is None]
+        if begun or gone:
+            self.fail(f"{', '.join(drained)} are all under maintenance, so nobody serves clients")
 
     def _check_minority(self, node: SimulatedNode, role: Role) -> None:
         """H9: who has not reached a majority for a while neither leads nor campaigns.

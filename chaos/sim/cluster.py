@@ -489,7 +489,8 @@ class SimulatedCluster:
                 continue
             change = _taking_in(node, leader.group.configurations.committed)
             if change is not None:
-                leader.runtime.enter(partial(leader.group.reconfiguration.ask, change, _ignore))
+                refused = partial(_refused, leader)
+                leader.runtime.enter(partial(leader.group.reconfiguration.ask, change, refused))
 
     def leader(self) -> SimulatedNode | None:
         """The leader of the highest term."""
@@ -538,6 +539,15 @@ def _taking_in(node: SimulatedNode, members: Configuration) -> MemberChange | No
     if member is not None and member.id not in (None, node.group.members.id):
         return MemberChange(Verb.REPLACE, node.name, member.id)
     return None
+
+
+def _refused(leader: SimulatedNode, reason: str) -> None:
+    """End the maintenance of a member if that is why a change is refused: it would leave nobody else."""
+    if "under maintenance" in reason:
+        drained = [
+            member.name for member in leader.group.configurations.committed.members if member.is_drained
+        ]
+        leader.group.reconfiguration.ask(MemberChange(Verb.REVIVE, drained[0]), _ignore)
 
 
 def _ignore(_reason: str) -> None:

@@ -234,8 +234,10 @@ class Nemesis:
         return self._operators.remove(self._anyone())
 
     def _maintain(self, verb: Verb) -> None:
-        """Begin or end the maintenance of a member; one that is under maintenance at the end stays so."""
-        self._operators.ask_for(MemberChange(verb, self._anyone().name), self._random.randint(1, 10))
+        """Begin or end the maintenance of a member, or of all at once; who is under maintenance at the end stays so."""
+        names = self._cluster.names if self._random.random() < 0.3 else [self._anyone().name]
+        for name in names:
+            self._operators.ask_for(MemberChange(verb, name), self._random.randint(1, 10))
 
     def _move(self) -> bool:
         """Start a node at another address, one that knows from its file where the others are: they may have moved."""

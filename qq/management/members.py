@@ -11,6 +11,7 @@ up and voting. Asked again, nothing is done twice.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cluster.configuration import PeerAddress
@@ -19,12 +20,12 @@ from cluster.member_changes import Verb, not_before_upgrade
 from qq.errors import ReplyCode
 from qq.http.view import ClusterMember, ClusterMembers, NodeState, RemovedMember, RequestRefused, Unavailable
 from qq.management.leadership import PATIENCE_S, until
+from qq.management.sessions import until_applied
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from cluster.configuration import Configuration, Member, Versions
-    from cluster.fitness import Verdict
     from cluster.group import Group
     from cluster.member_changes import MemberChange
     from cluster.peers import MemberStatus
@@ -38,6 +39,9 @@ ASK_AGAIN_S = 0.3
 """The leader is asked again after this time: it may not have heard, or have had another change under way."""
 REACH_S = 3.0
 """How long a new member's address may take to answer."""
+
+_JUDGED = (Verb.DRAIN, Verb.REMOVE, Verb.REPLACE)
+"""The leader judges these by what members say of themselves, which may be a second old."""
 
 
 class MemberChanges:
@@ -82,6 +86,7 @@ class MemberChanges:
         if not change.is_made(self._configuration):
             await self._check(change)
         loop = asyncio.get_running_loop()
+        believed_s = loop.time() + (PATIENCE_S if change.verb in _JUDGED else 0.0)
         end_s = loop.time() + (CHANGE_S if wait_s is None else wait_s)
         refusals: list[str] = []
         while True:
@@ -92,9 +97,13 @@ class MemberChanges:
             if self._is_done(change):
                 return
             if refusals:
-                raise RequestRefused(ReplyCode.PRECONDITION_FAILED, refusals[0])
-            if left_s <= ASK_AGAIN_S:
-                raise Unavailable(self._why_not_done(change))
+                if loop.time() >= believed_s:
+                    raise RequestRefused(ReplyCode.PRECONDITION_FAILED, refusals[0])
+                end_s = max(end_s, believed_s + 2 * ASK_AGAIN_S)  # the last refusal is waited for
+                await asyncio.sleep(ASK_AGAIN_S)
+                refusals.clear()
+            elif left_s <= ASK_AGAIN_S:
+                raise Unavailable(await self._why_not_done(change))
 
     def _is_done(self, change: MemberChange) -> bool:
         group = self._group
@@ -118,13 +127,15 @@ class MemberChanges:
     def _clients_of(self, name: str) -> int:
         return sum(node == name for node, _ in self._broker.machine.catalog.connections)
 
-    def _why_not_done(self, change: MemberChange) -> str:
+    async def _why_not_done(self, change: MemberChange) -> str:
         name, group = change.name, self._group
         member = self._configuration.member(name)
         if group.leader is None:
             return "no leader is known: fewer than a majority of the voters are up (`qq status` tells which)"
         if change.verb == Verb.PROMOTE and member is not None:
             shown = next(each for each in self.cluster_members().members if each.name == name)
+            if shown.state == NodeState.DOWN and (why := await self._who_else_is_at(name, member.address)):
+                return why
             if shown.role == "awaited":
                 return f"{name} has not come yet: start it at {member.address} with `qq serve --join`"
             if not member.is_voter and shown.lag is not None:
@@ -137,6 +148,16 @@ class MemberChanges:
             return f"clients of {name} that have not gone yet: {self._clients_of(name):,}"
         return "the change is not made yet; it may still be made: ask again"
 
+    async def _who_else_is_at(self, name: str, address: PeerAddress) -> str | None:
+        """Who listens at a member's address in its place, such as a node of another cluster; None if nobody does."""
+        try:
+            with suppress(OSError):
+                async with asyncio.timeout(REACH_S):
+                    await self._reach(name, address)
+        except HandshakeError as error:
+            return f"{name} is not at {address}: {error}"
+        return None
+
     # What can be refused here: a leader refuses the rest
 
     async def _check(self, change: MemberChange) -> None:
@@ -147,17 +168,10 @@ class MemberChanges:
         match change.verb:
             case Verb.ADD:
                 await self._check_reachable(change.name, PeerAddress(change.host, change.port))
-            case Verb.REMOVE | Verb.REPLACE:
-                member = await self._known(change.name)
-                if member.id == change.member_id:
-                    await _check_verdict(lambda: self._group.statuses.may_leave(change.name))
-            case Verb.DRAIN:
-                await self._known(change.name)
-                await _check_verdict(lambda: self._group.statuses.may_drain(change.name))
-            case Verb.PROMOTE | Verb.REVIVE:
-                await self._known(change.name)
-            case _:
+            case Verb.FINISH_UPGRADE:
                 pass
+            case _:
+                await self._check_known(change.name)
 
     async def _check_reachable(self, name: str, address: PeerAddress) -> None:
         """Raise Unavailable if nobody answers at the address of a new member, and RequestRefused if that is not it.
@@ -182,21 +196,13 @@ class MemberChanges:
             "`qq serve --join`"
         )
 
-    async def _known(self, name: str) -> Member:
-        """The member of this name; it may have been added a moment ago. Raises RequestRefused."""
-        member = await until(lambda: self._configuration.member(name), PATIENCE_S)
-        if member is None:
+    async def _check_known(self, name: str) -> None:
+        """Raise RequestRefused if there is no member of this name, also when this node has caught up; Unavailable."""
+        if self._configuration.member(name) is None:
+            await until_applied(self._broker, [], lambda: None)
+        if self._configuration.member(name) is None:
             names = ", ".join(member.name for member in self._configuration.members)
             raise RequestRefused(ReplyCode.NOT_FOUND, f"there is no member {name!r}; the members are {names}")
-        return member
-
-
-async def _check_verdict(judge: Callable[[], Verdict]) -> None:
-    """Raise RequestRefused if the verdict is no, and stays so for a moment: what is known may be a second old."""
-    await until(lambda: judge().is_safe, PATIENCE_S)
-    verdict = judge()
-    if not verdict.is_safe:
-        raise RequestRefused(ReplyCode.PRECONDITION_FAILED, verdict.text)
 
 
 def _shown(

@@ -83,7 +83,7 @@ def test_who_stays_must_reach_each_other(known: Known) -> None:
     text = f"do not stop a: b would be no majority of 3 voters; {NO_LINK}"
     assert stopping("a", known) == Verdict(False, text)
     assert stopping("b", known).is_safe, "a and c go on"
-    assert not may_leave("a", membership, known).is_safe
+    assert not may_leave("a", membership, "", known).is_safe
     assert may_drain("a", membership, "", known).text.endswith(
         f": {NO_LINK}; {NO_LINK.replace('b and c', 'c and b')}"
     )
@@ -133,7 +133,9 @@ def test_a_node_may_not_stop_if_only_members_under_maintenance_stay() -> None:
         "do not stop a: b, c would go on, but under maintenance nobody serves clients: end that first (`qq revive b`)",
     )
     assert stopping("a", trio(), drained="b").is_safe
-    assert stopping("b", trio(), drained="abc").is_safe, "it serves nobody either"
+    for name in "abc":
+        assert "nobody serves clients" in stopping(name, trio(), drained="abc").text
+    assert not stopping("a", trio(a=None), drained="bc").is_safe, "whether it is up or not"
 
 
 def test_a_lone_node_is_all_there_is() -> None:
@@ -208,7 +210,18 @@ def test_it_is_said_why_a_member_cannot_lead() -> None:
     ],
 )
 def test_a_member_may_go_if_those_that_are_left_can_go_on(name: str, known: Known, verdict: Verdict) -> None:
-    assert may_leave(name, Membership.of_voters(known), known) == verdict
+    assert may_leave(name, Membership.of_voters(known), "", known) == verdict
+
+
+@pytest.mark.parametrize("known", [trio(), trio(a=None)])
+def test_a_member_may_not_go_if_only_members_under_maintenance_stay(known: Known) -> None:
+    membership = Membership.of_voters(known)
+    assert may_leave("a", membership, "bc", known) == Verdict(
+        False,
+        "a stays a voter: b, c would go on, but under maintenance nobody serves clients: end that first "
+        "(`qq revive b`)",
+    )
+    assert may_leave("a", membership, "b", known).is_safe
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
-from test_group_members import Growing, remove
+from test_group_members import Growing, remove, replace_
 from test_group_timers import Member
 
+from cluster.envelope import Alarm
 from cluster.log.segment import CorruptJournal
 from cluster.maintenance import PATIENCE_S
 from cluster.member_changes import MemberChange, Verb
@@ -121,16 +123,66 @@ def applied(growing: Growing, node: Member, *, ask: Callable[[], None]) -> int:
     return node.machine.entries - before
 
 
-def test_a_leader_is_removed_though_all_others_are_under_maintenance(growing: Growing) -> None:
+@pytest.mark.parametrize("asked_after_ms", [0, 10, 1_000])
+def test_of_drains_that_are_asked_for_at_once_one_is_refused(growing: Growing, asked_after_ms: int) -> None:
+    """Each of them would do no harm if the others were not."""
+    refusals: dict[str, list[str]] = {}
+
+    def ask(node: Member) -> None:
+        change = MemberChange(Verb.DRAIN, node.name)
+        if not change.is_made(node.group.configurations.committed):
+            node.group.reconfiguration.ask(change, refusals.setdefault(node.name, []).append)
+
+    for _ in range(20):
+        for node in growing.members:
+            node.runtime.enter(partial(ask, node))
+            growing.pass_ms(asked_after_ms)
+        growing.pass_ms(300)
+    committed = growing.leader().group.configurations.committed
+    drained = [member.name for member in committed.members if member.is_drained]
+    assert len(drained) == 2
+    [last] = [node for node in growing.members if node.name not in drained]
+    one, other = drained
+    text = f"{one} is under maintenance itself; {other} is under maintenance itself"
+    assert set(refusals[last.name]) == {f"{last.name} goes on serving: nobody else can: {text}"}
+    assert leads(growing, last)
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_the_last_member_that_serves_is_neither_removed_nor_replaced(growing: Growing, is_up: bool) -> None:
     growing.add_fourth()
-    leader, others = growing.leader(), growing.followers()
-    drain(growing, *others)
+    growing.pass_ms(2_000)
+    last, *drained = growing.followers()[0], growing.leader(), *growing.followers()[1:]
+    drain(growing, *drained)
+    if not is_up:
+        last.end()
+        growing.pass_ms(5_000)
+    names = [node.name for node in drained]
+    expected = (
+        f"{last.name} stays a voter: {', '.join(sorted(names))} would go on, but under maintenance nobody serves "
+        f"clients: end that first (`qq revive {min(names)}`)"
+    )
+    changes = [remove(last)] if is_up else [remove(last), replace_(last)]
+    for change in changes:
+        assert growing.asked(drained[0], change) == expected
+    assert growing.asked(drained[0], MemberChange(Verb.REVIVE, min(names))) == ""
+    assert growing.asked(drained[0], changes[-1]) == ""
+
+
+def test_a_leader_is_removed_though_it_can_hand_over_only_to_members_under_maintenance(
+    growing: Growing,
+) -> None:
+    growing.add_fourth()
+    leader, low, *drained = growing.leader(), *growing.followers()
+    growing.pass_ms(2_000)
+    drain(growing, *drained)
+    low.group.alarms.own = lambda _now_s: Alarm.DISK
     growing.pass_ms(3_000)
     assert growing.leader() is leader
-    assert growing.asked(others[0], remove(leader)) == ""
+    assert growing.asked(drained[0], remove(leader)) == ""
     growing.stops(leader)
     growing.all_submit()
-    assert leads(growing, *others)
+    assert leads(growing, *drained)
 
 
 def test_who_asks_to_remove_a_leader_that_nobody_can_follow_is_told_so_and_stops_nobody(
@@ -147,7 +199,7 @@ def test_who_asks_to_remove_a_leader_that_nobody_can_follow_is_told_so_and_stops
     )
     assert count > 500
     assert refusals[0].startswith(
-        f"{leader.name} leads, and nobody could lead in its place: {others[0].name} has "
+        f"{leader.name} stays a voter: of {others[0].name}, {others[1].name} nobody could go on; {others[0].name} has "
     )
 
 

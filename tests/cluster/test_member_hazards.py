@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from test_group_members import Growing, remove, voters_of
+from test_group_members import Growing, id_of, remove, voters_of
 from test_group_timers import Alarms, Member
 
-from cluster.configuration import PeerAddress
+from cluster.configuration import MembershipRefused, PeerAddress
 from cluster.directory import GroupDirectory
 from cluster.envelope import VoteRequest, encode
 from cluster.identity import Owner
@@ -68,7 +68,9 @@ def test_who_has_the_only_other_copy_is_not_removed_before_somebody_else_has_it(
     index = leader.group.journal.last_index
     growing.pass_ms(3000)
     refusal = growing.asked(leader, remove(holder))
-    assert f"{behind.name} do not answer" in refusal, "2 of 2 would be needed, and one is away"
+    assert f"{behind.name} does not answer" in refusal, "2 of 2 would be needed, and one is away"
+    with pytest.raises(MembershipRefused, match=f"{behind.name} do not answer"):
+        leader.group.reconfiguration.propose(lambda held: held.without(holder.name, id_of(holder)))
     assert behind.group.journal.last_index < index
     parted.heal()
     growing.until(lambda: not leader.group.members.missed)

@@ -108,19 +108,22 @@ class _Group:
         self.flaws: dict[str, str] = {}
         """Why nodes are not fit to lead."""
         self.verdict = Verdict(True, "it may be stopped")
+        """What comes of looking at who goes on without a member, here and at the leader."""
         self.asked_to_lead: list[str | None] = []
         self.ignored_requests = 0
         """How many of the next requests to lead come to nothing."""
         self.configurations = SimpleNamespace(committed=trio())
         self.asked_to_change: list[MemberChange] = []
+        self.heard_after: int | None = None
+        """After how many changes that were asked for the verdict is a yes."""
+        self.unheard_configuration: Configuration | None = None
+        """One that the cluster has committed, and that this node applies before what is submitted now."""
         self.delayed_changes = 0
         """How many of the next changes of the members come to nothing."""
         self.statuses = SimpleNamespace(
             all=_statuses,
             why_not_lead=self.flaws.get,
             may_stop=self._judge,
-            may_leave=self._judge,
-            may_drain=self._judge,
             why_not_there={"n3": "n3 does not answer"}.get,
         )
         self.listeners: dict[PeerAddress, str] = {}
@@ -150,10 +153,18 @@ class _Group:
             return
         held = self.configurations.committed
         try:
+            if self.heard_after is not None and len(self.asked_to_change) > self.heard_after:
+                self.verdict = Verdict(True, "")
             is_raise = change.verb == Verb.FINISH_UPGRADE
-            self.configurations.committed = held.raised(8, b"c" * 16) if is_raise else change.step(held)
+            after = held.raised(8, b"c" * 16) if is_raise else change.step(held)
         except MembershipRefused as error:
-            refused(str(error))
+            refusal = str(error)
+        else:
+            if after is held or self.verdict.is_safe:
+                self.configurations.committed = after
+                return
+            refusal = self._judge(change.name).text
+        asyncio.get_running_loop().call_later(0.005, refused, refusal)  # another node leads
 
     def disk_failed(self, error: Exception) -> None:
         raise error
@@ -165,6 +176,7 @@ class _Group:
 
     def _apply(self, sequence: int, payload: Any) -> None:
         index = sequence + 1
+        self.configurations.committed = self.unheard_configuration or self.configurations.committed
         unheard, self.unheard = self.unheard, []
         self.machine.apply_batch("n2", index, 0, 0, b"".join(encode_batch(unheard, [])))
         entry = self.entries[index] = make_entry(0, [make_batch("n1", 1, sequence, payload)])

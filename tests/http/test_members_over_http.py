@@ -91,8 +91,9 @@ def test_a_member_is_removed_by_its_directory_and_only_if_the_others_go_on(
     group = node.management.group
     group.verdict = Verdict(False, "no majority")
     assert refusal(node.api(f"{MEMBERS}/n3?id={hexed('n3')}", "DELETE")) == (409, "n3: no majority")
-    assert group.asked_to_change == []
+    assert len(group.asked_to_change) > 1, "what the leader knows may be a second old"
     group.verdict = Verdict(True, "")
+    assert member(node, "n3")["role"] == "voter"
     status, reason = refusal(node.api(f"{MEMBERS}/n3?id={hexed('n2')}", "DELETE"))
     assert (status, "another data directory by now" in reason) == (409, True)
     for _ in range(2):
@@ -120,6 +121,9 @@ def test_a_lost_directory_is_replaced_and_the_next_one_awaited(node: Node[FakeMa
     assert member(node, "n3")["role"] == "awaited"
     expected = "n3 has not come yet: start it at 10.0.0.1:3 with `qq serve --join`"
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, expected)
+    node.management.group.listeners[PeerAddress("10.0.0.1", 3)] = "n9"
+    expected = "n3 is not at 10.0.0.1:3: another one listens there"
+    assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == (503, expected)
     assert len(node.management.group.asked_to_change) == 1
 
 
@@ -131,6 +135,9 @@ def test_a_learner_is_waited_for(node: Node[FakeManagement]) -> None:
     expected = (503, "n2 is given the log, and lacks 7 entries")
     assert refusal(node.api(f"{MEMBERS}/n2/promote", "POST")) == expected
     expected = (503, "n3 does not answer")
+    assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == expected
+    group.listeners[PeerAddress("10.0.0.1", 3)] = "n9"
+    expected = (503, "n3 is not at 10.0.0.1:3: another one listens there")
     assert refusal(node.api(f"{MEMBERS}/n3/promote", "POST")) == expected
     assert node.api(f"{MEMBERS}/n1/promote", "POST").status == 200
 
@@ -187,7 +194,38 @@ def test_maintenance_is_waited_for_until_the_clients_have_gone(node: Node[FakeMa
         "n1 still leads: nobody else can take over",
     )
     management.group.verdict = Verdict(False, "nobody else can")
-    assert refusal(node.api(f"{MEMBERS}/n2/drain", "PUT")) == (409, "n2: nobody else can")
+    for wait in ("", "?wait=0.1"):
+        assert refusal(node.api(f"{MEMBERS}/n2/drain{wait}", "PUT")) == (409, "n2: nobody else can"), wait
+
+
+def test_a_change_is_made_though_the_leader_has_not_heard_yet_that_it_does_no_harm(
+    node: Node[FakeManagement],
+) -> None:
+    group = node.management.group
+    group.verdict = Verdict(False, "n2 does not answer")
+    group.heard_after = 2
+    assert node.api(f"{MEMBERS}/n3/drain", "PUT").status == 200
+    assert len(group.asked_to_change) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [("n9/drain", "PUT"), ("n9/drain", "DELETE"), ("n9/promote", "POST")]
+)
+def test_who_is_no_member_is_not_waited_for(
+    node: Node[FakeManagement], monkeypatch: pytest.MonkeyPatch, path: str, method: str
+) -> None:
+    monkeypatch.setattr(members, "PATIENCE_S", 60.0)
+    expected = (404, "there is no member 'n9'; the members are n1, n2, n3")
+    assert refusal(node.api(f"{MEMBERS}/{path}", method)) == expected
+    assert node.management.group.asked_to_change == []
+
+
+def test_who_was_added_a_moment_ago_is_known_when_this_node_has_caught_up(node: Node[FakeManagement]) -> None:
+    group = node.management.group
+    held = group.configurations.committed
+    group.unheard_configuration = held.added("n4", PeerAddress("h4", 7))
+    status, reason = refusal(node.api(f"{MEMBERS}/n4/promote", "POST"))
+    assert (status, reason.startswith("n4 has not come yet")) == (503, True)
 
 
 def test_an_upgrade_is_finished_up_to_what_the_node_can_run(node: Node[FakeManagement]) -> None:

@@ -448,6 +448,14 @@ class LeadsUnderMaintenance(Group):
         self.leadership.leave_for_maintenance = lambda: None
 
 
+class ChangesMembersUnjudged(Group):
+    """A leader makes each change of the members that is possible, whoever is left."""
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        self.reconfiguration._judged = lambda change, before: change.step(before)
+
+
 def go_by_the_list_in_the_file(bootstrap: Bootstrap, index: int) -> None:
     """In place of `Bootstrap.find_configurations`: the node's list counts from each start on, until the log has one."""
     find_configurations(bootstrap, index)
@@ -1000,6 +1008,7 @@ HAZARDS = [
         shown_by=0,
     ),
     Hazard(Parts(network=LinksAnybody), BACKUPS, 5, "members have lost their logs", shown_by=0),
+    Hazard(Parts(group=ChangesMembersUnjudged), DRAINS, 20, "are all under maintenance", shown_by=0),
     Hazard(Parts(group=LeadsUnderMaintenance), DRAINS, 20, "has not converged", shown_by=0),
     Hazard(Parts(network=SendsTwoInTheWrongOrder), None, 20, "has not converged", shown_by=2),
     Hazard(Parts(network=LosesFrames), None, 20, "has not converged", shown_by=0),

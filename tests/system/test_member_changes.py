@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pika.exceptions
@@ -218,8 +219,18 @@ def test_a_node_under_maintenance_leads_nothing_and_its_clients_go_elsewhere(tmp
 def test_nodes_under_maintenance_lead_where_nobody_else_is_left(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, {"limits": {"drain_grace_s": 0.1}}) as cluster:
         first, second, third = cluster.nodes
-        for node in (first, second):
-            done(third, "drain", node.name)
+        with ThreadPoolExecutor() as commands:
+            ends = list(commands.map(lambda node: qq(node, "drain", node.name), cluster.nodes))
+        assert sorted(status for status, _, _ in ends) == [0, 0, 1]
+        [(_, _, refused)] = [end for end in ends if end[0]]
+        assert "goes on serving: nobody else can: " in refused
+        [last] = [node for node in cluster.nodes if not members(first)[node.name]["drained"]]
+        for command in (["member", "remove", last.name], ["check", "safe-to-stop", "--node", last.name]):
+            status, output, errors = qq(first, *command)
+            assert (status, "under maintenance nobody serves clients" in output + errors) == (1, True)
+        if last is not third:
+            done(first, "revive", third.name)
+            done(first, "drain", last.name)
         assert cluster.leader() is third
         third.kill()
         assert cluster.leader() in (first, second)
