@@ -18,6 +18,7 @@ from cluster.fitness import (
     may_stop,
     successors,
     why_cannot_lead,
+    why_log_is_obsolete,
     why_not_all,
     why_not_lead,
 )
@@ -125,6 +126,13 @@ class Statuses:
     def may_leave(self, name: str) -> Verdict:
         """Whether the others go on when this member is none any more, as far as is known here."""
         return may_leave(name, self._configurations.membership, self.known())
+
+    def why_log_is_obsolete(self, durable_bytes: int, synced_index: int) -> str | None:
+        """Why this node, whose disk is full, may be without its log; None if it may not (`fitness`)."""
+        membership = self._configurations.membership
+        return why_log_is_obsolete(
+            self._name, self._leader(), membership, self.known(), durable_bytes, synced_index
+        )
 
     def may_drain(self, name: str) -> Verdict:
         """Whether the others can lead and serve clients in place of this member, as far as is known here."""
