@@ -166,7 +166,7 @@ class Status(NamedTuple):
     alarm: int
     """What it is low on: an `Alarm`, as a number."""
     time_ms: int
-    """The cluster's time as it knows it, in milliseconds."""
+    """The cluster's time as it knows it, in milliseconds; 0 while it hears no majority, or has no vote."""
     wall_ms: int
     """Its wall clock, in milliseconds since 1970."""
     steady_ms: int

@@ -191,6 +191,16 @@ def may_drain(name: str, membership: Membership, drained: Collection[str], known
     return Verdict(False, f"{name} goes on serving: nobody else can: {reasons or 'it is the only voter'}")
 
 
+def why_nothing_is_stored(name: str, membership: Membership, known: Known) -> str | None:
+    """Why this member, or the cluster, stores nothing for want of space, in words for operators; None if it does."""
+    full = sorted(other for other, status in known.items() if status is not None and _has_full_disk(status))
+    if name in full:
+        return "the node's disk is full: it goes on when there is space"
+    if full and not membership.has_majority_without(full):
+        return f"the disks of too many nodes are full: {', '.join(full)}: the cluster goes on when there is space"
+    return None
+
+
 def why_log_is_obsolete(
     name: str, leader: str | None, membership: Membership, known: Known, durable_bytes: int, synced_index: int
 ) -> str | None:

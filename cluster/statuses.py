@@ -21,6 +21,7 @@ from cluster.fitness import (
     why_log_is_obsolete,
     why_not_all,
     why_not_lead,
+    why_nothing_is_stored,
 )
 from cluster.peers import MemberStatus, member_status
 
@@ -126,6 +127,10 @@ class Statuses:
     def may_leave(self, name: str) -> Verdict:
         """Whether the others go on when this member is none any more, as far as is known here."""
         return may_leave(name, self._configurations.membership, self.known())
+
+    def why_nothing_is_stored(self) -> str | None:
+        """Why this node, or the cluster, stores nothing for want of space; None if it does."""
+        return why_nothing_is_stored(self._name, self._configurations.membership, self.known())
 
     def why_log_is_obsolete(self, durable_bytes: int, synced_index: int) -> str | None:
         """Why this node, whose disk is full, may be without its log; None if it may not (`fitness`)."""

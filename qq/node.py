@@ -507,7 +507,7 @@ class Node:
             delays=DelayMetrics(
                 self._loop_delays, self.disk.write_times, self.broker.submissions.commit_times
             ),
-            clock_offset_s=(own.clock_offset_ms or 0) / 1000,
+            clock_offset_s=None if own.clock_offset_ms is None else own.clock_offset_ms / 1000,
             queues=len(queues),
             messages_ready=sum(queue.ready for queue in queues),
             messages_unacked=sum(queue.unacked for queue in queues),
@@ -526,8 +526,9 @@ class Node:
             return self.links.why_not_joined or under_repair
         if self.group.leader is None:
             return "no leader is known: fewer than a majority of the nodes are up"
-        if not self._is_serving and self.group.journal.full:
-            return "the node's disk is full: it goes on when there is space"
+        without_space = self.group.statuses.why_nothing_is_stored()
+        if without_space is not None:
+            return without_space
         if not self._is_serving:
             return "the node is catching up with the cluster"
         return None
