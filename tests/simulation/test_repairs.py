@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -12,8 +13,10 @@ import pytest
 
 from chaos.sim.checks import ViolationError
 from chaos.sim.cluster import LOG, Options, SimulatedNode
+from chaos.sim.disk import ProcessEnds
 from chaos.sim.ledger import Ledger
 from chaos.sim.run import Simulation
+from cluster.directory import OBSOLETE
 from cluster.log.hardstate import Standing
 from cluster.log.journal import SegmentedJournal
 from cluster.log.segment import CorruptJournal
@@ -277,3 +280,34 @@ def test_a_log_without_space_is_kept_while_the_others_are_no_majority() -> None:
     world.run_until(world.now_s + 20.0, stop=cluster.settled)
     assert cluster.settled(), cluster.describe()
     assert leader.up
+
+
+@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_a_log_is_given_up_as_a_whole_whenever_the_process_ends(steps: int, power_loss: bool) -> None:
+    simulation = running()
+    world, checks, cluster = simulation.world, simulation.checks, simulation.cluster
+    _, follower, _ = leader_first(simulation)
+    directory = follower.group.stopping._directory
+    checks.gave_log_up(follower)
+    follower.disk.end_process_after(steps)
+    with suppress(ProcessEnds):
+        directory.give_up_log()
+    follower.disk.spare_process()
+    follower.end(power_loss=power_loss)
+    follower.start()
+    assert f"{directory.path}/{OBSOLETE}" not in follower.disk.directories
+    world.run_until(world.now_s + 20.0, stop=lambda: follower.standing is Standing.VOTER)
+    simulation.workload.stop()
+    world.run_until(world.now_s + 10.0, stop=cluster.settled)
+    assert cluster.settled(), cluster.describe()
+    checks.check_agreement()
+
+
+def test_it_is_found_if_a_log_is_given_up_that_somebody_needs() -> None:
+    simulation = running()
+    _, follower, other = leader_first(simulation)
+    lose_directory(simulation, other)
+    other.start()
+    with pytest.raises(ViolationError, match="has given its log up, and only"):
+        simulation.checks.gave_log_up(follower)
